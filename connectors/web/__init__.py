@@ -1,4 +1,5 @@
-"""The HTTP client for sources: waits when told to, keeps credentials at home, and asks no address it may not ask."""
+"""The HTTP client for sources: obeys rate limits, sends credentials to the configured address only, and connects to
+permitted addresses only."""
 
 from connectors.web.client import Web
 from connectors.web.errors import Answered, Denied, Forbidden, Missing, Rejected, TooLarge

@@ -1,4 +1,4 @@
-"""The HTTP client for sources: requests, redirects, retries, and bodies that are decoded within a limit of size."""
+"""The HTTP client for sources: requests, redirects, retries, and bodies that are decoded up to a limit of size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipeline.core.retry import backoff, retry_after_seconds
 from pipeline.observability.tracing import trace_source_request
 
 ACCEPT_ENCODING = "gzip"
-"""The only one that we ask for and decode: with a bound on what one step may unfold."""
+"""The only encoding that is requested and decoded, in steps of bounded size."""
 ERROR_BYTES = 64 * 1024
 _STEP = 256 * 1024
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
@@ -37,7 +37,8 @@ _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/(javas
 
 
 async def parts(response: httpx.Response, where: str, limit: int) -> AsyncIterator[bytes]:
-    """Raises TooLarge as soon as it is certain, Retryable for a body that was cut or does not decode."""
+    """Yield the decoded body. Raises TooLarge as soon as it is certain, and Retryable for a body that was cut off or
+    does not decode."""
     length = response.headers.get("content-length", "")
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
@@ -64,7 +65,7 @@ def too_large(where: str, limit: int) -> TooLarge:
 
 
 class Gunzip:
-    """Decodes in steps of at most ``_STEP`` bytes, however much a piece unfolds to."""
+    """Decodes gzip in steps of at most ``_STEP`` bytes, whatever the ratio of compression."""
 
     def __init__(self) -> None:
         self._decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
@@ -72,7 +73,7 @@ class Gunzip:
 
     @property
     def complete(self) -> bool:
-        """Whether the end that gzip writes was seen. An empty body is one, too."""
+        """Whether the end of the gzip stream was read. An empty body is complete, too."""
         return self._decoder.eof or not self._fed
 
     def feed(self, raw: bytes) -> Iterator[bytes]:
@@ -92,30 +93,30 @@ async def read(response: httpx.Response, where: str, limit: int) -> bytes:
 
 
 def media_type(response: httpx.Response) -> str:
-    """In lower case, without parameters; empty where there is none."""
+    """Return the media type in lower case, without parameters; empty if the response has none."""
     value: str = response.headers.get("content-type", "")
     return value.partition(";")[0].strip().lower()
 
 
 async def read_json(response: httpx.Response, where: str, limit: int) -> Any:
-    """None for an empty 204. Raises Retryable for anything but JSON."""
+    """Return the JSON of a response, or None for a 204. Raises Retryable for anything but JSON."""
     if response.status_code == 204:
         return None
     kind = media_type(response)
     if kind and kind != "application/json" and not kind.endswith("+json") and kind != "text/json":
-        raise Retryable(f"{where} answered with {_shown(kind)} instead of JSON: is there a login page or a proxy?")
+        raise Retryable(f"{where} answered with {_printable(kind)} instead of JSON: is there a login page or a proxy?")
     data = await read(response, where, limit)
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        pass  # its text and its chain would hold the body
+        pass  # the error's text and its chain would hold the body
     raise Retryable(f"{where} answered with something that is not JSON, or was cut off")
 
 
 async def read_text(response: httpx.Response, where: str, limit: int) -> str:
     kind = media_type(response)
     if kind and not _TEXTUAL.fullmatch(kind):
-        raise Retryable(f"{where} answered with {_shown(kind)} instead of text")
+        raise Retryable(f"{where} answered with {_printable(kind)} instead of text")
     data = await read(response, where, limit)
     try:
         return data.decode(response.charset_encoding or "utf-8", "replace")
@@ -123,34 +124,34 @@ async def read_text(response: httpx.Response, where: str, limit: int) -> str:
         return data.decode("utf-8", "replace")
 
 
-def _shown(kind: str) -> str:
+def _printable(kind: str) -> str:
     return kind if re.fullmatch(r"[a-z0-9.+\-]{1,40}/[a-z0-9.+\-]{1,80}", kind) else "an unknown type"
 
 
 async def error_code(response: httpx.Response) -> str | None:
-    """The vendor's short word in an error's body, wherever the usual vendors put it. Never one that we sent."""
+    """Return the vendor's error code from the body of an error, or None. Never a text that the request itself holds."""
     try:
-        found = _code_in(json.loads(await read(response, "", ERROR_BYTES)))
+        code = _code_in(json.loads(await read(response, "", ERROR_BYTES)))
     except (ValueError, RecursionError, TooLarge, Retryable, httpx.HTTPError):
         return None
     sent = str(response.request.url) + " ".join(response.request.headers.values())
-    return None if found is None or found in sent else found
+    return None if code is None or code in sent else code
 
 
-def _code_in(answer: Any) -> str | None:
-    """Google: error.errors[0].reason, error.status. Atlassian: errors[0].code, code. Slack and OAuth: error. Others:
-    errorCode, code, type."""
-    if not isinstance(answer, dict):
+def _code_in(body: Any) -> str | None:
+    """Find the error code where vendors put it. Google: error.errors[0].reason, error.status. Atlassian:
+    errors[0].code, code. Slack and OAuth: error. Others: errorCode, code, type."""
+    if not isinstance(body, dict):
         return None
-    inner = answer.get("error")
+    inner = body.get("error")
     first: Any = None
-    for holder in (inner, answer):
-        if isinstance(holder, dict) and isinstance(holder.get("errors"), list) and holder["errors"]:
-            first = first or holder["errors"][0]
+    for part in (inner, body):
+        if isinstance(part, dict) and isinstance(part.get("errors"), list) and part["errors"]:
+            first = first or part["errors"][0]
     places = [first.get(name) for name in ("reason", "code")] if isinstance(first, dict) else []
     if isinstance(inner, dict):
         places += [inner.get("status"), inner.get("code"), inner.get("type")]
-    places += [inner, answer.get("errorCode"), answer.get("code"), answer.get("type")]
+    places += [inner, body.get("errorCode"), body.get("code"), body.get("type")]
     return next((place for place in places if isinstance(place, str) and _CODE.fullmatch(place)), None)
 
 
@@ -159,7 +160,7 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
-# httpx writes every URL at INFO, httpcore every header of an answer at DEBUG: addresses and cookies are secrets.
+# httpx logs every URL at INFO, httpcore every header of a response at DEBUG: addresses and cookies are secrets.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 logging.getLogger("httpcore").setLevel(logging.INFO)
 
@@ -168,7 +169,7 @@ Read = Callable[[httpx.Response, str], Awaitable[T]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class _Ask:
+class _Request:
     method: str
     url: httpx.URL
     headers: Mapping[str, str]
@@ -180,12 +181,12 @@ class _Ask:
 
 
 class Web:
-    """Asks a source and waits out its 429 and 5xx. Safe to share between tasks: they share its pace.
+    """Sends requests to a source and waits out its 429 and 5xx. Tasks may share a client; they then share its pace.
 
     Every method raises Missing (404, 410), Denied (401, 403), Rejected (another status that is not ``ok``), TooLarge,
-    Forbidden (an address that may not be asked), Deferred (429, a spent budget) and Retryable (5xx, no answer, cut
-    or wrong answers), the last two with ``retry_after`` and after at most ``limits.patience_seconds`` of trying. So
-    every request must be one that may be repeated.
+    Forbidden (an address that is not permitted), Deferred (429, a spent budget) and Retryable (5xx, no response, a
+    response that is cut off or wrong), the last two with ``retry_after`` and after at most ``limits.patience_seconds``
+    of attempts. Every request must therefore be safe to repeat.
 
     Credentials (``headers``, ``auth``) go to the scheme, host and port of ``base_url`` alone.
     """
@@ -203,9 +204,9 @@ class Web:
         ssl_context: ssl.SSLContext | None = None,
         on_throttled: Callable[[str, float], None] | None = None,
     ) -> None:
-        """base_url: paths are put behind it; it may be private. also: see ``addresses.Hosts``. name: the connector's,
-        for messages and metrics. resolver, ssl_context: for tests and for certificates of a company. Raises
-        Misconfigured."""
+        """base_url: the prefix of all paths; its address may be private. also: further hosts, see ``transport.Hosts``.
+        name: the connector's, for messages and metrics. resolver, ssl_context: for tests, and for a company's own
+        certificates. Raises Misconfigured."""
         self.name = name
         self._base = _parsed(base_url)
         if self._base is None or self._base.scheme not in ("http", "https") or not self._base.host:
@@ -221,7 +222,7 @@ class Web:
         self._client = httpx.AsyncClient(
             transport=Guarded(self._hosts, resolver, ssl_context or httpx.create_ssl_context(), 2 * limits.parallel),
             headers={"user-agent": "penstock", "accept": "*/*", "accept-encoding": ACCEPT_ENCODING},
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # a cookie is a credential that roams
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none: a cookie is a credential
             timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
             trust_env=False,
         )
@@ -230,7 +231,7 @@ class Web:
         return f"Web({self.name!r}, {self._hosts.base})"
 
     def _sendable(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Here and not in the library, whose exceptions quote the value."""
+        """Check the headers here, because the exceptions of the library quote their values."""
         if any(not (text.isascii() and text.isprintable()) for pair in headers.items() for text in pair):
             raise Misconfigured(f"{self.name}: a header holds a letter that HTTP cannot carry: check the credential")
         return dict(headers)
@@ -250,10 +251,13 @@ class Web:
         ok: Collection[int] = (200,),
         bucket: str | None = None,
     ) -> Any:
-        """params: merged into the address's own query. data: a form. headers: besides the client's, and to the base
-        host alone. bucket: what the source counts by itself (Slack: the method); a 429 there holds its requests only.
+        """Send a request and return its JSON.
+
+        params: merged into the address's own query. data: a form. headers: in addition to the client's, and sent to the
+        base address alone. bucket: what the source limits separately (Slack: the method); a 429 there delays only the
+        requests of the same bucket.
         """
-        ask = self._ask(
+        request = self._request(
             method,
             path_or_url,
             params,
@@ -264,7 +268,7 @@ class Web:
             bucket=bucket,
             seconds=self._limits.request_seconds,
         )
-        return await self._run(ask, lambda response, where: read_json(response, where, self._limits.answer_bytes))
+        return await self._run(request, lambda response, where: read_json(response, where, self._limits.answer_bytes))
 
     async def text(
         self,
@@ -278,8 +282,8 @@ class Web:
         ok: Collection[int] = (200,),
         bucket: str | None = None,
     ) -> str:
-        """As ``json``; the text in the charset that the answer names, UTF-8 else; bytes that are none are replaced."""
-        ask = self._ask(
+        """Like ``json``, but returns text, decoded by the response's charset or UTF-8; invalid bytes are replaced."""
+        request = self._request(
             method,
             path_or_url,
             params,
@@ -290,7 +294,7 @@ class Web:
             bucket=bucket,
             seconds=self._limits.request_seconds,
         )
-        return await self._run(ask, lambda response, where: read_text(response, where, self._limits.answer_bytes))
+        return await self._run(request, lambda response, where: read_text(response, where, self._limits.answer_bytes))
 
     async def download(
         self,
@@ -302,9 +306,9 @@ class Web:
         headers: Mapping[str, str] | None = None,
         bucket: str | None = None,
     ) -> str:
-        """The whole body as the file ``to``, which is there only once it is complete. Returns its media type, in lower
-        case, or ``""``."""
-        ask = self._ask(
+        """Write the whole body to the file ``to``, which appears only when it is complete. Returns its media type in
+        lower case, or ``""``."""
+        request = self._request(
             "GET",
             path_or_url,
             params,
@@ -329,9 +333,9 @@ class Web:
                 part.unlink(missing_ok=True)
             return media_type(response)
 
-        return await self._run(ask, save)
+        return await self._run(request, save)
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path_or_url: str,
@@ -343,15 +347,15 @@ class Web:
         ok: Collection[int],
         bucket: str | None,
         seconds: float,
-    ) -> _Ask:
+    ) -> _Request:
         base = str(self._base).rstrip("/")
         url = _parsed(path_or_url if _ABSOLUTE.match(path_or_url) else f"{base}/{path_or_url.removeprefix('/')}")
         if url is None:
-            raise Forbidden(f"{self.name}: something that is no address is not asked")
+            raise Forbidden(f"{self.name}: the address of a request is not valid: nothing was sent")
         if params:
             url = url.copy_merge_params({key: value for key, value in params.items() if value is not None})
         self._hosts.check(url)
-        return _Ask(
+        return _Request(
             method=method.upper(),
             url=url,
             headers=self._sendable(headers),
@@ -362,17 +366,17 @@ class Web:
             gates=self._pace.gates(origin(url).host, bucket),
         )
 
-    async def _run(self, ask: _Ask, read: Read[T]) -> T:
-        """Attempts, until one succeeds or patience ends. Waiting for a place among our own tasks costs no patience."""
+    async def _run(self, request: _Request, read: Read[T]) -> T:
+        """Try until an attempt succeeds or patience ends. Waiting for a place among our own tasks costs no patience."""
         spent, attempt = 0.0, 0
         while True:
-            spent += await self._open(ask.gates, spent)
-            async with self._pace.place(ask.gates) as is_open:
+            spent += await self._open(request.gates, spent)
+            async with self._pace.place(request.gates) as is_open:
                 if not is_open:
                     continue
                 started = time.monotonic()
                 try:
-                    return await self._attempt(ask, read)
+                    return await self._attempt(request, read)
                 except Retryable as error:
                     failure = error
                 spent += time.monotonic() - started
@@ -384,7 +388,7 @@ class Web:
                 random=random.random(),  # noqa: S311 — jitter, no secret
             )
             if isinstance(failure, Deferred):
-                self._close(ask.gates, wait, refused=True)
+                self._close(request.gates, wait, refused=True)
             if spent + wait > self._limits.patience_seconds:
                 failure.retry_after = wait
                 raise failure
@@ -394,7 +398,7 @@ class Web:
             attempt += 1
 
     async def _open(self, gates: Sequence[Gate], spent: float) -> float:
-        """Waits until the gates are open. Returns the seconds slept. Raises Deferred where that would take too long."""
+        """Wait until the gates are open. Returns the seconds slept. Raises Deferred if that would take too long."""
         slept = 0.0
         while (left := max(gate.left() for gate in gates)) > 0:
             if spent + slept + left > self._limits.patience_seconds:
@@ -407,79 +411,83 @@ class Web:
         if added := gates[-1].close(min(seconds, self._limits.max_pause_seconds), refused=refused):
             self._on_throttled(self.name, added)
 
-    async def _attempt(self, ask: _Ask, read: Read[T]) -> T:
-        where = f"{self.name}: {origin(ask.url)}"
+    async def _attempt(self, request: _Request, read: Read[T]) -> T:
+        where = f"{self.name}: {origin(request.url)}"
         try:
-            async with asyncio.timeout(ask.seconds):
-                return await self._follow(ask, read)
+            async with asyncio.timeout(request.seconds):
+                return await self._follow(request, read)
         except TimeoutError as error:
-            raise Retryable(f"{where} did not answer to the end within {ask.seconds:g} s") from error
+            raise Retryable(f"{where} did not answer to the end within {request.seconds:g} s") from error
         except httpx.TransportError as error:
             raise Retryable(f"{where} gave no answer: {str(error)[:200]}") from error
 
-    async def _follow(self, ask: _Ask, read: Read[T]) -> T:
-        url, trusted = ask.url, True
+    async def _follow(self, request: _Request, read: Read[T]) -> T:
+        url, trusted = request.url, True
         for _ in range(MAX_REDIRECTS + 1):
             self._hosts.check(url)
-            # Once away from home, the way back is somebody else's idea: no credential goes along it.
+            # After a redirect to another host no credential is sent, not even back to the base address.
             trusted = trusted and self._hosts.is_base(url)
-            headers = {**self._headers, **ask.headers} if trusted else {}
-            request = self._client.build_request(ask.method, url, headers=headers, json=ask.json, data=ask.data)
-            with trace_source_request(self.name, ask.method, url.host) as measured:
-                measured.sent = len(request.content)
-                response = await self._client.send(request, auth=self._auth if trusted else None, stream=True)
+            headers = {**self._headers, **request.headers} if trusted else {}
+            outgoing = self._client.build_request(
+                request.method, url, headers=headers, json=request.json, data=request.data
+            )
+            with trace_source_request(self.name, request.method, url.host) as measured:
+                measured.sent = len(outgoing.content)
+                response = await self._client.send(outgoing, auth=self._auth if trusted else None, stream=True)
                 measured.facts["http.response.status_code"] = response.status_code
                 try:
                     if response.status_code in REDIRECTS and LOCATION in response.extensions:
-                        url = self._target(ask, url, response)
+                        url = self._target(request, url, response)
                         continue
-                    return await self._answer(ask, response, f"{self.name}: {origin(url)}", read)
+                    return await self._answer(request, response, f"{self.name}: {origin(url)}", read)
                 finally:
                     measured.received = response.num_bytes_downloaded
                     await response.aclose()
-        raise Forbidden(f"{self.name}: {origin(ask.url)} redirects more than {MAX_REDIRECTS} times")
+        raise Forbidden(f"{self.name}: {origin(request.url)} redirects more than {MAX_REDIRECTS} times")
 
-    def _target(self, ask: _Ask, url: httpx.URL, response: httpx.Response) -> httpx.URL:
+    def _target(self, request: _Request, url: httpx.URL, response: httpx.Response) -> httpx.URL:
         where = f"{self.name}: {origin(url)}"
-        if ask.method not in ("GET", "HEAD"):
-            raise Forbidden(f"{where} redirects a {ask.method}: not followed; does base_url name the right address?")
+        if request.method not in ("GET", "HEAD"):
+            raise Forbidden(
+                f"{where} redirects a {request.method}: not followed; does base_url name the right address?"
+            )
         target = _parsed(response.extensions[LOCATION], base=url)
         if target is None:
             raise Forbidden(f"{where} redirects to something that is no address")
         return target
 
-    async def _answer(self, ask: _Ask, response: httpx.Response, where: str, read: Read[T]) -> T:
+    async def _answer(self, request: _Request, response: httpx.Response, where: str, read: Read[T]) -> T:
         status, now = response.status_code, datetime.now(UTC)
         pause = budget_pause(response.headers, now=now)
         if pause:
-            self._close(ask.gates, pause, refused=False)
-        if status in ask.ok:
-            for gate in ask.gates:
-                gate.passed()
+            self._close(request.gates, pause, refused=False)
+        if status in request.ok:
+            for gate in request.gates:
+                gate.record_success()
             return await read(response, where)
         code = await error_code(response)
         after = retry_after_seconds(response.headers, now=now)
         after = None if after is None else min(after, self._limits.max_pause_seconds)
-        said = f"answered {status}" + (f" ({code})" if code else "")
+        summary = f"answered {status}" + (f" ({code})" if code else "")
         if status == 429 or (status == 403 and (code in THROTTLE_CODES or after is not None or pause)):
             pause = None if pause is None else min(pause, self._limits.max_pause_seconds)
-            raise Deferred(f"{where} {said}: too many requests", retry_after=after if after is not None else pause)
+            raise Deferred(f"{where} {summary}: too many requests", retry_after=after if after is not None else pause)
         if status == 503 and after is not None:
-            self._close(ask.gates, after, refused=True)
+            self._close(request.gates, after, refused=True)
         else:
-            for gate in ask.gates:
-                gate.passed()
+            for gate in request.gates:
+                gate.record_success()
         if status >= 500 or status in (408, 425):
-            raise Retryable(f"{where} {said}", retry_after=after)
+            raise Retryable(f"{where} {summary}", retry_after=after)
         if status in (404, 410):
-            raise Missing(f"{where} {said}: there is nothing, or not for us", status=status, code=code)
+            raise Missing(f"{where} {summary}: there is nothing, or not for us", status=status, code=code)
         if status in (401, 403):
-            raise Denied(f"{where} {said}: the credential is not taken, or not for this", status=status, code=code)
-        raise Rejected(f"{where} {said}: it will not take this request", status=status, code=code)
+            raise Denied(f"{where} {summary}: the credential is not taken, or not for this", status=status, code=code)
+        raise Rejected(f"{where} {summary}: it will not take this request", status=status, code=code)
 
 
 def _parsed(text: str, *, base: httpx.URL | None = None) -> httpx.URL | None:
-    """None for what is no address; the library's exception would quote it."""
+    """Return the URL, or None if it is not valid; the exception of the library would quote it."""
     try:
         return httpx.URL(text) if base is None else base.join(text).copy_with(fragment=None)
     except (httpx.InvalidURL, ValueError, TypeError):

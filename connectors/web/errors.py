@@ -1,5 +1,7 @@
-"""What asking a source can end with, besides Retryable, Deferred and Misconfigured. No text quotes a URL's path or
-query, a header or a body: any of them may hold a secret."""
+"""The errors of a request to a source, besides Retryable, Deferred and Misconfigured.
+
+No text quotes a URL's path or query, a header or a body: any of them may hold a secret.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +9,29 @@ from pipeline.core.errors import PenstockError
 
 
 class Answered(PenstockError):
-    """The source answered, and not with what was asked for."""
+    """The source responded with an error."""
 
     def __init__(self, message: str, *, status: int, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
-        """The vendor's own short word for it, where its answer holds one; at most 64 letters, digits and ``_.-``."""
+        """The vendor's own error code, if the response holds one: at most 64 letters, digits and ``_.-``."""
 
 
 class Missing(Answered):
-    """404 or 410: there is no such thing, or not for us."""
+    """404 or 410: the resource does not exist, or is hidden from this credential."""
 
 
 class Denied(Answered):
-    """401 or 403: the credential is not taken, or not for this."""
+    """401 or 403: the credential is not accepted, or lacks a permission."""
 
 
 class Rejected(Answered):
-    """Any other answer of the 4xx kind, or one outside of ``ok``: this request, as it is, never works."""
+    """Any other 4xx status, or one that is not in ``ok``: this request can never succeed as it is."""
 
 
 class TooLarge(PenstockError):
-    """The answer is larger than ``limit`` bytes, decoded."""
+    """The decoded body is larger than ``limit`` bytes."""
 
     def __init__(self, message: str, *, limit: int) -> None:
         super().__init__(message)
@@ -37,4 +39,5 @@ class TooLarge(PenstockError):
 
 
 class Forbidden(PenstockError):
-    """An address that this client may not ask: no configured host, not https, or not a public address."""
+    """A request to this address is not permitted: the host is not configured, or the address is not https or not
+    public."""

@@ -1,6 +1,6 @@
-"""Rate limits of sources: what the headers of a response say, and the waiting that all tasks of a client share.
+"""Rate limits of sources: reads the headers of a response, and makes all tasks of a client wait together.
 
-After a rejection all tasks of one client wait, and they do not return at the same moment.
+After a 429 all tasks of one client wait, and they do not continue at the same moment.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ THROTTLE_CODES = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 """Google answers 403 with these reasons where others answer 429 (developers.google.com/drive/api/guides/handle-errors).
 """
 _EPOCH = 1_000_000_000
-"""A smaller number is seconds from now, a larger one seconds since 1970."""
+"""A reset below this is in seconds from now; one above it is in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long, how much and how many at a time."""
+    """The limits of a client."""
 
     patience_seconds: float = 60.0
-    """Of one call: waits and failed attempts together; what would take longer is left to the caller's own wait."""
+    """For one call, waits and failed attempts together; a call that needs more raises, and its caller waits."""
     max_pause_seconds: float = 3600.0
-    """The longest pause that a source can impose: the longest budget of a vendor that we know renews every hour."""
+    """The longest pause that a source can impose: the longest known budget of a vendor renews every hour."""
     request_seconds: float = 60.0
-    """One attempt at ``json`` or ``text``, from connecting to the last byte."""
+    """For one attempt at ``json`` or ``text``, from connecting to the last byte."""
     download_seconds: float = 300.0
-    """One attempt at ``download``."""
+    """For one attempt at ``download``."""
     answer_bytes: int = 32 * 1024 * 1024
-    """Of ``json`` and ``text``, decoded."""
+    """The largest decoded body of ``json`` and ``text``."""
     parallel: int = 8
-    """Requests at the same time."""
+    """Concurrent requests."""
     backoff_base_seconds: float = 0.5
     backoff_cap_seconds: float = 15.0
 
 
 def budget_pause(headers: Mapping[str, str], *, now: datetime) -> float | None:
-    """Seconds until the next request makes sense; None: nothing is said against one now.
+    """Return the seconds until the next request makes sense, or None if the headers do not ask for a pause.
 
     headers: case-insensitive. ``X-RateLimit-Remaining`` and ``-Reset`` (seconds since 1970, seconds from now, or an ISO
-    time as Atlassian has it), or the same without ``X-``. A spent budget without a readable reset: a second.
+    time as Atlassian sends it), or the same without ``X-``. A spent budget without a readable reset is a pause of
+    NEAR_LIMIT_SECONDS.
     """
     for prefix in ("x-ratelimit-", "ratelimit-"):
         if _number(headers.get(f"{prefix}remaining")) == 0:
@@ -81,63 +82,68 @@ def _number(value: str | None) -> float | None:
 
 
 throttled: ContextVar[Callable[[str, float], None]] = ContextVar("throttled", default=lambda name, seconds: None)
-"""Told the connector's name and by how many seconds a source has made it wait longer, each second once, however many
-tasks wait. Whoever runs sources sets it before making them (``penstock_source_throttled_seconds_total``)."""
+"""Called with the connector's name and the seconds by which a source has extended its wait; each second counts once,
+however many tasks wait. The runner sets it before it creates a source (``penstock_source_throttled_seconds_total``)."""
 
 
 class Gate:
-    """Law: nobody passes before ``until``; the first who passes after a refusal passes alone."""
+    """Law: no request passes while the gate is closed; after a refusal one request passes alone before the others."""
 
     def __init__(self) -> None:
-        self._until = 0.0
-        self._wary = False
+        self._closed_until = 0.0
+        """On time.monotonic()."""
+        self._was_refused = False
         self._alone = asyncio.Lock()
 
     def left(self) -> float:
-        """Seconds that it stays closed; 0 or less: open."""
-        return self._until - time.monotonic()
+        """Return the seconds for which it stays closed; 0 or less if it is open."""
+        return self._closed_until - time.monotonic()
 
     def close(self, seconds: float, *, refused: bool) -> float:
-        """refused: somebody was sent away; not only told that the budget is spent. Returns the seconds added."""
+        """Close the gate for at least so many seconds from now. Returns the seconds added.
+
+        refused: a request was refused, rather than answered with the news that the budget is spent.
+        """
         now = time.monotonic()
-        added = max(0.0, now + seconds - max(self._until, now))
-        self._until = max(self._until, now + seconds)
-        self._wary |= refused
+        added = max(0.0, now + seconds - max(self._closed_until, now))
+        self._closed_until = max(self._closed_until, now + seconds)
+        self._was_refused |= refused
         return added
 
-    def wary(self) -> bool:
-        """Whether somebody was sent away and nobody has passed since."""
-        return self._wary
+    def was_refused(self) -> bool:
+        """Whether a request was refused and none has been accepted since."""
+        return self._was_refused
 
-    def passed(self) -> None:
-        """Somebody was let in by the source."""
-        self._wary = False
+    def record_success(self) -> None:
+        """Record that the source has accepted a request."""
+        self._was_refused = False
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            if self.wary():
+            if self.was_refused():
                 await stack.enter_async_context(self._alone)
-                if not self.wary():  # whoever was alone before us came through
+                if not self.was_refused():  # the request that was alone before was accepted
                     await stack.aclose()
             yield
 
 
 class Pace:
-    """Gates by host and bucket. A request passes the gate of its host and the one of its bucket there."""
+    """The gates of a client, by host and bucket. A request passes the gate of its host, then that of its bucket."""
 
     def __init__(self, *, parallel: int) -> None:
         self._places = asyncio.Semaphore(parallel)
         self._gates: dict[tuple[str, str | None], Gate] = {}
 
     def gates(self, host: str, bucket: str | None) -> Sequence[Gate]:
-        """The last one is closed by what a request of this host and bucket is told."""
+        """Return the gates of a request; its response closes the last one."""
         keys = [(host, None)] if bucket is None else [(host, None), (host, bucket)]
         return [self._gates.setdefault(key, Gate()) for key in keys]
 
     @asynccontextmanager
     async def place(self, gates: Sequence[Gate]) -> AsyncIterator[bool]:
-        """Yields whether the gates are open, once there is a place. False: wait, and come again."""
+        """Wait for a place among the concurrent requests; yields whether the gates are open then. If they are closed,
+        the caller waits and tries again."""
         async with AsyncExitStack() as stack:
             for gate in gates:
                 await stack.enter_async_context(gate.turn())

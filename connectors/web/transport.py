@@ -19,7 +19,7 @@ from connectors.web.errors import Forbidden
 from pipeline.core.errors import Misconfigured
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""(host, port) → IP addresses in the order to try them. Raises OSError when the name does not resolve."""
+"""Resolves (host, port) to IP addresses, in the order to try them. Raises OSError when the name does not resolve."""
 
 PORTS = {"http": 80, "https": 443}
 
@@ -57,13 +57,13 @@ _UNICAST = ipaddress.ip_network("2000::/3")
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
-    """As the operating system resolves names."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    """Resolve a name as the operating system does."""
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in infos))
 
 
 def is_public(address: str) -> bool:
-    """Whether a host on the public Internet may have it. False for whatever is no plain IP address."""
+    """Whether a host on the public Internet may have the address. False for anything but a plain IP address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -81,7 +81,8 @@ class Origin:
     port: int
 
     def __str__(self) -> str:
-        """Without path and query, for people. What comes from outside and looks like no host is not shown."""
+        """Return it without path and query, for people. A name from outside that does not look like a host is not
+        shown."""
         if self.scheme not in PORTS or not re.fullmatch(r"[a-z0-9._:\-]{1,100}", self.host):
             return "something that is no https address"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -93,9 +94,12 @@ def origin(url: httpx.URL) -> Origin:
 
 
 class Hosts:
-    """The base address and the further hosts. ``also``: ``files.example.com`` (that host), ``.example.com`` (hosts
-    under it), both at the scheme's own port and at public addresses; ``files.corp.example:8443`` or
-    ``127.0.0.1:1234`` (that host and port), which a person has named so exactly that it may be private."""
+    """The addresses that a client may send requests to: the base address and further hosts.
+
+    Entries of ``also`` are ``files.example.com`` (that host) or ``.example.com`` (the hosts under it), both at the
+    scheme's own port and at public addresses, or ``files.corp.example:8443`` and ``127.0.0.1:1234`` (that host and
+    port), which may be private because a person has named them exactly.
+    """
 
     def __init__(self, base: httpx.URL, also: Collection[str]) -> None:
         """Raises Misconfigured."""
@@ -121,11 +125,11 @@ class Hosts:
             (self._suffixes if host.startswith(".") else self._names).add(host)
 
     def is_base(self, url: httpx.URL) -> bool:
-        """Whether credentials may go there."""
+        """Whether the URL has the base address, to which credentials may be sent."""
         return origin(url) == self.base
 
     def check(self, url: httpx.URL) -> None:
-        """Raises Forbidden, unless that address may be asked (its IP address is judged when it is known)."""
+        """Raise Forbidden unless requests to the URL are permitted. Its IP address is checked when it is known."""
         where = origin(url)
         if url.userinfo:
             raise Forbidden(f"{where}: an address with a user name or password in it is not asked")
@@ -137,22 +141,22 @@ class Hosts:
             return
         named = where.host in self._names or any(where.host.endswith(suffix) for suffix in self._suffixes)
         if not named or where.port != PORTS[where.scheme]:
-            raise Forbidden(f"{where} is neither the configured address nor a host allowed beside it")
+            raise Forbidden(f"{where} is neither the configured address nor a further host that the connector allows")
 
     def check_address(self, host: str, port: int, address: str) -> None:
-        """Raises Forbidden when ``host``, which resolved to ``address``, must be public and is not."""
+        """Raise Forbidden when ``host``, which resolved to ``address``, must be public and is not."""
         named = (host, port) == (self.base.host, self.base.port) or (host, port) in self._exact
         if not named and not is_public(address):
             raise Forbidden(f"{host[:100]} resolves to an address that is not public: not asked")
 
 
 LOCATION = "location"
-"""The extension of a response that holds the header of this name, which is not among its headers."""
+"""The response extension that holds the header of this name, which is removed from the headers."""
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):
-    """Resolves a name once, judges every address, and connects to one of these very addresses: an answer of the DNS
-    that changes in between changes nothing. TLS and ``Host`` still name the host, because the pool above does."""
+    """Resolves a name once, checks every address, and connects to one of the checked addresses, so that a DNS response
+    that changes in between has no effect. TLS and ``Host`` still name the host, because the pool above sets them."""
 
     def __init__(self, hosts: Hosts, resolve: Resolver) -> None:
         self._hosts = hosts
@@ -191,8 +195,8 @@ class _Pinned(httpcore.AsyncNetworkBackend):
 
 
 class Guarded(httpx.AsyncBaseTransport):
-    """Judges every request again, also those that an ``httpx.Auth`` makes by itself. No proxy: behind one, nobody
-    could tell which address is asked."""
+    """Checks every request, including those that an ``httpx.Auth`` makes by itself. It uses no proxy: behind one, the
+    address of the server would be unknown."""
 
     def __init__(self, hosts: Hosts, resolve: Resolver, ssl_context: ssl.SSLContext, connections: int) -> None:
         self._hosts = hosts
@@ -211,44 +215,44 @@ class Guarded(httpx.AsyncBaseTransport):
         url = httpcore.URL(
             scheme=request.url.raw_scheme, host=request.url.raw_host, port=request.url.port, target=request.url.raw_path
         )
-        asked = httpcore.Request(
+        sent = httpcore.Request(
             request.method, url, headers=request.headers.raw, content=request.stream, extensions=request.extensions
         )
         try:
-            answer = await self._pool.handle_async_request(asked)
+            response = await self._pool.handle_async_request(sent)
         except httpcore.LocalProtocolError:
-            answer = None  # its text quotes the header: not even a chained exception may hold it
+            response = None  # its text quotes the header: not even a chained exception may hold it
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise translated(error) from error
-        if answer is None:
+        if response is None:
             raise Misconfigured("a header cannot be sent: is there a line end or a foreign letter in the credential?")
-        # httpx would make the next request out of a Location by itself, and quote it when it cannot.
-        headers = [(name, value) for name, value in answer.headers if name.lower() != b"location"]
-        found = [value for name, value in answer.headers if name.lower() == b"location"]
-        extensions = {**answer.extensions, LOCATION: found[0].decode("latin-1")} if found else answer.extensions
-        return httpx.Response(answer.status, headers=headers, stream=_Stream(answer), extensions=extensions)
+        # httpx would build the next request from a Location by itself, and quote it when it cannot.
+        headers = [(name, value) for name, value in response.headers if name.lower() != b"location"]
+        targets = [value for name, value in response.headers if name.lower() == b"location"]
+        extensions = {**response.extensions, LOCATION: targets[0].decode("latin-1")} if targets else response.extensions
+        return httpx.Response(response.status, headers=headers, stream=_Stream(response), extensions=extensions)
 
     async def aclose(self) -> None:
         await self._pool.aclose()
 
 
 class _Stream(httpx.AsyncByteStream):
-    def __init__(self, answer: httpcore.Response) -> None:
-        self._answer = answer
+    def __init__(self, response: httpcore.Response) -> None:
+        self._response = response
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for part in self._answer.aiter_stream():
+            async for part in self._response.aiter_stream():
                 yield part
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise translated(error) from error
 
     async def aclose(self) -> None:
-        await self._answer.aclose()
+        await self._response.aclose()
 
 
 def translated(error: Exception) -> httpx.TransportError:
-    """In httpx's words; the text is ours where the library's quotes what came over the wire."""
+    """Return the matching error of httpx, with a text of ours where the library quotes the response."""
     if isinstance(error, httpcore.TimeoutException):
         return httpx.TimeoutException("it took too long")
     if isinstance(error, httpcore.ConnectError):

@@ -22,6 +22,7 @@ CLEAN: tuple[str, ...] = (
     "connectors/runner",
     "connectors/slack",
     "connectors/uploads",
+    "connectors/web",
     "deploy",
     "pipeline",
 )
