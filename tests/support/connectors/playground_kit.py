@@ -49,7 +49,7 @@ class Played(Generic[P]):
     @staticmethod
     def idle(instance: Instance) -> bool:
         return all(
-            not one.waiting and one.status.state != "running"
+            not one.pending and one.status.state != "running"
             for name, one in instance.activities.items()
             if name != "listen"
         )

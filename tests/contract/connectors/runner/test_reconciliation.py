@@ -138,7 +138,7 @@ async def quiet(instance: Instance) -> None:
     """What the comparison asked for has been done."""
     await Bench.until(
         lambda: all(
-            not one.waiting and one.status.state != "running"
+            not one.pending and one.status.state != "running"
             for name, one in instance.activities.items()
             if name != "listen"
         )
