@@ -301,10 +301,10 @@ async def _known_before(checkpoint: Checkpoint, tenant: str, source: str, paths:
     now = await checkpoint.now()
     return list(
         {
-            document_id(tenant, source, row.external_id): None
+            document_id(tenant, source, unwritten.row.external_id): None
             for path in paths
             async for page in checkpoint.unwritten(tenant, source, str(path.resolve()), now)
-            for row in page
+            for unwritten in page
         }
     )
 

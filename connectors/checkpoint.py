@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
-from psycopg.rows import class_row
+from psycopg.rows import args_row
 from psycopg.types.json import Jsonb
 
+from connectors.runner.compare import Row
 from pipeline.stores.postgres import Connection, Pool, translated
 
 Stat = dict[str, int]
@@ -28,33 +29,10 @@ async def keep_stamp(connection: Connection, tenant: str, source: str, stamp: da
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A document as last published. ``version`` None: never. ``stat`` None: read it again. ``in_doubt_since``: the
-    newest stamp under which an event of it may have been sent without being confirmed."""
+    """The row of a file, and how the file looked when it was read; ``stat`` None: read it again."""
 
-    external_id: str
-    version: int | None = None
-    fingerprint: bytes | None = None
+    row: Row
     stat: Stat | None = None
-    acl_tags: list[str] | None = None
-    required_tags: list[str] | None = None
-    problem_code: str | None = None
-    problem_message: str | None = None
-    in_doubt_since: datetime | None = None
-    is_withdrawn: bool = False
-    """An operator withdrew it: it is not published again."""
-    gone: bool = False
-    """Its delete was published."""
-
-    @property
-    def is_delete_due(self) -> bool:
-        """It is withdrawn, and its delete may not have been published."""
-        return self.is_withdrawn and (self.in_doubt_since is not None or not self.gone)
-
-    def has_access(self, acl_tags: Sequence[str], required_tags: Sequence[str]) -> bool:
-        """Whether exactly this access was published last; never known for a document in doubt."""
-        if self.in_doubt_since is not None:
-            return False
-        return (self.acl_tags or [], self.required_tags or []) == (list(acl_tags), list(required_tags))
 
 
 class ListedIds:
@@ -88,10 +66,8 @@ class ListedIds:
 class Unwritten:
     """A document whose row was last written before a given moment."""
 
-    external_id: str
+    row: Row
     scope: str
-    version: int | None
-    is_withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +108,7 @@ class Checkpoint:
         """The known ones of these, which a sweep of the scope has listed. It answers for them from now on, unless an
         outer scope does; nothing is written for those of which that is so already."""
         with translated("checkpoint"):
-            async with self.pool.connection() as connection, connection.cursor(row_factory=class_row(Item)) as cursor:
+            async with self.pool.connection() as connection, connection.cursor(row_factory=args_row(_item)) as cursor:
                 await cursor.execute(
                     f"""
                     WITH taken_over AS (
@@ -145,7 +121,7 @@ class Checkpoint:
                     """.encode(),  # noqa: S608 — constants of this module
                     {"scope": scope, "tenant": tenant, "source": source, "ids": list(ids)},
                 )
-                return {item.external_id: item async for item in cursor}
+                return {item.row.external_id: item async for item in cursor}
 
     async def intend(self, tenant: str, source: str, scope: str, intents: Sequence[Intent]) -> None:
         """Mark the documents as in doubt before their events are sent: whatever looks at the source next publishes them
@@ -200,14 +176,14 @@ class Checkpoint:
                             tenant,
                             source,
                             scope,
-                            item.external_id,
-                            item.version,
-                            item.fingerprint,
+                            item.row.external_id,
+                            item.row.version,
+                            item.row.fingerprint,
                             None if item.stat is None else Jsonb(item.stat),
-                            item.acl_tags or [],
-                            item.required_tags or [],
-                            item.problem_code,
-                            item.problem_message,
+                            list(item.row.acl_tags),
+                            list(item.row.required_tags),
+                            item.row.problem_code,
+                            item.row.problem_message,
                             observed_at,
                         )
                         for item, observed_at in items
@@ -266,11 +242,10 @@ class Checkpoint:
             with translated("checkpoint"):
                 async with (
                     self.pool.connection() as connection,
-                    connection.cursor(row_factory=class_row(Unwritten)) as cursor,
+                    connection.cursor(row_factory=args_row(_unwritten)) as cursor,
                 ):
                     await cursor.execute(
-                        "SELECT external_id, scope, CASE WHEN in_doubt_since IS NULL THEN version"
-                        " ELSE coalesce(version, 0) END AS version, withdrawn_at IS NOT NULL AS is_withdrawn"
+                        "SELECT external_id, scope, version, gone, in_doubt_since, withdrawn_at IS NOT NULL"
                         " FROM connector_items WHERE tenant = %s AND source = %s"
                         " AND (NOT gone OR in_doubt_since IS NOT NULL)"
                         " AND (external_id = %s OR external_id >= %s AND external_id < %s) AND swept_at < %s"
@@ -281,7 +256,7 @@ class Checkpoint:
             yield page
             if len(page) < PAGE:
                 return
-            last = page[-1].external_id
+            last = page[-1].row.external_id
 
     async def _one(self, statement: str, *parameters: object) -> object:
         with translated("checkpoint"):
@@ -299,3 +274,45 @@ def _range(root: str) -> tuple[str, str, str]:
     """(the root itself, from, to) of everything under it: "0" follows "/" in the C collation."""
     folder = root.rstrip("/")
     return root, f"{folder}/", f"{folder}0"
+
+
+def _item(
+    external_id: str,
+    version: int | None,
+    fingerprint: bytes | None,
+    stat: Stat | None,
+    acl_tags: Sequence[str] | None,
+    required_tags: Sequence[str] | None,
+    problem_code: str | None,
+    problem_message: str | None,
+    in_doubt_since: datetime | None,
+    gone: bool,
+    is_withdrawn: bool,
+) -> Item:
+    row = Row(
+        external_id=external_id,
+        version=version,
+        fingerprint=fingerprint,
+        acl_tags=tuple(acl_tags or ()),
+        required_tags=tuple(required_tags or ()),
+        problem_code=problem_code,
+        problem_message=problem_message,
+        in_doubt_since=in_doubt_since,
+        gone=gone,
+        is_withdrawn=is_withdrawn,
+    )
+    return Item(row, stat)
+
+
+def _unwritten(
+    external_id: str,
+    scope: str,
+    version: int | None,
+    gone: bool,
+    in_doubt_since: datetime | None,
+    is_withdrawn: bool,
+) -> Unwritten:
+    row = Row(
+        external_id=external_id, version=version, gone=gone, in_doubt_since=in_doubt_since, is_withdrawn=is_withdrawn
+    )
+    return Unwritten(row, scope)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from connectors.checkpoint import Checkpoint, Intent, Item
+from connectors.runner.compare import Event
 from pipeline.core.errors import Retryable
 from pipeline.kafka.producer import Delivery, NotDelivered, Producer
-from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+from topics.messages import AccessChanged, DocumentUpserted
 from topics.registry import Topic
 
 DELIVERY_SECONDS = 60.0
@@ -19,8 +20,6 @@ MAX_BYTES = 32 * 1024 * 1024
 """What may be under way at once."""
 CHECKPOINT_EVERY = 200
 """Documents that one statement marks as in doubt, and about as many that one confirms."""
-
-Event = DocumentUpserted | AccessChanged | DocumentDeleted
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ class Publisher:
     async def note(self, item: Item) -> None:
         """Write a row for which nothing had to be published."""
         async with self._lock:
-            self._rows[item.external_id] = item, None
+            self._rows[item.row.external_id] = item, None
             if len(self._rows) >= CHECKPOINT_EVERY:
                 await self._write()
 

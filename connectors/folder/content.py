@@ -14,7 +14,9 @@ from pathlib import PurePosixPath
 from connectors.checkpoint import Stat
 from connectors.extract import EXTRACTOR, Extracted, Unreadable, extract, most_bytes
 from connectors.extraction.kinds import HEAD_BYTES
-from topics.messages import DocumentUpserted
+from connectors.folder.walk import Candidate
+from connectors.source import Document, Entry, Gone
+from connectors.source import Unreadable as UnreadableEntry
 
 SETTLED_NS = 2_000_000_000
 """File systems count time in steps of up to 2 s (FAT): what changed less than a step before it was read may have
@@ -99,65 +101,67 @@ def _content(descriptor: int, stat: os.stat_result, path: str) -> bytes:
     return b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What is published of a file, but for its access and its stamps."""
+def entry_of(
+    file: FileRead,
+    candidate: Candidate,
+    root: str,
+    external_id: str,
+    *,
+    publish_empty: bool = True,
+    revision: str | None = None,
+) -> Entry:
+    """Return a file that was read as an entry of a source.
 
-    title: str
-    content: str
-    media_type: str
-    author: str | None
-    source_url: str
-    modified_at: datetime | None
-    metadata: dict[str, str | int | float | bool]
-
-    def fingerprint(self) -> bytes:
-        """SHA-256 of all but the time of modification: a file that was only touched is not published."""
-        fields = [self.title, self.content, self.media_type, self.author, self.source_url, self.metadata]
-        return hashlib.sha256(json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()).digest()
-
-
-def content_of(path: str, root: str, file: FileRead, extracted: Extracted) -> Content:
-    pure = PurePosixPath(path)
-    relative = pure.name if path == root else str(pure.relative_to(root))
-    return Content(
-        title=extracted.title or pure.name,
+    publish_empty: a file without text is a document without text; otherwise it is unreadable.
+    """
+    error = file.unreadable
+    if error is not None and error.code == "vanished":
+        return Gone(external_id)
+    if error is not None and not (error.code == "empty" and publish_empty):
+        return UnreadableEntry(
+            external_id=external_id,
+            code=error.code,
+            message=str(error),
+            acl_tags=candidate.acl_tags,
+            required_tags=candidate.required_tags,
+            revision=revision,
+        )
+    extracted = file.extracted or EMPTY
+    path = PurePosixPath(candidate.path)
+    relative = path.name if candidate.path == root else str(path.relative_to(root))
+    return Document(
+        external_id=external_id,
+        title=extracted.title or path.name,
         content=extracted.text,
         media_type=extracted.media_type,
+        acl_tags=candidate.acl_tags,
+        required_tags=candidate.required_tags,
+        revision=revision,
+        source_url=path.as_uri(),
         author=extracted.author,
-        source_url=pure.as_uri(),
-        modified_at=_time(file.modified_ns),
-        metadata={"path": relative, "size": file.size, "extension": pure.suffix.lower(), **extracted.metadata},
+        source_modified_at=_time(file.modified_ns),
+        metadata={"path": relative, "size": file.size, "extension": path.suffix.lower(), **extracted.metadata},
     )
 
 
-def upserted(
-    what: Content,
-    *,
-    tenant: str,
-    source: str,
-    path: str,
-    version: int,
-    observed_at: datetime,
-    acl_tags: tuple[str, ...],
-    required_tags: tuple[str, ...],
-) -> DocumentUpserted:
-    return DocumentUpserted(
-        tenant=tenant,
-        source=source,
-        external_id=path,
-        version=version,
-        observed_at=observed_at,
-        title=what.title,
-        content=what.content,
-        media_type=what.media_type,
-        acl_tags=list(acl_tags),
-        required_tags=list(required_tags),
-        source_url=what.source_url,
-        author=what.author,
-        source_modified_at=what.modified_at,
-        metadata=dict(what.metadata),
-    )
+def revision_of(candidate: Candidate) -> str:
+    """Return a digest of the path and attributes of the file as it was listed: what changes meanwhile is read again."""
+    state = json.dumps([candidate.path, describe(candidate.stat)], sort_keys=True)
+    return hashlib.sha256(state.encode()).hexdigest()[:32]
+
+
+def fingerprint(document: Document) -> bytes:
+    """Return the SHA-256 of everything but access and modification time: a file that was only touched is not published
+    again. ``connector_items`` of older installations hold the same digests."""
+    fields = [
+        document.title,
+        document.content,
+        document.media_type,
+        document.author,
+        document.source_url,
+        document.metadata,
+    ]
+    return hashlib.sha256(json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()).digest()
 
 
 def _time(nanoseconds: int) -> datetime | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import time
 import tomllib
@@ -18,9 +16,8 @@ from pathlib import Path
 from pydantic import Field
 
 from connectors.base import SmallSource, StrictOptions
-from connectors.checkpoint import Stat
 from connectors.folder.connector import Hints, outermost
-from connectors.folder.content import EMPTY, FileRead, content_of, describe, read
+from connectors.folder.content import entry_of, read, revision_of
 from connectors.folder.identity import Identities
 from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, is_within, root_problem
@@ -28,7 +25,6 @@ from connectors.protocol import Problem
 from connectors.source import (
     Context,
     Cursor,
-    Document,
     Entry,
     Gone,
     Group,
@@ -36,7 +32,6 @@ from connectors.source import (
     Page,
     Playground,
     Reaction,
-    Unreadable,
 )
 from pipeline.core.errors import Misconfigured, Retryable
 
@@ -130,7 +125,7 @@ class Folder(SmallSource):
                         external_id=self._ids.of(one.path, one.stat),
                         acl_tags=one.acl_tags,
                         required_tags=one.required_tags,
-                        revision=_revision(one.path, describe(one.stat)),
+                        revision=revision_of(one),
                     )
                     for one in await asyncio.to_thread(walk.access_now, files)
                 ]
@@ -184,21 +179,9 @@ class Folder(SmallSource):
         moved = next((one for one in self._files() if one.id == id_), None) if not os.path.lexists(path) else None
         return self._read(id_, moved.root, moved.candidate) if moved else Gone(id_)
 
-    def _read(self, id_: str, root: str, one: Candidate) -> Entry:
-        file = read(one.path, one.stat)
-        revision = _revision(one.path, describe(one.stat))  # as it was listed: what changes meanwhile is read again
-        if file.unreadable is not None and file.unreadable.code == "vanished":
-            return Gone(id_)
-        if file.unreadable is not None and file.unreadable.code != "empty":
-            return Unreadable(
-                external_id=id_,
-                code=file.unreadable.code,
-                message=str(file.unreadable),
-                acl_tags=one.acl_tags,
-                required_tags=one.required_tags,
-                revision=revision,
-            )
-        return _document(id_, root, one, file, revision)
+    def _read(self, id_: str, root: str, candidate: Candidate) -> Entry:
+        file = read(candidate.path, candidate.stat)
+        return entry_of(file, candidate, root, id_, revision=revision_of(candidate))
 
     def _members(self) -> dict[str, list[str]]:
         """Raises Misconfigured."""
@@ -212,28 +195,6 @@ class Folder(SmallSource):
         if not all(isinstance(one, list) and all(isinstance(p, str) for p in one) for one in said.values()):
             raise Misconfigured(f'{self.options.members_file}: write tag = ["principal", …]')
         return found | said
-
-
-def _document(id_: str, root: str, one: Candidate, file: FileRead, revision: str) -> Document:
-    what = content_of(one.path, root, file, file.extracted or EMPTY)
-    return Document(
-        external_id=id_,
-        title=what.title,
-        content=what.content,
-        media_type=what.media_type,
-        acl_tags=one.acl_tags,
-        required_tags=one.required_tags,
-        revision=revision,
-        source_url=what.source_url,
-        author=what.author,
-        source_modified_at=what.modified_at,
-        metadata=dict(what.metadata),
-    )
-
-
-def _revision(path: str, stat: Stat) -> str:
-    """Of the file's looks and place: what is told of a document without reading it."""
-    return hashlib.sha256(json.dumps([path, stat], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _problems(walk: Walk) -> list[Problem]:

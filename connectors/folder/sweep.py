@@ -11,17 +11,19 @@ from datetime import datetime
 from itertools import islice
 
 from connectors.checkpoint import Checkpoint, Item, ListedIds, Unwritten
-from connectors.clock import Clock, version_at
-from connectors.extract import CONTENT_CODES, Unreadable
-from connectors.folder.content import EMPTY, Content, FileRead, content_of, describe, read, upserted
+from connectors.clock import Clock
+from connectors.extract import CONTENT_CODES
+from connectors.folder.content import FileRead, describe, entry_of, fingerprint, read
 from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, is_within
 from connectors.protocol import Kind, Problem, Published, ScanReport
-from connectors.publisher import Event, Publisher
+from connectors.publisher import Publisher
+from connectors.runner.compare import Event, Observation, Row, decide, decide_access
 from connectors.runner.guard import is_mass_deletion
+from connectors.source import Document, Gone, Listed
 from pipeline.core.errors import Retryable
 from pipeline.kafka.producer import Producer
-from topics.messages import AccessChanged, DocumentDeleted
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 BATCH = 256
@@ -30,6 +32,11 @@ READERS = 4
 """Files read side by side; the largest readable one takes about 100 MB for a moment."""
 GROUP = 32
 GROUP_BYTES = 1024 * 1024
+KINDS: dict[type[Event], Kind] = {
+    DocumentUpserted: "upserted",
+    AccessChanged: "access",
+    DocumentDeleted: "deleted",
+}
 FEW = 50
 """As many files never seen before go live; the rest of a large first load goes to the backfill lane."""
 
@@ -85,13 +92,12 @@ class Sweep:
         self.newcomers += sum(candidate.path not in known for candidate in batch)
         to_read: list[tuple[Candidate, Item]] = []
         for candidate in batch:
-            item = known.get(candidate.path)
-            if item is not None and item.is_withdrawn:
-                if item.is_delete_due:
-                    await self._delete([(item.external_id, item.version or 0)], self.clock.stamp())
+            item = known.get(candidate.path) or Item(Row(external_id=candidate.path))
+            if item.row.is_withdrawn:
+                await self._delete(item.row, self._stamp(item.row))
                 self.on_done(0, 1)
-            elif item is None or item.in_doubt_since is not None or item.stat != describe(candidate.stat):
-                to_read.append((candidate, item or Item(candidate.path)))
+            elif item.row.is_in_doubt or item.stat is None or item.stat != describe(candidate.stat):
+                to_read.append((candidate, item))
             else:
                 await self._unread(candidate, item)
                 self.on_done(0, 1)
@@ -106,104 +112,83 @@ class Sweep:
 
     async def _read_all(self, queue: Iterator[tuple[Candidate, Item]]) -> None:
         while group := _group(queue):
-            stamps = [self.clock.stamp() for _ in group]  # before any of them is read
+            stamps = [self._stamp(item.row) for _, item in group]  # before any of them is read
             files = await asyncio.to_thread(_read_group, [candidate for candidate, _ in group])
             for (candidate, item), file, observed_at in zip(group, files, stamps, strict=True):
                 await self._changed(candidate, item, file, observed_at)
                 self.on_done(0, 1)
 
+    def _stamp(self, *rows: Row) -> datetime:
+        """Return a stamp that is later than every event which may have been sent for these rows, also by a process
+        whose clock is ahead: the rows were read before their files are."""
+        for row in rows:
+            if row.in_doubt_since is not None:
+                self.clock.last = max(self.clock.last, row.in_doubt_since)
+        return self.clock.stamp()
+
     async def _unread(self, candidate: Candidate, item: Item) -> None:
-        """The file is as it was when it was read last."""
-        if item.problem_code is not None:
-            self._problem(candidate.path, item.problem_code, item.problem_message or "")
+        """Take a file that is as it was when it was read last."""
+        if item.row.problem_code is not None:
+            self._problem(candidate.path, item.row.problem_code, item.row.problem_message or "")
         await self._access_only(candidate, item, self.clock.stamp())
 
     async def _changed(self, candidate: Candidate, item: Item, file: FileRead, observed_at: datetime) -> None:
-        extracted, error = file.extracted, file.unreadable
+        """Publish what is new of a file that was read. Of one that is unreadable the published content stays, under the
+        access that holds now, and the row says why it is older."""
+        error = file.unreadable
         if error is not None:
             self._problem(candidate.path, error.code, str(error))
-            if error.code == "empty" and item.version is not None:
-                extracted = EMPTY  # what it held before must not stay searchable
-        if extracted is None:
-            assert error is not None
-            await self._unreadable(candidate, item, file, error, observed_at)
-            return
-        what = content_of(candidate.path, self.root, file, extracted)
-        read_now = replace(
-            item,
-            stat=file.stat,
-            problem_code=error.code if error else None,
-            problem_message=str(error) if error else None,
-        )
-        if item.fingerprint == what.fingerprint() and item.in_doubt_since is None:
-            await self._access_only(candidate, read_now, observed_at, moved=True)
-        else:
-            await self._upsert(candidate, read_now, what, observed_at)
-
-    async def _upsert(self, candidate: Candidate, item: Item, what: Content, observed_at: datetime) -> None:
-        event = upserted(
-            what,
-            tenant=self.options.tenant,
-            source=self.options.source,
-            path=candidate.path,
-            version=version_at(observed_at, item.version),
-            observed_at=observed_at,
-            acl_tags=candidate.acl_tags,
-            required_tags=candidate.required_tags,
-        )
-        row = replace(
-            item,
-            version=event.version,
-            fingerprint=what.fingerprint(),
-            acl_tags=event.acl_tags,
-            required_tags=event.required_tags,
-        )
-        await self._publish("upserted", event, event.version, row, self._lane(first=item.version is None))
-
-    async def _unreadable(
-        self, candidate: Candidate, item: Item, file: FileRead, error: Unreadable, observed_at: datetime
-    ) -> None:
-        """What was published of it stays, under the access that holds now; why it is older is written down."""
-        if error.code == "vanished":  # the next listing says so
+        # An empty file that held text before is published, so that the text does not stay searchable.
+        entry = entry_of(file, candidate, self.root, candidate.path, publish_empty=item.row.version is not None)
+        if isinstance(entry, Gone):  # the next listing says so
             await self._access_only(candidate, item, observed_at)
             return
-        # Of reasons that are not the content's the file's looks tell nothing: it is read again.
-        stat = file.stat if error.code in CONTENT_CODES else None
-        noted = replace(item, stat=stat, problem_code=error.code, problem_message=str(error))
-        await self._access_only(candidate, noted, observed_at, moved=noted != item)
+        digest = fingerprint(entry) if isinstance(entry, Document) else None
+        decision = decide(item.row, entry, self._observation(observed_at), digest)
+        row = decision.row or item.row
+        if decision.outcome == "invalid":
+            self._problem(candidate.path, row.problem_code or "invalid", row.problem_message or "")
+        elif error is not None:
+            row = replace(row, problem_code=error.code, problem_message=str(error))
+        # Where the reason is not the content's, the file's attributes tell nothing: it is read again.
+        stat = file.stat if error is None or error.code in CONTENT_CODES else None
+        await self._carry_out(item, Item(row, stat), decision.events)
 
-    async def _access_only(
-        self, candidate: Candidate, item: Item, observed_at: datetime, *, moved: bool = False
-    ) -> None:
-        """moved: the row differs from the one that is stored."""
-        if item.version is None:
-            if moved:
-                await self._publisher.note(item)
-            return
-        if item.has_access(candidate.acl_tags, candidate.required_tags):
-            if moved:
-                await self._publisher.note(item)
-            self.report.unchanged.append((item.external_id, item.version))
-            return
-        event = AccessChanged(
-            tenant=self.options.tenant,
-            source=self.options.source,
-            external_id=item.external_id,
-            observed_at=observed_at,
-            acl_tags=list(candidate.acl_tags),
-            required_tags=list(candidate.required_tags),
+    async def _access_only(self, candidate: Candidate, item: Item, observed_at: datetime) -> None:
+        """Publish the access of a file whose content is not read or is as it was."""
+        row = item.row
+        has_access = not row.is_in_doubt and (row.acl_tags, row.required_tags) == (
+            candidate.acl_tags,
+            candidate.required_tags,
         )
-        row = replace(item, acl_tags=event.acl_tags, required_tags=event.required_tags)
-        await self._publish("access", event, item.version, row, self._lane(first=False))
+        if row.version is None or has_access:
+            await self._carry_out(item, item, [])
+            return
+        listed = Listed(external_id=row.external_id, acl_tags=candidate.acl_tags, required_tags=candidate.required_tags)
+        decision = decide_access(row, listed, self._observation(observed_at))
+        await self._carry_out(item, Item(decision.row or row, item.stat), decision.events)
+
+    async def _carry_out(self, before: Item, after: Item, events: Sequence[Event]) -> None:
+        """Publish the last of these events, which says all that the others say, and store the row."""
+        if events:
+            lane = self._lane(first=isinstance(events[-1], DocumentUpserted) and before.row.version is None)
+            await self._publish(events[-1], after.row.version or 0, after, lane)
+            return
+        if after is not before and (_stored(after.row), after.stat) != (before.row, before.stat):
+            await self._publisher.note(after)
+        if after.row.version is not None:
+            self.report.unchanged.append((after.row.external_id, after.row.version))
 
     async def _delete_gone(self, walk: Walk, started: datetime) -> None:
         """What a completed listing did not find. Not where the listing failed, and not much at once unconfirmed."""
         tenant, source = self.options.tenant, self.options.source
-        observed_at = self.clock.stamp()
         unlisted = await self._unlisted(started)
-        await self._delete([(row.external_id, row.version or 0) for row in unlisted if row.is_withdrawn], observed_at)
-        kept = [row for row in unlisted if not row.is_withdrawn]
-        gone = await asyncio.to_thread(lambda: [row for row in kept if _is_gone(row, walk)])
+        observed_at = self._stamp(*(unwritten.row for unwritten in unlisted))
+        for unwritten in unlisted:
+            if unwritten.row.is_withdrawn:
+                await self._delete(unwritten.row, observed_at)
+        others = [unwritten for unwritten in unlisted if not unwritten.row.is_withdrawn]
+        gone = await asyncio.to_thread(lambda: [unwritten.row for unwritten in others if _is_gone(unwritten, walk)])
         if not gone:
             return
         known = await self.checkpoint.count(tenant, source, self.root)
@@ -211,7 +196,7 @@ class Sweep:
         if known and not confirmed and await asyncio.to_thread(self._looks_lost, walk):
             self._problem(self.root, "root_empty", f"holds no files any more: nothing is deleted {_unless(known)}")
             return
-        published = [(row.external_id, row.version) for row in gone if row.version is not None]
+        published = [row for row in gone if row.is_published]
         if is_mass_deletion(len(published), known) and not confirmed:
             self._problem(
                 self.root,
@@ -220,29 +205,25 @@ class Sweep:
             )
             return
         await self.checkpoint.remove(
-            tenant, source, [(row.external_id, observed_at) for row in gone if row.version is None]
+            tenant, source, [(row.external_id, observed_at) for row in gone if not row.is_published]
         )
-        await self._delete(published, observed_at)
+        for row in published:
+            await self._delete(row, observed_at)
 
-    async def _delete(self, documents: Sequence[tuple[str, int]], observed_at: datetime) -> None:
-        """documents: (external id, version)."""
-        for external_id, version in documents:
-            event = DocumentDeleted(
-                tenant=self.options.tenant,
-                source=self.options.source,
-                external_id=external_id,
-                observed_at=observed_at,
-                version=version,
-            )
-            await self._publish("deleted", event, version, None, self._lane(first=False))
+    async def _delete(self, row: Row, observed_at: datetime) -> None:
+        for event in decide(row, Gone(row.external_id), self._observation(observed_at)).events:
+            await self._publish(event, row.version or 0, None, self._lane(first=False))
+
+    def _observation(self, at: datetime) -> Observation:
+        return Observation(tenant=self.options.tenant, source=self.options.source, at=at)
 
     async def _unlisted(self, started: datetime) -> list[Unwritten]:
         """Rows that the listing lacks and that nobody has written since it began."""
         unlisted: list[Unwritten] = []
         pages = self.checkpoint.unwritten(self.options.tenant, self.options.source, self.target, started)
         async for page in pages:
-            lacking = set(self._shown.lacks([row.external_id for row in page]))
-            unlisted += [row for row in page if row.external_id in lacking]
+            lacking = set(self._shown.lacks([unwritten.row.external_id for unwritten in page]))
+            unlisted += [unwritten for unwritten in page if unwritten.row.external_id in lacking]
         return unlisted
 
     def _looks_lost(self, walk: Walk) -> bool:
@@ -251,9 +232,9 @@ class Sweep:
             return False
         return self.target == self.root or not os.listdir(self.root)
 
-    async def _publish(self, kind: Kind, event: Event, version: int, row: Item | None, topic: Topic) -> None:
-        await self._publisher.publish(topic, event, row)
-        self.report.published.append(Published(event.external_id, version, kind, event.observed_at))
+    async def _publish(self, event: Event, version: int, item: Item | None, topic: Topic) -> None:
+        await self._publisher.publish(topic, event, item)
+        self.report.published.append(Published(event.external_id, version, KINDS[type(event)], event.observed_at))
 
     def _lane(self, *, first: bool) -> Topic:
         lane = self.options.lane or ("backfill" if first and self.newcomers > FEW else "live")
@@ -285,13 +266,18 @@ def _unless(known: int) -> str:
     return f"until it is confirmed (allow mass delete); {known} documents stay searchable"
 
 
-def _is_gone(row: Unwritten, walk: Walk) -> bool:
+def _stored(row: Row) -> Row:
+    """Return the row without the stamps that a folder's rows do not have: they are ordered by version and doubt."""
+    return replace(row, content_at=None, access_at=None)
+
+
+def _is_gone(unwritten: Unwritten, walk: Walk) -> bool:
     """Really not there, or excluded by the rules. Only the root that answers for a document may exclude it, and not one
     that was moved away while the listing came by and is back: that is looked at once more."""
-    path = row.external_id
+    path = unwritten.row.external_id
     if any(is_within(path, folder) for folder in walk.unreadable):
         return False
-    answers = row.scope == walk.root and not any(is_within(path, folder) for folder in walk.broken)
+    answers = unwritten.scope == walk.root and not any(is_within(path, folder) for folder in walk.broken)
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -85,8 +86,10 @@ class Observation:
     """Stamped before the request to the source."""
 
 
-def decide(row: Row | None, entry: Entry, observation: Observation) -> Decision:
+def decide(row: Row | None, entry: Entry, observation: Observation, digest: bytes | None = None) -> Decision:
     """Compare an entry with its row.
+
+    digest: the fingerprint of a document, for a source that has one of its own; None: that of its event.
 
     The response to a request that is older than the row's state is late and changes nothing. A row in doubt differs
     from every entry, so that whatever the source says is published.
@@ -104,7 +107,7 @@ def decide(row: Row | None, entry: Entry, observation: Observation) -> Decision:
         case Unreadable():
             return _unreadable(known, entry, entry.code, entry.message, observation)
         case Document():
-            return _document(known, entry, observation)
+            return _document(known, entry, observation, digest)
 
 
 def decide_access(row: Row, entry: Listed, observation: Observation) -> Decision:
@@ -174,7 +177,7 @@ def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str,
     return Decision("invalid" if isinstance(entry, Document) else "unreadable", row, list(events))
 
 
-def _document(row: Row, entry: Document, observation: Observation) -> Decision:
+def _document(row: Row, entry: Document, observation: Observation, digest: bytes | None) -> Decision:
     acl, required = access_of(entry.acl_tags, entry.required_tags)
     if entry.version is not None and row.is_published and not row.is_in_doubt and entry.version < (row.version or 0):
         # The source's own version is older than the published one; the ledger would ignore it.
@@ -202,10 +205,12 @@ def _document(row: Row, entry: Document, observation: Observation) -> Decision:
         )
     except ValidationError as error:
         return _unreadable(row, entry, "invalid", explain_validation(error), observation)
-    digest = fingerprint(event)
+    digest = digest or fingerprint(event)
     updated, access = _access(row, acl, required, observation)
+    is_same = row.is_published and not row.is_in_doubt and row.fingerprint == digest
     read = replace(
         updated,
+        version=row.version if is_same else event.version,
         fingerprint=digest,
         revision=clip_revision(entry.revision),
         content_at=observation.at,
@@ -214,9 +219,9 @@ def _document(row: Row, entry: Document, observation: Observation) -> Decision:
         gone=False,
         in_doubt_since=None,
     )
-    if row.is_published and not row.is_in_doubt and row.fingerprint == digest:
+    if is_same:
         return Decision("access" if access else "unchanged", read, access)
-    return Decision("upserted", replace(read, version=event.version), [*access, event])
+    return Decision("upserted", read, [*access, event])
 
 
 def _access(
@@ -261,6 +266,12 @@ def access_of(acl_tags: Collection[str], required_tags: Collection[str]) -> tupl
 
 def is_tag(tag: str) -> bool:
     """Whether a message can carry the tag."""
+    return isinstance(tag, str) and _is_tag(tag)
+
+
+@lru_cache(maxsize=4096)
+def _is_tag(tag: str) -> bool:
+    """Cached, because the same few tags come with every document."""
     try:
         _TAG.validate_python(tag, strict=True)
         tag.encode()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -15,6 +17,7 @@ from connectors.folder import sweep as sweep_module
 from connectors.folder.connector import FolderConnector, FolderOptions
 from connectors.folder.walk import Candidate
 from connectors.publisher import Publisher
+from connectors.runner.compare import Row
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.kafka.producer import DeliveryUnknown
 from tests.support.connectors.folder_kit import Desk, codes
@@ -364,7 +367,7 @@ async def test_after_an_error_what_was_acknowledged_out_of_order_is_kept(desk: D
         event = DocumentDeleted(
             tenant=desk.tenant, source="folder", external_id=f"/r/{n}", observed_at=datetime.now(UTC)
         )
-        await publisher.publish(DOCUMENTS_LIVE, event, Item(f"/r/{n}", 1))
+        await publisher.publish(DOCUMENTS_LIVE, event, Item(Row(external_id=f"/r/{n}", version=1)))
     settling = asyncio.create_task(publisher.settle())
     async with asyncio.timeout(30):
         while len(desk.recorder.held) < 3:
@@ -376,7 +379,7 @@ async def test_after_an_error_what_was_acknowledged_out_of_order_is_kept(desk: D
         await settling
     await publisher.abandon()
     rows = await desk.checkpoint.listed(desk.tenant, "folder", "/r", ["/r/0", "/r/1", "/r/2"])
-    assert {id_ for id_, row in rows.items() if row.in_doubt_since is None} == {"/r/1"}
+    assert {id_ for id_, item in rows.items() if item.row.in_doubt_since is None} == {"/r/1"}
     assert set(rows) == {"/r/0", "/r/1", "/r/2"}, "the others are known to be in doubt"
 
 
@@ -404,6 +407,43 @@ async def test_a_clock_set_back_is_refused(desk: Desk) -> None:
 
 
 async def test_a_newer_row_of_another_process_stays(desk: Desk) -> None:
-    await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item("/r/a", 5), None)])
-    await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item("/r/a", 4), None)])
-    assert (await desk.checkpoint.listed(desk.tenant, "folder", "/r", ["/r/a"]))["/r/a"].version == 5
+    await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item(Row(external_id="/r/a", version=5)), None)])
+    await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item(Row(external_id="/r/a", version=4)), None)])
+    assert (await desk.checkpoint.listed(desk.tenant, "folder", "/r", ["/r/a"]))["/r/a"].row.version == 5
+
+
+async def test_rows_of_an_older_version_are_understood(desk: Desk) -> None:
+    """After an upgrade nothing is published again: the fingerprint and the attributes mean what they meant."""
+    path = desk.write("notes/a.txt")
+    metadata = {"path": "notes/a.txt", "size": 9, "extension": ".txt"}
+    fields = ["a.txt", "some text", "text/plain", None, path.as_uri(), metadata]
+    digest = hashlib.sha256(json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()).digest()
+    async with desk.checkpoint.pool.connection() as connection:
+        await connection.execute(
+            "INSERT INTO connector_items (tenant, source, scope, external_id, version, fingerprint, acl_tags)"
+            " VALUES (%s, 'folder', %s, %s, 7, %s, '{staff}')",
+            [desk.tenant, str(desk.root), str(path), digest],
+        )
+    report = await desk.scan()
+    assert (report.published, report.unchanged, desk.recorder.take()) == ([], [(str(path), 7)], [])
+
+
+async def test_a_file_in_doubt_is_published_later_than_what_may_have_been_sent(desk: Desk) -> None:
+    """Also where the process that sent it, or Postgres, has a clock that is ahead."""
+    path = desk.write("a.txt")
+    await desk.scan()
+    [first] = desk.recorder.take()
+    ahead = datetime.now(UTC) + timedelta(minutes=1)
+    async with desk.checkpoint.pool.connection() as connection:
+        await connection.execute(
+            "UPDATE connector_items SET in_doubt_since = %s, fingerprint = NULL, stat = NULL WHERE tenant = %s",
+            [ahead, desk.tenant],
+        )
+    await desk.scan()
+    [again] = desk.recorder.take()
+    assert again.observed_at > ahead
+    assert again.version > first.version
+    path.unlink()
+    await desk.scan(allow_mass_delete=True)
+    [deleted] = desk.recorder.take()
+    assert deleted.observed_at > again.observed_at
