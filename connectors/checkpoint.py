@@ -1,4 +1,4 @@
-"""What has been published, in Postgres: ``connector_items``, one row a document."""
+"""The published documents of folders, in Postgres: one row of ``connector_items`` for each document."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Item:
 class ListedIds:
     """The external ids that a listing has shown so far, in memory: a sweep writes nothing for what it finds unchanged.
 
-    Of each id its hash is kept, eight bytes (``hash``, keyed anew in each process). Of a million listed documents one
-    that is not listed is taken for listed with a probability of 5e-14; it is then deleted after a restart."""
+    It holds a hash of eight bytes for each id (``hash``, keyed anew in each process). After a listing of a million
+    documents another document counts as listed with a probability of 5e-14; it is then deleted after a restart."""
 
     def __init__(self) -> None:
         self._hashes = array("q")
@@ -50,16 +50,16 @@ class ListedIds:
         self._is_sorted = False
 
     def lacks(self, external_ids: Sequence[str]) -> list[str]:
-        """Those that the listing has not shown, in their order."""
+        """Return the external ids that the listing has not shown, in their order."""
         if not self._hashes:
             return list(external_ids)
         known = np.frombuffer(self._hashes, np.int64)
         if not self._is_sorted:
             known.sort()
             self._is_sorted = True
-        wanted = np.fromiter(map(hash, external_ids), np.int64, len(external_ids))
-        found = known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
-        return [external_id for external_id, is_listed in zip(external_ids, found, strict=True) if not is_listed]
+        hashes = np.fromiter(map(hash, external_ids), np.int64, len(external_ids))
+        are_listed = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
+        return [external_id for external_id, is_listed in zip(external_ids, are_listed, strict=True) if not is_listed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +92,21 @@ class Checkpoint:
         self.pool = pool
 
     async def now(self) -> datetime:
-        """Postgres' clock, by which sweeps are told apart."""
+        """Return the time by Postgres' clock, by which sweeps are told apart."""
         row = await self._one("SELECT clock_timestamp()")
         assert isinstance(row, datetime)
         return row
 
     async def observed_at(self, tenant: str, source: str) -> datetime | None:
-        """The newest observed_at that was published."""
-        found = await self._one(
+        """Return the newest observed_at that may have been published."""
+        stamp = await self._one(
             "SELECT observed_at FROM connector_sources WHERE tenant = %s AND source = %s", tenant, source
         )
-        return found if isinstance(found, datetime) else None
+        return stamp if isinstance(stamp, datetime) else None
 
     async def listed(self, tenant: str, source: str, scope: str, ids: Collection[str]) -> dict[str, Item]:
-        """The known ones of these, which a sweep of the scope has listed. It answers for them from now on, unless an
-        outer scope does; nothing is written for those of which that is so already."""
+        """Return the rows of documents that a sweep of the scope has listed, by external id. The scope answers for them
+        from now on, unless an outer scope does; rows of which that is so already are not written."""
         with translated("checkpoint"):
             async with self.pool.connection() as connection, connection.cursor(row_factory=args_row(_item)) as cursor:
                 await cursor.execute(
@@ -124,8 +124,8 @@ class Checkpoint:
                 return {item.row.external_id: item async for item in cursor}
 
     async def intend(self, tenant: str, source: str, scope: str, intents: Sequence[Intent]) -> None:
-        """Mark the documents as in doubt before their events are sent: whatever looks at the source next publishes them
-        again, until ``save`` or ``remove`` confirms them. Their stamps are kept for the clock of the next process."""
+        """Mark the documents as in doubt before their events are sent: the next scan publishes them again, until
+        ``save`` or ``remove`` confirms them. Their stamps are stored for the clock of the next process."""
         newest: dict[str, Intent] = {}
         for intent in intents:
             known = newest.get(intent.external_id)
@@ -154,7 +154,7 @@ class Checkpoint:
                 await keep_stamp(connection, tenant, source, max(intent.observed_at for intent in newest.values()))
 
     async def save(self, tenant: str, source: str, scope: str, items: Sequence[tuple[Item, datetime | None]]) -> None:
-        """Write rows, each with the stamp of its event; None where nothing had to be published.
+        """Write rows, each with the stamp of its event; None if nothing had to be published.
 
         A row that another process has put in doubt later, or written with a newer version, stays as it is."""
         with translated("checkpoint"):
@@ -220,8 +220,8 @@ class Checkpoint:
         )
 
     async def count(self, tenant: str, source: str, root: str) -> int:
-        """Published documents at or under a root."""
-        found = await self._one(
+        """Return the number of published documents at or under a root."""
+        count = await self._one(
             "SELECT count(*) FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
             " AND (NOT gone OR in_doubt_since IS NOT NULL)"
             " AND (external_id = %s OR external_id >= %s AND external_id < %s)",
@@ -229,14 +229,14 @@ class Checkpoint:
             source,
             *_range(root),
         )
-        assert isinstance(found, int)
-        return found
+        assert isinstance(count, int)
+        return count
 
     async def unwritten(
         self, tenant: str, source: str, root: str, since: datetime
     ) -> AsyncIterator[Sequence[Unwritten]]:
-        """Rows at or under a root that nobody has written since then, page by page, by external id: not of documents
-        whose delete was published."""
+        """Yield rows at or under a root that have not been written since then, page by page, by external id, without
+        rows of documents whose delete was published."""
         last = ""
         while True:
             with translated("checkpoint"):
@@ -271,7 +271,7 @@ class Checkpoint:
 
 
 def _range(root: str) -> tuple[str, str, str]:
-    """(the root itself, from, to) of everything under it: "0" follows "/" in the C collation."""
+    """Return (the root, first, last) of all external ids at or under a root: "0" follows "/" in the C collation."""
     folder = root.rstrip("/")
     return root, f"{folder}/", f"{folder}0"
 

@@ -1,4 +1,4 @@
-"""Intent → checkpoint, events → Kafka, and only then their confirmation → checkpoint."""
+"""Publishes a folder's events: the intent in the checkpoint, the events in Kafka, and then their rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from topics.messages import AccessChanged, DocumentUpserted
 from topics.registry import Topic
 
 DELIVERY_SECONDS = 60.0
+"""After this long without an acknowledgement Kafka counts as away."""
 MAX_RECORDS = 1_000
 MAX_BYTES = 32 * 1024 * 1024
-"""What may be under way at once."""
+"""At most so many events, and so many bytes of text, wait for their acknowledgement."""
 CHECKPOINT_EVERY = 200
-"""Documents that one statement marks as in doubt, and about as many that one confirms."""
+"""Documents that one statement marks as in doubt, and about as many that one statement confirms."""
 
 
 @dataclass(slots=True)
@@ -55,11 +56,11 @@ class Publisher:
         self._under_way: deque[_UnderWay] = deque()
         self._bytes = 0
         self._rows: dict[str, tuple[Item | None, datetime | None]] = {}
-        """By document: its row (None: it goes) and the stamp of the event that it confirms."""
+        """By external id: the row to write (None: it is removed) and the stamp of the event that it confirms."""
         self._lock = asyncio.Lock()
 
     async def publish(self, topic: Topic, event: Event, item: Item | None) -> None:
-        """Take an event; ``item`` becomes the document's row once it is acknowledged (None: its row goes)."""
+        """Publish an event; ``item`` becomes the document's row once it is acknowledged (None: its row is removed)."""
         async with self._lock:
             self._prepared.append(_Prepared(topic, event, item))
             self._prepared_bytes += self._prepared[-1].size
@@ -82,12 +83,12 @@ class Publisher:
             await self._write()
 
     async def abandon(self) -> None:
-        """After an error: write what is acknowledged by now; what may have been sent besides stays in doubt."""
+        """After an error, write the rows of acknowledged events; other events that may have been sent stay in doubt."""
         async with self._lock:
             self._prepared.clear()
-            for one in self._under_way:
-                if one.delivery.done() and one.delivery.exception() is None:
-                    self._acknowledged(one.prepared)
+            for sent in self._under_way:
+                if sent.delivery.done() and sent.delivery.exception() is None:
+                    self._acknowledged(sent.prepared)
             self._under_way.clear()
             await self._write()
 

@@ -1,7 +1,7 @@
-"""Events that come again: recorded on their way by somebody who could not make one, or sent twice by the source.
+"""Refuses events that are replayed by an attacker, and drops events that a source sends twice.
 
-An event is a hint to look at the source now, so a second one changes nothing; it costs a look. What proves an event's
-age is only what its signature covers: its body.
+An event is a hint to read the source now, so a second one changes nothing and costs one request. Only the body proves
+an event's age, because the signature covers nothing else.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 from connectors.source import Memory, Refused
 
 WINDOW = timedelta(minutes=5)
-"""As Slack's own: older events are refused, and what they tell is found by the next poll."""
+"""As Slack's own. Older events are refused; the next poll finds their changes."""
 REMEMBERED = 1_000
+"""Events whose digests are stored."""
 _NAME = "events"
 
 
@@ -24,10 +25,10 @@ def require_recent(sent: Any, now: datetime | None = None) -> bool:
     at = _moment(sent)
     if at is None:
         return False
-    away = (now or datetime.now(UTC)) - at
-    if abs(away) > WINDOW:
+    age = (now or datetime.now(UTC)) - at
+    if abs(age) > WINDOW:
         raise Refused(
-            f"an event is {away.total_seconds():.0f} s old by the clock of its source, at most"
+            f"an event is {age.total_seconds():.0f} s old by the clock of its source, at most"
             f" {WINDOW.total_seconds():.0f} are taken: it was sent again, or the two clocks differ"
         )
     return True
@@ -46,8 +47,10 @@ def _moment(sent: Any) -> datetime | None:
 
 
 class Received:
-    """The last REMEMBERED genuine events, by digests of their bodies; for sources whose events differ from each
-    other. memory: where they survive a restart and are found by the process that takes over; None: nowhere."""
+    """Remembers the last REMEMBERED genuine events by digests of their bodies, for sources whose events all differ.
+
+    memory: storage that survives a restart and a takeover by another process; None: they are held in this process only.
+    """
 
     def __init__(self, memory: Memory | None = None) -> None:
         self._memory = memory
@@ -57,11 +60,11 @@ class Received:
         return _digest(body) in await self._known()
 
     async def add(self, body: bytes) -> None:
-        """Only once its reaction is known: what failed shall come again."""
-        kept = dict.fromkeys([*await self._known(), _digest(body)][-REMEMBERED:])
+        """Remember an event. Call it once the reaction is known: an event that failed shall be accepted again."""
+        digests = dict.fromkeys([*await self._known(), _digest(body)][-REMEMBERED:])
         if self._memory is not None:
-            await self._memory.put(_NAME, list(kept))
-        self._digests = kept
+            await self._memory.put(_NAME, list(digests))
+        self._digests = digests
 
     async def _known(self) -> dict[str, None]:
         if self._digests is None:

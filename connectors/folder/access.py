@@ -1,4 +1,4 @@
-"""``.penstock.toml``: who may read a folder, and which of its files are read, by simple patterns as in .gitignore."""
+"""``.penstock.toml`` says who may read a folder, and which of its files are published, by patterns as in .gitignore."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def compiled(pattern: str) -> re.Pattern[str]:
             parts.append(".*")
             position += 2
         else:
-            text, position = _one(bare, position)
+            text, position = _element(bare, position)
             parts.append(text)
     return re.compile("".join(parts) + "(?:/.*)?", re.DOTALL)
 
 
-def _one(pattern: str, position: int) -> tuple[str, int]:
+def _element(pattern: str, position: int) -> tuple[str, int]:
+    """Translate the element at the position: (its regular expression, the position after it)."""
     char = pattern[position]
     if char == "[" and (end := pattern.find("]", position + 2)) > 0:
         inner = pattern[position + 1 : end].replace("\\", r"\\").replace("[", r"\[")
@@ -51,16 +52,16 @@ KEYS = ("acl", "required", "exclude", "include")
 MAX_BYTES = 1024 * 1024
 
 SKIPPED = re.compile(r"\..*|node_modules|__pycache__|.*~|~\$.*|#.*#|.*\.(?:swp|swo|part|crdownload)", re.DOTALL)
-"""Hidden names, what programs leave behind, and what editors and downloads write in passing."""
+"""Names that are skipped by default: hidden files, caches of programs, temporary files of editors and downloads."""
 
 
 def is_skipped(path: str, root: str) -> bool:
-    """Whether a name on the way from the root to the path is one that is skipped by default."""
+    """Whether the path, or a folder between the root and it, is skipped by default."""
     return path != root and any(SKIPPED.fullmatch(name) for name in os.path.relpath(path, root).split("/"))
 
 
 class PolicyError(Exception):
-    """A ``.penstock.toml`` that cannot be obeyed: nothing under it may be published."""
+    """A ``.penstock.toml`` is invalid or cannot be read: nothing under it may be published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,13 @@ class Patterns:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What holds in one folder. The nearest file that names ``acl`` (``required``, ``include``) decides it alone;
-    ``exclude`` adds up."""
+    """The rules of one folder. The nearest file that sets ``acl`` (``required``, ``include``) decides it alone;
+    ``exclude`` patterns add up."""
 
     acl_tags: tuple[str, ...]
     required_tags: tuple[str, ...]
     acl_from: str | None = None
-    """The file that named ``acl``."""
+    """Path of the file that set ``acl``."""
     excludes: tuple[Patterns, ...] = ()
     include: Patterns | None = None
 
@@ -90,24 +91,24 @@ class Policy:
         return cls(options.acl_tags, options.required_tags)
 
     def within(self, folder: str) -> Policy:
-        """What holds in a folder below. Raises PolicyError."""
+        """Return the rules of a folder below. Raises PolicyError."""
         path = os.path.join(folder, FILE)
         raw = _read(path)
         if raw is None:
             return self
-        given = _parsed(raw)
+        settings = _parsed(raw)
         policy = self
         try:
-            if "acl" in given:
-                policy = replace(policy, acl_tags=tags(given["acl"], "acl"), acl_from=path)
-            if "required" in given:
-                policy = replace(policy, required_tags=tags(given["required"], "required"))
+            if "acl" in settings:
+                policy = replace(policy, acl_tags=tags(settings["acl"], "acl"), acl_from=path)
+            if "required" in settings:
+                policy = replace(policy, required_tags=tags(settings["required"], "required"))
         except Misconfigured as error:
             raise PolicyError(str(error)) from error
-        if "exclude" in given:
-            policy = replace(policy, excludes=(*policy.excludes, _patterns(folder, "exclude", given["exclude"])))
-        if "include" in given:
-            policy = replace(policy, include=_patterns(folder, "include", given["include"]))
+        if "exclude" in settings:
+            policy = replace(policy, excludes=(*policy.excludes, _patterns(folder, "exclude", settings["exclude"])))
+        if "include" in settings:
+            policy = replace(policy, include=_patterns(folder, "include", settings["include"]))
         return policy
 
     def admits_folder(self, path: str) -> bool:
@@ -118,7 +119,8 @@ class Policy:
 
 
 def _read(path: str) -> bytes | None:
-    """None: there is no such file. Whatever else keeps it from being read is an error: it may restrict access."""
+    """Return the file's content; None if there is no file. Any other failure is an error, since the file may restrict
+    access. Raises PolicyError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -139,22 +141,24 @@ def _read(path: str) -> bytes | None:
 
 def _parsed(raw: bytes) -> dict[str, object]:
     try:
-        given = tomllib.loads(raw.decode("utf-8-sig"))
+        settings = tomllib.loads(raw.decode("utf-8-sig"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         where = re.search(r"\(at line \d+, column \d+\)", str(error))
         raise PolicyError(f"is not valid TOML {where[0] if where else ''}".rstrip()) from error
-    unknown = sorted(set(given) - set(KEYS))
+    unknown = sorted(set(settings) - set(KEYS))
     if unknown:
         raise PolicyError(f"has the unknown key {unknown[0]!r} (known: {', '.join(KEYS)})")
-    return given
+    return settings
 
 
-def _patterns(folder: str, name: str, given: object) -> Patterns:
-    if not isinstance(given, list) or not all(isinstance(one, str) and one.strip("/") for one in given):
+def _patterns(folder: str, name: str, patterns: object) -> Patterns:
+    if not isinstance(patterns, list) or not all(
+        isinstance(pattern, str) and pattern.strip("/") for pattern in patterns
+    ):
         raise PolicyError(f'{name}: a list of patterns such as ["drafts/**", "*.tmp"]')
     try:
-        for pattern in given:
+        for pattern in patterns:
             compiled(pattern)
     except re.error as error:
         raise PolicyError(f"{name}: a pattern that makes no sense ({error.msg})") from error
-    return Patterns(folder, tuple(given))
+    return Patterns(folder, tuple(patterns))

@@ -39,21 +39,28 @@ from connectors.runner.rows import Holder, Rows
 from pipeline.core.errors import Retryable
 from pipeline.kafka.producer import Producer
 
+__all__ = ["FolderConnector", "FolderOptions", "Problem", "Progress", "ScanReport"]
+
+log = structlog.get_logger()
+
 DEBOUNCE_MS = 400
-"""An editor's save is several events; they are looked at together."""
+"""An editor saves a file by several events, which are handled together."""
 MAX_HINTS = 500
-"""More than this at once: a scan of everything is cheaper."""
+"""With more changed paths than this at once, a scan of everything is cheaper."""
 RESTART_SECONDS = 5.0
+"""Pause before a folder that could not be followed is followed again."""
+RETRY_SECONDS = 10.0
+"""Pause of ``watch`` while Kafka or Postgres is away."""
 
 
 class Hints:
-    """Collects changed paths under the roots while it is open. Law: whatever is not heard is found by the next scan."""
+    """Collects changed paths under the roots while it is open. Law: the next scan finds every change that is missed."""
 
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = list(roots)
         self._changed: set[str] = set()
         self._everything = False
-        self._some = asyncio.Event()
+        self._has_changes = asyncio.Event()
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._problems: list[Problem] = []
@@ -74,29 +81,29 @@ class Hints:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def next(self, stop: asyncio.Event, within_seconds: float) -> list[tuple[str, str]] | None:
-        """(root, target) for what changed, as soon as something did; None: look at everything."""
-        waiting = [asyncio.create_task(self._some.wait()), asyncio.create_task(stop.wait())]
+        """Return (root, target) of what changed, as soon as something changes; None: scan everything."""
+        waiting = [asyncio.create_task(self._has_changes.wait()), asyncio.create_task(stop.wait())]
         await asyncio.wait(waiting, timeout=within_seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         changed, self._changed = self._changed, set()
         everything, self._everything = self._everything, False
-        self._some.clear()
+        self._has_changes.clear()
         if everything or not changed or len(changed) > MAX_HINTS:
             return None
         return self._targets(changed)
 
     def lose(self) -> None:
-        """What was handed out last could not be looked at: everything is due."""
+        """The targets returned last could not be scanned: the next call returns None."""
         self._everything = True
 
     def problems(self) -> list[Problem]:
-        """What cannot be followed at present."""
+        """Return folders that cannot be followed at present."""
         return list(self._problems)
 
     def _targets(self, changed: set[str]) -> list[tuple[str, str]]:
-        """A changed ``.penstock.toml`` concerns its whole folder; what lies within another target is swept with it."""
+        """A changed ``.penstock.toml`` concerns its whole folder; a path within another target is scanned with that."""
         paths = sorted(os.path.dirname(path) if os.path.basename(path) == FILE else path for path in changed)
         targets: list[tuple[str, str]] = []
         for path in paths:
@@ -107,9 +114,10 @@ class Hints:
         return targets
 
     async def _follow(self, watched: str, recursive: bool) -> None:
-        """Starts again when the folder vanishes or the system's limits are met; meanwhile the scans do the work."""
+        """Follow a folder, and start again when it vanishes or a limit of the system is reached. Until then scans find
+        the changes."""
         while not self._stop.is_set():
-            trouble: Problem | None = None
+            problem: Problem | None = None
             try:
                 async for changes in awatch(
                     watched,
@@ -121,19 +129,19 @@ class Hints:
                     ignore_permission_denied=True,
                 ):
                     self._changed |= {path for _, path in changes}
-                    self._some.set()
+                    self._has_changes.set()
             except (OSError, RuntimeError) as error:  # watchfiles raises RuntimeError for what inotify refuses
-                trouble = Problem(watched, "not_watched", f"its changes are found by scans only ({error})")
-                self._problems.append(trouble)
+                problem = Problem(watched, "not_watched", f"its changes are found by scans only ({error})")
+                self._problems.append(problem)
             with suppress(TimeoutError):
                 async with asyncio.timeout(RESTART_SECONDS):
                     await self._stop.wait()
-            if trouble is not None:
-                self._problems.remove(trouble)
+            if problem is not None:
+                self._problems.remove(problem)
             self._everything = True
 
     def _concerns(self, _change: Change, path: str) -> bool:
-        """Whether the path may be a document of ours, or rules for one."""
+        """Whether the path may be a document under a root, or the rules for one."""
         for root in self._roots:
             if path in (root, os.path.join(os.path.dirname(root), FILE)):
                 return True
@@ -142,9 +150,6 @@ class Hints:
                 if not is_skipped(folder if name == FILE else path, root):
                     return True
         return False
-
-
-log = structlog.get_logger()
 
 
 class Comparison:
@@ -167,11 +172,11 @@ class Comparison:
         Retryable."""
         handled = (await self._rows.handled()).get("detect")
         now = await self._rows.now()
-        found = LedgerComparison()
+        result = LedgerComparison()
         documents = DocumentComparison(self._rows, lambda external_id: self._root(external_id) is not None)
         for compare_page in (documents.compare_ledger, documents.compare_rows):
-            await compare_all(compare_page, found, lambda: None)
-        differences = {key: difference for key, difference in found.differences.items() if not difference.has_letter}
+            await compare_all(compare_page, result, lambda: None)
+        differences = {key: difference for key, difference in result.differences.items() if not difference.has_letter}
         before = self._remembered
         current = {key: stored_difference(entry, before.get(key), now) for key, entry in differences.items()}
         repaired = {key: entry for key, entry in before.items() if key not in current and not may_repair(entry, now)}
@@ -203,19 +208,13 @@ class Comparison:
         return max((root for root in self._roots if is_within(external_id, root)), key=len, default=None)
 
 
-__all__ = ["FolderConnector", "FolderOptions", "Problem", "Progress", "ScanReport"]
-
-RETRY_SECONDS = 10.0
-"""Of ``watch``, while Kafka or Postgres is away."""
-
-
 class FolderConnector:
     """Documents are files: the external id is the real absolute path, so a rename is a delete and a new document."""
 
     def __init__(
         self, roots: Sequence[Path], *, options: FolderOptions, producer: Producer, checkpoint: Checkpoint
     ) -> None:
-        """roots: folders, and files named themselves. What lies within another root is swept with that one."""
+        """roots: folders, and single files. A root within another one is scanned with that."""
         self._roots = outermost(os.path.realpath(root) for root in roots)
         self._options = options
         self._producer = producer
@@ -223,13 +222,13 @@ class FolderConnector:
         self._clock: Clock | None = None
 
     async def check(self) -> list[Problem]:
-        """Roots that cannot be read."""
+        """Return roots that cannot be read."""
         problems = [await asyncio.to_thread(root_problem, root) for root in self._roots]
         return [problem for problem in problems if problem]
 
     async def scan(self, on_progress: Callable[[Progress], None] | None = None) -> ScanReport:
-        """Sweep all roots. Raises Retryable when Kafka or Postgres is away: what was acknowledged by then is kept,
-        the next scan goes on from there."""
+        """Scan all roots. Raises Retryable when Kafka or Postgres is away: acknowledged events stay recorded, and the
+        next scan goes on from there."""
         return await self._sweep([(root, root) for root in self._roots], on_progress)
 
     async def forget(self, external_ids: Iterable[str]) -> None:
@@ -240,13 +239,13 @@ class FolderConnector:
         """Scan, then publish changes as the operating system reports them, and scan again every
         ``scan_interval_seconds``, until ``stop``. After each scan what was published is compared with the ledger, and
         scanned again at once where they differ. ``on_report`` is called after each round that has something new to say;
-        a problem that stays is told once.
+        a problem that stays is reported once.
 
         While Kafka or Postgres is away the report holds a problem with the code "unavailable", and it tries again.
         """
         async with Hints(self._roots) as hints:
             targets: list[tuple[str, str]] | None = None
-            told: set[Problem] = set()
+            reported: set[Problem] = set()
             comparison = Comparison(
                 self._checkpoint, self._roots, tenant=self._options.tenant, source=self._options.source
             )
@@ -262,16 +261,16 @@ class FolderConnector:
                     hints.lose()
                     wait = RETRY_SECONDS
                 report.problems += hints.problems()
-                found = set(report.problems)
-                report.problems = [problem for problem in report.problems if problem not in told]
-                told = found if targets is None else told | found
+                current = set(report.problems)
+                report.problems = [problem for problem in report.problems if problem not in reported]
+                reported = current if targets is None else reported | current
                 if report.published or report.problems:
                     on_report(report)
                 targets = await hints.next(stop, wait)
 
     async def _differs(self, comparison: Comparison, report: ScanReport) -> bool:
-        """After a scan of all roots: whether the next one has something to publish or delete. What the scan reports
-        stays, also when nothing could be compared."""
+        """After a scan of all roots, return whether the next one has something to publish or delete. The report of the
+        scan stays, also when nothing could be compared."""
         assert self._clock is not None
         try:
             return await comparison.run(self._clock) > 0
@@ -282,13 +281,13 @@ class FolderConnector:
     async def _sweep(
         self, targets: Sequence[tuple[str, str]], on_progress: Callable[[Progress], None] | None
     ) -> ScanReport:
-        report, found, done = ScanReport(), 0, 0
+        report, listed, done = ScanReport(), 0, 0
 
-        def count(newly_found: int, newly_done: int) -> None:
-            nonlocal found, done
-            found, done = found + newly_found, done + newly_done
+        def count(newly_listed: int, newly_done: int) -> None:
+            nonlocal listed, done
+            listed, done = listed + newly_listed, done + newly_done
             if on_progress is not None:
-                on_progress(Progress(found, done))
+                on_progress(Progress(listed, done))
 
         if self._clock is None:
             self._clock = Clock(await self._checkpoint.observed_at(self._options.tenant, self._options.source))
@@ -303,9 +302,9 @@ class FolderConnector:
 
 
 def outermost(roots: Iterable[str]) -> list[str]:
-    """Without those that another one's listing finds anyway."""
-    found: list[str] = []
+    """Return the roots without those whose files the listing of another root holds anyway."""
+    outer_roots: list[str] = []
     for root in sorted(set(roots)):
-        if not any(is_within(root, outer) and not is_skipped(root, outer) for outer in found):
-            found.append(root)
-    return found
+        if not any(is_within(root, outer) and not is_skipped(root, outer) for outer in outer_roots):
+            outer_roots.append(root)
+    return outer_roots

@@ -1,4 +1,4 @@
-"""One file as its message, or the reason why it has none. Blocks: runs in threads."""
+"""Reads one file, and returns it as an entry of a source. The functions block: call them in threads."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ SETTLED_NS = 2_000_000_000
 changed again since, without looking any different."""
 ATTEMPTS = 3
 EMPTY = Extracted("", "text/plain")
-"""What a file without text has become, if it had some when it was last published."""
+"""Published for a file that has lost its text since it was last published."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRead:
-    """``extracted`` or ``unreadable``. ``stat`` None: the file was in motion, read it again next time."""
+    """Either ``extracted`` or ``unreadable`` is set. ``stat`` is None if the file may have changed while it was read:
+    the next scan reads it again."""
 
     stat: Stat | None
     size: int
@@ -38,7 +39,7 @@ class FileRead:
 
 
 def describe(stat: os.stat_result) -> Stat:
-    """What tells that a file is unchanged without reading it; an extractor of another version reads it again."""
+    """Return the attributes that are equal while a file is unchanged. Another version of the extractor differs too."""
     return {
         "size": stat.st_size,
         "mtime_ns": stat.st_mtime_ns,
@@ -49,7 +50,7 @@ def describe(stat: os.stat_result) -> Stat:
 
 
 def read(path: str, stat: os.stat_result) -> FileRead:
-    """Never raises for what the file is or does. stat: as it was listed."""
+    """Read and extract a file. stat: as it was listed. A file that cannot be read is a result, not an error."""
     started_ns = time.time_ns()
     try:
         data, stat = _bytes(path)
@@ -61,7 +62,7 @@ def read(path: str, stat: os.stat_result) -> FileRead:
 
 
 def _bytes(path: str) -> tuple[bytes, os.stat_result]:
-    """The file as it stands still. Raises Unreadable."""
+    """Return the content of a file that did not change meanwhile, and its attributes. Raises Unreadable."""
     try:
         # Neither a link nor a pipe that took the file's place since it was listed is followed or waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -165,7 +166,7 @@ def fingerprint(document: Document) -> bytes:
 
 
 def _time(nanoseconds: int) -> datetime | None:
-    """None for times that no calendar of ours knows (a broken clock or archive)."""
+    """Return None for times outside of the calendar (after a broken clock or archive)."""
     try:
         return datetime.fromtimestamp(nanoseconds / 1e9, UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Which document a file is: the one that stood at its path before, or that moved there on the same disk."""
+"""Tells to which document a file belongs: the one seen at its path before, or moved there on the same disk."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 
 class Identities:
-    """path ⇄ external id, in a file that may be lost: then whatever was moved before is a new document once.
+    """Stores path and external id of each file in an SQLite file. When that is lost, every document that was moved is
+    published once more as a new one.
 
     A document's id is the path at which it was first seen. Editors that write a new file over the old one keep the
     path; ``mv`` keeps inode, size and mtime (the inode alone proves nothing: a deleted file's is given to the next new
-    one). Who moves and edits between two looks makes a new document. Safe to use from threads.
+    one). A file that is moved and edited between two scans becomes a new document. Safe to use from threads.
     """
 
     def __init__(self, file: Path) -> None:
@@ -30,7 +31,7 @@ class Identities:
             self._db.close()
 
     def of(self, path: str, stat: os.stat_result) -> str:
-        """The id of the file that is at ``path`` now."""
+        """Return the id of the file that is at ``path`` now."""
         looks = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
         with self._lock:
             row = self._db.execute("SELECT id, looks FROM files WHERE path = ?", [path]).fetchone()
@@ -49,13 +50,13 @@ class Identities:
             return id_
 
     def path_of(self, id_: str) -> str:
-        """Where that document was seen last; an id that is not known is a path."""
+        """Return where the document was seen last; an unknown id is a path."""
         with self._lock:
             row = self._db.execute("SELECT path FROM files WHERE id = ?", [id_]).fetchone()
         return str(row[0]) if row else id_
 
     def id_at(self, path: str) -> str | None:
-        """Of the document that was last seen there."""
+        """Return the id of the document that was last seen there."""
         with self._lock:
             row = self._db.execute("SELECT id FROM files WHERE path = ?", [path]).fetchone()
         return str(row[0]) if row else None

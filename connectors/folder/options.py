@@ -1,4 +1,4 @@
-"""How the folder connector is told what to do."""
+"""Options of the folder connector."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FolderOptions:
     """None: changes go live; of files never seen, all but a few go to the backfill lane."""
     allow_mass_delete: bool = False
     scan_interval_seconds: float = 300.0
-    """Of ``watch``: how often everything is swept, whatever the operating system reported."""
+    """How often ``watch`` scans everything, whatever the operating system reported."""
 
     def __post_init__(self) -> None:
         """Raises Misconfigured."""
@@ -42,7 +42,7 @@ class FolderOptions:
 
 
 def tags(values: object, what: str) -> tuple[str, ...]:
-    """Sorted and unique, as messages carry them. Raises Misconfigured."""
+    """Return the tags sorted and unique, as messages carry them. Raises Misconfigured."""
     if not isinstance(values, list | tuple) or len(values) > MAX_TAGS:
         raise Misconfigured(f"{what}: a list of at most {MAX_TAGS} tags")
     try:

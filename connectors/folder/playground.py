@@ -1,4 +1,4 @@
-"""A folder to play in: every document has a folder of its own, whose ``.penstock.toml`` can withdraw it."""
+"""A folder for the laws of connectors. Every document has a folder of its own, with a ``.penstock.toml`` of its own."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class FolderPlayground:
         self._write_members()
 
     def sent(self) -> Sequence[Request]:
-        """The operating system tells it; nothing is sent."""
+        """Return no requests: the operating system reports changes."""
         return []
 
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
     ) -> None:
-        """truncated: not mounted. Nobody limits, fails or forgets cursors here."""
+        """truncated: the folder looks as if it were not mounted. The other troubles do not exist here."""
         if truncated and self.root.exists():
             self.root.rename(self._hidden)
             self.root.mkdir()

@@ -1,4 +1,4 @@
-"""Folders of a machine as a source under the runner: the listing, rules and reading of the folder connector."""
+"""Folders of a machine as a declared source, with the listing, rules and reading of the folder connector."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ from connectors.source import (
 )
 from pipeline.core.errors import Misconfigured, Retryable
 
-LISTED = 1_000
+PAGE_LISTED = 1_000
 OVERLAP_NS = 4_000_000_000
-"""File systems count time in steps of up to 2 s (FAT), and a network mount's clock is another one."""
-SHOWN = 100
+"""Nanoseconds. File systems count time in steps of up to 2 s (FAT), and a network mount has a clock of its own."""
+MAX_PROBLEMS = 100
+"""As many problems are reported by ``check``."""
 LISTEN_SECONDS = 3_600.0
 
 
 class FolderSettings(StrictOptions):
-    """acl_tags, required_tags: for every file of which no ``.penstock.toml`` says otherwise."""
+    """acl_tags and required_tags hold for every file for which no ``.penstock.toml`` says otherwise."""
 
     paths: list[Path] = Field(min_length=1)
     acl_tags: tuple[str, ...] = ()
     required_tags: tuple[str, ...] = ()
     members: Mapping[str, list[str]] = {}
-    """tag → principals."""
+    """Principals by tag."""
     members_file: Path | None = None
-    """A TOML file that says the same, read anew every time."""
+    """A TOML file of principals by tag, read anew every time; it takes precedence over ``members``."""
     page_files: int = Field(50, ge=1, le=500)
 
 
@@ -63,7 +64,7 @@ class _File:
 
 
 class Folder(SmallSource):
-    """``connectors.source.Source``. A document is a file; it stays the same when it is moved on its disk."""
+    """A ``connectors.source.Source``. A document is a file; it stays the same when it is moved on its disk."""
 
     Options = FolderSettings
     options: FolderSettings
@@ -84,32 +85,32 @@ class Folder(SmallSource):
         self._ids.close()
 
     async def check(self) -> Sequence[Problem]:
-        """Roots and files that cannot be read, rules that cannot be obeyed, places that nobody may read."""
+        """Return roots and files that cannot be read, invalid rules, and folders that nobody may read."""
         try:
             self._members()
         except Misconfigured as error:
             return [Problem(str(self.options.members_file), "members", str(error))]
-        found = [problem for root in self._roots if (problem := await asyncio.to_thread(root_problem, root))]
-        for root in self._roots if not found else ():
-            found += await asyncio.to_thread(_problems, Walk(root, root, self._rules))
-        return found
+        problems = [problem for root in self._roots if (problem := await asyncio.to_thread(root_problem, root))]
+        for root in self._roots if not problems else ():
+            problems += await asyncio.to_thread(_problems, Walk(root, root, self._rules))
+        return problems
 
     async def start(self) -> Cursor:
         return {"since_ns": time.time_ns() - OVERLAP_NS}
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
-        ids = sorted(one.id for one in await asyncio.to_thread(self._files))
+        ids = sorted(file.id for file in await asyncio.to_thread(self._files))
         start = bisect_right(ids, cursor["after"]) if cursor else 0
         for at in range(start, len(ids), self.options.page_files):
             page = ids[at : at + self.options.page_files]
             yield Page(await self.fetch(page), {"after": page[-1]})
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
-        """Files whose inode has changed since. What is gone, or came with a folder that was moved here, the watch and
-        the sweep find."""
+        """Yield files whose inode has changed since. Deleted files, and files of a folder that was moved here, are left
+        to ``listen`` and to the sweep."""
         now = await self.start()
         files = await asyncio.to_thread(self._files)
-        ids = sorted(one.id for one in files if one.candidate.stat.st_ctime_ns >= cursor["since_ns"])
+        ids = sorted(file.id for file in files if file.candidate.stat.st_ctime_ns >= cursor["since_ns"])
         for at in range(0, len(ids), self.options.page_files):
             page = ids[at : at + self.options.page_files]
             yield Page(await self.fetch(page), now if at + len(page) == len(ids) else cursor)
@@ -117,20 +118,22 @@ class Folder(SmallSource):
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
         for root in self._roots:
             walk = await asyncio.to_thread(self._walk, root, root)
-            found = iter(walk.candidates())
-            while batch := await asyncio.to_thread(lambda found=found: list(islice(found, LISTED))):  # type: ignore[misc]
-                files = [one for one in batch if isinstance(one, Candidate)]
+            entries = iter(walk.candidates())
+            while batch := await asyncio.to_thread(lambda entries=entries: list(islice(entries, PAGE_LISTED))):  # type: ignore[misc]
+                files = [entry for entry in batch if isinstance(entry, Candidate)]
                 yield [
                     Listed(
-                        external_id=self._ids.of(one.path, one.stat),
-                        acl_tags=one.acl_tags,
-                        required_tags=one.required_tags,
-                        revision=revision_of(one),
+                        external_id=self._ids.of(candidate.path, candidate.stat),
+                        acl_tags=candidate.acl_tags,
+                        required_tags=candidate.required_tags,
+                        revision=revision_of(candidate),
                     )
-                    for one in await asyncio.to_thread(walk.access_now, files)
+                    for candidate in await asyncio.to_thread(walk.access_now, files)
                 ]
-            if lost := [*walk.unreadable, *walk.broken]:
-                raise Misconfigured(f"{lost[0]} cannot be listed, or its .penstock.toml not obeyed: `check` says why")
+            if unlisted := [*walk.unreadable, *walk.broken]:
+                raise Misconfigured(
+                    f"{unlisted[0]} cannot be listed, or its .penstock.toml not obeyed: `check` says why"
+                )
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         return await asyncio.to_thread(lambda: [self._entry(id_) for id_ in external_ids])
@@ -140,17 +143,17 @@ class Folder(SmallSource):
             yield Group(tag, members)
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
-        """What the operating system says has changed. Scans find the rest."""
+        """Report changes that the operating system notices. Scans find the rest."""
         async with Hints(self._roots) as hints:
             while True:
                 targets = await hints.next(asyncio.Event(), LISTEN_SECONDS)
                 paths = [target for _, target in targets or ()]
-                known = [(path, self._ids.id_at(path)) for path in paths]
-                everything = targets is None or any(id_ is None for _, id_ in known)
-                await react(Reaction(ids=[id_ for _, id_ in known if id_], changes=everything, sweep=everything))
+                ids = [self._ids.id_at(path) for path in paths]
+                is_everything = targets is None or None in ids
+                await react(Reaction(ids=[id_ for id_ in ids if id_], changes=is_everything, sweep=is_everything))
 
     def _walk(self, root: str, target: str) -> Walk:
-        """Raises Retryable where nothing is known: an empty folder is more often one that is not mounted."""
+        """Raises Retryable for a root that cannot be read, and for an empty one: it is more often not mounted."""
         if problem := root_problem(root):
             raise Retryable(str(problem))
         if os.path.isdir(root) and not os.listdir(root):
@@ -159,10 +162,10 @@ class Folder(SmallSource):
 
     def _files(self) -> list[_File]:
         return [
-            _File(self._ids.of(one.path, one.stat), root, one)
+            _File(self._ids.of(entry.path, entry.stat), root, entry)
             for root in self._roots
-            for one in self._walk(root, root).candidates()
-            if isinstance(one, Candidate)
+            for entry in self._walk(root, root).candidates()
+            if isinstance(entry, Candidate)
         ]
 
     def _entry(self, id_: str) -> Entry:
@@ -171,12 +174,13 @@ class Folder(SmallSource):
         if root is None:
             return Gone(id_)
         walk = self._walk(root, path)
-        candidate = next((one for one in walk.candidates() if isinstance(one, Candidate) and one.path == path), None)
+        entries = walk.candidates()
+        candidate = next((entry for entry in entries if isinstance(entry, Candidate) and entry.path == path), None)
         if candidate is not None:
             return self._read(id_, root, candidate)
         if walk.unreadable or walk.broken:
             raise Misconfigured(f"{path} cannot be read, or a .penstock.toml above it not obeyed: `check` says why")
-        moved = next((one for one in self._files() if one.id == id_), None) if not os.path.lexists(path) else None
+        moved = next((file for file in self._files() if file.id == id_), None) if not os.path.lexists(path) else None
         return self._read(id_, moved.root, moved.candidate) if moved else Gone(id_)
 
     def _read(self, id_: str, root: str, candidate: Candidate) -> Entry:
@@ -185,17 +189,17 @@ class Folder(SmallSource):
 
     def _members(self) -> dict[str, list[str]]:
         """Raises Misconfigured."""
-        found = dict(self.options.members)
+        members = dict(self.options.members)
         if self.options.members_file is None:
-            return found
+            return members
         try:
-            said = tomllib.loads(self.options.members_file.read_text("utf-8"))
+            more = tomllib.loads(self.options.members_file.read_text("utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise Misconfigured(f"{self.options.members_file} cannot be read ({type(error).__name__})") from error
-        if not all(isinstance(one, list) and all(isinstance(p, str) for p in one) for one in said.values()):
+        if not all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in more.values()):
             raise Misconfigured(f'{self.options.members_file}: write tag = ["principal", …]')
-        return found | said
+        return members | more
 
 
 def _problems(walk: Walk) -> list[Problem]:
-    return list(islice((one for one in walk.candidates() if isinstance(one, Problem)), SHOWN))
+    return list(islice((entry for entry in walk.candidates() if isinstance(entry, Problem)), MAX_PROBLEMS))

@@ -1,4 +1,4 @@
-"""One sweep of one target: what changed is published, what is gone is deleted."""
+"""One sweep of one target: changed files are published, missing ones are deleted."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from pipeline.kafka.producer import Producer
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
-BATCH = 256
+BATCH_FILES = 256
 """Files looked up in the checkpoint at once."""
 READERS = 4
-"""Files read side by side; the largest readable one takes about 100 MB for a moment."""
-GROUP = 32
+"""Threads that read files; the largest readable file takes about 100 MB for a moment."""
+GROUP_FILES = 32
 GROUP_BYTES = 1024 * 1024
+"""A thread reads up to so many files, and about so many bytes, in one go."""
 KINDS: dict[type[Event], Kind] = {
     DocumentUpserted: "upserted",
     AccessChanged: "access",
     DocumentDeleted: "deleted",
 }
-FEW = 50
-"""As many files never seen before go live; the rest of a large first load goes to the backfill lane."""
+MAX_LIVE_NEWCOMERS = 50
+"""A sweep with more new files than this is a first load: the rest of them goes to the backfill lane."""
 
 
 @dataclass(slots=True)
 class Sweep:
-    """Of ``target``, a folder or file at or under ``root``."""
+    """One sweep of ``target``, a folder or file at or under ``root``."""
 
     root: str
     target: str
@@ -53,13 +54,14 @@ class Sweep:
     checkpoint: Checkpoint
     report: ScanReport
     on_done: Callable[[int, int], None]
-    """Called with how many files were newly found, and how many are newly done with."""
+    """Called with the numbers of newly listed and newly finished files."""
     newcomers: int = 0
-    _shown: ListedIds = field(default_factory=ListedIds)
+    """Files listed so far that have no row."""
+    _listed_ids: ListedIds = field(default_factory=ListedIds)
     _publisher: Publisher = field(init=False)
 
     async def run(self, started: datetime) -> None:
-        """started: Postgres' clock before anything was listed. Raises Retryable."""
+        """Sweep to the end. started: by Postgres' clock, before anything was listed. Raises Retryable."""
         self._publisher = Publisher(
             self.producer, self.checkpoint, tenant=self.options.tenant, source=self.options.source, scope=self.root
         )
@@ -77,15 +79,15 @@ class Sweep:
             raise
 
     async def _listed(self, walk: Walk) -> AsyncIterator[list[Candidate]]:
-        """Candidates in batches; problems go into the report."""
-        with closing(walk.candidates()) as found:  # type: ignore[type-var]  # a generator, typed as its iterator
-            while entries := await asyncio.to_thread(_take, found):
+        """Yield candidates in batches, and report problems."""
+        with closing(walk.candidates()) as candidates:  # type: ignore[type-var]  # a generator, typed as its iterator
+            while entries := await asyncio.to_thread(_take, candidates):
                 self.report.problems += [entry for entry in entries if isinstance(entry, Problem)]
                 yield [entry for entry in entries if isinstance(entry, Candidate)]
 
     async def _batch(self, batch: Sequence[Candidate]) -> None:
         self.on_done(len(batch), 0)
-        self._shown.add(candidate.path for candidate in batch)
+        self._listed_ids.add(candidate.path for candidate in batch)
         known = await self.checkpoint.listed(
             self.options.tenant, self.options.source, self.root, [candidate.path for candidate in batch]
         )
@@ -127,14 +129,14 @@ class Sweep:
         return self.clock.stamp()
 
     async def _unread(self, candidate: Candidate, item: Item) -> None:
-        """Take a file that is as it was when it was read last."""
+        """Handle a file that has not changed since it was read."""
         if item.row.problem_code is not None:
             self._problem(candidate.path, item.row.problem_code, item.row.problem_message or "")
         await self._access_only(candidate, item, self.clock.stamp())
 
     async def _changed(self, candidate: Candidate, item: Item, file: FileRead, observed_at: datetime) -> None:
-        """Publish what is new of a file that was read. Of one that is unreadable the published content stays, under the
-        access that holds now, and the row says why it is older."""
+        """Publish a file that was read, if it differs. The content of one that is unreadable stays as it was published,
+        under the current access, and its row says why."""
         error = file.unreadable
         if error is not None:
             self._problem(candidate.path, error.code, str(error))
@@ -155,7 +157,7 @@ class Sweep:
         await self._carry_out(item, Item(row, stat), decision.events)
 
     async def _access_only(self, candidate: Candidate, item: Item, observed_at: datetime) -> None:
-        """Publish the access of a file whose content is not read or is as it was."""
+        """Publish the access of a file, if it differs, without its content."""
         row = item.row
         has_access = not row.is_in_doubt and (row.acl_tags, row.required_tags) == (
             candidate.acl_tags,
@@ -169,7 +171,7 @@ class Sweep:
         await self._carry_out(item, Item(decision.row or row, item.stat), decision.events)
 
     async def _carry_out(self, before: Item, after: Item, events: Sequence[Event]) -> None:
-        """Publish the last of these events, which says all that the others say, and store the row."""
+        """Publish the last of these events, which carries everything that the others say, and store the row."""
         if events:
             lane = self._lane(first=isinstance(events[-1], DocumentUpserted) and before.row.version is None)
             await self._publish(events[-1], after.row.version or 0, after, lane)
@@ -180,7 +182,7 @@ class Sweep:
             self.report.unchanged.append((after.row.external_id, after.row.version))
 
     async def _delete_gone(self, walk: Walk, started: datetime) -> None:
-        """What a completed listing did not find. Not where the listing failed, and not much at once unconfirmed."""
+        """Delete documents that a completed listing lacks: not where the listing failed, and not many unconfirmed."""
         tenant, source = self.options.tenant, self.options.source
         unlisted = await self._unlisted(started)
         observed_at = self._stamp(*(unwritten.row for unwritten in unlisted))
@@ -191,17 +193,17 @@ class Sweep:
         gone = await asyncio.to_thread(lambda: [unwritten.row for unwritten in others if _is_gone(unwritten, walk)])
         if not gone:
             return
-        known = await self.checkpoint.count(tenant, source, self.root)
+        count = await self.checkpoint.count(tenant, source, self.root)
         confirmed = self.options.allow_mass_delete
-        if known and not confirmed and await asyncio.to_thread(self._looks_lost, walk):
-            self._problem(self.root, "root_empty", f"holds no files any more: nothing is deleted {_unless(known)}")
+        if count and not confirmed and await asyncio.to_thread(self._looks_lost, walk):
+            self._problem(self.root, "root_empty", f"holds no files any more: nothing is deleted {_unless(count)}")
             return
         published = [row for row in gone if row.is_published]
-        if is_mass_deletion(len(published), known) and not confirmed:
+        if is_mass_deletion(len(published), count) and not confirmed:
             self._problem(
                 self.root,
                 "mass_delete",
-                f"{len(published)} of {known} documents are gone: none is deleted {_unless(known)}",
+                f"{len(published)} of {count} documents are gone: none is deleted {_unless(count)}",
             )
             return
         await self.checkpoint.remove(
@@ -218,16 +220,16 @@ class Sweep:
         return Observation(tenant=self.options.tenant, source=self.options.source, at=at)
 
     async def _unlisted(self, started: datetime) -> list[Unwritten]:
-        """Rows that the listing lacks and that nobody has written since it began."""
+        """Return rows that the listing lacks and that have not been written since it began."""
         unlisted: list[Unwritten] = []
         pages = self.checkpoint.unwritten(self.options.tenant, self.options.source, self.target, started)
         async for page in pages:
-            lacking = set(self._shown.lacks([unwritten.row.external_id for unwritten in page]))
+            lacking = set(self._listed_ids.lacks([unwritten.row.external_id for unwritten in page]))
             unlisted += [unwritten for unwritten in page if unwritten.row.external_id in lacking]
         return unlisted
 
     def _looks_lost(self, walk: Walk) -> bool:
-        """An empty folder is more often a file system that is not mounted than one whose files were all deleted."""
+        """Whether the folder is empty: it is then more often not mounted than its files are deleted."""
         if walk.admitted or walk.unreadable or walk.broken:
             return False
         return self.target == self.root or not os.listdir(self.root)
@@ -237,7 +239,7 @@ class Sweep:
         self.report.published.append(Published(event.external_id, version, KINDS[type(event)], event.observed_at))
 
     def _lane(self, *, first: bool) -> Topic:
-        lane = self.options.lane or ("backfill" if first and self.newcomers > FEW else "live")
+        lane = self.options.lane or ("backfill" if first and self.newcomers > MAX_LIVE_NEWCOMERS else "live")
         return DOCUMENTS_BACKFILL if lane == "backfill" else DOCUMENTS_LIVE
 
     def _problem(self, path: str, code: str, message: str) -> None:
@@ -245,16 +247,16 @@ class Sweep:
 
 
 def _take(entries: Iterator[Candidate | Problem]) -> list[Candidate | Problem]:
-    return list(islice(entries, BATCH))
+    return list(islice(entries, BATCH_FILES))
 
 
 def _group(queue: Iterator[tuple[Candidate, Item]]) -> list[tuple[Candidate, Item]]:
-    """The next few to read in one go: a thread's hand-over costs as much as reading a small file."""
+    """Return the next files to read in one go: handing one to a thread costs as much as reading a small file."""
     group: list[tuple[Candidate, Item]] = []
     size = 0
-    while len(group) < GROUP and size < GROUP_BYTES and (one := next(queue, None)):
-        group.append(one)
-        size += one[0].stat.st_size
+    while len(group) < GROUP_FILES and size < GROUP_BYTES and (entry := next(queue, None)):
+        group.append(entry)
+        size += entry[0].stat.st_size
     return group
 
 
@@ -262,8 +264,8 @@ def _read_group(candidates: Sequence[Candidate]) -> list[FileRead]:
     return [read(candidate.path, candidate.stat) for candidate in candidates]
 
 
-def _unless(known: int) -> str:
-    return f"until it is confirmed (allow mass delete); {known} documents stay searchable"
+def _unless(count: int) -> str:
+    return f"until it is confirmed (allow mass delete); {count} documents stay searchable"
 
 
 def _stored(row: Row) -> Row:
@@ -272,8 +274,8 @@ def _stored(row: Row) -> Row:
 
 
 def _is_gone(unwritten: Unwritten, walk: Walk) -> bool:
-    """Really not there, or excluded by the rules. Only the root that answers for a document may exclude it, and not one
-    that was moved away while the listing came by and is back: that is looked at once more."""
+    """Whether the file does not exist, or is excluded by the rules. Only the root that answers for a document may
+    exclude it; and a file that was away only while its folder was listed is not gone, so it is listed once more."""
     path = unwritten.row.external_id
     if any(is_within(path, folder) for folder in walk.unreadable):
         return False
@@ -288,7 +290,7 @@ def _is_gone(unwritten: Unwritten, walk: Walk) -> bool:
 
 
 def _is_listed_now(path: str, walk: Walk) -> bool:
-    """Or cannot be known to be excluded."""
+    """Whether the file is listed, or its folder cannot be listed now."""
     again = Walk(walk.root, path, walk.options)
-    is_listed = any(isinstance(one, Candidate) and one.path == path for one in again.candidates())
+    is_listed = any(isinstance(entry, Candidate) and entry.path == path for entry in again.candidates())
     return is_listed or bool(again.unreadable or again.broken)

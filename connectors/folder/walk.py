@@ -26,10 +26,10 @@ class Candidate:
 
 @dataclass(slots=True)
 class Walk:
-    """One listing of ``target`` (a file or folder at or under ``root``). Iterate ``candidates`` to its end, then look
-    at the rest.
+    """One listing of ``target``, a file or folder at or under ``root``. The attributes are complete once ``candidates``
+    has come to its end.
 
-    Links are never followed: one that stays inside names a document that is found anyway, one that leaves is reported.
+    Links are never followed: one within the root points to a document that is listed anyway, any other is reported.
     """
 
     root: str
@@ -38,9 +38,9 @@ class Walk:
     admitted: int = 0
     complete: bool = False
     unreadable: list[str] = field(default_factory=list)
-    """Folders whose listing failed: nothing is known about what they hold."""
+    """Folders that could not be listed: nothing is known about their files."""
     broken: list[str] = field(default_factory=list)
-    """Folders whose ``.penstock.toml`` cannot be obeyed: what they hold stays as it was published."""
+    """Folders whose ``.penstock.toml`` is invalid: their documents stay as they were published."""
     _nobody: set[str] = field(default_factory=set)
 
     def candidates(self) -> Iterator[Candidate | Problem]:
@@ -52,14 +52,14 @@ class Walk:
         self.complete = True
 
     def access_now(self, batch: Sequence[Candidate]) -> list[Candidate]:
-        """The same files under the rules as they are now: ``candidates`` reads those of a folder once, and goes on with
-        them however long whoever iterates takes. Notes folders whose rules cannot be obeyed (any more)."""
+        """Return the same files under the current rules: ``candidates`` reads the rules of a folder once, while its
+        caller may take long. Folders whose rules are invalid by now are added to ``broken``."""
         known: dict[str, Policy | None] = {}
-        found = []
-        for one in batch:
-            if (policy := self._policy_now(os.path.dirname(one.path), known)) is not None:
-                found.append(replace(one, acl_tags=policy.acl_tags, required_tags=policy.required_tags))
-        return found
+        current = []
+        for candidate in batch:
+            if (policy := self._policy_now(os.path.dirname(candidate.path), known)) is not None:
+                current.append(replace(candidate, acl_tags=policy.acl_tags, required_tags=policy.required_tags))
+        return current
 
     def _policy_now(self, folder: str, known: dict[str, Policy | None]) -> Policy | None:
         if folder not in known:
@@ -73,7 +73,7 @@ class Walk:
         return known[folder]
 
     def _named_file(self, policy: Policy) -> Iterator[Candidate | Problem]:
-        """A file that was named itself is taken whatever its name; its own folder may say who reads it."""
+        """Yield a file that is itself a root, whatever its name is; the rules of its folder say who may read it."""
         try:
             policy = policy.within(os.path.dirname(self.root))
         except PolicyError as error:
@@ -82,7 +82,7 @@ class Walk:
         yield from self._file(self.root, policy)
 
     def _from_root(self, policy: Policy) -> Iterator[Candidate | Problem]:
-        """Down the path to the target, under the rules that a listing of the whole root applies."""
+        """Go down to the target, under the rules that a listing of the whole root applies."""
         folder = self.root
         for name in os.path.relpath(self.target, self.root).split("/") if self.target != self.root else ():
             try:
@@ -112,14 +112,14 @@ class Walk:
             try:
                 policy = policy.within(folder)
                 with os.scandir(folder) as entries:
-                    found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+                    children = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
             except PolicyError as error:
                 yield self._refused(folder, folder, error)
                 continue
             except OSError as error:
                 yield from self._unlistable(folder, error)
                 continue
-            for name, is_folder in found:
+            for name, is_folder in children:
                 path = os.path.join(folder, name)
                 if not is_folder:
                     if policy.admits_file(path):
@@ -162,7 +162,7 @@ class Walk:
         return Problem(path, "link_outside", "is a link that leaves the folder: skipped; name its target to ingest it")
 
     def _nobody_reads(self, policy: Policy) -> Iterator[Problem]:
-        """Once for each place that says so."""
+        """Report once for each rule that nobody may read the files under it."""
         if not policy.acl_tags and (where := policy.acl_from or self.root) not in self._nobody:
             self._nobody.add(where)
             yield Problem(where, "nobody", "no access tag at all: nobody can find the files under it")
@@ -176,7 +176,7 @@ class Walk:
         )
 
     def _unlistable(self, path: str, error: OSError) -> Iterator[Problem]:
-        """What has just vanished is no problem: it is gone."""
+        """Report a path that cannot be listed. One that has just vanished is no problem."""
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             self.unreadable.append(path)
             code = "permission" if isinstance(error, PermissionError) else "io_error"
@@ -184,12 +184,12 @@ class Walk:
 
 
 def is_within(path: str, folder: str) -> bool:
-    """The folder itself, or under it."""
+    """Whether the path is the folder itself or lies under it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def root_problem(root: str) -> Problem | None:
-    """Why a root cannot be swept at all; nothing is deleted then."""
+    """Return why a root cannot be scanned at all; nothing is deleted then."""
     try:
         if modes.S_ISDIR(os.stat(root).st_mode):
             with os.scandir(root):

@@ -13,17 +13,17 @@ from connectors.source import Context
 from pipeline.core.errors import Misconfigured
 from tests.support.connectors.slack_kit import Notes
 
-LISTED = 2
+PAGE_LISTED = 2
 """Files in a page of a listing."""
 
 
 @pytest.fixture
 async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Folder]:
-    monkeypatch.setattr(source, "LISTED", LISTED)
+    monkeypatch.setattr(source, "PAGE_LISTED", PAGE_LISTED)
     (tmp_path / "own").mkdir()
     root = tmp_path / "docs" / "plans"
     root.mkdir(parents=True)
-    for n in range(2 * LISTED):
+    for n in range(2 * PAGE_LISTED):
         (root / f"{n}.md").write_text(f"plan {n}")
     settings = FolderSettings(paths=[root.parent], acl_tags=("everyone",))
     context = Context(name="docs", tenant="default", memory=Notes(), folder=tmp_path / "own")
