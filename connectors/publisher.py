@@ -9,13 +9,12 @@ from datetime import datetime
 
 from connectors.checkpoint import Checkpoint, Intent, Item
 from connectors.runner.compare import Event
+from connectors.runner.publish import DELIVERY_SECONDS
 from pipeline.core.errors import Retryable
 from pipeline.kafka.producer import Delivery, NotDelivered, Producer
 from topics.messages import AccessChanged, DocumentUpserted
 from topics.registry import Topic
 
-DELIVERY_SECONDS = 60.0
-"""After this long without an acknowledgement Kafka counts as away."""
 MAX_RECORDS = 1_000
 MAX_BYTES = 32 * 1024 * 1024
 """At most so many events, and so many bytes of text, wait for their acknowledgement."""
