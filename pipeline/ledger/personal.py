@@ -92,7 +92,7 @@ _HELD: LiteralString = (
     "tenant = %(tenant)s AND (members @> ARRAY[%(person)s::text] OR of @> ARRAY['user:' || %(person)s::text])"
 )
 """A source may list a person among a group's members, or by their own tag among the tags whose holders hold it."""
-_ASKED_AS: LiteralString = (
+_QUESTIONS_AS: LiteralString = (
     "tenant = %(tenant)s AND (principals @> ARRAY[%(person)s::text] OR EXISTS (SELECT FROM unnest(tags) tag"
     " WHERE tag = 'user:' || %(person)s OR right(tag, length(%(person)s) + 6) = '/user:' || %(person)s))"
 )
@@ -410,9 +410,9 @@ PLACES: tuple[Place, ...] = (
             "source": "DELETE FROM eval_queries WHERE tenant = %(tenant)s AND id IN"
             " (SELECT query_id FROM eval_judgements WHERE source = %(source)s)",
             "tenant": f"DELETE FROM eval_queries {_OF_TENANT}",
-            "person": f"DELETE FROM eval_queries WHERE {_ASKED_AS}",
+            "person": f"DELETE FROM eval_queries WHERE {_QUESTIONS_AS}",
         },
-        of_person=_ASKED_AS,
+        of_person=_QUESTIONS_AS,
         age=Age("golden_days", _by_owner("eval_queries")),
     ),
     Place("eval_judgements", personal="external_id anchor", free="query_id source gain"),
