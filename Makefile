@@ -71,8 +71,9 @@ sbom: setup  ## what is delivered and under which licences (CycloneDX): build/sb
 check: setup  ## format, lint, strict types, unit tests: under a minute
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/mypy
-	$(BIN)/pytest tests/unit -m "not slow" -n $(JOBS) --dist worksteal
+	@$(BIN)/mypy & types=$$!; \
+		$(BIN)/pytest tests/unit -m "not slow" -n 2 --dist worksteal; tests=$$?; \
+		wait $$types && exit $$tests
 
 up: setup  ## the local stack and its workers, left running
 	$(BIN)/penstock up

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from deploy.local.postgres import Postgres
+from deploy.local.service import Place
 from deploy.local.stack import SERVERS, Stack
 from tests.faults.wires import WiredKafka, wire_ports
 from tests.support.space import Space
@@ -44,6 +46,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
+class UnsyncedPostgres(Postgres):
+    """Waits for no disk: the tests kill the server but never the machine, whose cache holds what was written."""
+
+    def more_settings(self, place: Place) -> dict[str, object]:
+        return {"fsync": "off", "full_page_writes": "off"}
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack of our own. PENSTOCK_TEST_HOME names a state folder whose running stack is used instead (for quick
@@ -53,7 +62,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         ports = wire_ports(plain)
         yield plain if ports is None else Stack(Path(home), servers={**SERVERS, WiredKafka.name: WiredKafka(ports[1])})
         return
-    servers = {**SERVERS, WiredKafka.name: WiredKafka()}
+    servers = {**SERVERS, WiredKafka.name: WiredKafka(), UnsyncedPostgres.name: UnsyncedPostgres()}
     stack = Stack(tmp_path_factory.mktemp("stack") / "home", die_with_parent=True, servers=servers)
     stack.up()
     try:
