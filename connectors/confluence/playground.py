@@ -73,8 +73,8 @@ class ConfluencePlayground:
         self.state.groups["staff"].discard(self.ines.account_id)
 
     def sent(self) -> Sequence[Request]:
-        happened, self.state.happened = self.state.happened, []
-        return requests(happened, self.fake.webhook_secret, cloud=self.fake.cloud)
+        events, self.state.events = self.state.events, []
+        return requests(events, self.fake.webhook_secret, cloud=self.fake.cloud)
 
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False

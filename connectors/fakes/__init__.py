@@ -1,1 +1,1 @@
-"""Honest servers that answer as the published APIs do: one stateful ASGI application a source."""
+"""Fake servers that respond as the published APIs do: one stateful ASGI application for each source."""

@@ -1,8 +1,8 @@
-"""A Confluence that can be played with: Cloud (REST v2, and v1 for what v2 lacks) or Data Center (REST v1).
+"""A fake Confluence: Cloud (REST v2, and v1 for what v2 lacks) or Data Center (REST v1).
 
-``async with served(fake) as address``; the base address is then ``address + fake.context``. It keeps what the
-published API says, and the limits known from its users: search lags behind (``index_delay``) and knows times by the
-minute, and a page shows only its own restrictions.
+``async with served(fake) as address``; the base address is then ``address + fake.context``. It follows the published
+API and the limits that its users report: search lags behind (``index_delay``) and knows times by the minute, and a page
+shows only its own restrictions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
 from connectors.fakes import confluence_v1, confluence_v2
-from connectors.fakes.confluence_state import Happening, Item, Refusal, State, User
+from connectors.fakes.confluence_state import Event, Item, Refusal, State, User
 from connectors.source import Request
 
 Flavour = Literal["cloud", "data-center"]
@@ -36,28 +36,28 @@ Flavour = Literal["cloud", "data-center"]
 class Credential:
     user: User
     scopes: set[str] | None = None
-    """Cloud: of a scoped token or an OAuth app; None: all that the user may."""
+    """Cloud: the scopes of a scoped token or an OAuth app; None: everything that the user may do."""
 
 
 @dataclass
 class Faults:
-    """What goes wrong. Numbers count down as requests are spoilt; the rest stays until changed."""
+    """Faults of the server. Numbers count down with each faulty response; the rest stays until changed."""
 
     throttled: int = 0
     retry_after: str | None = "1"
     failing: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    """Upon every answer, such as X-RateLimit-Remaining."""
+    """Headers of every response, such as X-RateLimit-Remaining."""
     truncated: bool = False
     """Listings of content end in the middle of their first page, without a next link."""
     seconds: float = 0.0
-    """Before every answer."""
+    """The delay of every response."""
     denied: set[str] = field(default_factory=set)
-    """Paths that contain one of these answer 403."""
+    """Paths that contain one of these respond with 403."""
     moved_to: str | None = None
-    """Where downloads are redirected to, instead of this server."""
+    """The address to which downloads are redirected; None: this server."""
     lose_restrictions: bool = False
-    """Expanded restrictions are left out of answers, as they are for who may not see them."""
+    """Whether expanded restrictions are left out of responses, as they are for accounts that may not see them."""
 
 
 class FakeConfluence:
@@ -69,11 +69,11 @@ class FakeConfluence:
         self.index_delay = timedelta()
         self.credentials: dict[str, Credential] = {}
         self.requests: list[str] = []
-        """``GET /rest/api/…?…`` of everything that was asked, in order."""
+        """``GET /rest/api/…?…`` for every request, in order."""
         self.base = ""
         self.webhook_secret = secrets.token_hex(16)
         self.epoch = secrets.token_hex(4)
-        """Of the cursors given: another one, and they are no longer known."""
+        """A part of every cursor. When it changes, earlier cursors are no longer known."""
         routes = [*confluence_v1.routes(self)]
         if self.cloud:
             routes += confluence_v2.routes(self)
@@ -93,17 +93,17 @@ class FakeConfluence:
         return base64.urlsafe_b64encode(json.dumps({"epoch": self.epoch, **position}).encode()).decode()
 
     def position(self, cursor: str) -> dict[str, object]:
-        """Raises Refusal for a cursor that is not ours (any more)."""
+        """Decode a cursor. Raises Refusal for one that is unknown or has expired."""
         try:
-            found = json.loads(base64.urlsafe_b64decode(cursor))
+            position = json.loads(base64.urlsafe_b64decode(cursor))
         except ValueError:
-            found = {}
-        if not isinstance(found, dict) or found.get("epoch") != self.epoch:
+            position = {}
+        if not isinstance(position, dict) or position.get("epoch") != self.epoch:
             raise Refusal(400, "INVALID_REQUEST_PARAMETER", "The cursor is invalid or has expired")
-        return found
+        return position
 
     def caller(self, request: HttpRequest, scope: str) -> User:
-        """Who asks; scope: what a scoped Cloud token needs for this. Raises Refusal."""
+        """Return the user whose token the request carries. A scoped Cloud token needs ``scope``. Raises Refusal."""
         kind, _, value = request.headers.get("authorization", "").partition(" ")
         email = None
         if kind.lower() == "basic" and self.cloud:
@@ -127,23 +127,23 @@ class FakeConfluence:
             return
         request = HttpRequest(scope)
         self.base = f"{request.url.scheme}://{request.url.netloc}{self.context}"
-        shown = f"{request.method} {request.url.path.removeprefix(self.context)}?{request.url.query}"
-        self.requests.append(shown)
+        line = f"{request.method} {request.url.path.removeprefix(self.context)}?{request.url.query}"
+        self.requests.append(line)
         faults = self.faults
         if faults.seconds:
             await anyio.sleep(faults.seconds)
-        spoilt: Response | None = None
+        fault_response: Response | None = None
         if faults.throttled > 0:
             faults.throttled -= 1
             headers = {} if faults.retry_after is None else {"Retry-After": faults.retry_after}
-            spoilt = JSONResponse({"message": "Rate limit exceeded"}, status_code=429, headers=headers)
+            fault_response = JSONResponse({"message": "Rate limit exceeded"}, status_code=429, headers=headers)
         elif faults.failing > 0:
             faults.failing -= 1
-            spoilt = JSONResponse({"statusCode": 500, "message": "Internal Server Error"}, status_code=500)
-        elif any(part in shown for part in faults.denied):
-            spoilt = JSONResponse({"statusCode": 403, "message": "Forbidden"}, status_code=403)
+            fault_response = JSONResponse({"statusCode": 500, "message": "Internal Server Error"}, status_code=500)
+        elif any(part in line for part in faults.denied):
+            fault_response = JSONResponse({"statusCode": 403, "message": "Forbidden"}, status_code=403)
 
-        async def sending(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [
                     *message["headers"],
@@ -151,12 +151,12 @@ class FakeConfluence:
                 ]
             await send(message)
 
-        await (spoilt or self._inner)(scope, receive, sending)
+        await (fault_response or self._inner)(scope, receive, send_with_headers)
 
 
 @asynccontextmanager
 async def confluence(flavour: Flavour = "cloud") -> AsyncIterator[tuple[FakeConfluence, str]]:
-    """One that is served: (fake, base address)."""
+    """Serve a fake; yields it and its base address."""
     from pipeline.runtime.http_server import served
 
     fake = FakeConfluence(flavour)
@@ -169,9 +169,9 @@ FORGE = {"blog": "blogpost", "page": "page", "comment": "comment", "attachment":
 VERBS = {"removed": "deleted"}
 
 
-def requests(happened: Sequence[Happening], secret: str, *, cloud: bool) -> list[Request]:
+def requests(events: Sequence[Event], secret: str, *, cloud: bool) -> list[Request]:
     shape = _forge if cloud else _webhook
-    return [signed(shape(one), secret) for one in happened]
+    return [signed(shape(event), secret) for event in events]
 
 
 def signed(body: dict[str, Any], secret: str) -> Request:
@@ -181,27 +181,27 @@ def signed(body: dict[str, Any], secret: str) -> Request:
     return Request(headers, {}, raw)
 
 
-def _webhook(happening: Happening) -> dict[str, Any]:
-    item, name = happening.item, happening.name
-    what = "content" if name.startswith("content_") else name.partition("_")[0]
+def _webhook(event: Event) -> dict[str, Any]:
+    item, name = event.item, event.name
+    subject_name = "content" if name.startswith("content_") else name.partition("_")[0]
     subject: dict[str, Any] = {
         "id": int(item.id.removeprefix("att")),
         "idAsString": item.id,
         "title": item.title,
         "spaceKey": item.space,
         "contentType": item.kind,
-        "version": item.number,
+        "version": item.version_number,
         "creationDate": _millis(item.versions[0]),
         "modificationDate": _millis(item.versions[-1]),
         "self": f"/pages/viewpage.action?pageId={item.id}",
     }
     if item.container:
         subject["parent"] = {"id": int(item.container), "contentType": "page"}
-    return {"timestamp": _millis(happening.at), "event": name, "userKey": item.author, what: subject}
+    return {"timestamp": _millis(event.at), "event": name, "userKey": item.author, subject_name: subject}
 
 
-def _forge(happening: Happening) -> dict[str, Any]:
-    item, name = happening.item, happening.name
+def _forge(event: Event) -> dict[str, Any]:
+    item, name = event.item, event.name
     noun, _, verb = name.partition("_")
     noun = FORGE.get(noun, item.kind)
     subject: dict[str, Any] = {
@@ -216,7 +216,7 @@ def _forge(happening: Happening) -> dict[str, Any]:
     return {
         "eventType": f"avi:confluence:{VERBS.get(verb, verb)}:{noun}",
         "atlassianId": item.author,
-        "eventCreatedDate": happening.at.isoformat(),
+        "eventCreatedDate": event.at.isoformat(),
         ("attachment" if _is_file(item) else "content"): subject,
     }
 

@@ -1,8 +1,8 @@
-"""The part of the Confluence Query Language that the fake understands, really parsed.
+"""A parser for the part of the Confluence Query Language that the fake understands.
 
 https://developer.atlassian.com/cloud/confluence/cql-fields and …/cql-functions. Fields: type, space, id, content,
 container, ancestor, parent, lastmodified, created. Operators: = != in, not in, and for dates > >= < <=; now("-15m").
-Dates without a zone are in the zone of whoever asks; everything is compared by the minute.
+Dates without a zone are in the caller's zone; all times are compared by the minute.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Test = Callable[[Item], bool]
 
 
 class CqlError(Exception):
-    """The query cannot be parsed: answered with 400."""
+    """The query cannot be parsed; the response is 400."""
 
 
 @dataclass(frozen=True)
 class Query:
     test: Test
     order: Sequence[tuple[str, bool]]
-    """(field, descending)"""
+    """The fields to sort by, each with whether it is descending."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """What the search index knows: it lags behind by ``delay``."""
+    """The search index, which lags behind the content by ``delay``."""
 
     state: State
     delay: timedelta
@@ -120,20 +120,20 @@ class _Parser:
         operator = self.take("=", "!=", "in", "not").lower()
         if operator == "not":
             self.take("in")
-        wanted = self.many() if operator in ("in", "not") else {self.value()}
+        expected = self.many() if operator in ("in", "not") else {self.value()}
         index = self.index
         if operator in ("=", "in"):
-            return lambda item: bool(values(item, index) & wanted)
-        return lambda item: not values(item, index) & wanted
+            return lambda item: bool(values(item, index) & expected)
+        return lambda item: not values(item, index) & expected
 
     def many(self) -> set[str]:
         self.take("(")
-        found = {self.value()}
+        values = {self.value()}
         while self.peek() == ",":
             self.take()
-            found.add(self.value())
+            values.add(self.value())
         self.take(")")
-        return found
+        return values
 
     def value(self) -> str:
         token = self.take()
@@ -177,19 +177,21 @@ FIELDS: dict[str, Callable[[Item, Index], set[str]]] = {
     "content": lambda item, index: {item.id},
     "container": lambda item, index: {item.container} if item.container else set(),
     "parent": lambda item, index: {item.parent} if item.parent else set(),
-    "ancestor": lambda item, index: {one.id for one in index.state.chain(item)[:-1]} if not item.container else set(),
+    "ancestor": lambda item, index: (
+        {ancestor.id for ancestor in index.state.chain(item)[:-1]} if not item.container else set()
+    ),
 }
 
 
 def parse(text: str, index: Index) -> Query:
-    """Raises CqlError."""
+    """Parse a query. Raises CqlError."""
     return _Parser(text, index).query()
 
 
 def search(text: str, index: Index) -> list[Item]:
-    """Current content that the index knows already, as it was when it was indexed, in the order asked for."""
+    """Return the current content that is indexed and matches, in the requested order. Raises CqlError."""
     query = parse(text, index)
-    found = [
+    items = [
         item
         for item in index.state.current("page", "blogpost", "comment", "attachment")
         if index.known(item) and query.test(item)
@@ -197,8 +199,8 @@ def search(text: str, index: Index) -> list[Item]:
     for name, descending in reversed(query.order):
         if name not in ("lastmodified", "created", "id"):
             raise CqlError(f"Could not parse cql : cannot order by '{name}'")
-        found.sort(key=lambda item: _sort_key(name, item, index), reverse=descending)
-    return found
+        items.sort(key=lambda item: _sort_key(name, item, index), reverse=descending)
+    return items
 
 
 def _sort_key(name: str, item: Item, index: Index) -> tuple[float, int]:

@@ -1,8 +1,8 @@
-"""Content as the two REST APIs show it.
+"""Content as JSON of the two REST APIs.
 
-v1: https://developer.atlassian.com/cloud/confluence/rest/v1/intro (Cloud), and Data Center's of the same shape; v2:
+v1: https://developer.atlassian.com/cloud/confluence/rest/v1/intro (Cloud; Data Center's has the same shape); v2:
 https://developer.atlassian.com/cloud/confluence/rest/v2/intro. tests/contract/connectors/confluence/test_shapes.py
-pins them.
+compares both with recorded responses.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from connectors.fakes.confluence_state import Item, Restriction, Space, State, U
 
 Json = dict[str, Any]
 Expand = dict[str, "Expand"]
-CHILDREN = 25
-"""How many an expanded listing within another answer holds."""
-RESTRICTED = 200
+MAX_EXPANDED_CHILDREN = 25
+"""Entries of a listing that is expanded within another response."""
+MAX_RESTRICTION_ENTRIES = 200
 
 
 def iso(at: datetime) -> str:
@@ -35,7 +35,7 @@ def expansions(text: str) -> Expand:
     return tree
 
 
-def listed(results: list[Json], *, start: int, limit: int, next_link: str | None = None) -> Json:
+def results_page(results: list[Json], *, start: int, limit: int, next_link: str | None = None) -> Json:
     links: Json = {"self": "/rest/api", "base": "", "context": ""}
     if next_link:
         links["next"] = next_link
@@ -77,46 +77,50 @@ class V1:
     def content(self, item: Item, expand: Expand) -> Json:
         space = self.state.spaces[item.space]
         webui = f"/spaces/{item.space}/pages/{item.id}" if self.cloud else f"/pages/viewpage.action?pageId={item.id}"
-        shown: Json = {"id": item.id, "type": item.kind, "status": item.status, "title": item.title}
+        content: Json = {"id": item.id, "type": item.kind, "status": item.status, "title": item.title}
         links = {"webui": webui, "self": f"{self.base}/rest/api/content/{item.id}", "tinyui": f"/x/{item.id}"}
         if item.kind == "attachment":
-            links["download"] = f"/download/attachments/{item.container}/{quote(item.title)}?version={item.number}"
-            shown["metadata"] = {"mediaType": item.media_type}
-        shown["extensions"] = self._extensions(item)
+            links["download"] = (
+                f"/download/attachments/{item.container}/{quote(item.title)}?version={item.version_number}"
+            )
+            content["metadata"] = {"mediaType": item.media_type}
+        content["extensions"] = self._extensions(item)
         parts: dict[str, Callable[[Expand], Any]] = {
-            "space": lambda deeper: self.space(space),
-            "version": lambda deeper: self.version(item),
-            "history": lambda deeper: self._history(item),
-            "body": lambda deeper: {
-                name: {"value": item.body, "representation": "storage"} for name in deeper if name == "storage"
+            "space": lambda nested: self.space(space),
+            "version": lambda nested: self.version(item),
+            "history": lambda nested: self._history(item),
+            "body": lambda nested: {
+                name: {"value": item.body, "representation": "storage"} for name in nested if name == "storage"
             },
-            "ancestors": lambda deeper: [self.content(one, deeper) for one in self._ancestors(item)],
-            "container": lambda deeper: (
-                self.content(self.state.items[item.container], deeper) if item.container else self.space(space)
+            "ancestors": lambda nested: [self.content(ancestor, nested) for ancestor in self._ancestors(item)],
+            "container": lambda nested: (
+                self.content(self.state.items[item.container], nested) if item.container else self.space(space)
             ),
-            "restrictions": lambda deeper: self.restrictions(item, deeper),
-            "children": lambda deeper: self._below(item, deeper, "child"),
-            "descendants": lambda deeper: self._below(item, deeper, "descendant"),
+            "restrictions": lambda nested: self.restrictions(item, nested),
+            "children": lambda nested: self._child_listings(item, nested, "child"),
+            "descendants": lambda nested: self._child_listings(item, nested, "descendant"),
         }
         for name, make in parts.items():
             if name in expand:
-                shown[name] = make(expand[name])
-        shown["_expandable"] = {
+                content[name] = make(expand[name])
+        content["_expandable"] = {
             name: f"/rest/api/content/{item.id}?expand={name}" for name in parts if name not in expand
         }
-        shown["_links"] = links
-        return shown
+        content["_links"] = links
+        return content
 
     def _ancestors(self, item: Item) -> list[Item]:
-        """v1 knows no folders: it leaves them out, as if they were not there."""
+        """Return an item's ancestors without folders, which v1 does not know and silently leaves out."""
         if item.kind == "comment":
-            found: list[Item] = []
+            ancestors: list[Item] = []
             above = item.parent
             while above:
-                found.insert(0, self.state.items[above])
+                ancestors.insert(0, self.state.items[above])
                 above = self.state.items[above].parent
-            return found
-        return [] if item.container else [one for one in self.state.chain(item)[:-1] if one.kind == "page"]
+            return ancestors
+        return (
+            [] if item.container else [ancestor for ancestor in self.state.chain(item)[:-1] if ancestor.kind == "page"]
+        )
 
     def _extensions(self, item: Item) -> Json:
         if item.kind == "attachment":
@@ -131,25 +135,29 @@ class V1:
             "inlineProperties": {"originalSelection": item.selection, "markerRef": f"m-{item.id}"},
         }
 
-    def _below(self, item: Item, expand: Expand, how: str) -> Json:
-        shown: Json = {}
+    def _child_listings(self, item: Item, expand: Expand, relation: str) -> Json:
+        listings: Json = {}
         for name in expand:
-            found = self.below(item, name, deep=how == "descendant")
-            more = f"/rest/api/content/{item.id}/{how}/{name}?start={CHILDREN}" if len(found) > CHILDREN else None
-            first = [self.content(one, expand[name]) for one in found[:CHILDREN]]
-            shown[name] = listed(first, start=0, limit=CHILDREN, next_link=more)
-        return shown
+            items = self.children(item, name, deep=relation == "descendant")
+            next_link = (
+                f"/rest/api/content/{item.id}/{relation}/{name}?start={MAX_EXPANDED_CHILDREN}"
+                if len(items) > MAX_EXPANDED_CHILDREN
+                else None
+            )
+            first = [self.content(child, expand[name]) for child in items[:MAX_EXPANDED_CHILDREN]]
+            listings[name] = results_page(first, start=0, limit=MAX_EXPANDED_CHILDREN, next_link=next_link)
+        return listings
 
-    def below(self, item: Item, kind: str, *, deep: bool) -> list[Item]:
+    def children(self, item: Item, kind: str, *, deep: bool) -> list[Item]:
         if kind == "attachment":
-            return self.state.of(item.id, "attachment")
-        return [one for one in self.state.of(item.id, "comment") if deep or one.parent is None]
+            return self.state.contained(item.id, "attachment")
+        return [comment for comment in self.state.contained(item.id, "comment") if deep or comment.parent is None]
 
     def version(self, item: Item) -> Json:
         return {
             "by": self.user(self.state.users[item.author]),
             "when": iso(item.versions[-1]),
-            "number": item.number,
+            "number": item.version_number,
             "message": "",
             "minorEdit": False,
             "_expandable": {"content": ""},
@@ -175,33 +183,33 @@ class V1:
         }
 
     def restrictions(self, item: Item, expand: Expand) -> Json:
-        """Only the page's own; nothing here tells what its ancestors add."""
-        shown: Json = {}
+        """Return only the page's own restrictions; those of its ancestors are not included."""
+        restrictions: Json = {}
         for operation in ("read", "update"):
             if operation in expand:
-                shown[operation] = self.restriction(item, operation, expand[operation].get("restrictions", {}))
-        return shown
+                restrictions[operation] = self.restriction(item, operation, expand[operation].get("restrictions", {}))
+        return restrictions
 
     def restriction(
-        self, item: Item, operation: str, expand: Expand, *, start: int = 0, limit: int = RESTRICTED
+        self, item: Item, operation: str, expand: Expand, *, start: int = 0, limit: int = MAX_RESTRICTION_ENTRIES
     ) -> Json:
         allowed: Restriction = getattr(item, operation)
-        who: Json = {}
+        restrictions: Json = {}
         if "user" in expand:
-            users = [self.user(self.state.users[one]) for one in sorted(allowed.users)]
-            who["user"] = self._some(users, start, limit)
+            users = [self.user(self.state.users[id_]) for id_ in sorted(allowed.users)]
+            restrictions["user"] = self._page(users, start, limit)
         if "group" in expand:
-            who["group"] = self._some([self.group(one) for one in sorted(allowed.groups)], start, limit)
-        who["_expandable"] = {name: "" for name in ("user", "group") if name not in expand}
+            restrictions["group"] = self._page([self.group(id_) for id_ in sorted(allowed.groups)], start, limit)
+        restrictions["_expandable"] = {name: "" for name in ("user", "group") if name not in expand}
         links = {"self": f"{self.base}/rest/api/content/{item.id}/restriction/byOperation/{operation}"}
-        return {"operation": operation, "restrictions": who, "_expandable": {"content": ""}, "_links": links}
+        return {"operation": operation, "restrictions": restrictions, "_expandable": {"content": ""}, "_links": links}
 
-    def _some(self, found: list[Json], start: int, limit: int) -> Json:
+    def _page(self, rows: list[Json], start: int, limit: int) -> Json:
         return {
-            "results": found[start : start + limit],
+            "results": rows[start : start + limit],
             "start": start,
             "limit": limit,
-            "size": len(found[start:][:limit]),
+            "size": len(rows[start:][:limit]),
         }
 
 
@@ -213,7 +221,7 @@ class V2:
         version = {
             "createdAt": iso(item.versions[-1]),
             "message": "",
-            "number": item.number,
+            "number": item.version_number,
             "minorEdit": False,
             "authorId": item.author,
         }
@@ -226,7 +234,7 @@ class V2:
         }
 
     def page(self, item: Item, body: bool) -> Json:
-        shown = self._common(item, body) | {
+        page = self._common(item, body) | {
             "spaceId": self.state.spaces[item.space].id,
             "authorId": item.author,
             "createdAt": iso(item.versions[0]),
@@ -238,36 +246,36 @@ class V2:
         }
         if item.kind == "page":
             parent = self.state.items[item.parent] if item.parent else None
-            shown |= {
+            page |= {
                 "parentId": item.parent,
                 "parentType": parent.kind if parent else None,
                 "position": 0,
                 "ownerId": item.author,
                 "lastOwnerId": None,
             }
-        return shown
+        return page
 
     def comment(self, item: Item, body: bool) -> Json:
         container = self.state.items[item.container or ""]
-        shown = self._common(item, body) | {"_links": {"webui": f"/spaces/{item.space}/pages/{container.id}"}}
+        comment = self._common(item, body) | {"_links": {"webui": f"/spaces/{item.space}/pages/{container.id}"}}
         if item.parent:
-            shown["parentCommentId"] = item.parent
+            comment["parentCommentId"] = item.parent
         else:
-            shown["pageId" if container.kind == "page" else "blogPostId"] = container.id
+            comment["pageId" if container.kind == "page" else "blogPostId"] = container.id
         if item.selection is not None:
-            shown["resolutionStatus"] = "open"
-            shown["properties"] = {
+            comment["resolutionStatus"] = "open"
+            comment["properties"] = {
                 "inlineMarkerRef": f"m-{item.id}",
                 "inlineOriginalSelection": item.selection,
             }
-        return shown
+        return comment
 
     def attachment(self, item: Item) -> Json:
         container = self.state.items[item.container or ""]
-        shown = self._common(item, False)
-        del shown["body"]
-        link = f"/download/attachments/{container.id}/{quote(item.title)}?version={item.number}"
-        return shown | {
+        attachment = self._common(item, False)
+        del attachment["body"]
+        link = f"/download/attachments/{container.id}/{quote(item.title)}?version={item.version_number}"
+        return attachment | {
             "createdAt": iso(item.versions[0]),
             "mediaType": item.media_type,
             "mediaTypeDescription": "File",
@@ -296,15 +304,15 @@ class V2:
         }
 
     def permissions(self, space: Space) -> list[Json]:
-        who = [("user", one) for one in sorted(space.readers.users)]
-        who += [("group", one) for one in sorted(space.readers.groups)]
+        readers = [("user", id_) for id_ in sorted(space.readers.users)]
+        readers += [("group", id_) for id_ in sorted(space.readers.groups)]
         return [
             {
                 "id": f"{space.id}{n}{key}",
-                "principal": {"type": kind, "id": one},
+                "principal": {"type": kind, "id": id_},
                 "operation": {"key": key, "targetType": target},
             }
-            for n, (kind, one) in enumerate(who)
+            for n, (kind, id_) in enumerate(readers)
             for key, target in (("read", "space"), ("create", "page"))
         ]
 

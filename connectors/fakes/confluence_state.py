@@ -1,4 +1,4 @@
-"""What a Confluence holds, and what people do to it: the state behind the fake."""
+"""The state of the fake Confluence: its content, and the actions of its users."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FIRST_ID = 65_601
 @dataclass
 class User:
     account_id: str
-    """Cloud's name of the person; on Data Center this is the user key."""
+    """The account id (Cloud) or the user key (Data Center)."""
     username: str
     email: str
     display: str
     shows_email: bool = True
     time_zone: str = "UTC"
     sees_all: bool = False
-    """Data Center: a member of confluence-administrators, whom no restriction stops."""
+    """Data Center: whether the user is in confluence-administrators, to whom no restriction applies."""
 
 
 @dataclass
@@ -52,35 +52,35 @@ class Item:
     title: str
     author: str
     parent: str | None = None
-    """In the tree of pages, or of comments."""
+    """The parent in the tree of pages or of comments."""
     container: str | None = None
-    """What a comment or an attachment belongs to."""
+    """The page of a comment or an attachment."""
     body: str = ""
     data: bytes = b""
     media_type: str = ""
     selection: str | None = None
-    """The words that an inline comment is about."""
+    """The words to which an inline comment refers."""
     status: Status = "current"
     versions: list[datetime] = field(default_factory=list)
-    """When each was made; the number is the place, from 1."""
+    """When each version was written; the first is version 1."""
     read: Restriction = field(default_factory=Restriction)
     update: Restriction = field(default_factory=Restriction)
 
     @property
-    def number(self) -> int:
+    def version_number(self) -> int:
         return len(self.versions)
 
 
 @dataclass(frozen=True)
-class Happening:
+class Event:
     name: str
-    """As Data Center calls it: ``page_updated``."""
+    """The name in Data Center, such as ``page_updated``."""
     item: Item
     at: datetime
 
 
 class State:
-    """Users, groups, spaces and content. ``now`` moves on by itself unless ``freeze`` stops it."""
+    """Users, groups, spaces and content. ``now`` follows the clock unless ``freeze`` stops it."""
 
     def __init__(self, *, zone_free_now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._clock = zone_free_now
@@ -91,7 +91,7 @@ class State:
         """Group id → account ids. On Data Center the id is the name."""
         self.spaces: dict[str, Space] = {}
         self.items: dict[str, Item] = {}
-        self.happened: list[Happening] = []
+        self.events: list[Event] = []
         self._next = FIRST_ID
 
     # The clock
@@ -105,24 +105,24 @@ class State:
     def advance(self, **parts: float) -> None:
         self._shift += timedelta(**parts)
 
-    # Looking
+    # Queries
 
     def chain(self, item: Item) -> list[Item]:
-        """From the top of the tree down to the item's own page, which is the last."""
+        """Return the pages from the root of the tree to the item's own page, which is the last."""
         page = self.items[item.container] if item.container else item
-        found = [page]
-        while found[0].parent:
-            found.insert(0, self.items[found[0].parent])
-        return found
+        chain = [page]
+        while chain[0].parent:
+            chain.insert(0, self.items[chain[0].parent])
+        return chain
 
     def current(self, *kinds: Kind) -> Iterator[Item]:
-        """In the order of their ids, those whose container and themselves are current."""
+        """Yield the items of these kinds that are current, as their containers are, in the order of their ids."""
         for item in sorted(self.items.values(), key=lambda item: int(item.id.removeprefix("att"))):
-            within = self.items[item.container].status if item.container else "current"
-            if item.kind in kinds and item.status == "current" and within == "current":
+            container_status = self.items[item.container].status if item.container else "current"
+            if item.kind in kinds and item.status == "current" and container_status == "current":
                 yield item
 
-    def of(self, container: str, kind: Kind) -> list[Item]:
+    def contained(self, container: str, kind: Kind) -> list[Item]:
         return [item for item in self.current(kind) if item.container == container]
 
     def in_any(self, account: str, allowed: Restriction) -> bool:
@@ -131,12 +131,14 @@ class State:
     def may_see(self, user: User, item: Item) -> bool:
         if not self.may_see_space(user, self.spaces[item.space]):
             return False
-        return user.sees_all or all(self.in_any(user.account_id, one.read) for one in self.chain(item) if one.read)
+        return user.sees_all or all(
+            self.in_any(user.account_id, ancestor.read) for ancestor in self.chain(item) if ancestor.read
+        )
 
     def may_see_space(self, user: User, space: Space) -> bool:
         return user.sees_all or space.anonymous or self.in_any(user.account_id, space.readers)
 
-    # Doing
+    # Actions
 
     def _id(self) -> str:
         self._next += 1
@@ -156,11 +158,11 @@ class State:
         item.versions.append(self.now())
         self.items[item.id] = item
         if event:
-            self._happens(event, item)
+            self._emit(event, item)
         return item
 
-    def _happens(self, name: str, item: Item) -> None:
-        self.happened.append(Happening(name, item, self.now()))
+    def _emit(self, name: str, item: Item) -> None:
+        self.events.append(Event(name, item, self.now()))
 
     def add_page(
         self,
@@ -213,43 +215,44 @@ class State:
         item.title = title or item.title
         item.data = item.data if data is None else data
         item.versions.append(self.now())
-        self._happens(f"{_noun(item)}_updated", item)
+        self._emit(f"{_noun(item)}_updated", item)
 
     def move(self, id_: str, parent: str | None, *, space: str | None = None) -> None:
-        """No new version: where a page is, is no part of it."""
+        """Move a page. This makes no new version, since its position is no part of it."""
         item = self.items[id_]
         item.parent = parent
         if space:
-            below = [one for one in self.items.values() if item in self.chain(one)]
-            for one in below:
-                one.space = space
-        self._happens("page_moved", item)
+            descendants = [descendant for descendant in self.items.values() if item in self.chain(descendant)]
+            for descendant in descendants:
+                descendant.space = space
+        self._emit("page_moved", item)
 
     def trash(self, id_: str) -> None:
-        """Its children move up to its parent, as they do in Confluence."""
+        """Move a content to the trash. Its children move up to its parent, as they do in Confluence."""
         item = self.items[id_]
         item.status = "trashed"
         for child in self.items.values():
             if child.parent == id_ and child.kind in ("page", "folder"):
                 child.parent = item.parent
-        self._happens(f"{_noun(item)}_trashed", item)
+        self._emit(f"{_noun(item)}_trashed", item)
 
     def restore(self, id_: str) -> None:
         item = self.items[id_]
         item.status = "current"
-        self._happens(f"{_noun(item)}_restored", item)
+        self._emit(f"{_noun(item)}_restored", item)
 
     def purge(self, id_: str) -> None:
         item = self.items.pop(id_)
-        for one in [one for one in self.items.values() if one.container == id_]:
-            del self.items[one.id]
-        self._happens(f"{_noun(item)}_removed", item)
+        for part in [part for part in self.items.values() if part.container == id_]:
+            del self.items[part.id]
+        self._emit(f"{_noun(item)}_removed", item)
 
     def restrict(self, id_: str, *, users: set[str] | None = None, groups: set[str] | None = None) -> None:
-        """Only these may view it; nobody named: everybody again. Neither a version nor ``lastmodified`` moves."""
+        """Restrict viewing to these; without any, lift the restriction. Neither the version nor ``lastmodified``
+        changes."""
         item = self.items[id_]
         item.read = Restriction(users or set(), groups or set())
-        self._happens("content_permissions_updated", item)
+        self._emit("content_permissions_updated", item)
 
 
 def _noun(item: Item) -> str:
@@ -270,6 +273,6 @@ class Refusal(Exception):
         return {"statusCode": self.status, "data": data, "message": self.message}
 
 
-def nothing() -> Refusal:
-    """Whether it does not exist or may not be seen is not told."""
+def no_such_content() -> Refusal:
+    """The response for content that does not exist or that the caller may not see; it does not reveal which."""
     return Refusal(404, "NOT_FOUND", "No content found with id, or you do not have permission to view it")

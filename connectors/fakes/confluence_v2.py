@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from connectors.fakes.confluence_shapes import V2
-from connectors.fakes.confluence_state import Item, Kind, Refusal, Space, User, nothing
+from connectors.fakes.confluence_state import Item, Kind, Refusal, Space, User, no_such_content
 
 if TYPE_CHECKING:
     from connectors.fakes.confluence import FakeConfluence
@@ -25,48 +25,48 @@ class _Api:
         self.state = fake.state
         self.shapes = V2(fake.state)
 
-    def answer(
-        self, request: Request, found: Sequence[Any], shape: Callable[[Any], Any], *, content: bool = False
+    def respond(
+        self, request: Request, results: Sequence[Any], shape: Callable[[Any], Any], *, content: bool = False
     ) -> JSONResponse:
-        """One page of what was found, which is in the order of ids: the cursor names the last one given."""
+        """Respond with one page of results, which are in the order of their ids; the cursor holds the last id."""
         limit = _limit(request)
         if cursor := request.query_params.get("cursor"):
             after = self.fake.position(cursor).get("after")
-            found = [one for one in found if _number(one) > int(str(after))]
-        page, more = found[:limit], len(found) > limit
+            results = [result for result in results if _number(result) > int(str(after))]
+        page, more = results[:limit], len(results) > limit
         if content and self.fake.faults.truncated:
             page, more = page[: len(page) // 2], False
         links = {"base": self.fake.base}
         if more:
             query = {**request.query_params, "cursor": self.fake.cursor({"after": _number(page[-1])})}
             links["next"] = f"{request.url.path}?{urlencode(query)}"
-        return JSONResponse({"results": [shape(one) for one in page], "_links": links})
+        return JSONResponse({"results": [shape(result) for result in page], "_links": links})
 
     def item(self, id_: str, user: User, *kinds: Kind) -> Item:
         item = self.state.items.get(id_)
         if item is None or item.kind not in kinds or not self.state.may_see(user, item):
-            raise nothing()
+            raise no_such_content()
         return item
 
     def space(self, id_: str, user: User) -> Space:
         for space in self.state.spaces.values():
             if space.id == id_ and self.state.may_see_space(user, space):
                 return space
-        raise nothing()
+        raise no_such_content()
 
     def tree(self, kind: Kind) -> Callable[[Request], Any]:
-        """Pages or blog posts, of one space or by ids, spaces and status."""
+        """Return a handler for pages or blog posts, of one space or by ids, spaces and status."""
 
         async def handle(request: Request) -> JSONResponse:
             user = self.fake.caller(request, "read:page:confluence")
-            asked = request.query_params
+            query = request.query_params
             spaces, ids = _many(request, "space-id"), _many(request, "id")
-            if one := request.path_params.get("space"):
-                spaces = {self.space(one, user).id}
+            if space_id := request.path_params.get("space"):
+                spaces = {self.space(space_id, user).id}
             status = _many(request, "status") or {"current", "archived"}
             if len(ids) > MAX_LIMIT:
                 raise Refusal(400, "INVALID_REQUEST_PARAMETER", "Too many values for 'id'")
-            found = [
+            items = [
                 item
                 for item in _ordered(self.state.items.values())
                 if item.kind == kind
@@ -75,8 +75,8 @@ class _Api:
                 and (not spaces or self.state.spaces[item.space].id in spaces)
                 and self.state.may_see(user, item)
             ]
-            body = asked.get("body-format") == "storage"
-            return self.answer(request, found, lambda item: self.shapes.page(item, body), content=not ids)
+            body = query.get("body-format") == "storage"
+            return self.respond(request, items, lambda item: self.shapes.page(item, body), content=not ids)
 
         return handle
 
@@ -89,20 +89,20 @@ class _Api:
         return handle
 
     def comments(self, inline: bool) -> Callable[[Request], Any]:
-        """The roots of a page, or a comment's children."""
+        """Return a handler for the top-level comments of a page, or the replies to a comment."""
 
         async def handle(request: Request) -> JSONResponse:
             user = self.fake.caller(request, "read:comment:confluence")
-            above = self.item(request.path_params["id"], user, "page", "blogpost", "comment")
-            root = above.kind != "comment"
-            found = [
-                one
-                for one in self.state.current("comment")
-                if (one.container == above.id and one.parent is None if root else one.parent == above.id)
-                and (not root or (one.selection is not None) == inline)
+            parent = self.item(request.path_params["id"], user, "page", "blogpost", "comment")
+            root = parent.kind != "comment"
+            comments = [
+                comment
+                for comment in self.state.current("comment")
+                if (comment.container == parent.id and comment.parent is None if root else comment.parent == parent.id)
+                and (not root or (comment.selection is not None) == inline)
             ]
             body = request.query_params.get("body-format") == "storage"
-            return self.answer(request, found, lambda item: self.shapes.comment(item, body))
+            return self.respond(request, comments, lambda item: self.shapes.comment(item, body))
 
         return handle
 
@@ -111,7 +111,7 @@ class _Api:
         item = self.item(request.path_params["id"], user, "comment")
         inline = "inline" in request.url.path
         if (item.selection is not None) != inline or item.status != "current":
-            raise nothing()
+            raise no_such_content()
         return JSONResponse(self.shapes.comment(item, request.query_params.get("body-format") == "storage"))
 
     async def attachments(self, request: Request) -> JSONResponse:
@@ -119,12 +119,12 @@ class _Api:
         container = request.path_params.get("id")
         if container:
             self.item(container, user, "page", "blogpost")
-        found = [
-            one
-            for one in self.state.current("attachment")
-            if self.state.may_see(user, one) and container in (None, one.container)
+        attachments = [
+            attachment
+            for attachment in self.state.current("attachment")
+            if self.state.may_see(user, attachment) and container in (None, attachment.container)
         ]
-        return self.answer(request, found, self.shapes.attachment, content=container is None)
+        return self.respond(request, attachments, self.shapes.attachment, content=container is None)
 
     async def attachment(self, request: Request) -> JSONResponse:
         user = self.fake.caller(request, "read:attachment:confluence")
@@ -132,23 +132,25 @@ class _Api:
         return JSONResponse(self.shapes.attachment(item))
 
     async def ancestors(self, request: Request) -> JSONResponse:
-        """From the top down, folders and all."""
+        """Return ancestors from the root down, folders included."""
         user = self.fake.caller(request, "read:content.metadata:confluence")
         item = self.item(request.path_params["id"], user, "page", "folder")
-        above = self.state.chain(item)[:-1]
-        return JSONResponse({"results": [{"id": one.id, "type": one.kind} for one in above], "_links": {}})
+        ancestors = self.state.chain(item)[:-1]
+        return JSONResponse(
+            {"results": [{"id": ancestor.id, "type": ancestor.kind} for ancestor in ancestors], "_links": {}}
+        )
 
     async def spaces(self, request: Request) -> JSONResponse:
         user = self.fake.caller(request, "read:space:confluence")
         keys, kinds = _many(request, "keys"), _many(request, "type")
-        found = [
+        spaces = [
             space
             for space in sorted(self.state.spaces.values(), key=lambda space: int(space.id))
             if self.state.may_see_space(user, space)
             and (not keys or space.key in keys)
             and (not kinds or space.type in kinds)
         ]
-        return self.answer(request, found, self.shapes.space)
+        return self.respond(request, spaces, self.shapes.space)
 
     async def permissions(self, request: Request) -> JSONResponse:
         user = self.fake.caller(request, "read:space.permission:confluence")
@@ -157,16 +159,16 @@ class _Api:
 
     async def users(self, request: Request) -> JSONResponse:
         self.fake.caller(request, "read:user:confluence")
-        asked = (await request.json()).get("accountIds", [])
-        if not 1 <= len(asked) <= MAX_LIMIT:
+        ids = (await request.json()).get("accountIds", [])
+        if not 1 <= len(ids) <= MAX_LIMIT:
             raise Refusal(400, "INVALID_REQUEST_PARAMETER", "accountIds must hold between 1 and 250 ids")
-        found = [self.state.users[one] for one in asked if one in self.state.users]
-        return JSONResponse({"results": [self.shapes.user(one) for one in found], "_links": {}})
+        users = [self.state.users[id_] for id_ in ids if id_ in self.state.users]
+        return JSONResponse({"results": [self.shapes.user(user) for user in users], "_links": {}})
 
 
 def routes(fake: FakeConfluence) -> list[Route]:
     api = _Api(fake)
-    found = [
+    routes = [
         Route("/api/v2/spaces", api.spaces),
         Route("/api/v2/spaces/{id}/permissions", api.permissions),
         Route("/api/v2/spaces/{space}/pages", api.tree("page")),
@@ -180,30 +182,30 @@ def routes(fake: FakeConfluence) -> list[Route]:
         Route("/api/v2/users-bulk", api.users, methods=["POST"]),
     ]
     for kind in ("pages", "folders"):
-        found.append(Route(f"/api/v2/{kind}/{{id}}/ancestors", api.ancestors))
+        routes.append(Route(f"/api/v2/{kind}/{{id}}/ancestors", api.ancestors))
     for kind in ("pages", "blogposts"):
-        found.append(Route(f"/api/v2/{kind}/{{id}}/attachments", api.attachments))
-        found.append(Route(f"/api/v2/{kind}/{{id}}/footer-comments", api.comments(inline=False)))
-        found.append(Route(f"/api/v2/{kind}/{{id}}/inline-comments", api.comments(inline=True)))
-    for where in ("footer-comments", "inline-comments"):
-        found.append(Route(f"/api/v2/{where}/{{id}}", api.comment))
-        found.append(Route(f"/api/v2/{where}/{{id}}/children", api.comments(inline=where.startswith("inline"))))
-    return found
+        routes.append(Route(f"/api/v2/{kind}/{{id}}/attachments", api.attachments))
+        routes.append(Route(f"/api/v2/{kind}/{{id}}/footer-comments", api.comments(inline=False)))
+        routes.append(Route(f"/api/v2/{kind}/{{id}}/inline-comments", api.comments(inline=True)))
+    for location in ("footer-comments", "inline-comments"):
+        routes.append(Route(f"/api/v2/{location}/{{id}}", api.comment))
+        routes.append(Route(f"/api/v2/{location}/{{id}}/children", api.comments(inline=location.startswith("inline"))))
+    return routes
 
 
 def _ordered(items: Any) -> list[Item]:
     return sorted(items, key=_number)
 
 
-def _number(one: Item | Space) -> int:
-    return int(one.id.removeprefix("att"))
+def _number(entry: Item | Space) -> int:
+    return int(entry.id.removeprefix("att"))
 
 
 def _limit(request: Request) -> int:
-    asked = request.query_params.get("limit", "25")
-    if not asked.isdigit() or not 1 <= int(asked) <= MAX_LIMIT:
+    limit = request.query_params.get("limit", "25")
+    if not limit.isdigit() or not 1 <= int(limit) <= MAX_LIMIT:
         raise Refusal(400, "INVALID_REQUEST_PARAMETER", "Provided value for 'limit' is not in the range 1 to 250")
-    return int(asked)
+    return int(limit)
 
 
 def _many(request: Request, name: str) -> set[str]:

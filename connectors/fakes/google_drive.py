@@ -1,7 +1,7 @@
-"""A Google Drive (v3) and the part of the Admin SDK that tells who is in a group, over HTTP, with knobs for faults.
+"""A fake Google Drive (v3) and the part of the Admin SDK that lists the members of groups, over HTTP, with faults.
 
-What it answers is held to Google's discovery documents and to Google's own client library by tests. It goes by
-https://developers.google.com/workspace/drive/api/reference/rest/v3; where that is silent, by what its errors say.
+Tests compare its responses with Google's discovery documents and with Google's own client library. It follows
+https://developers.google.com/workspace/drive/api/reference/rest/v3, and the API's error messages for the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from connectors.fakes.google_drive_answers import (
+from connectors.fakes.google_drive_corpus import FOLDER, Corpus, Item
+from connectors.fakes.google_drive_responses import (
     CHANGE,
     DRIVE,
     FILE,
@@ -29,9 +30,7 @@ from connectors.fakes.google_drive_answers import (
     body_of,
     change,
     drive,
-    drive_not_found,
     file,
-    file_not_found,
     flag,
     insufficient_scopes,
     matching,
@@ -40,8 +39,9 @@ from connectors.fakes.google_drive_answers import (
     parse,
     partial,
     permission,
+    unknown_drive,
+    unknown_file,
 )
-from connectors.fakes.google_drive_corpus import FOLDER, Corpus, Item
 from connectors.fakes.google_drive_services import AUTH, Channels, Directory, Tokens
 
 DRIVE_SCOPES = (f"{AUTH}drive", f"{AUTH}drive.readonly")
@@ -67,7 +67,7 @@ class FakeGoogleDrive:
         self.pages = Pages(self.corpus)
         self.faults = Faults()
         self.directory = Directory(self.corpus, self.tokens, self.pages)
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         """Method and path of every request."""
         get, post = ["GET"], ["POST"]
         self._app = Starlette(
@@ -90,13 +90,13 @@ class FakeGoogleDrive:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            self.asked.append((scope["method"], scope["path"]))
+            self.requests.append((scope["method"], scope["path"]))
             if scope["path"] not in self.KEYLESS and (fault := self.faults.answer()):
                 await fault(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    # Who asks
+    # Authentication
 
     async def _token(self, request: Request) -> Response:
         async with request.form() as form:
@@ -111,14 +111,14 @@ class FakeGoogleDrive:
             raise not_enabled("Google Drive API")
         return token.account
 
-    def _item(self, request: Request, account: str, *, everywhere: bool = False) -> Item:
-        """everywhere: a method that knows no supportsAllDrives, and needs none."""
+    def _item(self, request: Request, account: str, *, any_drive: bool = False) -> Item:
+        """Return the requested item. ``any_drive`` is for methods without a supportsAllDrives parameter."""
         id_ = request.path_params["id"]
         item = self.corpus.items.get(id_)
-        unasked = not everywhere and not flag(request, "supportsAllDrives")
-        shared = item is not None and item.drive is not None and unasked
-        if item is None or shared or not self.corpus.roles(account, item):
-            raise file_not_found(id_)
+        excludes_shared = not any_drive and not flag(request, "supportsAllDrives")
+        is_hidden = item is not None and item.drive is not None and excludes_shared
+        if item is None or is_hidden or not self.corpus.roles(account, item):
+            raise unknown_file(id_)
         return item
 
     # Files
@@ -138,24 +138,24 @@ class FakeGoogleDrive:
             )
         if drive_id is not None:
             self._member(drive_id, account)
-        fits = matching(query.get("q", ""), self.corpus)
-        found = [
+        matches = matching(query.get("q", ""), self.corpus)
+        items = [
             item
             for item in self.corpus.items.values()
             if item.id not in self.corpus.drives
             and (item.drive == drive_id if corpora == "drive" else corpora == "allDrives" or item.drive is None)
-            and self.corpus.finds(account, item)
-            and fits(item)
+            and self.corpus.lists(account, item)
+            and matches(item)
         ]
-        shown, after = self.pages.files(found, query, truncated=self.faults.truncated)
-        answer: dict[str, Any] = {
+        page, next_token = self.pages.files(items, query, truncated=self.faults.truncated)
+        response: dict[str, Any] = {
             "kind": "drive#fileList",
             "incompleteSearch": self.faults.incomplete,
-            "files": [file(item, self.corpus, account) for item in shown],
-            **({"nextPageToken": after} if after else {}),
+            "files": [file(item, self.corpus, account) for item in page],
+            **({"nextPageToken": next_token} if next_token else {}),
         }
         known: Mask = {"kind": {}, "incompleteSearch": {}, "nextPageToken": {}, "files": FILE}
-        return partial(request, answer, known, {**known, "files": FILE_DEFAULT})
+        return partial(request, response, known, {**known, "files": FILE_DEFAULT})
 
     async def _file(self, request: Request) -> Response:
         account = self._account(request)
@@ -175,21 +175,21 @@ class FakeGoogleDrive:
         return Response(item.content, media_type=item.mime_type)
 
     async def _export(self, request: Request) -> Response:
-        item = self._item(request, self._account(request), everywhere=True)
+        item = self._item(request, self._account(request), any_drive=True)
         if item.id in self.faults.broken:
             raise ApiError(500, "internalError", "Internal Error")
-        wanted = request.query_params.get("mimeType")
-        if not wanted:
+        mime_type = request.query_params.get("mimeType")
+        if not mime_type:
             raise missing("mimeType")
         if not item.mime_type.startswith(GOOGLE) or item.mime_type == FOLDER:
             raise ApiError(403, "fileNotExportable", "Export only supports Docs Editors files.")
         if not item.download:
             raise ApiError(403, "cannotExportFile", "This file cannot be exported by the user.")
-        if wanted not in item.exports or (wanted == "text/markdown" and self.faults.no_markdown):
+        if mime_type not in item.exports or (mime_type == "text/markdown" and self.faults.no_markdown):
             raise ApiError(400, "badRequest", "The requested conversion is not supported.", location="convertTo")
-        if len(item.exports[wanted]) > EXPORT_BYTES:
+        if len(item.exports[mime_type]) > EXPORT_BYTES:
             raise ApiError(403, "exportSizeLimitExceeded", "This file is too large to be exported.")
-        return Response(item.exports[wanted], media_type=wanted)
+        return Response(item.exports[mime_type], media_type=mime_type)
 
     async def _permissions(self, request: Request) -> Response:
         account = self._account(request)
@@ -197,29 +197,33 @@ class FakeGoogleDrive:
         if item.drive is None and not self.corpus.roles(account, item) & {"owner", "writer"}:
             message = "The user does not have sufficient permissions for this file."
             raise ApiError(403, "insufficientFilePermissions", message)
-        every = [
-            permission(held, self.corpus, drive=item.drive, of_drive=item.id in self.corpus.drives)
-            for held in self.corpus.permissions(item).values()
+        permissions = [
+            permission(grants, self.corpus, drive=item.drive, of_drive=item.id in self.corpus.drives)
+            for grants in self.corpus.permissions(item).values()
         ]
-        shown, after = self.pages.plain(every, request.query_params, truncated=False)
-        answer = {"kind": "drive#permissionList", "permissions": shown, **({"nextPageToken": after} if after else {})}
+        page, next_token = self.pages.rows(permissions, request.query_params, truncated=False)
+        response = {
+            "kind": "drive#permissionList",
+            "permissions": page,
+            **({"nextPageToken": next_token} if next_token else {}),
+        }
         known: Mask = {"kind": {}, "nextPageToken": {}, "permissions": PERMISSION}
-        return partial(request, answer, known, {**known, "permissions": PERMISSION_DEFAULT})
+        return partial(request, response, known, {**known, "permissions": PERMISSION_DEFAULT})
 
     # Shared drives
 
     def _member(self, id_: str, account: str) -> None:
         if id_ not in self.corpus.drives or not self.corpus.roles(account, self.corpus.items[id_]):
-            raise drive_not_found(id_)
+            raise unknown_drive(id_)
 
     async def _drives(self, request: Request) -> Response:
         account = self._account(request)
         mine = [id_ for id_ in self.corpus.drives if self.corpus.roles(account, self.corpus.items[id_])]
-        every = [drive(id_, self.corpus, account) for id_ in mine]
-        shown, after = self.pages.plain(every, request.query_params, most=100, usual=10)
-        answer = {"kind": "drive#driveList", "drives": shown, **({"nextPageToken": after} if after else {})}
+        drives = [drive(id_, self.corpus, account) for id_ in mine]
+        page, next_token = self.pages.rows(drives, request.query_params, maximum=100, default=10)
+        response = {"kind": "drive#driveList", "drives": page, **({"nextPageToken": next_token} if next_token else {})}
         known: Mask = {"kind": {}, "nextPageToken": {}, "drives": DRIVE}
-        return partial(request, answer, known, {**known, "drives": DRIVE_DEFAULT})
+        return partial(request, response, known, {**known, "drives": DRIVE_DEFAULT})
 
     async def _drive(self, request: Request) -> Response:
         account, id_ = self._account(request), request.path_params["id"]
@@ -238,28 +242,28 @@ class FakeGoogleDrive:
 
     async def _start(self, request: Request) -> Response:
         log = self._log(request, self._account(request))
-        answer = {"kind": "drive#startPageToken", "startPageToken": self.pages.start(log)}
-        return partial(request, answer, {"kind": {}, "startPageToken": {}})
+        response = {"kind": "drive#startPageToken", "startPageToken": self.pages.start(log)}
+        return partial(request, response, {"kind": {}, "startPageToken": {}})
 
     async def _changes(self, request: Request) -> Response:
         account = self._account(request)
         log = self._log(request, account)
-        mine = [
+        visible = [
             entry
             for entry in self.corpus.changes
             if entry.log == log and (log is not None or self._concerns(account, entry.id))
         ]
-        shown, tokens = self.pages.changes(mine, log, request.query_params)
-        answer = {
+        page, tokens = self.pages.changes(visible, log, request.query_params)
+        response = {
             "kind": "drive#changeList",
-            "changes": [change(entry, self.corpus, account) for entry in shown],
+            "changes": [change(entry, self.corpus, account) for entry in page],
             **tokens,
         }
         known: Mask = {"kind": {}, "nextPageToken": {}, "newStartPageToken": {}, "changes": CHANGE}
-        return partial(request, answer, known, {**known, "changes": {**CHANGE, "file": FILE_DEFAULT}})
+        return partial(request, response, known, {**known, "changes": {**CHANGE, "file": FILE_DEFAULT}})
 
     def _concerns(self, account: str, id_: str) -> bool:
-        item = self.corpus.items.get(id_) or self.corpus.gone[id_]
+        item = self.corpus.items.get(id_) or self.corpus.deleted[id_]
         return account in item.seen
 
     async def _watch(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What a pretended Google Workspace holds: accounts, groups, shared drives, folders, files, who may read them, and the
+"""The content of a fake Google Workspace: accounts, groups, shared drives, folders, files, their permissions and the
 log of changes. It knows nothing of HTTP.
 
 Sharing is as Google describes it (https://developers.google.com/workspace/drive/api/guides/manage-sharing and
@@ -27,17 +27,17 @@ GranteeType = Literal["user", "group", "domain", "anyone"]
 class Grant:
     type: GranteeType
     who: str = ""
-    """An address, a domain, or nothing for anyone."""
+    """An address or a domain; empty for anyone."""
     role: str = "reader"
     expires: datetime | None = None
     discoverable: bool = False
-    """Of domain and anyone: found by searching; otherwise by those who have the link."""
+    """For a domain or anyone: whether search lists the file, otherwise the link is needed."""
     deleted: bool = False
     view: str | None = None
 
     @property
     def id(self) -> str:
-        """Google's ids of permissions name the grantee: the same on every file."""
+        """The permission id, which depends on the grantee alone: it is the same on every file."""
         if self.type == "anyone":
             return "anyone" if self.discoverable else "anyoneWithLink"
         number = str(int.from_bytes(hashlib.sha256(f"{self.type} {self.who}".encode()).digest()[:8], "big"))
@@ -45,8 +45,8 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A permission as it works on an item: its own, or come down from ``origin``."""
+class EffectiveGrant:
+    """A permission that applies to an item: the item's own (``origin`` None), or inherited from ``origin``."""
 
     grant: Grant
     origin: str | None
@@ -68,15 +68,15 @@ class Item:
     exports: dict[str, bytes] = field(default_factory=dict)
     grants: dict[str, Grant] = field(default_factory=dict)
     limited: bool = False
-    """inheritedPermissionsDisabled."""
+    """The API's inheritedPermissionsDisabled."""
     trashed: bool = False
     target: str | None = None
     abusive: bool = False
     download: bool = True
-    """capabilities.canDownload of whoever asks."""
+    """The API's capabilities.canDownload, for every account."""
     encrypted: bool = False
     seen: set[str] = field(default_factory=set)
-    """Accounts that could read it at some time: their log tells that they no longer can."""
+    """Accounts that could read the item at some time; the log shows them when they no longer can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +86,22 @@ class Change:
     kind: Literal["file", "drive"]
     id: str
     log: str | None
-    """The shared drive in whose log it stands; None: the users' own."""
+    """The shared drive whose log contains the change; None: the users' own log."""
 
 
 class Corpus:
     def __init__(self) -> None:
-        self.ahead = timedelta()
+        self.clock_offset = timedelta()
         self.users: dict[str, bool] = {}
-        """Address → whether suspended."""
+        """Address → whether the account is suspended."""
         self.groups: dict[str, set[str]] = {}
         self.items: dict[str, Item] = {}
         self.drives: dict[str, str] = {}
-        """Id → name. The drive's own folder is an item of the same id, with the members as its grants."""
-        self.gone: dict[str, Item] = {}
+        """Id → name. The drive's root folder is an item with the same id, and its grants are the members."""
+        self.deleted: dict[str, Item] = {}
         self.changes: list[Change] = []
-        self.lingering = False
-        """Expired permissions are still shown, as between their end and Google's tidying up."""
+        self.shows_expired_grants = False
+        """Whether expired permissions are still returned, as they are until Google removes them."""
         self._numbers = itertools.count(101)
         self._ids = itertools.count(1)
         self._last = datetime.min.replace(tzinfo=UTC)
@@ -109,10 +109,10 @@ class Corpus:
     # Time
 
     def now(self) -> datetime:
-        return datetime.now(UTC) + self.ahead
+        return datetime.now(UTC) + self.clock_offset
 
     def _tick(self) -> datetime:
-        """Milliseconds, as Drive keeps them, each later than the one before."""
+        """Return the present time in milliseconds, as Drive stores it, later than the one before."""
         moment = self.now().replace(microsecond=self.now().microsecond // 1000 * 1000)
         self._last = max(moment, self._last + timedelta(milliseconds=1))
         return self._last
@@ -128,18 +128,18 @@ class Corpus:
         return address
 
     def people_of(self, group: str) -> set[str]:
-        """With the members of the groups in it."""
-        found: set[str] = set()
-        waiting, met = [group], {group}
-        while waiting:
-            for member in self.groups.get(waiting.pop(), ()):
+        """Return the people in a group and in the groups that it contains."""
+        people: set[str] = set()
+        pending, seen = [group], {group}
+        while pending:
+            for member in self.groups.get(pending.pop(), ()):
                 if member in self.groups:
-                    if member not in met:
-                        met.add(member)
-                        waiting.append(member)
+                    if member not in seen:
+                        seen.add(member)
+                        pending.append(member)
                 else:
-                    found.add(member)
-        return found
+                    people.add(member)
+        return people
 
     # Items
 
@@ -174,10 +174,10 @@ class Corpus:
         target: str | None = None,
         by: str = "",
     ) -> Item:
-        """In a folder or shared drive (``parent``), or else in the My Drive of ``owner``."""
-        above = self.items[parent] if parent else None
-        drive = above.drive if above else None
-        owner = None if drive else (owner or (above.owner if above else None))
+        """Add an item to a folder or shared drive (``parent``), or to the My Drive of ``owner``."""
+        folder = self.items[parent] if parent else None
+        drive = folder.drive if folder else None
+        owner = None if drive else (owner or (folder.owner if folder else None))
         now = self._tick()
         item = Item(
             id=f"1F{next(self._ids):05}aBcDeFgHiJkLmNoP",
@@ -212,7 +212,7 @@ class Corpus:
         self._log(self.items[id_])
 
     def move(self, id_: str, parent: str) -> None:
-        """Within a drive, or from one to another: then everything below goes with it."""
+        """Move an item, within a drive or to another with everything below it."""
         item, old = self.items[id_], self.items[id_].drive
         item.parent = parent
         for moved in (item, *self._below(id_)):
@@ -230,16 +230,16 @@ class Corpus:
 
     def delete(self, id_: str) -> None:
         for item in (*self._below(id_), self.items[id_]):
-            self._remember(item)
-            self.gone[item.id] = self.items.pop(item.id)
+            self._record_readers(item)
+            self.deleted[item.id] = self.items.pop(item.id)
             self._log(item)
 
     def view(self, id_: str) -> None:
-        """Somebody opened it: its version moves, nothing else."""
+        """Open an item, which changes its version and nothing else."""
         self.items[id_].version += 1
 
     def is_trashed(self, item: Item) -> bool:
-        return item.trashed or any(above.trashed for above in self._above(item))
+        return item.trashed or any(ancestor.trashed for ancestor in self._above(item))
 
     def _above(self, item: Item) -> Iterator[Item]:
         while item.parent and item.parent in self.items:
@@ -247,40 +247,48 @@ class Corpus:
             yield item
 
     def _below(self, id_: str) -> list[Item]:
-        return [item for item in self.items.values() if any(above.id == id_ for above in self._above(item))]
+        return [item for item in self.items.values() if any(ancestor.id == id_ for ancestor in self._above(item))]
 
     # Sharing
 
     def share(self, id_: str, grant: Grant) -> None:
-        """Reaches what is below at once; only the item itself is in the log."""
-        self._remember(self.items[id_])
+        """Share an item and everything below it; the log contains the item alone."""
+        self._record_readers(self.items[id_])
         self.items[id_].grants[grant.id] = grant
         self._log(self.items[id_], "drive" if id_ in self.drives else "file")
 
     def unshare(self, id_: str, grant: Grant) -> None:
-        self._remember(self.items[id_])
+        self._record_readers(self.items[id_])
         del self.items[id_].grants[grant.id]
         self._log(self.items[id_], "drive" if id_ in self.drives else "file")
 
     def limit(self, id_: str, limited: bool = True) -> None:
-        self._remember(self.items[id_])
+        self._record_readers(self.items[id_])
         self.items[id_].limited = limited
         self._log(self.items[id_])
 
-    def permissions(self, item: Item) -> dict[str, list[Held]]:
-        """By permission id: everything that opens the item, its own grants first."""
-        found: dict[str, list[Held]] = {
-            id_: [Held(grant, None)] for id_, grant in item.grants.items() if self.lingering or not self._ended(grant)
+    def permissions(self, item: Item) -> dict[str, list[EffectiveGrant]]:
+        """Return all permissions that apply to an item, by permission id, its own first."""
+        permissions: dict[str, list[EffectiveGrant]] = {
+            id_: [EffectiveGrant(grant, None)]
+            for id_, grant in item.grants.items()
+            if self.shows_expired_grants or not self._is_expired(grant)
         }
-        above = self.items.get(item.parent or "")
-        if above is not None:
-            for id_, held in self.permissions(above).items():
-                kept = [one for one in held if not item.limited or one.grant.role in ("organizer", "owner")]
-                if kept and not all(one.grant.view == "metadata" for one in kept):
-                    found.setdefault(id_, []).extend(Held(one.grant, one.origin or above.id) for one in kept)
-        return found
+        folder = self.items.get(item.parent or "")
+        if folder is not None:
+            for id_, grants in self.permissions(folder).items():
+                inherited = [
+                    effective
+                    for effective in grants
+                    if not item.limited or effective.grant.role in ("organizer", "owner")
+                ]
+                if inherited and not all(effective.grant.view == "metadata" for effective in inherited):
+                    permissions.setdefault(id_, []).extend(
+                        EffectiveGrant(effective.grant, effective.origin or folder.id) for effective in inherited
+                    )
+        return permissions
 
-    def _ended(self, grant: Grant) -> bool:
+    def _is_expired(self, grant: Grant) -> bool:
         return grant.expires is not None and grant.expires <= self.now()
 
     def holds(self, account: str, grant: Grant) -> bool:
@@ -291,28 +299,34 @@ class Corpus:
         return grant.type == "anyone" or account.endswith(f"@{grant.who}")
 
     def roles(self, account: str, item: Item) -> set[str]:
-        held = itertools.chain.from_iterable(self.permissions(item).values())
+        grants = itertools.chain.from_iterable(self.permissions(item).values())
         return {
-            one.grant.role
-            for one in held
-            if self.holds(account, one.grant) and not self._ended(one.grant) and not one.grant.deleted
+            effective.grant.role
+            for effective in grants
+            if self.holds(account, effective.grant)
+            and not self._is_expired(effective.grant)
+            and not effective.grant.deleted
         }
 
-    def finds(self, account: str, item: Item) -> bool:
-        """Whether a listing shows it: what is open to anybody with the link is opened by it, not found."""
-        held = itertools.chain.from_iterable(self.permissions(item).values())
+    def lists(self, account: str, item: Item) -> bool:
+        """Return whether a listing for the account contains the item. A file that anyone with the link may open is not
+        listed."""
+        grants = itertools.chain.from_iterable(self.permissions(item).values())
         return any(
-            self.holds(account, one.grant) and one.grant.type != "anyone" and not self._ended(one.grant) for one in held
+            self.holds(account, effective.grant)
+            and effective.grant.type != "anyone"
+            and not self._is_expired(effective.grant)
+            for effective in grants
         )
 
     # The log
 
-    def _remember(self, item: Item) -> None:
+    def _record_readers(self, item: Item) -> None:
         item.seen |= {account for account in self.users if self.roles(account, item)}
 
     def _log(self, item: Item, kind: Literal["file", "drive"] = "file", log: str | None = "") -> None:
         item.version += 1
         if item.id in self.items:
-            self._remember(item)
-        where = item.drive if log == "" else log
-        self.changes.append(Change(next(self._numbers), self._tick(), kind, item.id, where))
+            self._record_readers(item)
+        drive = item.drive if log == "" else log
+        self.changes.append(Change(next(self._numbers), self._tick(), kind, item.id, drive))

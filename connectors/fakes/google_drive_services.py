@@ -1,4 +1,4 @@
-"""Services beside the fake Drive's files: access tokens, the Admin SDK's directory and push channels.
+"""The other services of the fake Drive: access tokens, the Admin SDK's directory and push channels.
 
 https://developers.google.com/identity/protocols/oauth2/service-account#httprest
 https://developers.google.com/workspace/admin/directory/reference/rest/v1/members/list
@@ -24,7 +24,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from connectors.fakes.google_drive_answers import (
+from connectors.fakes.google_drive_corpus import Corpus
+from connectors.fakes.google_drive_responses import (
     ApiError,
     OAuthError,
     Pages,
@@ -33,11 +34,10 @@ from connectors.fakes.google_drive_answers import (
     insufficient_scopes,
     missing,
 )
-from connectors.fakes.google_drive_corpus import Corpus
 
-LIFE = timedelta(hours=1)
-LONGEST = timedelta(days=7)
-"""Of a channel on changes; on one file a day."""
+DEFAULT_CHANNEL_LIFE = timedelta(hours=1)
+MAX_CHANNEL_LIFE = timedelta(days=7)
+"""The longest life of a channel on changes; one on a single file lives for a day at most."""
 
 
 @dataclass(slots=True)
@@ -47,16 +47,16 @@ class Channel:
     uri: str
     address: str
     token: str | None
-    ends: datetime
+    expires_at: datetime
     drive: str | None
-    told: int
-    """Number of the newest change that it was told of."""
+    notified: int
+    """The number of the newest change that was sent to it."""
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """A POST that Google sends; its body is empty. Header names in lower case."""
+    """A POST that Google sends, with an empty body. Header names are in lower case."""
 
     address: str
     headers: Mapping[str, str]
@@ -77,14 +77,14 @@ class Channels:
             raise ApiError(400, "channelUnknownType", f"Unknown channel type: {body['type']}")
         address = urlsplit(str(body["address"]))
         if address.scheme != "https" and address.hostname not in ("127.0.0.1", "localhost"):
-            # Google takes no http at all; this machine's own address is let through, since nothing leaves it.
+            # Google accepts https only. The fake also accepts this machine's own address.
             raise ApiError(400, "push.webhookUrlNotHttps", f"WebHook callback must be HTTPS: {body['address']}")
         if body["id"] in self._used:
             raise ApiError(400, "channelIdNotUnique", f"Channel id {body['id']} not unique")
         now = self._corpus.now()
-        asked = body.get("expiration")
-        ends = datetime.fromtimestamp(int(asked) / 1000, UTC) if asked else now + LIFE
-        if ends <= now:
+        expiration = body.get("expiration")
+        expires_at = datetime.fromtimestamp(int(expiration) / 1000, UTC) if expiration else now + DEFAULT_CHANNEL_LIFE
+        if expires_at <= now:
             raise ApiError(400, "channelExpired", "Requested expiration time is in the past")
         channel = Channel(
             id=str(body["id"]),
@@ -92,9 +92,9 @@ class Channels:
             uri=uri,
             address=str(body["address"]),
             token=body.get("token"),
-            ends=min(ends, now + LONGEST),
+            expires_at=min(expires_at, now + MAX_CHANNEL_LIFE),
             drive=drive,
-            told=self._newest(drive),
+            notified=self._newest(drive),
         )
         self._used.add(channel.id)
         self.open[channel.id] = channel
@@ -104,7 +104,7 @@ class Channels:
             "id": channel.id,
             "resourceId": channel.resource,
             "resourceUri": channel.uri,
-            "expiration": str(int(channel.ends.timestamp() * 1000)),
+            "expiration": str(int(channel.expires_at.timestamp() * 1000)),
             **({"token": channel.token} if channel.token else {}),
         }
 
@@ -115,13 +115,13 @@ class Channels:
         del self.open[channel.id]
 
     def take(self) -> list[Notification]:
-        """What Google would have sent since the last call. Several changes may come as one notification."""
+        """Return the notifications since the last call. Several changes may share one notification."""
         for channel in list(self.open.values()):
             newest = self._newest(channel.drive)
-            if channel.ends <= self._corpus.now():
+            if channel.expires_at <= self._corpus.now():
                 del self.open[channel.id]
-            elif newest > channel.told:
-                channel.told = newest
+            elif newest > channel.notified:
+                channel.notified = newest
                 self._outbox.append(self._notification(channel, "change"))
         sent, self._outbox = self._outbox, []
         return sent
@@ -132,7 +132,7 @@ class Channels:
     def _notification(self, channel: Channel, state: str) -> Notification:
         headers = {
             "x-goog-channel-id": channel.id,
-            "x-goog-channel-expiration": format_datetime(channel.ends.astimezone(UTC), usegmt=True),
+            "x-goog-channel-expiration": format_datetime(channel.expires_at.astimezone(UTC), usegmt=True),
             "x-goog-resource-id": channel.resource,
             "x-goog-resource-uri": channel.uri,
             "x-goog-resource-state": state,
@@ -143,24 +143,24 @@ class Channels:
 
 
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-GOOGLES = "https://oauth2.googleapis.com/token"
+GOOGLE_AUDIENCE = "https://oauth2.googleapis.com/token"
 """The audience that Google's own libraries always name."""
-LIFE_SECONDS = 3599
+TOKEN_SECONDS = 3599
 MAX_ASSERTION_SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     account: str
-    """Whose eyes it sees with: the service account's own, or of the one it acts for."""
+    """The account whose access it has: the service account, or the user on whose behalf it acts."""
     scopes: frozenset[str]
-    ends: float
+    expires_at: float
     """Unix time."""
 
 
 @cache
 def _key_pair() -> rsa.RSAPrivateKey:
-    """Made once a process: it takes a while."""
+    """Generate the key once for each process, because that is slow."""
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
@@ -169,11 +169,11 @@ class Tokens:
         self._corpus = corpus
         self._private = _key_pair()
         self.delegated: dict[str, set[str]] = {}
-        """Service account → scopes that it may use on behalf of the domain's users."""
+        """Service account → the scopes that it may use on behalf of the domain's users."""
         self.issued: dict[str, Token] = {}
 
     def key(self, account: str, url: str) -> str:
-        """The JSON key file of a service account; url: this server's."""
+        """Return the JSON key file of a service account; ``url`` is this server's."""
         pem = self._private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -193,7 +193,7 @@ class Tokens:
     def grant(self, form: Mapping[str, str], url: str) -> dict[str, Any]:
         if form.get("grant_type") != JWT_BEARER:
             raise OAuthError(400, "unsupported_grant_type", f"Invalid grant_type: {form.get('grant_type', '')}")
-        claims = self._verified(form.get("assertion", ""), url)
+        claims = self._verify(form.get("assertion", ""), url)
         issuer, subject = claims["iss"], claims.get("sub") or claims["iss"]
         scopes = frozenset(str(claims.get("scope", "")).split())
         if not scopes:
@@ -209,16 +209,16 @@ class Tokens:
             if self._corpus.users.get(subject, True):
                 raise OAuthError(400, "invalid_grant", "Invalid email or User ID")
         name = f"ya29.{secrets.token_urlsafe(24)}"
-        self.issued[name] = Token(subject, scopes, self._corpus.now().timestamp() + LIFE_SECONDS)
-        return {"access_token": name, "expires_in": LIFE_SECONDS, "token_type": "Bearer"}
+        self.issued[name] = Token(subject, scopes, self._corpus.now().timestamp() + TOKEN_SECONDS)
+        return {"access_token": name, "expires_in": TOKEN_SECONDS, "token_type": "Bearer"}
 
-    def _verified(self, assertion: str, url: str) -> dict[str, Any]:
+    def _verify(self, assertion: str, url: str) -> dict[str, Any]:
         try:
             claims: dict[str, Any] = jwt.decode(
                 assertion,
                 self._private.public_key(),
                 algorithms=["RS256"],
-                audience=[f"{url}/token", GOOGLES],
+                audience=[f"{url}/token", GOOGLE_AUDIENCE],
                 options={"verify_exp": False, "verify_iat": False, "require": ["iss", "aud", "exp", "iat"]},
             )
         except jwt.InvalidAudienceError:
@@ -238,10 +238,11 @@ class Tokens:
         return claims
 
     def bearer(self, authorization: str, accepted: Collection[str]) -> Token | None:
-        """The token, or None when it lacks every accepted scope. Raises ApiError for one that is none (any more)."""
+        """Return the token, or None if it has none of the accepted scopes. Raises ApiError for an invalid or expired
+        one."""
         scheme, _, name = authorization.partition(" ")
         token = self.issued.get(name)
-        if scheme != "Bearer" or token is None or token.ends <= self._corpus.now().timestamp():
+        if scheme != "Bearer" or token is None or token.expires_at <= self._corpus.now().timestamp():
             raise bad_credentials()
         return token if token.scopes & set(accepted) else None
 
@@ -250,8 +251,8 @@ AUTH = "https://www.googleapis.com/auth/"
 MEMBER_SCOPES = (f"{AUTH}admin.directory.group.member.readonly", f"{AUTH}admin.directory.group.readonly")
 USER_SCOPES = (f"{AUTH}admin.directory.user.readonly",)
 
-EVERYBODY = "*"
-"""As a member of a group: all users of the company, whom the list does not name."""
+ALL_USERS = "*"
+"""The member of a group that stands for all users of the company."""
 
 
 class Directory:
@@ -260,7 +261,7 @@ class Directory:
         self._tokens = tokens
         self._pages = pages
         self.admins: set[str] = set()
-        """Who may ask."""
+        """The accounts that may use the directory."""
         self.routes = [
             Route("/admin/directory/v1/groups/{key}/members", self._members, methods=["GET"]),
             Route("/admin/directory/v1/users", self._users, methods=["GET"]),
@@ -281,17 +282,17 @@ class Directory:
         derived = flag(request, "includeDerivedMembership")
         addresses = self._corpus.people_of(key) if derived else self._corpus.groups[key]
         members = [self._member(address) for address in sorted(addresses)]
-        shown, after = self._pages.plain(members, request.query_params, "maxResults", most=200, usual=200)
-        body = {"kind": "admin#directory#members", "etag": '"1"', "members": shown}
-        return JSONResponse(body | ({"nextPageToken": after} if after else {}))
+        page, next_token = self._pages.rows(members, request.query_params, "maxResults", maximum=200, default=200)
+        body = {"kind": "admin#directory#members", "etag": '"1"', "members": page}
+        return JSONResponse(body | ({"nextPageToken": next_token} if next_token else {}))
 
     def _member(self, address: str) -> dict[str, Any]:
-        shown = {"kind": "admin#directory#member", "etag": '"1"', "id": address.encode().hex()[:21], "role": "MEMBER"}
-        if address == EVERYBODY:
-            return {**shown, "type": "CUSTOMER", "status": "ACTIVE"}
+        page = {"kind": "admin#directory#member", "etag": '"1"', "id": address.encode().hex()[:21], "role": "MEMBER"}
+        if address == ALL_USERS:
+            return {**page, "type": "CUSTOMER", "status": "ACTIVE"}
         kind = "GROUP" if address in self._corpus.groups else "USER"
         status = "SUSPENDED" if self._corpus.users.get(address) else "ACTIVE"
-        return {**shown, "email": address, "type": kind, "status": status}
+        return {**page, "email": address, "type": kind, "status": status}
 
     async def _users(self, request: Request) -> Response:
         self._administrator(request, USER_SCOPES)
@@ -303,6 +304,6 @@ class Directory:
             for address, suspended in sorted(self._corpus.users.items())
             if address.endswith(f"@{domain}")
         ]
-        shown, after = self._pages.plain(people, request.query_params, "maxResults", most=500, usual=100)
-        body = {"kind": "admin#directory#users", "etag": '"1"', "users": shown}
-        return JSONResponse(body | ({"nextPageToken": after} if after else {}))
+        page, next_token = self._pages.rows(people, request.query_params, "maxResults", maximum=500, default=100)
+        body = {"kind": "admin#directory#users", "etag": '"1"', "users": page}
+        return JSONResponse(body | ({"nextPageToken": next_token} if next_token else {}))

@@ -2,10 +2,10 @@
 
     GET /notes?after=     {"notes": [...], "next": id | null}, a page, by id
     GET /notes/{id}       a note, or 404
-    GET /changes?since=   {"ids": [...], "next": n}; without since: from now; 410: forgotten
+    GET /changes?since=   {"ids": [...], "next": n}; without since: from now; 410: no longer known
     GET /groups           {"groups": [{"name", "members"}]}
 
-All need ``Authorization: Bearer TOKEN``. What happens is told by POST {"id": …}, with ``X-Notes-Signature``: the
+All need ``Authorization: Bearer TOKEN``. Each change is sent as POST {"id": …}, with ``X-Notes-Signature``: the
 HMAC-SHA256 of the body in hexadecimal.
 """
 
@@ -51,16 +51,16 @@ class Note:
 
 @dataclass
 class NotesService:
-    """The corpus, and what is to go wrong. Every note a test writes has a notebook of its own."""
+    """The notes and the faults. Each note that a test writes has a notebook of its own."""
 
     notes: dict[str, Note] = field(default_factory=dict)
     trash: dict[str, Note] = field(default_factory=dict)
     restricted: set[str] = field(default_factory=set)
-    """Notebooks that only the board reads."""
+    """Notebooks that only the board may read."""
     groups: dict[str, set[str]] = field(default_factory=lambda: {"staff": {"ann@acme.example"}, "board": set()})
     history: list[str] = field(default_factory=list)
-    forgotten: int = 0
-    """Changes before this one are no longer known."""
+    first_known_change: int = 0
+    """The number of the first change that is still known."""
     throttled: int = 0
     failing: int = 0
     truncated: bool = False
@@ -68,7 +68,7 @@ class NotesService:
     writes: int = 0
     page_size: int = 3
 
-    def happened(self, id_: str) -> None:
+    def record_change(self, id_: str) -> None:
         self.history.append(id_)
         body = json.dumps({"id": id_}).encode()
         signature = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
@@ -76,9 +76,9 @@ class NotesService:
 
     def page(self, after: str) -> dict[str, Any]:
         ids = sorted(id_ for id_ in self.notes if id_ > after)
-        found = [self.notes[id_].shown(self.restricted) for id_ in ids[: self.page_size]]
+        notes = [self.notes[id_].shown(self.restricted) for id_ in ids[: self.page_size]]
         more = len(ids) > self.page_size and not self.truncated
-        return {"notes": found, "next": ids[self.page_size - 1] if more else None}
+        return {"notes": notes, "next": ids[self.page_size - 1] if more else None}
 
 
 def app(service: NotesService) -> FastAPI:
@@ -109,7 +109,7 @@ def app(service: NotesService) -> FastAPI:
 
     @api.get("/changes")
     async def changes(since: int | None = None) -> Mapping[str, Any]:
-        if since is not None and since < service.forgotten:
+        if since is not None and since < service.first_known_change:
             raise HTTPException(410)
         at = len(service.history) if since is None else since
         ids = service.history[at : at + service.page_size]
@@ -117,7 +117,9 @@ def app(service: NotesService) -> FastAPI:
 
     @api.get("/groups")
     async def groups() -> Mapping[str, Any]:
-        return {"groups": [{"name": name, "members": sorted(held)} for name, held in sorted(service.groups.items())]}
+        return {
+            "groups": [{"name": name, "members": sorted(members)} for name, members in sorted(service.groups.items())]
+        }
 
     return api
 
@@ -133,24 +135,24 @@ class NotesPlayground:
     async def write(self, name: str, text: str) -> str:
         self.service.writes += 1
         self.service.notes[name] = Note(name, f"notebook of {name}", f"Note {name}", text, self.service.writes)
-        self.service.happened(name)
+        self.service.record_change(name)
         return name
 
     async def move(self, name: str) -> None:
         note = self.service.notes[name]
         note.title, note.revision = f"{note.title}, renamed", note.revision + 1
-        self.service.happened(name)
+        self.service.record_change(name)
 
     async def remove(self, name: str) -> None:
         self.service.trash[name] = self.service.notes.pop(name)
-        self.service.happened(name)
+        self.service.record_change(name)
 
     async def restore(self, name: str) -> None:
         self.service.notes[name] = self.service.trash.pop(name)
-        self.service.happened(name)
+        self.service.record_change(name)
 
     async def restrict(self, name: str) -> None:
-        """At its notebook. As with most services, nothing tells of it."""
+        """Restrict the note's notebook. As with most services, this sends no event."""
         self.service.restricted.add(f"notebook of {name}")
 
     async def leave(self) -> None:
@@ -166,7 +168,7 @@ class NotesPlayground:
         self.service.throttled, self.service.failing = throttled, failing
         self.service.truncated = truncated
         if expired:
-            self.service.forgotten = len(self.service.history)
+            self.service.first_known_change = len(self.service.history)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
-"""Slack, as far as a source needs it: the Web API, signed events, and Socket Mode.
+"""A fake Slack, as far as a source needs it: the Web API, signed events, and Socket Mode.
 
 In a test: ``fake = FakeSlack()``, ``async with served(fake.app) as url`` (pipeline.runtime.http_server); the Web API is
-at ``{url}/api/``. Change ``fake.workspace``; look at ``fake.requests``; spoil things with ``fake.faults``.
+at ``{url}/api/``. Change ``fake.workspace``, read ``fake.requests``, and cause faults with ``fake.faults``.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 from starlette.applications import Starlette
-from starlette.requests import Request as Asked
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from connectors.fakes.slack_methods import METHODS, Arguments, Desk, Failed, Faults
+from connectors.fakes.slack_methods import METHODS, Arguments, Faults, MethodContext, MethodError
 from connectors.fakes.slack_workspace import APP_ID, SCOPES, Object, Workspace
 from connectors.source import Request
 
 
 class SocketServer:
+    """The server of Socket Mode."""
+
     def __init__(self) -> None:
         self.connections: list[web.WebSocketResponse] = []
         self.unacknowledged: dict[str, Object] = {}
-        """Envelopes by id; what nobody has acknowledged is sent to whoever connects next."""
+        """Envelopes by id; one that was not acknowledged is sent again to the next client that connects."""
         self.acknowledged: list[str] = []
         """Event ids, in the order of their acknowledgement."""
         self._tickets: set[str] = set()
@@ -56,13 +58,13 @@ class SocketServer:
             await self._runner.cleanup()
 
     def open(self) -> str:
-        """An address that works once, as ``apps.connections.open`` returns it."""
+        """Return an address that works once, as ``apps.connections.open`` does."""
         ticket = secrets.token_hex(8)
         self._tickets.add(ticket)
         return f"{self._url}?ticket={ticket}&app_id={APP_ID}"
 
     async def send(self, envelope: Object) -> None:
-        """An event, to one of those connected; kept until acknowledged."""
+        """Send an event to one connected client, and store it until it is acknowledged."""
         id = f"e{next(self._numbers):06}"
         self.unacknowledged[id] = {
             "envelope_id": id,
@@ -76,13 +78,13 @@ class SocketServer:
             await self.connections[0].send_json(self.unacknowledged[id])
 
     async def refresh(self) -> None:
-        """Asks everybody to connect anew, and hangs up."""
+        """Ask all clients to connect again, and close their connections."""
         for connection in list(self.connections):
             await connection.send_json({"type": "disconnect", "reason": "refresh_requested", "debug_info": {}})
             await connection.close(code=WSCloseCode.OK)
 
     async def drop(self) -> None:
-        """Hangs up without a word."""
+        """Abort all connections without closing them."""
         for connection in list(self.connections):
             if connection._req is not None and connection._req.transport is not None:
                 connection._req.transport.abort()
@@ -102,25 +104,25 @@ class SocketServer:
                 "debug_info": {"host": "fake", "approximate_connection_time": 18060},
             }
             await connection.send_json(hello)
-            for waiting in list(self.unacknowledged.values()):
-                waiting |= {"retry_attempt": waiting["retry_attempt"] + 1, "retry_reason": "timeout"}
-                await connection.send_json(waiting)
+            for envelope in list(self.unacknowledged.values()):
+                envelope |= {"retry_attempt": envelope["retry_attempt"] + 1, "retry_reason": "timeout"}
+                await connection.send_json(envelope)
             async for message in connection:
                 if message.type == WSMsgType.TEXT:
-                    envelope = self.unacknowledged.pop(json.loads(message.data).get("envelope_id"), None)
-                    if envelope is not None:
-                        self.acknowledged.append(envelope["payload"]["event_id"])
+                    acknowledged = self.unacknowledged.pop(json.loads(message.data).get("envelope_id"), None)
+                    if acknowledged is not None:
+                        self.acknowledged.append(acknowledged["payload"]["event_id"])
         finally:
             self.connections.remove(connection)
         return connection
 
 
-MINUTE = 60.0
+MINUTE_SECONDS = 60.0
 TOKEN, APP_TOKEN, SIGNING_SECRET = "xoxb-fake-token", "xapp-fake-token", "fake-signing-secret"
 
 
 class FakeSlack:
-    """token, app_token: the only ones taken. scopes: of the token; may be changed."""
+    """A workspace behind HTTP. ``token`` and ``app_token`` are the only valid ones; ``scopes`` are the token's."""
 
     def __init__(
         self,
@@ -137,9 +139,9 @@ class FakeSlack:
         self.faults = Faults()
         self.socket = SocketServer()
         self.requests: Counter[str] = Counter()
-        """Answered with something else than 429 and 500, by method."""
-        self.desk = Desk(self.workspace, set(scopes), self.faults)
-        self._asked: defaultdict[str, deque[float]] = defaultdict(deque)
+        """The number of requests by method, without those that a fault answered with 429 or 500."""
+        self.context = MethodContext(self.workspace, set(scopes), self.faults)
+        self._request_times: defaultdict[str, deque[float]] = defaultdict(deque)
         self._outbox: list[Object] = []
         self.workspace.listeners.append(self._outbox.append)
         self.app = Starlette(
@@ -156,94 +158,94 @@ class FakeSlack:
 
     # The Web API
 
-    async def _answer(self, asked: Asked) -> Response:
-        method = asked.path_params["method"]
-        if (spoilt := self._spoilt(method)) is not None:
-            return spoilt
+    async def _answer(self, request: HttpRequest) -> Response:
+        method = request.path_params["method"]
+        if (fault := self._fault(method)) is not None:
+            return fault
         self.requests[method] += 1
-        arguments = await _arguments(asked)
-        bearer = asked.headers.get("authorization", "").removeprefix("Bearer ") or arguments.pop("token", "")
+        arguments = await _arguments(request)
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ") or arguments.pop("token", "")
         headers: dict[str, str] = {}
         if bearer == self.token:
-            headers["x-oauth-scopes"] = ",".join(sorted(self.desk.scopes))
+            headers["x-oauth-scopes"] = ",".join(sorted(self.context.scopes))
         try:
-            answer = self._called(method, bearer, arguments)
-        except Failed as failed:
-            return JSONResponse(failed.answer, headers=headers)
-        return JSONResponse({"ok": True, **answer}, headers=headers)
+            response = self._call(method, bearer, arguments)
+        except MethodError as error:
+            return JSONResponse(error.body, headers=headers)
+        return JSONResponse({"ok": True, **response}, headers=headers)
 
-    def _called(self, method: str, bearer: str, arguments: Arguments) -> Object:
+    def _call(self, method: str, bearer: str, arguments: Arguments) -> Object:
         if method == "apps.connections.open":
             self._authenticate(bearer, self.app_token)
             return {"url": self.socket.open()}
         self._authenticate(bearer, self.token)
         if error := self.faults.broken.get(method):
-            raise Failed(error)
+            raise MethodError(error)
         if method not in METHODS:
-            raise Failed("unknown_method", req_method=method)
-        return METHODS[method](self.desk, arguments)
+            raise MethodError("unknown_method", req_method=method)
+        return METHODS[method](self.context, arguments)
 
     def _authenticate(self, bearer: str, expected: str) -> None:
         if not bearer:
-            raise Failed("not_authed")
+            raise MethodError("not_authed")
         if bearer != expected:
-            raise Failed("not_allowed_token_type" if bearer in (self.token, self.app_token) else "invalid_auth")
+            raise MethodError("not_allowed_token_type" if bearer in (self.token, self.app_token) else "invalid_auth")
         if self.revoked:
-            raise Failed("token_revoked")
+            raise MethodError("token_revoked")
 
-    def _spoilt(self, method: str) -> Response | None:
-        now, asked = self.workspace.clock(), self._asked[method]
-        while asked and asked[0] <= now - MINUTE:
-            asked.popleft()
-        over = len(asked) >= self.faults.limits.get(method, len(asked) + 1)
+    def _fault(self, method: str) -> Response | None:
+        now, times = self.workspace.clock(), self._request_times[method]
+        while times and times[0] <= now - MINUTE_SECONDS:
+            times.popleft()
+        over = len(times) >= self.faults.limits.get(method, len(times) + 1)
         if self.faults.throttled > 0 or over:
-            wait = int(asked[0] + MINUTE - now) + 1 if over else self.faults.retry_after
+            wait = int(times[0] + MINUTE_SECONDS - now) + 1 if over else self.faults.retry_after
             self.faults.throttled = max(0, self.faults.throttled - 1)
             return JSONResponse({"ok": False, "error": "ratelimited"}, 429, headers={"retry-after": str(wait)})
         if self.faults.failing > 0:
             self.faults.failing -= 1
             return Response("upstream connect error", 500)
-        asked.append(now)
+        times.append(now)
         return None
 
     def expire_cursors(self) -> None:
-        self.desk.cursors.clear()
+        self.context.cursors.clear()
 
     # Events
 
     def sent(self) -> list[Request]:
-        """What the Events API has sent since the last call, signed now."""
+        """Return the events of the Events API since the last call, signed now."""
         envelopes, self._outbox[:] = list(self._outbox), []
         return [self.signed(envelope) for envelope in envelopes]
 
-    def lose(self) -> int:
-        """Events that were never delivered; returns how many."""
-        lost = len(self._outbox)
+    def drop_events(self) -> int:
+        """Drop the pending events, as if they were never delivered; returns how many."""
+        count = len(self._outbox)
         self._outbox.clear()
-        return lost
+        return count
 
-    def double_and_shuffle(self, seed: int) -> list[Request]:
-        """As ``sent``, each event twice (the second one a retry), in an order of its own."""
+    def sent_twice_shuffled(self, seed: int) -> list[Request]:
+        """Return the events as ``sent`` does, but each twice (the second one a retry) and in a random order."""
         envelopes, self._outbox[:] = list(self._outbox), []
         requests = [self.signed(envelope, retry=retry) for envelope in envelopes for retry in (0, 1)]
         random.Random(seed).shuffle(requests)  # noqa: S311 — an order, no secret
         return requests
 
     async def deliver_to_socket(self) -> int:
-        """What ``sent`` would return goes to Socket Mode instead; returns how many."""
+        """Send the pending events over Socket Mode instead; returns how many."""
         envelopes, self._outbox[:] = list(self._outbox), []
         for envelope in envelopes:
             await self.socket.send(envelope)
         return len(envelopes)
 
     def challenge(self) -> Request:
-        """What Slack asks once, when the address of the events is entered."""
+        """Return the request that Slack sends once to verify the address of the events."""
         return self.signed(
             {"token": "unused", "challenge": "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmd", "type": "url_verification"}
         )
 
     def rate_limited(self) -> Request:
-        """More than 30,000 events in an hour: the rest is not sent."""
+        """Return the event that Slack sends after 30,000 events in an hour, when it sends no more."""
         at = int(self.workspace.clock())
         return self.signed(
             {
@@ -256,7 +258,8 @@ class FakeSlack:
         )
 
     def signed(self, envelope: Object, *, retry: int = 0, at: float | None = None) -> Request:
-        """docs.slack.dev/authentication/verifying-requests-from-slack. at: of the signature."""
+        """Sign an event (docs.slack.dev/authentication/verifying-requests-from-slack); ``at`` is the signature's time,
+        in seconds since 1970."""
         body = json.dumps(envelope).encode()
         timestamp = str(int(self.workspace.clock() if at is None else at))
         digest = hmac.new(self.signing_secret.encode(), b"v0:" + timestamp.encode() + b":" + body, hashlib.sha256)
@@ -270,12 +273,12 @@ class FakeSlack:
         return Request(headers, {}, body)
 
 
-async def _arguments(asked: Asked) -> Arguments:
-    """From the query, a form, or a JSON body; all as text."""
-    found: dict[str, Any] = dict(asked.query_params)
-    if asked.method == "POST":
-        if asked.headers.get("content-type", "").startswith("application/json"):
-            found |= json.loads(await asked.body() or b"{}")
+async def _arguments(request: HttpRequest) -> Arguments:
+    """Return the arguments of the query, a form or a JSON body, all as text."""
+    arguments: dict[str, Any] = dict(request.query_params)
+    if request.method == "POST":
+        if request.headers.get("content-type", "").startswith("application/json"):
+            arguments |= json.loads(await request.body() or b"{}")
         else:
-            found |= dict(await asked.form())
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
+            arguments |= dict(await request.form())
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in arguments.items()}

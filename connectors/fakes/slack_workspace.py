@@ -1,4 +1,4 @@
-"""A Slack workspace in memory: people, channels, messages, and the events that every change sends.
+"""A Slack workspace in memory: people, channels, messages, and the event that each change sends.
 
 Shapes follow docs.slack.dev: reference/objects, reference/events.
 """
@@ -38,18 +38,18 @@ class Channel:
     is_archived: bool = False
     is_ext_shared: bool = False
     kind: str = "channel"
-    """Or ``im``, ``mpim``."""
+    """``channel``, ``im`` or ``mpim``."""
     members: list[str] = field(default_factory=list)
     messages: dict[str, Object] = field(default_factory=dict)
-    """By ts."""
+    """Messages by ``ts``."""
     previous_names: list[str] = field(default_factory=list)
 
     @property
     def type(self) -> str:
-        """As ``channel_type`` of a message event has it."""
+        """The ``channel_type`` of a message event."""
         return self.kind if self.kind != "channel" else "group" if self.is_private else "channel"
 
-    def shown(self) -> Object:
+    def as_json(self) -> Object:
         return {
             "id": self.id,
             "name": self.name,
@@ -77,21 +77,21 @@ class Channel:
         return [m for ts, m in sorted(self.messages.items()) if m.get("thread_ts") == thread_ts and ts != thread_ts]
 
     def threads(self) -> dict[str, list[Object]]:
-        """Answers by the ts of their parent, oldest first."""
-        found: dict[str, list[Object]] = defaultdict(list)
+        """Return replies by the ``ts`` of their parent, oldest first."""
+        threads: dict[str, list[Object]] = defaultdict(list)
         for ts, message in sorted(self.messages.items()):
             if message.get("thread_ts", ts) != ts:
-                found[message["thread_ts"]].append(message)
-        return found
+                threads[message["thread_ts"]].append(message)
+        return threads
 
-    def as_read(self, message: Object, threads: Mapping[str, list[Object]] | None = None) -> Object:
-        """A message with the fields of its thread, as ``conversations.history`` and ``.replies`` return it. threads:
-        as ``threads()`` says, when it was asked already."""
-        shown = copy.deepcopy(message)
+    def as_returned(self, message: Object, threads: Mapping[str, list[Object]] | None = None) -> Object:
+        """Return a message with the fields of its thread, as ``conversations.history`` and ``.replies`` do. ``threads``
+        is the result of ``threads()``, if the caller has it already."""
+        copied = copy.deepcopy(message)
         replies = self.replies(message["ts"]) if threads is None else threads.get(message["ts"], [])
         if replies:
             users = list(dict.fromkeys(reply.get("user", reply.get("bot_id")) for reply in replies))
-            shown |= {
+            copied |= {
                 "thread_ts": message["ts"],
                 "reply_count": len(replies),
                 "reply_users_count": len(users),
@@ -101,12 +101,12 @@ class Channel:
             }
         if message.get("thread_ts", message["ts"]) != message["ts"]:
             parent = self.messages.get(message["thread_ts"])
-            shown["parent_user_id"] = parent.get("user") if parent else None
-        return shown
+            copied["parent_user_id"] = parent.get("user") if parent else None
+        return copied
 
 
 class Workspace:
-    """clock: seconds since 1970; two messages of one channel never share a ts."""
+    """A workspace. ``clock`` returns seconds since 1970; no two messages have the same ``ts``."""
 
     def __init__(self, clock: Callable[[], float] = time.time, team_id: str = "T0ACME", domain: str = "acme") -> None:
         self.clock = clock
@@ -123,7 +123,7 @@ class Workspace:
     # People
 
     def user(self, name: str, *, id: str | None = None, email: str | None = "", **fields: Any) -> str:
-        """Returns the id. email: "" makes one of the name."""
+        """Add a user; returns the id. With ``email=""`` the address is made from the name."""
         id = id or f"U{next(self._numbers):05}"
         address = f"{name.split()[0].lower()}@{self.domain}.example" if email == "" else email
         bot_id = fields.pop("bot_id", None)
@@ -149,7 +149,7 @@ class Workspace:
         return id
 
     def change_user(self, id: str, **fields: Any) -> None:
-        """Fields of the user, e.g. ``deleted=True``; ``profile=`` is merged."""
+        """Change fields of a user, such as ``deleted=True``; ``profile=`` is merged."""
         profile = self.users[id]["profile"] | fields.pop("profile", {})
         self.users[id] |= {**fields, "profile": profile, "updated": int(self.clock())}
         self._send({"type": "user_change", "user": copy.deepcopy(self.users[id])})
@@ -163,7 +163,7 @@ class Workspace:
     # Channels
 
     def channel(self, name: str, *members: str, bot: bool = True, **fields: Any) -> str:
-        """Returns the id. bot: whether the app is invited."""
+        """Add a channel; returns the id. ``bot`` is whether the app is invited."""
         id = f"{'D' if fields.get('kind') == 'im' else 'C'}{next(self._numbers):05}"
         self.channels[id] = Channel(id, name, int(self.clock()), members=list(members), **fields)
         if bot:
@@ -172,32 +172,34 @@ class Workspace:
 
     def join(self, channel: str, user: str) -> None:
         self.channels[channel].members.append(user)
-        self._send_of(
+        self._send_to_members(
             channel, {"type": "member_joined_channel", "user": user, "channel": channel, "team": self.team_id}
         )
 
     def leave(self, channel: str, user: str) -> None:
-        found = self.channels[channel]
-        found.members.remove(user)
+        changed = self.channels[channel]
+        changed.members.remove(user)
         if user == BOT_USER:
-            self._send({"type": "group_left" if found.is_private else "channel_left", "channel": channel})
+            self._send({"type": "group_left" if changed.is_private else "channel_left", "channel": channel})
         else:
-            self._send_of(channel, {"type": "member_left_channel", "user": user, "channel": channel})
+            self._send_to_members(channel, {"type": "member_left_channel", "user": user, "channel": channel})
 
     def rename(self, channel: str, name: str) -> None:
-        found = self.channels[channel]
-        found.previous_names.insert(0, found.name)
-        found.name = name
-        kind = "group_rename" if found.is_private else "channel_rename"
-        self._send_of(channel, {"type": kind, "channel": {"id": channel, "name": name, "created": found.created}})
+        changed = self.channels[channel]
+        changed.previous_names.insert(0, changed.name)
+        changed.name = name
+        kind = "group_rename" if changed.is_private else "channel_rename"
+        self._send_to_members(
+            channel, {"type": kind, "channel": {"id": channel, "name": name, "created": changed.created}}
+        )
 
     def archive(self, channel: str) -> None:
-        """A bot is put out of a channel that is archived, and can read it no longer."""
-        found = self.channels[channel]
-        kind = "group_archive" if found.is_private else "channel_archive"
-        self._send_of(channel, {"type": kind, "channel": channel, "user": "U00001"})
-        found.is_archived = True
-        found.members = [user for user in found.members if user != BOT_USER]
+        """Archive a channel, which removes the app from it."""
+        changed = self.channels[channel]
+        kind = "group_archive" if changed.is_private else "channel_archive"
+        self._send_to_members(channel, {"type": kind, "channel": channel, "user": "U00001"})
+        changed.is_archived = True
+        changed.members = [user for user in changed.members if user != BOT_USER]
 
     def convert_to_private(self, channel: str) -> None:
         self.channels[channel].is_private = True
@@ -205,7 +207,7 @@ class Workspace:
 
     def delete_channel(self, channel: str) -> None:
         kind = "group_deleted" if self.channels[channel].is_private else "channel_deleted"
-        self._send_of(channel, {"type": kind, "channel": channel})
+        self._send_to_members(channel, {"type": kind, "channel": channel})
         del self.channels[channel]
 
     # Messages
@@ -215,7 +217,8 @@ class Workspace:
         return f"{self._last_ts:.6f}"
 
     def post(self, channel: str, user: str, text: str, *, thread: str | None = None, **fields: Any) -> str:
-        """Returns the ts. user: "" for a message of a bot (give bot_id, username …). thread: of the parent. at: ts."""
+        """Post a message; returns its ``ts``, which ``at`` can set. ``user`` is ``""`` for a bot's message (then pass
+        ``bot_id`` or ``username``). ``thread`` is the ``ts`` of the parent."""
         ts = fields.pop("at", None) or self.ts()
         message: Object = {"type": "message", "text": text, "ts": ts, "team": self.team_id, **fields}
         if user:
@@ -227,22 +230,22 @@ class Workspace:
         return ts
 
     def edit(self, channel: str, ts: str, text: str, **fields: Any) -> None:
-        """The time of an edit counts whole seconds, as Slack's does."""
+        """Edit a message. The time of an edit is in whole seconds, as in Slack."""
         message = self.channels[channel].messages[ts]
-        before = copy.deepcopy(message)
+        previous = copy.deepcopy(message)
         message |= {
             "text": text,
             "edited": {"user": message.get("user"), "ts": f"{int(self.clock())}.000000"},
             **fields,
         }
-        self._changed(channel, message, before)
+        self._changed(channel, message, previous)
 
     def delete(self, channel: str, ts: str) -> None:
-        """A parent that has replies stays as a tombstone."""
-        found = self.channels[channel]
-        message = found.messages[ts]
-        if found.replies(ts):
-            found.messages[ts] = {
+        """Delete a message. A parent that has replies stays as a tombstone."""
+        place = self.channels[channel]
+        message = place.messages[ts]
+        if place.replies(ts):
+            place.messages[ts] = {
                 "type": "message",
                 "subtype": "tombstone",
                 "text": "This message was deleted.",
@@ -251,12 +254,12 @@ class Workspace:
                 "ts": ts,
                 "thread_ts": ts,
             }
-            self._changed(channel, found.messages[ts], message)
+            self._changed(channel, place.messages[ts], message)
             return
-        del found.messages[ts]
+        del place.messages[ts]
         parent = message.get("thread_ts", ts)
-        if parent != ts and not found.replies(parent) and found.messages[parent].get("subtype") == "tombstone":
-            del found.messages[parent]
+        if parent != ts and not place.replies(parent) and place.messages[parent].get("subtype") == "tombstone":
+            del place.messages[parent]
         self._send_message(
             channel,
             {"subtype": "message_deleted", "hidden": True, "deleted_ts": ts, "previous_message": message},
@@ -264,22 +267,22 @@ class Workspace:
         )
 
     def restore(self, channel: str, message: Object) -> None:
-        """Puts a message back as it was (people cannot do that in Slack; a support case can)."""
+        """Restore a message as it was (in Slack only the support can do that)."""
         self.channels[channel].messages[message["ts"]] = copy.deepcopy(message)
         self._send_message(channel, copy.deepcopy(message), message["ts"])
 
-    def _changed(self, channel: str, message: Object, before: Object) -> None:
-        shown = self.channels[channel].as_read(message)
+    def _changed(self, channel: str, message: Object, previous: Object) -> None:
+        current = self.channels[channel].as_returned(message)
         self._send_message(
             channel,
-            {"subtype": "message_changed", "hidden": True, "message": shown, "previous_message": before},
+            {"subtype": "message_changed", "hidden": True, "message": current, "previous_message": previous},
             self.ts(),
         )
 
     # Events
 
     def _send_message(self, channel: str, fields: Object, ts: str) -> None:
-        self._send_of(
+        self._send_to_members(
             channel,
             {
                 **fields,
@@ -291,8 +294,8 @@ class Workspace:
             },
         )
 
-    def _send_of(self, channel: str, event: Object) -> None:
-        """What happens in a channel is told to its members only."""
+    def _send_to_members(self, channel: str, event: Object) -> None:
+        """Send an event of a channel, if the app is a member."""
         if BOT_USER in self.channels[channel].members:
             self._send(event)
 

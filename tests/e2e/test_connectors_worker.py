@@ -221,7 +221,7 @@ async def test_commands_do_it_here_or_ask_the_worker(desk: Desk) -> None:
 
     for n in range(5, 40):
         await play.remove(f"n{n:02}")
-    play.service.forgotten = len(play.service.history)
+    play.service.first_known_change = len(play.service.history)
     code, result = await desk.penstock("run", "small", "--sweep")
     assert code == 1
     assert "35 of 40" in result["problems"][0]

@@ -57,7 +57,7 @@ async def company(space: Space, tmp_path: Path) -> AsyncIterator[Workplace]:
     for topic in ("harbour crane", "harbour ferry", "harbour bridge"):
         ts = w.post(ops, ann, f"Who looks after the {topic}?")
         w.post(ops, ben, f"The {topic} crew does.", thread=ts)
-    fake.lose()
+    fake.drop_events()
     async with served(fake.app) as url:
         options = SlackOptions(
             token=fake.token,
@@ -165,12 +165,12 @@ async def test_a_sweep_closes_the_gap_that_lost_events_left(company: Workplace) 
     new = f"{c.ops}:{w.post(c.ops, c.ann, 'The harbour pilot retires.')}"
     w.leave(c.ops, c.ann)
     w.convert_to_private(c.ops)
-    assert c.fake.lose() == 6
+    assert c.fake.drop_events() == 6
     await c.ask("sweep")
     await c.ask("groups")
     await c.until(ANN, "harbour", set())
     w.join(c.ops, c.ann)
-    c.fake.lose()
+    c.fake.drop_events()
     await c.ask("groups")
     await c.until(ANN, "harbour", {crane, bridge, new})
     await c.until(ANN, "windlass", {crane}, "windlass")

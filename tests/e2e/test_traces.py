@@ -50,7 +50,7 @@ class House:
         """A note; its document's id."""
         self.notes.writes += 1
         self.notes.notes[name] = Note(name, "book", f"A note on {TITLE}", text, self.notes.writes)
-        self.notes.happened(name)
+        self.notes.record_change(name)
         return str(document_id("default", "notes", name))
 
     async def until(self, found: Callable[[], object], within_seconds: float = 90) -> None:

@@ -18,6 +18,7 @@ CLEAN: tuple[str, ...] = (
     "connectors/checkpoint.py",
     "connectors/confluence",
     "connectors/extraction",
+    "connectors/fakes",
     "connectors/folder",
     "connectors/git",
     "connectors/google_drive",

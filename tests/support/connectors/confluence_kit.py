@@ -81,7 +81,7 @@ class Wiki:
 
     async def events(self) -> list[Reaction]:
         """What the source makes of everything that happened since the last call."""
-        happened, self.state.happened = self.state.happened, []
+        happened, self.state.events = self.state.events, []
         return [await self.source.on_event(one) for one in requests(happened, SECRET, cloud=self.fake.cloud)]
 
     def asked(self, part: str) -> int:

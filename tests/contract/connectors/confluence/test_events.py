@@ -76,8 +76,8 @@ async def test_much_below_and_a_source_that_is_away_are_swept(one: Wiki) -> None
 
 async def test_an_event_that_is_not_signed_by_us_is_refused(one: Wiki) -> None:
     one.page("Page")
-    (genuine,) = requests(one.state.happened, SECRET, cloud=one.fake.cloud)
-    (foreign,) = requests(one.state.happened, "another secret", cloud=one.fake.cloud)
+    (genuine,) = requests(one.state.events, SECRET, cloud=one.fake.cloud)
+    (foreign,) = requests(one.state.events, "another secret", cloud=one.fake.cloud)
     forged = [
         foreign,
         replace(genuine, headers={}),
@@ -102,10 +102,10 @@ async def test_a_recorded_event_that_is_sent_again_asks_for_nothing_and_after_fi
     one: Wiki,
 ) -> None:
     page = one.page("Page")
-    (genuine,) = requests(one.state.happened, SECRET, cloud=one.fake.cloud)
+    (genuine,) = requests(one.state.events, SECRET, cloud=one.fake.cloud)
     assert [await one.source.on_event(genuine) for _ in range(3)] == [Reaction(ids=(page.id,)), Reaction(), Reaction()]
     for away in (-301, 301):
-        happened = replace(one.state.happened[0], at=datetime.now(UTC) + timedelta(seconds=away))
+        happened = replace(one.state.events[0], at=datetime.now(UTC) + timedelta(seconds=away))
         with pytest.raises(Refused, match="the two clocks differ"):
             await one.source.on_event(*requests([happened], SECRET, cloud=one.fake.cloud))
 
@@ -120,9 +120,9 @@ async def test_an_event_whose_reaction_failed_is_taken_when_it_comes_again(
     one: Wiki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = one.page("Page")
-    one.state.happened.clear()
+    one.state.events.clear()
     one.state.restrict(page.id, users={one.bot.account_id})
-    (event,) = requests(one.state.happened, SECRET, cloud=one.fake.cloud)
+    (event,) = requests(one.state.events, SECRET, cloud=one.fake.cloud)
 
     async def broken(ids: object) -> Reaction:
         raise Retryable("away")

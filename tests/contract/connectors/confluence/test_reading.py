@@ -140,7 +140,7 @@ async def test_a_renumbered_version_is_another_revision(one: Wiki) -> None:
     after = (await one.full())[page.id]
     assert isinstance(before, Document)
     assert isinstance(after, Document)
-    assert page.number == 2
+    assert page.version_number == 2
     assert before.revision != after.revision
     assert before.version is after.version is None  # the runner's grow, Confluence's need not
 

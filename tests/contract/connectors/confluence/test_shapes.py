@@ -213,7 +213,7 @@ async def used(one: Wiki) -> list[str]:
     await one.slim()
     await one.changes(cursor)
     await one.groups()
-    await one.source.fetch([page.id, post.id, next(iter(one.state.of(top.id, "attachment"))).id])
+    await one.source.fetch([page.id, post.id, next(iter(one.state.contained(top.id, "attachment"))).id])
     await one.events()
     return list(dict.fromkeys(one.fake.requests))
 

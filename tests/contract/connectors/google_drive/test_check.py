@@ -88,7 +88,7 @@ async def test_a_token_without_the_scope_is_said_to_lack_it(desk: Desk) -> None:
     source = desk.source(my_drive=True)
     await whole(source)
     for name, token in desk.fake.tokens.issued.items():
-        desk.fake.tokens.issued[name] = type(token)(token.account, frozenset({"other"}), token.ends)
+        desk.fake.tokens.issued[name] = type(token)(token.account, frozenset({"other"}), token.expires_at)
     with pytest.raises(Misconfigured, match=r"lacks a scope: .*drive\.readonly"):
         await whole(source)
 

@@ -190,7 +190,7 @@ async def test_one_token_serves_many_requests(desk: Desk) -> None:
     source = desk.source(drives=[drive], page_size=2)
     await whole(source)
     await listing(source)
-    assert desk.fake.asked.count(("POST", "/token")) == 1
+    assert desk.fake.requests.count(("POST", "/token")) == 1
 
 
 async def test_a_file_at_which_google_always_fails_is_set_aside_and_harms_no_other(desk: Desk) -> None:

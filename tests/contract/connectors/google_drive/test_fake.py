@@ -76,13 +76,13 @@ async def test_what_we_ask_and_what_the_fake_answers_is_as_googles_discovery_doc
     while len(desk.fake.channels.open) < 2:
         await asyncio.sleep(0.01)
     for channel in list(desk.fake.channels.open.values()):
-        channel.ends = desk.corpus.now()
+        channel.expires_at = desk.corpus.now()
     desk.memory.kept["channels"] = [
         {**one, "address": "https://old.example.com"} for one in desk.memory.kept["channels"]
     ]
     listening.cancel()
     listening = asyncio.create_task(source.listen(_nothing))
-    while ("POST", "/drive/v3/channels/stop") not in desk.fake.asked:
+    while ("POST", "/drive/v3/channels/stop") not in desk.fake.requests:
         await asyncio.sleep(0.01)
     listening.cancel()
     desk.fake.faults.throttled = 1

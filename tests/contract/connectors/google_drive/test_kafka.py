@@ -183,7 +183,7 @@ async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(offic
                 await asyncio.sleep(0.02)
     assert sorted(await office.published()) == sorted(files[:3])
     fake.faults.broken.clear()
-    before = len(fake.asked)
+    before = len(fake.requests)
     async with office.running() as instance:
         await office.settle(instance)
     ids = [one.external_id for one in documents(await office.bench.take())]
@@ -192,7 +192,7 @@ async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(offic
 
 
 def exported(office: Office, since: int = 0) -> list[str]:
-    paths = [path for _, path in office.play.fake.asked[since:]]
+    paths = [path for _, path in office.play.fake.requests[since:]]
     return [path.split("/")[-2] for path in paths if path.endswith("/export")]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from connectors.fakes.google_drive_answers import ApiError
+from connectors.fakes.google_drive_responses import ApiError
 from connectors.fakes.google_drive_services import Notification
 from connectors.google_drive import GoogleDrive
 from connectors.source import Reaction, Refused, Request
@@ -66,7 +66,7 @@ async def test_each_log_of_changes_has_a_channel(desk: Desk) -> None:
     async with listening(desk, desk.source(drives=drives, my_drive=True), channels=3):
         assert {channel.drive for channel in desk.fake.channels.open.values()} == {*drives, None}
         for channel in desk.fake.channels.open.values():
-            assert channel.ends - desk.corpus.now() > timedelta(days=6)
+            assert channel.expires_at - desk.corpus.now() > timedelta(days=6)
 
 
 async def test_what_does_not_know_the_channels_secret_is_refused(desk: Desk) -> None:
@@ -112,14 +112,14 @@ async def test_a_channel_is_replaced_before_it_ends_and_the_old_one_stopped(desk
         [old] = desk.fake.channels.open.values()
     async with listening(desk, source):
         assert list(desk.fake.channels.open) == [old.id]  # there is time yet
-    desk.corpus.ahead = timedelta(days=6, hours=13)
+    desk.corpus.clock_offset = timedelta(days=6, hours=13)
     later = desk.source(drives=[drive])
     # The clock ran on for the service account's tokens as well: a day's work, here in an instant.
     async with token_clock(desk), listening(desk, later):
         while old.id in desk.fake.channels.open:
             await asyncio.sleep(0.01)
         [new] = desk.fake.channels.open.values()
-        assert new.ends - desk.corpus.now() > timedelta(days=6)
+        assert new.expires_at - desk.corpus.now() > timedelta(days=6)
         desk.doc("Document", drive)
         messages = desk.fake.channels.take()
         assert {message.headers["x-goog-channel-id"] for message in messages} >= {new.id}
@@ -132,7 +132,7 @@ async def test_a_notification_of_a_channel_that_has_ended_is_refused(desk: Desk)
     async with listening(desk, source):
         desk.doc("Document", drive)
         change = desk.fake.channels.take()[-1]
-    desk.corpus.ahead = timedelta(days=8)
+    desk.corpus.clock_offset = timedelta(days=8)
     with pytest.raises(Refused, match="has ended"):
         await source.on_event(as_request(change))
 
@@ -140,17 +140,17 @@ async def test_a_notification_of_a_channel_that_has_ended_is_refused(desk: Desk)
 @asynccontextmanager
 async def token_clock(desk: Desk) -> AsyncIterator[None]:
     """Tokens go by the real clock."""
-    verified = desk.fake.tokens._verified
-    ahead = desk.corpus.ahead
+    verified = desk.fake.tokens._verify
+    ahead = desk.corpus.clock_offset
 
     def by_real_time(assertion: str, url: str) -> dict[str, object]:
-        desk.corpus.ahead = timedelta()
+        desk.corpus.clock_offset = timedelta()
         try:
             return verified(assertion, url)
         finally:
-            desk.corpus.ahead = ahead
+            desk.corpus.clock_offset = ahead
 
-    desk.fake.tokens._verified = by_real_time  # type: ignore[method-assign]
+    desk.fake.tokens._verify = by_real_time  # type: ignore[method-assign]
     yield
 
 
@@ -189,7 +189,7 @@ async def test_a_channel_that_cannot_be_replaced_yet_stays_and_the_others_are(
     source = desk.source(drives=[first, second])
     async with listening(desk, source, channels=2):
         old = {channel.drive: channel.id for channel in desk.fake.channels.open.values()}
-    desk.corpus.ahead = timedelta(days=6, hours=13)
+    desk.corpus.clock_offset = timedelta(days=6, hours=13)
     watch = desk.fake.channels.watch
 
     def refuses(body: Any, *, drive: str | None, uri: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ async def test_a_google_that_takes_no_channel_does_not_end_listening(
     task = asyncio.create_task(plain.listen(reactions.put))
     try:
         async with asyncio.timeout(30):
-            while ("POST", "/drive/v3/changes/watch") not in desk.fake.asked:
+            while ("POST", "/drive/v3/changes/watch") not in desk.fake.requests:
                 await asyncio.sleep(0.01)
         plain._listener.sweep()
         assert (await asyncio.wait_for(reactions.get(), 30)).sweep

@@ -49,7 +49,7 @@ async def test_a_folder_shared_beyond_the_drive_opens_what_is_below(desk: Desk) 
     source = desk.source(drives=[drive])
     for listed in (await listing(source)).values():
         assert set(listed.acl_tags) == {f"drive:{drive}", "user:guest@elsewhere.org"}
-    asked = [path for _, path in desk.fake.asked if path.endswith("/permissions")]
+    asked = [path for _, path in desk.fake.requests if path.endswith("/permissions")]
     assert len(asked) == 2  # one of the four, and the drive: all four must have the same
     assert set(await listing(source)) == set(ids)
 
@@ -153,9 +153,9 @@ async def test_the_tags_met_are_kept_and_forgotten_after_two_listings_without_th
     desk.corpus.group(STAFF, "ines@example.com")
     await listing(desk.source(my_drive=True))
     later = desk.source(my_drive=True)
-    asked = len(desk.fake.asked)
+    asked = len(desk.fake.requests)
     assert set(await members(later)) == {f"group:{STAFF}"}
-    assert not any(path == "/drive/v3/files" for _, path in desk.fake.asked[asked:])  # nothing was listed again
+    assert not any(path == "/drive/v3/files" for _, path in desk.fake.requests[asked:])  # nothing was listed again
     desk.corpus.unshare(id_, Grant(type="group", who=STAFF))
     await one(later, id_)
     assert set(await members(later)) == {f"group:{STAFF}"}
@@ -183,8 +183,8 @@ async def test_a_grant_that_has_ended_counts_for_nothing_while_google_still_show
     source = desk.source(my_drive=True)
     cursor = await source.start()
     assert "user:otto@example.com" in (await one(source, id_)).acl_tags
-    desk.corpus.lingering = True
-    desk.corpus.ahead = timedelta(minutes=11)
+    desk.corpus.shows_expired_grants = True
+    desk.corpus.clock_offset = timedelta(minutes=11)
     found, _ = await since(source, cursor)
     assert set(found) == {id_}, "no event tells that a grant ends: the document is looked at by itself"
     assert "user:otto@example.com" not in found[id_].acl_tags
@@ -199,7 +199,7 @@ async def test_a_grant_that_ends_is_looked_at_then_without_a_poll(desk: Desk) ->
     desk.corpus.share(id_, Grant(type="user", who="otto@example.com", expires=soon))
     source = desk.source(drives=[drive])
     assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}", "user:otto@example.com"}
-    desk.corpus.ahead = timedelta(minutes=11)
+    desk.corpus.clock_offset = timedelta(minutes=11)
     reactions: asyncio.Queue[Reaction] = asyncio.Queue()
     listening = asyncio.create_task(source.listen(reactions.put))
     try:

@@ -79,7 +79,7 @@ async def test_without_the_scope_for_addresses_nobody_is_guessed(desk: Desk) -> 
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
-    desk.fake.desk.scopes.discard("users:read.email")
+    desk.fake.context.scopes.discard("users:read.email")
     assert readers(await groups(desk.slack()), f"channel:{ops}") == {f"slack:{ann}"}
 
 
@@ -110,7 +110,7 @@ async def test_nothing_is_missing_where_everything_is_there(desk: Desk) -> None:
 @pytest.mark.parametrize("scope", sorted(SCOPES))
 async def test_check_names_exactly_the_scope_that_is_missing(desk: Desk, scope: str) -> None:
     desk.workspace.channel("ops")
-    desk.fake.desk.scopes.discard(scope)
+    desk.fake.context.scopes.discard(scope)
     problems = await desk.slack().check()
     assert [problem.code for problem in problems] == ["missing_scope"]
     assert f"the scope {scope}, " in problems[0].message
@@ -118,13 +118,13 @@ async def test_check_names_exactly_the_scope_that_is_missing(desk: Desk, scope: 
 
 async def test_without_private_channels_their_scopes_are_not_asked_for(desk: Desk) -> None:
     desk.workspace.channel("ops")
-    desk.fake.desk.scopes -= {"groups:read", "groups:history"}
+    desk.fake.context.scopes -= {"groups:read", "groups:history"}
     assert await desk.slack(private=False).check() == []
     assert len(await desk.slack().check()) == 2
 
 
 async def test_a_scope_that_is_missing_is_named_when_a_read_needs_it(desk: Desk) -> None:
-    desk.fake.desk.scopes.discard("users:read")
+    desk.fake.context.scopes.discard("users:read")
     with pytest.raises(Misconfigured, match="add the scope users:read to the app"):
         await groups(desk.slack())
 

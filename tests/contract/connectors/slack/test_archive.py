@@ -29,7 +29,7 @@ def exported(fake: FakeSlack, path: Path) -> Path:
     w = fake.workspace
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, private in (("channels.json", False), ("groups.json", True)):
-            rows = [c.shown() for c in w.channels.values() if c.kind == "channel" and c.is_private == private]
+            rows = [c.as_json() for c in w.channels.values() if c.kind == "channel" and c.is_private == private]
             archive.writestr(name, json.dumps(rows))
         archive.writestr("users.json", json.dumps(list(w.users.values())))
         archive.writestr("integration_logs.json", "[]")
@@ -37,7 +37,7 @@ def exported(fake: FakeSlack, path: Path) -> Path:
             days: dict[str, list[Any]] = {}
             for ts, message in sorted(channel.messages.items()):
                 day = datetime.fromtimestamp(float(ts), UTC).strftime("%Y-%m-%d")
-                days.setdefault(day, []).append(channel.as_read(message))
+                days.setdefault(day, []).append(channel.as_returned(message))
             archive.writestr(f"{channel.name}/", "")
             for day, messages in days.items():
                 archive.writestr(f"{channel.name}/{day}.json", json.dumps(messages))

@@ -40,7 +40,7 @@ async def test_a_message_an_answer_an_edit_and_a_delete_name_their_thread(desk: 
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
     slack = desk.slack()
-    desk.fake.lose()
+    desk.fake.drop_events()
     ts = w.post(ops, ann, "hello")
     answer = w.post(ops, ann, "hi", thread=ts)
     w.edit(ops, answer, "hi!")
@@ -85,9 +85,9 @@ async def test_an_event_that_comes_again_does_nothing_again(desk: Desk) -> None:
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
     slack = desk.slack()
-    desk.fake.lose()
+    desk.fake.drop_events()
     stamps = [w.post(ops, ann, f"message {n}") for n in range(5)]
-    found = await reactions(slack, desk.fake.double_and_shuffle(seed=7))
+    found = await reactions(slack, desk.fake.sent_twice_shuffled(seed=7))
     assert sorted(id for reaction in found for id in reaction.ids) == [f"{ops}:{ts}" for ts in stamps]
 
 
@@ -96,7 +96,7 @@ async def test_membership_events_name_the_channel_and_the_apps_own_bring_everyth
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann, bot=False)
     slack = desk.slack()
-    desk.fake.lose()
+    desk.fake.drop_events()
     w.join(ops, "U0PENSTOCK")
     w.leave(ops, ann)
     w.rename(ops, "operations")
@@ -114,7 +114,7 @@ async def test_only_a_change_of_standing_or_address_lists_memberships_again(desk
     ops = w.channel("ops", ann)
     slack = desk.slack()
     [group async for group in slack.groups()]
-    desk.fake.lose()
+    desk.fake.drop_events()
     w.change_user(ann, profile={"status_text": "lunch"})
     assert await reactions(slack, desk.fake.sent()) == []
     w.change_user(ann, profile={"email": "ann.lee@acme.example"})
@@ -132,7 +132,7 @@ async def test_an_event_whose_reaction_could_not_be_told_is_told_when_slack_send
     w = desk.workspace
     w.channel("ops", w.user("Ann Lee"))
     slack = desk.slack()
-    desk.fake.lose()
+    desk.fake.drop_events()
     w.user("New Hire")
     [request] = desk.fake.sent()
     desk.fake.faults.broken["auth.test"] = "fatal_error"
@@ -148,7 +148,7 @@ async def test_a_new_name_of_a_channel_is_in_the_next_document(desk: Desk) -> No
     ops = w.channel("ops", ann)
     ts = w.post(ops, ann, f"see <#{ops}>")
     slack = desk.slack()
-    desk.fake.lose()
+    desk.fake.drop_events()
     [before] = await slack.fetch([f"{ops}:{ts}"])
     w.rename(ops, "operations")
     await reactions(slack, desk.fake.sent())
@@ -177,7 +177,7 @@ async def listening(desk: Desk) -> AsyncIterator[tuple[str, str, list[Reaction],
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
-    desk.fake.lose()
+    desk.fake.drop_events()
     slack = desk.slack(app_token=desk.fake.app_token)
     found: list[Reaction] = []
     connected: list[Reaction] = []
@@ -228,7 +228,7 @@ async def test_a_socket_is_acknowledged_before_anything_is_done_and_what_fails_t
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
-    desk.fake.lose()
+    desk.fake.drop_events()
     slack = desk.slack(app_token=desk.fake.app_token)
 
     async def react(reaction: Reaction) -> None:

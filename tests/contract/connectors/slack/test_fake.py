@@ -86,7 +86,7 @@ async def test_forms_and_json_bodies_say_the_same(fake: FakeSlack, client: Async
     form = await client.api_call("conversations.info", data={"channel": ops})
     body = await client.api_call("conversations.info", json={"channel": ops})
     assert form["channel"] == body["channel"]
-    assert form.headers["x-oauth-scopes"].split(",") == sorted(fake.desk.scopes)
+    assert form.headers["x-oauth-scopes"].split(",") == sorted(fake.context.scopes)
 
 
 async def test_errors_are_those_of_slack(fake: FakeSlack, client: AsyncWebClient, base: str) -> None:
@@ -112,7 +112,7 @@ async def test_errors_are_those_of_slack(fake: FakeSlack, client: AsyncWebClient
     assert await error("no.such", user="U9") == "unknown_method"
     assert await error("auth.test", token="xoxb-wrong") == "invalid_auth"
     assert await error("auth.test", token=fake.app_token) == "not_allowed_token_type"
-    fake.desk.scopes.discard("channels:history")
+    fake.context.scopes.discard("channels:history")
     with pytest.raises(SlackApiError) as raised:
         await client.conversations_history(channel=ops)
     answer = raised.value.response
@@ -164,7 +164,7 @@ def test_events_are_signed_as_slack_signs_them(fake: FakeSlack) -> None:
 async def test_the_socket_client_connects_receives_acknowledges_and_reconnects(
     fake: FakeSlack, client: AsyncWebClient
 ) -> None:
-    fake.lose()
+    fake.drop_events()
     received: list[str] = []
 
     async def on_request(socket: SocketModeClient, request: SocketModeRequest) -> None:

@@ -103,7 +103,7 @@ async def test_bots_speak_by_their_name_and_an_answer_sent_to_the_channel_is_no_
 
 async def test_direct_messages_are_never_read_and_never_listed(desk: Desk, ann: str) -> None:
     w = desk.workspace
-    desk.fake.desk.scopes |= {"im:read", "im:history", "mpim:read", "mpim:history"}
+    desk.fake.context.scopes |= {"im:read", "im:history", "mpim:read", "mpim:history"}
     direct = w.channel("dm", ann, kind="im", is_private=True)
     ts = w.post(direct, ann, "only for you")
     group = w.channel("mpdm-ann-ben-1", ann, kind="mpim", is_private=True)
@@ -374,7 +374,7 @@ async def test_user_groups_have_names_whatever_was_asked_first(desk: Desk, ann: 
     slack = desk.slack()
     [_ async for _ in slack.groups()]
     assert await text(slack, f"{ops}:{ts}") == "Ann Lee: ask @oncall"
-    desk.fake.desk.scopes.discard("usergroups:read")
+    desk.fake.context.scopes.discard("usergroups:read")
     assert await text(desk.slack(), f"{ops}:{ts}") == f"Ann Lee: ask @{group}"
 
 

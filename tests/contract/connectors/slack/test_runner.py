@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from connectors.fakes.slack import FakeSlack
-from connectors.fakes.slack_methods import METHODS
-from connectors.fakes.slack_methods import Desk as FakeDesk
+from connectors.fakes.slack_methods import METHODS, MethodContext
 from connectors.runner.instance import Instance
 from connectors.slack import Slack
 from connectors.slack.playground import SlackPlayground, playing
@@ -75,14 +74,14 @@ async def test_events_doubled_and_out_of_order_end_in_what_slack_has(office: Off
     w = office.fake.workspace
     async with office.running() as instance:
         await office.read(instance)
-        office.fake.lose()
+        office.fake.drop_events()
         w.edit(office.channel, first.partition(":")[2], "one")
         w.edit(office.channel, first.partition(":")[2], "two")
         for message in w.channels[office.channel].replies(second.partition(":")[2]):
             w.delete(office.channel, message["ts"])
         w.delete(office.channel, second.partition(":")[2])
         w.post(office.channel, office.ann, "more", thread=third.partition(":")[2])
-        for request in office.fake.double_and_shuffle(seed=3):
+        for request in office.fake.sent_twice_shuffled(seed=3):
             await instance.on_event(request)
         await office.bench.until(lambda: instance.activities["events"].pending == 0)
         await office.bench.ask("changes")
@@ -147,7 +146,7 @@ async def test_a_truncated_listing_deletes_nothing_and_raises_the_guard_until_it
             for message in [*w.channels[office.channel].replies(id.partition(":")[2])]:
                 w.delete(office.channel, message["ts"])
             w.delete(office.channel, id.partition(":")[2])
-        office.fake.lose()
+        office.fake.drop_events()
         await office.bench.ask("sweep")
         assert [problem.code for problem in instance.problems()] == ["mass_delete"]
         assert await office.bench.take() == []
@@ -162,7 +161,7 @@ async def test_a_member_who_leaves_loses_the_tag_and_nothing_else_is_published(o
     w.post(secret, office.ann, "the plan")
     async with office.running() as instance:
         await office.read(instance)
-        office.fake.lose()
+        office.fake.drop_events()
         w.leave(secret, office.ann)
         for request in office.fake.sent():
             await instance.on_event(request)
@@ -185,17 +184,17 @@ async def test_a_channel_that_becomes_private_while_groups_are_listed_is_not_sai
     closed_at: list[datetime] = []
     members = METHODS["conversations.members"]
 
-    def close(desk: FakeDesk, arguments: Mapping[str, str]) -> dict[str, Any]:
+    def close(desk: MethodContext, arguments: Mapping[str, str]) -> dict[str, Any]:
         if not closed_at:
             w.convert_to_private(office.channel)
-            office.fake.lose()
+            office.fake.drop_events()
             closed_at.append(datetime.now(UTC))
         return members(desk, arguments)
 
     async with office.running() as instance:
         await office.read(instance)
         w.channel("news", ben)
-        office.fake.lose()
+        office.fake.drop_events()
         await office.bench.take()
         monkeypatch.setitem(METHODS, "conversations.members", close)
         await office.bench.ask("groups")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from connectors.fakes.google_drive_answers import file as shown_file
-from connectors.fakes.google_drive_answers import permission as shown_permission
 from connectors.fakes.google_drive_corpus import FOLDER, Corpus, Grant
+from connectors.fakes.google_drive_responses import file as shown_file
+from connectors.fakes.google_drive_responses import permission as shown_permission
 from connectors.google_drive.access import Sharing, expiry, own_access, shared_access, tag_of
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -21,11 +21,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from connectors.fakes.google_drive_corpus import FOLDER, SHORTCUT, Change, Corpus, Grant, Held, Item
+from connectors.fakes.google_drive_corpus import FOLDER, SHORTCUT, Change, Corpus, EffectiveGrant, Grant, Item
 
 
 class ApiError(Exception):
-    """What a Google API answers instead of what was asked for. ``reason`` is what programs tell errors apart by."""
+    """An error response of a Google API. Programs distinguish errors by ``reason``."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = headers or {}
-        one: dict[str, Any] = {"message": message, "domain": domain, "reason": reason}
+        entry: dict[str, Any] = {"message": message, "domain": domain, "reason": reason}
         if location:
             kind = "header" if location == "Authorization" else "parameter"
-            one |= {"location": location, "locationType": kind}
-        self.body: dict[str, Any] = {"error": {"code": status, "message": message, "errors": [one]}}
+            entry |= {"location": location, "locationType": kind}
+        self.body: dict[str, Any] = {"error": {"code": status, "message": message, "errors": [entry]}}
 
 
 class OAuthError(Exception):
-    """RFC 6749, section 5.2, as https://oauth2.googleapis.com/token words it."""
+    """An error response of https://oauth2.googleapis.com/token (RFC 6749, section 5.2)."""
 
     def __init__(self, status: int, error: str, description: str) -> None:
         super().__init__(description)
@@ -56,11 +56,11 @@ class OAuthError(Exception):
         self.body = {"error": error, "error_description": description}
 
 
-def file_not_found(id_: str) -> ApiError:
+def unknown_file(id_: str) -> ApiError:
     return ApiError(404, "notFound", f"File not found: {id_}.", location="fileId")
 
 
-def drive_not_found(id_: str) -> ApiError:
+def unknown_drive(id_: str) -> ApiError:
     return ApiError(404, "notFound", f"Shared drive not found: {id_}", location="driveId")
 
 
@@ -94,70 +94,71 @@ def not_enabled(api: str) -> ApiError:
 
 
 Mask = dict[str, Any]
-"""Name → the mask below it; an empty one takes everything below."""
+"""Field name → the mask of its subfields; an empty mask selects all of them."""
 
 _TOKEN = re.compile(r"[\w*]+|[(),/]")
 
 
 def parse(text: str) -> Mask:
-    """Raises ApiError where Google would: a selection that is not well formed."""
+    """Parse a field selection. Raises ApiError, as Google does, for one that is not well formed."""
     tokens = _TOKEN.findall(text)
     if "".join(tokens) != text:
-        raise _refused(text)
-    mask, rest = _parsed(tokens, text)
+        raise _invalid_selection(text)
+    mask, rest = _parse_fields(tokens, text)
     if rest:
-        raise _refused(text)
+        raise _invalid_selection(text)
     return mask
 
 
-def _parsed(tokens: list[str], text: str) -> tuple[Mask, list[str]]:
+def _parse_fields(tokens: list[str], text: str) -> tuple[Mask, list[str]]:
     mask: Mask = {}
     while tokens:
         path, tokens = [tokens[0]], tokens[1:]
         while tokens[:1] == ["/"] and len(tokens) > 1:
             path, tokens = [*path, tokens[1]], tokens[2:]
-        below: Mask = {}
+        nested: Mask = {}
         if tokens[:1] == ["("]:
-            below, tokens = _parsed(tokens[1:], text)
+            nested, tokens = _parse_fields(tokens[1:], text)
             if tokens[:1] != [")"]:
-                raise _refused(text)
+                raise _invalid_selection(text)
             tokens = tokens[1:]
         if any(not re.fullmatch(r"[\w*]+", name) for name in path):
-            raise _refused(text)
-        place = mask
+            raise _invalid_selection(text)
+        node = mask
         for name in path[:-1]:
-            place = place.setdefault(name, {})
-        place[path[-1]] = below
+            node = node.setdefault(name, {})
+        node[path[-1]] = nested
         if tokens[:1] != [","]:
             return mask, tokens
         tokens = tokens[1:]
-    raise _refused(text)
+    raise _invalid_selection(text)
 
 
-def chosen(value: Any, mask: Mask, known: Mask, path: str = "") -> Any:
-    """What the mask takes of a value. known: every name that this kind of answer could have; another one is refused."""
+def select(value: Any, mask: Mask, known: Mask, path: str = "") -> Any:
+    """Return the part of a value that the mask selects. ``known`` holds all fields of this kind of response; a mask
+    with another field is refused."""
     if isinstance(value, list):
-        return [chosen(one, mask, known, path) for one in value]
+        return [select(item, mask, known, path) for item in value]
     check(mask, known, path)
     if not isinstance(value, dict) or not mask or "*" in mask:
         return value
     return {
-        name: chosen(value[name], below, known.get(name, {}), f"{path}{name}/")
-        for name, below in mask.items()
+        name: select(value[name], nested, known.get(name, {}), f"{path}{name}/")
+        for name, nested in mask.items()
         if name in value
     }
 
 
 def check(mask: Mask, known: Mask, path: str = "") -> None:
-    for name, below in mask.items():
+    for name, nested in mask.items():
         if name == "*":
             continue
         if known and name not in known:
-            raise _refused(path + name)
-        check(below, known.get(name, {}), f"{path}{name}/")
+            raise _invalid_selection(path + name)
+        check(nested, known.get(name, {}), f"{path}{name}/")
 
 
-def _refused(what: str) -> ApiError:
+def _invalid_selection(what: str) -> ApiError:
     return ApiError(400, "invalidParameter", f"Invalid field selection {what}", location="fields")
 
 
@@ -167,88 +168,91 @@ _TERM = re.compile(r"(trashed|mimeType)\s*(=|!=)\s*('[^']*'|true|false)|'([^']+)
 
 
 def matching(q: str, corpus: Corpus) -> Callable[[Item], bool]:
-    """The part of the search language that is needed here, terms joined by ``and``; anything else is refused.
+    """Parse the part of the search language that is needed here, terms joined by ``and``; other queries are refused.
 
     https://developers.google.com/workspace/drive/api/guides/ref-search-terms
     """
     tests: list[Callable[[Item], bool]] = []
     for term in re.split(r"\s+and\s+", q.strip()) if q.strip() else ():
-        found = _TERM.fullmatch(term)
-        if found is None:
+        match = _TERM.fullmatch(term)
+        if match is None:
             raise invalid_value("q")
-        name, sign, value, parent = found.groups()
-        wanted = sign != "!="
+        name, sign, value, parent = match.groups()
+        is_equal = sign != "!="
         if parent is not None:
             tests.append(lambda item, parent=parent: item.parent == parent)  # type: ignore[misc]
         elif name == "trashed" and value in ("true", "false"):
-            is_it = (value == "true") == wanted
-            tests.append(lambda item, is_it=is_it: corpus.is_trashed(item) == is_it)  # type: ignore[misc]
+            trashed = (value == "true") == is_equal
+            tests.append(lambda item, trashed=trashed: corpus.is_trashed(item) == trashed)  # type: ignore[misc]
         elif name == "mimeType" and value.startswith("'"):
-            tests.append(lambda item, kind=value[1:-1], wanted=wanted: (item.mime_type == kind) == wanted)  # type: ignore[misc]
+            tests.append(lambda item, kind=value[1:-1], is_equal=is_equal: (item.mime_type == kind) == is_equal)  # type: ignore[misc]
         else:
             raise invalid_value("q")
     return lambda item: all(test(item) for test in tests)
 
 
-def whole_number(query: Query, name: str, usual: int, most: int) -> int:
+def whole_number(query: Query, name: str, default: int, maximum: int) -> int:
     text = query.get(name)
     if text is None:
-        return usual
+        return default
     if not text.isdigit() or int(text) < 1:
-        raise ApiError(400, "invalidParameter", f"Invalid value '{text}'. Values must be within the range: [1, {most}]")
-    return min(int(text), most)
+        raise ApiError(
+            400, "invalidParameter", f"Invalid value '{text}'. Values must be within the range: [1, {maximum}]"
+        )
+    return min(int(text), maximum)
 
 
 class Pages:
-    """``epoch``: raised, it makes every token given so far unknown."""
+    """Page tokens. Increasing ``epoch`` invalidates all earlier tokens."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
         self.epoch = 0
         self.gone_status = 400
-        """With what a change token that is no longer known is refused: Drive's 400, or 410 as its older feeds do."""
+        """The status for a change token that is no longer known: 400 as in Drive, or 410 as in its older feeds."""
 
-    def files(self, found: list[Item], query: Query, *, truncated: bool) -> tuple[list[Item], str | None]:
-        """In the order of creation: whoever is met stays met, whatever moves or goes meanwhile."""
+    def files(self, items: list[Item], query: Query, *, truncated: bool) -> tuple[list[Item], str | None]:
+        """Return a page of files and the next token. Files are in the order of their creation, which does not change
+        when files move or disappear meanwhile."""
         size = whole_number(query, "pageSize", 100, 1000)
-        about = [query.get(name) for name in ("corpora", "driveId", "q", "orderBy")]
-        after = self._read(query, about)
-        rest = [item for item in found if after is None or item.id > after]
+        listing = [query.get(name) for name in ("corpora", "driveId", "q", "orderBy")]
+        after = self._read(query, listing)
+        rest = [item for item in items if after is None or item.id > after]
         if truncated:
             return rest[: min(size, len(rest) // 2)], None
-        shown = rest[:size]
-        return shown, self._token(about, shown[-1].id) if len(rest) > size else None
+        page = rest[:size]
+        return page, self._token(listing, page[-1].id) if len(rest) > size else None
 
-    def plain(
+    def rows(
         self,
-        every: Sequence[dict[str, Any]],
+        rows: Sequence[dict[str, Any]],
         query: Query,
-        sizing: str = "pageSize",
+        size_parameter: str = "pageSize",
         *,
         truncated: bool = False,
-        most: int = 100,
-        usual: int = 100,
+        maximum: int = 100,
+        default: int = 100,
     ) -> tuple[list[dict[str, Any]], str | None]:
-        size = whole_number(query, sizing, usual, most)
+        size = whole_number(query, size_parameter, default, maximum)
         start = int(self._read(query, ["plain"]) or 0)
-        shown = list(every[start : start + size])
-        return shown, self._token(["plain"], str(start + size)) if start + size < len(every) else None
+        page = list(rows[start : start + size])
+        return page, self._token(["plain"], str(start + size)) if start + size < len(rows) else None
 
-    def _token(self, about: list[Any], place: str) -> str:
-        return base64.urlsafe_b64encode(json.dumps([self.epoch, about, place]).encode()).decode()
+    def _token(self, listing: list[Any], position: str) -> str:
+        return base64.urlsafe_b64encode(json.dumps([self.epoch, listing, position]).encode()).decode()
 
-    def _read(self, query: Query, about: list[Any]) -> str | None:
-        """Where to go on. A token that is not of this very listing is refused."""
+    def _read(self, query: Query, listing: list[Any]) -> str | None:
+        """Return the position in the page token. A token of another listing is refused."""
         token = query.get("pageToken")
         if token is None:
             return None
         try:
-            epoch, of, place = json.loads(base64.urlsafe_b64decode(token.encode()))
+            epoch, token_listing, position = json.loads(base64.urlsafe_b64decode(token.encode()))
         except ValueError:
             raise invalid_value("pageToken") from None
-        if epoch != self.epoch or of != about:
+        if epoch != self.epoch or token_listing != listing:
             raise invalid_value("pageToken")
-        return str(place)
+        return str(position)
 
     # Changes: the token is the number of the next change, in the log of one drive or of the user.
 
@@ -257,7 +261,8 @@ class Pages:
         return self._change_token(newest + 1, log)
 
     def changes(self, mine: list[Change], log: str | None, query: Query) -> tuple[list[Change], dict[str, str]]:
-        """A file that changed several times stands there once, at its newest change."""
+        """Return a page of changes and the next token. A file that changed several times is listed once, with its
+        newest change."""
         token = query.get("pageToken")
         if not token:
             raise missing("pageToken")
@@ -277,8 +282,8 @@ class Pages:
 
     def number(self, token: str, log: str | None) -> int:
         number, _, rest = token.partition(".")
-        epoch, _, of = rest.partition(".")
-        if not number.isdigit() or (epoch or "0") != str(self.epoch) or of != (log or ""):
+        epoch, _, token_log = rest.partition(".")
+        if not number.isdigit() or (epoch or "0") != str(self.epoch) or token_log != (log or ""):
             if self.gone_status == 410:
                 raise ApiError(410, "deleted", "The page token is no longer valid.", location="pageToken")
             raise invalid_value("pageToken")
@@ -287,7 +292,8 @@ class Pages:
 
 @dataclass
 class Faults:
-    """A number of requests counts down; the rest stays until changed. Tokens are asked for without trouble."""
+    """Faults of the server. Numbers of requests count down; the rest stays until changed. Requests for access tokens
+    have no faults."""
 
     throttled: int = 0
     throttle_status: int = 429
@@ -296,18 +302,18 @@ class Faults:
     failing: int = 0
     failing_status: int = 503
     truncated: bool = False
-    """Listings end early, as if that were all."""
+    """Whether listings end early, as if they were complete."""
     incomplete: bool = False
-    """incompleteSearch, as when some shared drives could not be searched."""
+    """The API's incompleteSearch, which is true when some shared drives could not be searched."""
     broken: set[str] = field(default_factory=set)
-    """Ids of files that cannot be exported or downloaded: Google answers 500 whenever it is tried."""
+    """Ids of files whose export and download always fail with 500."""
     no_markdown: bool = False
-    """Documents are exported as HTML and not as Markdown."""
+    """Whether documents cannot be exported as Markdown, only as HTML."""
     disabled: bool = False
-    """The Drive API is not enabled in the project."""
+    """Whether the Drive API is not enabled in the project."""
 
     def answer(self) -> Response | None:
-        """What is answered instead, if this request is one of those."""
+        """Return the faulty response to this request; None: there is no fault."""
         if self.throttled:
             self.throttled -= 1
             headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
@@ -328,10 +334,10 @@ class Faults:
 
 async def body_of(request: Request) -> dict[str, Any]:
     try:
-        found = json.loads(await request.body())
+        body = json.loads(await request.body())
     except ValueError:
         raise ApiError(400, "parseError", "Parse Error") from None
-    return found if isinstance(found, dict) else {}
+    return body if isinstance(body, dict) else {}
 
 
 def flag(request: Request, name: str) -> bool:
@@ -341,10 +347,10 @@ def flag(request: Request, name: str) -> bool:
     return value == "true"
 
 
-def partial(request: Request, answer: dict[str, Any], known: Mask, usual: Mask | None = None) -> Response:
-    asked = request.query_params.get("fields")
+def partial(request: Request, answer: dict[str, Any], known: Mask, default: Mask | None = None) -> Response:
+    fields = request.query_params.get("fields")
     whole_number(request.query_params, "pageSize", 100, 1000)
-    return JSONResponse(chosen(answer, parse(asked) if asked else (usual or {}), known))
+    return JSONResponse(select(answer, parse(fields) if fields else (default or {}), known))
 
 
 def _error(error: ApiError | OAuthError) -> Response:
@@ -394,41 +400,53 @@ def user(address: str, account: str) -> dict[str, Any]:
     }
 
 
-def permission(held: list[Held], corpus: Corpus, *, drive: str | None, of_drive: bool = False) -> dict[str, Any]:
-    """held: one grantee's, its own first. A file in a shared drive tells where each role comes from."""
-    grant = held[0].grant
-    shown: dict[str, Any] = {"kind": "drive#permission", "id": grant.id, "type": grant.type, "role": grant.role}
+def permission(
+    grants: list[EffectiveGrant], corpus: Corpus, *, drive: str | None, of_drive: bool = False
+) -> dict[str, Any]:
+    """Return the permission resource of one grantee, whose grants have the item's own first. In a shared drive it
+    includes where each role is inherited from."""
+    grant = grants[0].grant
+    permission_json: dict[str, Any] = {
+        "kind": "drive#permission",
+        "id": grant.id,
+        "type": grant.type,
+        "role": grant.role,
+    }
     if grant.type in ("user", "group"):
-        shown |= {"emailAddress": grant.who, "displayName": grant.who.partition("@")[0], "deleted": grant.deleted}
+        permission_json |= {
+            "emailAddress": grant.who,
+            "displayName": grant.who.partition("@")[0],
+            "deleted": grant.deleted,
+        }
     if grant.type == "domain":
-        shown |= {"domain": grant.who, "displayName": grant.who}
+        permission_json |= {"domain": grant.who, "displayName": grant.who}
     if grant.type in ("domain", "anyone"):
-        shown["allowFileDiscovery"] = grant.discoverable
+        permission_json["allowFileDiscovery"] = grant.discoverable
     if grant.expires:
-        shown["expirationTime"] = rfc3339(grant.expires)
+        permission_json["expirationTime"] = rfc3339(grant.expires)
     if grant.view:
-        shown["view"] = grant.view
+        permission_json["view"] = grant.view
     if drive:
-        shown["permissionDetails"] = [
+        permission_json["permissionDetails"] = [
             {
-                "permissionType": "member" if of_drive or one.origin == drive else "file",
-                "role": one.grant.role,
-                "inherited": one.origin is not None,
-                **({"inheritedFrom": one.origin} if one.origin else {}),
+                "permissionType": "member" if of_drive or effective.origin == drive else "file",
+                "role": effective.grant.role,
+                "inherited": effective.origin is not None,
+                **({"inheritedFrom": effective.origin} if effective.origin else {}),
             }
-            for one in held
+            for effective in grants
         ]
     elif grant.type == "user":
-        shown["pendingOwner"] = False
-    return shown
+        permission_json["pendingOwner"] = False
+    return permission_json
 
 
 def file(item: Item, corpus: Corpus, account: str) -> dict[str, Any]:
-    held = corpus.permissions(item)
+    permissions = corpus.permissions(item)
     roles = corpus.roles(account, item)
     may_share = bool(roles & {"owner", "organizer", "fileOrganizer", "writer"})
     native = item.mime_type.startswith(GOOGLE)
-    shown: dict[str, Any] = {
+    resource: dict[str, Any] = {
         "kind": "drive#file",
         "id": item.id,
         "name": item.name,
@@ -442,7 +460,7 @@ def file(item: Item, corpus: Corpus, account: str) -> dict[str, Any]:
         "webViewLink": f"https://drive.google.com/file/d/{item.id}/view?usp=drivesdk",
         "inheritedPermissionsDisabled": item.limited,
         "copyRequiresWriterPermission": not item.download,
-        "permissionIds": sorted(held),
+        "permissionIds": sorted(permissions),
         "lastModifyingUser": user(item.modifier, account),
         "capabilities": {
             "canDownload": item.download and item.mime_type != FOLDER,
@@ -452,21 +470,21 @@ def file(item: Item, corpus: Corpus, account: str) -> dict[str, Any]:
         },
     }
     if item.parent:
-        shown["parents"] = [item.parent]
+        resource["parents"] = [item.parent]
     if item.drive:
-        shown |= {"driveId": item.drive, "teamDriveId": item.drive, "hasAugmentedPermissions": bool(item.grants)}
+        resource |= {"driveId": item.drive, "teamDriveId": item.drive, "hasAugmentedPermissions": bool(item.grants)}
     else:
         assert item.owner is not None
-        shown |= {
+        resource |= {
             "owners": [user(item.owner, account)],
             "ownedByMe": item.owner == account,
-            "shared": len(held) > 1,
+            "shared": len(permissions) > 1,
             "parents": [item.parent or f"root-of-{item.owner}"],
         }
         if may_share:
-            shown["permissions"] = [permission(one, corpus, drive=None) for one in held.values()]
+            resource["permissions"] = [permission(grants, corpus, drive=None) for grants in permissions.values()]
     if not native:
-        shown |= {
+        resource |= {
             "md5Checksum": hashlib.md5(item.content).hexdigest(),  # noqa: S324 - Google's field
             "sha256Checksum": hashlib.sha256(item.content).hexdigest(),
             "size": str(len(item.content)),
@@ -476,10 +494,10 @@ def file(item: Item, corpus: Corpus, account: str) -> dict[str, Any]:
     elif item.mime_type == SHORTCUT and item.target:
         target = corpus.items.get(item.target)
         mime = target.mime_type if target else "application/octet-stream"
-        shown["shortcutDetails"] = {"targetId": item.target, "targetMimeType": mime}
+        resource["shortcutDetails"] = {"targetId": item.target, "targetMimeType": mime}
     if item.encrypted:
-        shown["clientEncryptionDetails"] = {"encryptionState": "encrypted"}
-    return shown
+        resource["clientEncryptionDetails"] = {"encryptionState": "encrypted"}
+    return resource
 
 
 def drive(id_: str, corpus: Corpus, account: str) -> dict[str, Any]:
@@ -495,8 +513,8 @@ def drive(id_: str, corpus: Corpus, account: str) -> dict[str, Any]:
 
 
 def change(entry: Change, corpus: Corpus, account: str) -> dict[str, Any]:
-    """``removed``: deleted, no longer ours to read, or no longer in this drive."""
-    shown: dict[str, Any] = {
+    """Return a change resource. ``removed`` means deleted, no longer readable, or no longer in this drive."""
+    resource: dict[str, Any] = {
         "kind": "drive#change",
         "changeType": entry.kind,
         "type": entry.kind,
@@ -505,11 +523,11 @@ def change(entry: Change, corpus: Corpus, account: str) -> dict[str, Any]:
     }
     item = corpus.items.get(entry.id)
     if entry.kind == "drive":
-        shown |= {"driveId": entry.id, "teamDriveId": entry.id}
+        resource |= {"driveId": entry.id, "teamDriveId": entry.id}
         if item is not None and corpus.roles(account, item):
-            shown |= {"removed": False, "drive": drive(entry.id, corpus, account)}
-        return shown
-    shown["fileId"] = entry.id
-    if item is not None and item.drive == entry.log and corpus.finds(account, item):
-        shown |= {"removed": False, "file": file(item, corpus, account)}
-    return shown
+            resource |= {"removed": False, "drive": drive(entry.id, corpus, account)}
+        return resource
+    resource["fileId"] = entry.id
+    if item is not None and item.drive == entry.log and corpus.lists(account, item):
+        resource |= {"removed": False, "file": file(item, corpus, account)}
+    return resource
