@@ -53,6 +53,9 @@ LINGER_BYTES = 1024 * 1024
 """The bytes of a refused body that are still read and discarded: a client whose connection is reset while it sends
 never reads the response."""
 RETRY_SECONDS = 2
+TWO_LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
+"""A proxy that goes by the other one takes the end of such a request for the next one, which may be somebody else's
+(RFC 9112, section 6.1)."""
 
 
 class KeyedLimit:
@@ -460,8 +463,12 @@ class _Requests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        address = address_key((scope.get("client") or ("",))[0])
         door, requests = self._door, self._door.requests
+        if TWO_LENGTHS.issubset(name for name, _ in scope["headers"]):
+            door.refused("malformed")
+            await _answer(send, 400, "a request has either a Content-Length or a Transfer-Encoding")
+            return
+        address = address_key((scope.get("client") or ("",))[0])
         if scope["path"] not in PROBES and (lacking := requests.lacks(address)) is not None:
             door.refused(lacking)
             await _answer(send, 503, "too many requests of this address at once: ask again in a moment")

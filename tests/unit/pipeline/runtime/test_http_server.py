@@ -425,6 +425,18 @@ async def test_a_bad_body_of_a_head_request_is_refused_without_a_body_and_withou
     assert [record for record in caplog.records if record.exc_info] == []
 
 
+async def test_a_request_that_says_its_length_in_two_ways_hides_no_other_one() -> None:
+    """Behind a proxy that goes by Content-Length the rest would be the next client's request."""
+    hidden = b"0\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    lengths = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % len(hidden)
+    async with site() as made:
+        answer = await made.answer(HEAD + lengths + hidden)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert made.read == []
+        assert made.refused("malformed") == 1
+
+
 async def test_a_compressed_body_is_not_unpacked() -> None:
     async with site() as port:
         bomb = b"\x1f\x8b\x08\x00" + b"\x00" * 100
