@@ -104,7 +104,7 @@ class Canaries:
         async with leading(connection, CANARY_LOCK) as is_leader:
             if not is_leader:
                 if not self._has_logged_another:
-                    log.info("canaries_elsewhere", reason="another process holds their lock; this one stands by")
+                    log.info("canaries_skipped", reason="another process holds their lock; this one stands by")
                 self._has_logged_another = True
                 return
             self._has_logged_another = False

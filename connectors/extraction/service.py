@@ -245,6 +245,6 @@ async def run(settings: ExtractionSettings, on_ready: Callable[[str], None]) -> 
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serving(settings) as address:
         on_ready(address)
-        log.info("serving", address=address, extraction=confinement(), at_once=settings.at_once)
+        log.info("service_started", address=address, extraction=confinement(), at_once=settings.at_once)
         await stop.wait()
-        log.info("stopping")
+        log.info("service_stopping")

@@ -190,7 +190,7 @@ class Comparison:
         for key in marked:
             self._remembered[key] = replace(current[key], repaired_at=now)
         if marked:
-            log.warning("reconciliation_difference", source=self._holder.source, count=len(marked))
+            log.warning("publication_differs", source=self._holder.source, count=len(marked))
         return len(marked)
 
     async def _mark(self, versions: Mapping[str, int], stamp: datetime) -> None:

@@ -222,5 +222,5 @@ async def _try_renew(renew: Renew, source: str) -> datetime | None:
     try:
         return await renew()
     except (Retryable, Misconfigured, Answered) as error:
-        log.warning("google_drive", source=source, code="channel", problem=str(error))
+        log.warning("google_drive_problem_reported", source=source, code="channel", problem=str(error))
         return None

@@ -165,7 +165,7 @@ class GoogleDrive:
         """Log a problem once; ``check`` shows it as well."""
         if self._reported.get(code) != message:
             self._reported[code] = message
-            log.warning("google_drive", source=self._context.name, code=code, problem=message)
+            log.warning("google_drive_problem_reported", source=self._context.name, code=code, problem=message)
 
     def _report_hidden(self) -> None:
         self._report(

@@ -402,7 +402,7 @@ class Reconcile:
         await self._stored.mark_repaired(repairing)  # after the marks: no repair follows within REPAIR_INTERVAL
         for difference in repairing.values():
             self.counts[difference.kind] += 1
-            log.warning("reconciliation_difference", source=self._rows.holder.source, kind=difference.kind)
+            log.warning("publication_differs", source=self._rows.holder.source, kind=difference.kind)
         if repairing:
             self._read_again([name for name, difference in documents.items() if difference.has_row], bool(principals))
         return len(certain) - len(new)

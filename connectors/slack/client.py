@@ -273,7 +273,7 @@ async def listen(
             except Deferred as error:
                 await asyncio.sleep(error.retry_after or 30.0)
             except Retryable as error:
-                log.warning("slack_socket_waits", source=api.name, error=str(error))
+                log.warning("slack_socket_delayed", source=api.name, error=str(error))
                 await asyncio.sleep(error.retry_after or PING_SECONDS)
             except Misconfigured as error:
                 _fail(failed, error)

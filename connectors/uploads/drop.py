@@ -58,7 +58,7 @@ class Drop:
             try:
                 await self.scan()
             except Retryable as error:
-                log.warning("drop_folder_waits", reason=str(error))
+                log.warning("drop_folder_delayed", reason=str(error))
             await asyncio.sleep(self._options.scan_seconds)
 
     async def scan(self) -> None:
@@ -157,7 +157,9 @@ class Drop:
         for problem in problems:
             if problem not in self._reported:
                 self._reported.add(problem)
-                log.warning("drop_folder_problem", code=problem.code, path=problem.path, problem=problem.message)
+                log.warning(
+                    "drop_folder_problem_reported", code=problem.code, path=problem.path, problem=problem.message
+                )
 
 
 def _is_read(row: Upload) -> bool:

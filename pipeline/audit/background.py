@@ -127,7 +127,7 @@ class BackgroundAudit:
         """After the page is saved: log the findings, repair them if settings say so, and compare them again."""
         for finding in findings:
             log.warning(
-                "divergent_document",
+                "document_diverged",
                 document=str(finding.document),
                 generation=run.generation,
                 store=finding.store,

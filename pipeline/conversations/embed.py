@@ -93,7 +93,7 @@ class ConversationVectors:
                     retry_after=error.retry_after if isinstance(error, Retryable) else None,
                 )
                 self._failures += 1
-                log.warning("conversations_wait", reason=str(error)[:200], seconds=round(wait, 1))
+                log.warning("conversations_delayed", reason=str(error)[:200], seconds=round(wait, 1))
             await asyncio.sleep(wait)
 
     async def turn(self) -> bool:

@@ -148,7 +148,7 @@ class Vitals:
             progress = await _undisturbed(read_progress(self._kafka, self._stages))
         except PenstockError as error:
             m.lag.clear()
-            log.warning("lag_unknown", reason=str(error)[:200])
+            log.warning("lag_not_measured", reason=str(error)[:200])
             return took
         for stage in self._stages:
             for lane, records in progress.lag_by_lane(stage).items():

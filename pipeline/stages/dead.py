@@ -179,7 +179,7 @@ class DeadLetters:
         for (stage, code, _), alike in by_cause.items():  # of a flood not a line each
             first = alike[0]
             log.warning(
-                "dead_letter",
+                "record_dead_lettered",
                 stage=stage,
                 code=code,
                 count=len(alike),

@@ -196,7 +196,7 @@ class Detect:
             self._crowded = max(following, default=0) >= (MAX_PENDING_BACKFILL_ALONE if alone else MAX_PENDING_BACKFILL)
         except PenstockError as error:  # the next batch meets it, and waits for the ledger as it should
             self._crowded = False
-            log.warning("look_failed", reason=str(error)[:200])
+            log.warning("backlog_not_measured", reason=str(error)[:200])
         finally:
             now = monotonic()
             self._look_at = now + max(LOOK_SECONDS, LOOK_PAUSE * (now - began))
@@ -277,7 +277,7 @@ class Detect:
                     self._metrics.lost_addresses.labels(arrival.lane).inc()
                 note(document.identity.id, {"penstock.outcome": outcome(step)})
             if document.state.alive and not document.state.acl_tags:
-                log.warning("nobody_may_read", document=str(document.identity.id), tenant=document.identity.tenant)
+                log.warning("readers_missing", document=str(document.identity.id), tenant=document.identity.tenant)
 
 
 def _cut(

@@ -104,7 +104,7 @@ class GraphKeeper:
                     retry_after=None,
                 )
                 failures += 1
-                log.warning("graph_waits", reason=str(error)[:200], seconds=round(wait, 1))
+                log.warning("graph_delayed", reason=str(error)[:200], seconds=round(wait, 1))
             await asyncio.sleep(wait)
 
     async def _hold(self, connection: Connection) -> None:
@@ -181,7 +181,7 @@ class GraphKeeper:
     ) -> None:
         """Build, drop or rename: minutes where the table is large; queries and writers go on."""
         began, own = monotonic(), graph.own_name(generation)
-        log.info("graph_step", step=step, generation=generation.name)
+        log.info("graph_step_started", step=step, generation=generation.name)
         if of is None:
             has_graph = own in await graph.graphs(connection, generation)
             name = graph.successor_name(generation) if has_graph else None
@@ -190,7 +190,7 @@ class GraphKeeper:
             await graph.drop_graph(connection, of.name)
         else:
             await graph.rename_graph(connection, of.name, own)
-        log.info("graph_step_done", step=step, generation=generation.name, seconds=round(monotonic() - began, 1))
+        log.info("graph_step_finished", step=step, generation=generation.name, seconds=round(monotonic() - began, 1))
 
     async def _move(self, connection: Connection, generation: Generation, *, into_graph: bool, busy: bool) -> bool:
         """For TURN_SECONDS at most; False: nothing could be moved."""

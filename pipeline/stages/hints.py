@@ -117,5 +117,5 @@ class Sweeper:
             sent = await send_hints(self._producer, [(d.identity, d.generation, d.lane) for d in due])
         if sent:
             self._metrics.rescued.inc(sent)
-            log.warning("rescued", hints=sent)
+            log.warning("hints_rescued", hints=sent)
         return sent

@@ -111,7 +111,9 @@ class Generations:
         if len(failed) < RESTS_AFTER or now - failed[0] > WITHIN_SECONDS:
             return False
         self._rests_until[name] = now + REST_SECONDS
-        log.error("generation_rests", store=self._store, generation=name, seconds=REST_SECONDS, reason=str(error)[:200])
+        log.error(
+            "generation_paused", store=self._store, generation=name, seconds=REST_SECONDS, reason=str(error)[:200]
+        )
         return True
 
     async def sort(self, batch: Sequence[Incoming]) -> list[tuple[Generation, list[UUID]]]:
@@ -184,7 +186,7 @@ class ModelBreaker:
             retry_after = error.retry_after if isinstance(error, Retryable) else None
             wait = min(MAX_MODEL_OUTAGE_SECONDS, retry_after or MODEL_OUTAGE_SECONDS)
             self._away_until[generation.name] = monotonic() + wait
-            log.error("generation_waits", generation=generation.name, seconds=wait, reason=str(error)[:300])
+            log.error("generation_delayed", generation=generation.name, seconds=wait, reason=str(error)[:300])
             if isinstance(error, Misconfigured):
                 await self._set_aside(generation, ids, error)
 

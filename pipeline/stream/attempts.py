@@ -153,7 +153,9 @@ class Attempts:
         batch.not_before = monotonic() + seconds
         reason = str(error)[:300] if isinstance(error, Retryable | Misconfigured) else type(error).__name__
         self._metrics.retries.labels(self._stage.name).inc()
-        log.warning("waiting", stage=self._stage.name, tries=batch.tries, seconds=round(seconds, 2), reason=reason)
+        log.warning(
+            "batch_delayed", stage=self._stage.name, tries=batch.tries, seconds=round(seconds, 2), reason=reason
+        )
         if service == "dead-letters":  # whoever is not part of the flood goes on
             self._flooded(reason)
             return

@@ -83,7 +83,7 @@ class DetectWorker:
                 cut = partial(build_manifest, UUID(int=0), "# A\n\nB.", "text/markdown", b"", generation)
                 await asyncio.to_thread(cut, parts.counters(generation))
         except Exception as error:  # noqa: BLE001 # whatever a tokenizer's file or a store may raise
-            log.warning("not_warm", error=type(error).__name__)
+            log.warning("warmup_failed", error=type(error).__name__)
 
     async def _audit(self) -> BaseException:
         await self._warm()

@@ -100,7 +100,9 @@ async def _admitted(pool: Pool, stop: asyncio.Event) -> bool:
                 async with pool.connection():
                     return True
         except Retryable as error:  # or Postgres is away while it fails over
-            log.warning("ledger_fenced" if isinstance(error, Fenced) else "postgres_away", reason=str(error)[:200])
+            log.warning(
+                "ledger_fenced" if isinstance(error, Fenced) else "postgres_unreachable", reason=str(error)[:200]
+            )
         with suppress(TimeoutError):
             async with asyncio.timeout(FENCE_SECONDS):
                 await stop.wait()

@@ -173,7 +173,7 @@ class _Answering:
         try:
             await record_made_from(pool, self.caller.tenant, self.id, documents)
         except PenstockError as error:
-            _log.warning("what an answer was made from is not recorded", error=str(error))
+            _log.warning("answer_sources_not_recorded", error=str(error))
 
     async def _events(self) -> AsyncGenerator[Event, None]:
         material = self.material
@@ -308,7 +308,7 @@ class _Answering:
             with self.steps.step("review"):
                 await enqueue(pool, self.caller.tenant, self.question, answer, passages, private=private)
         except PenstockError as error:
-            _log.warning("answer not recorded for review", error=str(error))
+            _log.warning("review_not_recorded", error=str(error))
             return False
         return True
 

@@ -182,7 +182,9 @@ async def open_authenticator(auth: AuthSettings, serve: ServeSettings) -> AsyncI
         development = serve.development_token_file or home() / DEVELOPMENT_FILE
         made_development_token(development)
         development_token(development)
-        log.warning("development_mode", says="whoever can read the token is who it says it is; never beyond loopback")
+        log.warning(
+            "development_mode_enabled", says="whoever can read the token is who it says it is; never beyond loopback"
+        )
     async with httpx.AsyncClient(follow_redirects=False, trust_env=True) as client:
         keys = None
         if auth.jwks_url is not None:

@@ -96,7 +96,7 @@ class KeySet:
                 answer.raise_for_status()
                 self._keys = usable(json.loads(await _capped(answer)))
         except (httpx.HTTPError, TimeoutError, ValueError, RecursionError) as error:
-            log.warning("jwks_away", url=self._url, error=f"{type(error).__name__}: {error}"[:200])
+            log.warning("jwks_unreachable", url=self._url, error=f"{type(error).__name__}: {error}"[:200])
             return
         self._fetched_at = self._clock()
 

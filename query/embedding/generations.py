@@ -68,10 +68,10 @@ class Following:
                 said = None
             except PenstockError as error:  # the next look is soon, and queries ask the ledger themselves
                 if str(error) != said:
-                    _log.warning("generations.not_followed", reason=str(error))
+                    _log.warning("generations_not_followed", reason=str(error))
                 said = str(error)
             except Exception as error:  # noqa: BLE001  (a mistake of ours: said, for nobody waits for this task)
-                _log.error("generations.broken", kind=type(error).__name__)
+                _log.error("generations_crashed", kind=type(error).__name__)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_SECONDS):
                     await self._wake.wait()
@@ -104,7 +104,7 @@ class Following:
             self.errors.pop(generation.name, None)
         except PenstockError as error:
             if str(error) != str(self.errors.get(generation.name)):
-                _log.warning("model.not_ready", generation=generation.name, state=generation.state, reason=str(error))
+                _log.warning("model_not_ready", generation=generation.name, state=generation.state, reason=str(error))
             self.errors[generation.name] = error
         if generation.state == "active":
             self.warm.set()

@@ -168,13 +168,13 @@ async def evaluate_forever(
             await run_if_due(evaluation)
         except Misconfigured as error:
             evaluation.metrics.failures.inc()
-            _log.error("evaluation.refused", reason=str(error))
+            _log.error("evaluation_refused", reason=str(error))
         except PenstockError as error:
             evaluation.metrics.failures.inc()
-            _log.warning("evaluation.failed", reason=str(error))
+            _log.warning("evaluation_failed", reason=str(error))
         except Exception as error:  # noqa: BLE001  (a mistake of ours: counted; its text may quote a document)
             evaluation.metrics.failures.inc()
-            _log.error("evaluation.broken", kind=type(error).__name__)
+            _log.error("evaluation_crashed", kind=type(error).__name__)
         await sleep(evaluation.settings.every_seconds / 15)
 
 

@@ -107,7 +107,7 @@ class Shadow:
         except PenstockError:
             pass  # counted below
         except Exception as error:  # noqa: BLE001  (a mistake of ours; its text may quote the question)
-            _log.error("shadow.broken", kind=type(error).__name__)
+            _log.error("shadow_crashed", kind=type(error).__name__)
         self._count(measured)
         try:
             async with time_limit(KEEP_SECONDS, "Postgres"):
@@ -115,7 +115,7 @@ class Shadow:
                     async with pool.connection() as connection:
                         await keep(connection, active.name, candidate.name, measured)
         except PenstockError as error:
-            _log.warning("shadow.not_kept", reason=str(error))
+            _log.warning("shadow_not_recorded", reason=str(error))
 
     def _count(self, measured: tuple[float, float] | None) -> None:
         self.metrics.shadow.labels("failed" if measured is None else "measured").inc()

@@ -242,7 +242,7 @@ class Gate:
             return
         who = exchange.who
         log.info(
-            "request",
+            "request_handled",
             method=scope["method"][:16],
             route=route,
             status=exchange.status,
@@ -313,11 +313,11 @@ def _template(scope: Scope) -> str:
 def _log(error: Exception, scope: Scope) -> None:
     """What is ours to mend, with where it happened; what the world has to heal, with its reason."""
     if isinstance(error, Retryable | TimeoutError):
-        log.warning("unavailable", route=_template(scope), reason=str(error))
+        log.warning("service_unavailable", route=_template(scope), reason=str(error))
     elif isinstance(error, PenstockError):
-        log.error("misconfigured", route=_template(scope), reason=str(error))
+        log.error("service_misconfigured", route=_template(scope), reason=str(error))
     else:
         frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in extract_tb(error.__traceback__)]
         log.error(
-            "failed", route=_template(scope), error=type(error).__name__, at=frames
+            "request_failed", route=_template(scope), error=type(error).__name__, at=frames
         )  # its words may quote content

@@ -75,10 +75,10 @@ async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str]
         loop.add_signal_handler(number, stop.set)
     async with serving(settings, query) as (address, service):
         on_ready(address)
-        log.info("serving", address=address, development=query.serve.development)
+        log.info("service_started", address=address, development=query.serve.development)
         evaluating = asyncio.create_task(_evaluate(service), name="evaluation")
         await stop.wait()
-        log.info("stopping")
+        log.info("service_stopping")
         await cancel_and_wait([evaluating])
 
 

@@ -212,7 +212,7 @@ class Meter:
                 try:
                     await self._use(subject, portion, spent=spent, wanted=NOTHING)
                 except PenstockError as error:
-                    log.warning("use_not_noted", reason=str(error)[:200])
+                    log.warning("usage_not_recorded", reason=str(error)[:200])
                     return
 
     async def aclose(self) -> None:

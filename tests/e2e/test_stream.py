@@ -134,7 +134,7 @@ async def test_every_kind_of_change_reaches_both_stores_at_its_own_price(space: 
     await space.settled([long])
     await assert_equal(space, [long, again[2], other])
 
-    rescued = [line for line in space.log("detect").splitlines() if '"rescued"' in line]
+    rescued = [line for line in space.log("detect").splitlines() if '"hints_rescued"' in line]
     assert rescued == [], "hints do the work; the sweeper is the net"
     announced = await space.query("SELECT count(*) FROM documents WHERE announced_seq < seq")
     assert announced == [(0,)]
@@ -176,7 +176,7 @@ async def test_detect_killed_between_the_commit_and_the_hint_loses_nothing(space
     space.start("detect")
     await space.settled(documents)
     await assert_equal(space, documents)
-    assert '"rescued"' not in space.log("detect"), "the unacked event comes again and hints again"
+    assert '"hints_rescued"' not in space.log("detect"), "the unacked event comes again and hints again"
 
 
 async def test_a_broken_event_is_set_aside_whole_and_hides_no_other(space: Space) -> None:

@@ -266,7 +266,7 @@ async def test_a_document_and_the_questions_about_it_each_have_one_trace_and_giv
     logs = {path.stem: path.read_text() for path in space.home.glob("*.log")}
     assert set(logs) == {"detect", "vectors", "keywords", "connectors", "query"}
     lines = [json.loads(line) for log in logs.values() for line in log.splitlines()]
-    assert {line["trace_id"] for line in lines if line["event"] == "request"} >= set(told.values())
+    assert {line["trace_id"] for line in lines if line["event"] == "request_handled"} >= set(told.values())
     places = {
         "spans": b"".join(collector.raw),
         "headers": repr([headers for _, headers in sent]).encode(),

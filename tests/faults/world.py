@@ -392,7 +392,7 @@ class World:
     def rescued(self) -> int:
         """Hints that the sweeper has sent again, ever."""
         logs = [path.read_text() for path in self.space.home.glob("detect*.log")]
-        lines = (line for log in logs for line in log.splitlines() if '"rescued"' in line)
+        lines = (line for log in logs for line in log.splitlines() if '"hints_rescued"' in line)
         return sum(int(json.loads(line)["hints"]) for line in lines)
 
     def mend(self) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.observability.events import LOG_EVENTS
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy")
 
@@ -142,3 +144,42 @@ def test_old_vocabulary_is_reported(source: str) -> None:
 )
 def test_standard_vocabulary_is_accepted(source: str) -> None:
     assert violations(source) == []
+
+
+LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+LOGGERS = frozenset({"log", "_log"})
+
+
+def log_events(source: str) -> Iterator[tuple[int, str]]:
+    """The events of a module's calls ``log.<level>("event", …)``, with their lines. An event that is no literal comes
+    as its source, which is no event."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=logger), attr=method), args=[event, *_]) if (
+                logger in LOGGERS and method in LOG_METHODS
+            ):
+                choices = [event.body, event.orelse] if isinstance(event, ast.IfExp) else [event]
+                for choice in choices:
+                    is_text = isinstance(choice, ast.Constant) and isinstance(choice.value, str)
+                    yield node.lineno, choice.value if is_text else ast.unparse(choice)
+
+
+def test_log_events_are_declared_and_used() -> None:
+    used: set[str] = set()
+    undeclared = []
+    for module in sorted(path for package in PRODUCT for path in (ROOT / package).rglob("*.py")):
+        for line, event in log_events(module.read_text()):
+            used.add(event)
+            if event not in LOG_EVENTS:
+                undeclared.append(f"{module.relative_to(ROOT)}:{line}: {event}: declare it in observability/events.py")
+    assert undeclared == []
+    assert sorted(LOG_EVENTS - used) == []
+
+
+def test_log_events_are_noun_and_verb() -> None:
+    assert [event for event in sorted(LOG_EVENTS) if not re.fullmatch(r"[a-z]+(?:_[a-z]+)+", event)] == []
+
+
+def test_log_calls_are_recognised() -> None:
+    source = """log.info("serving")\n_log.error("a" if x else "b", n=1)\nlog.warning(f"{x}")\nmath.log("c")\n"""
+    assert [event for _, event in log_events(source)] == ["serving", "a", "b", "f'{x}'"]

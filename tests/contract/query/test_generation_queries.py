@@ -306,7 +306,7 @@ async def test_a_generation_whose_model_is_away_is_tried_again_and_holds_nobody_
         await following.look()
         await following.look()
     assert [(line["event"], line["generation"], line["state"]) for line in said if "generation" in line] == [
-        ("model.not_ready", "g3", "building")
+        ("model_not_ready", "g3", "building")
     ], "said once, and not at every look"
     assert following.warm.is_set()
     assert set(following.errors) == {"g3"}
