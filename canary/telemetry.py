@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from typing import NamedTuple
 
+from prometheus_client import CollectorRegistry, Gauge
+
+from pipeline.observability.labels import counter, gauge, histogram
 from pipeline.observability.metrics import PortMetrics
 
 BUCKETS = (0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 240, 300)
 """Seconds, with exact edges at both objectives: 30 for a revocation, 300 for a change."""
+
+
+class SourceStoreLabels(NamedTuple):
+    source: str
+    store: str
+
+
+class SourceWayLabels(NamedTuple):
+    source: str
+    way: str
+
+
+class SourceOfReasonLabels(NamedTuple):
+    source: str
+    of: str
+    reason: str
 
 
 class CanaryMetrics:
@@ -23,30 +42,30 @@ class CanaryMetrics:
         self.desired = Gauge(
             "penstock_canaries_wanted", "Canaries that some process should look after; 0: they are off", registry=r
         )
-        self.seconds = Histogram(
+        self.seconds = histogram(
             "penstock_canary_seconds",
             "From a canary's publication until a search of that store returned it",
-            ["source", "store"],
+            SourceStoreLabels,
             buckets=BUCKETS,
             registry=r,
         )
-        self.withdrawn = Histogram(
+        self.withdrawn = histogram(
             "penstock_canary_withdrawn_seconds",
             "From a canary's revocation (way: access) or deletion (way: delete) until no search returned it",
-            ["source", "way"],
+            SourceWayLabels,
             buckets=BUCKETS,
             registry=r,
         )
-        self.success = Gauge(
+        self.success = gauge(
             "penstock_canary_success_timestamp_seconds",
             "When a canary was last found in a store; before the first time, when it began to be looked for",
-            ["source", "store"],
+            SourceStoreLabels,
             registry=r,
         )
-        self.failures = Counter(
+        self.failures = counter(
             "penstock_canary_failures",
             "Canaries that were not found (of: vectors, keywords), not gone (of: access, delete) or not sent"
             " (of: publish) in time, by reason: late, unavailable (the search failed), unpublished",
-            ["source", "of", "reason"],
+            SourceOfReasonLabels,
             registry=r,
         )

@@ -89,7 +89,7 @@ class Watch:
         for store in STORES:
             self._note(canary, store)  # its age counts from now on, not since 1970
         for of, reason in FAILURES:  # begin at 0, so that the first failure is an increase
-            self._metrics.failures.labels(canary.stands_for, of, reason)
+            self._metrics.failures.labels(source=canary.stands_for, of=of, reason=reason)
         await asyncio.sleep(random.uniform(0, min(self._settings.every_seconds, START_JITTER_SECONDS)))  # noqa: S311
         number = 0
         while True:
@@ -147,7 +147,7 @@ class Watch:
 
         if not await self._until(is_returned, canary, store, began, self._settings.patience_seconds):
             return False
-        self._metrics.seconds.labels(canary.stands_for, store).observe(time.monotonic() - began)
+        self._metrics.seconds.labels(source=canary.stands_for, store=store).observe(time.monotonic() - began)
         self._note(canary, store)
         return True
 
@@ -162,7 +162,7 @@ class Watch:
             return True not in results
 
         if await self._until(is_gone, canary, way, began, self._settings.withdrawal_seconds):
-            self._metrics.withdrawn.labels(canary.stands_for, way).observe(time.monotonic() - began)
+            self._metrics.withdrawn.labels(source=canary.stands_for, way=way).observe(time.monotonic() - began)
 
     async def _until(
         self, condition: Callable[[], Awaitable[bool]], canary: Canary, of: str, began: float, patience: float
@@ -197,7 +197,7 @@ class Watch:
 
     def _show(self, canary: Canary, store: Store) -> None:
         """Export the worse value where two tenants have a source of one name."""
-        self._metrics.success.labels(canary.stands_for, store).set(min(self._of_one_name(canary, store)))
+        self._metrics.success.labels(source=canary.stands_for, store=store).set(min(self._of_one_name(canary, store)))
 
     def _of_one_name(self, canary: Canary, store: Store) -> list[float]:
         return [
@@ -205,7 +205,7 @@ class Watch:
         ]
 
     def _failed(self, canary: Canary, of: str, reason: Reason, why: str) -> None:
-        self._metrics.failures.labels(canary.stands_for, of, reason).inc()
+        self._metrics.failures.labels(source=canary.stands_for, of=of, reason=reason).inc()
         log.warning(
             "canary_failed", tenant=canary.tenant, source=canary.stands_for, of=of, reason=reason, why=why[:200]
         )

@@ -3,14 +3,66 @@ never a question, a caller, a document or a tenant."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pipeline.observability.labels import counter, gauge, histogram
 from pipeline.observability.metrics import EmbeddingOutcome, PortMetrics
 from query.limits.charging import charge
 
 ANSWER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 60)
 """Seconds, with exact edges at the objectives: 0.1 for a search, 3 for a reranked and written answer."""
 SHARE_BUCKETS = (0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+
+class RouteOutcomeLabels(NamedTuple):
+    route: str
+    outcome: str
+
+
+class RouteModeLabels(NamedTuple):
+    route: str
+    mode: str
+
+
+class ReasonLabels(NamedTuple):
+    reason: str
+
+
+class BudgetOfLabels(NamedTuple):
+    budget: str
+    of: str
+
+
+class StateLabels(NamedTuple):
+    state: str
+
+
+class OutcomeLabels(NamedTuple):
+    outcome: str
+
+
+class CacheOutcomeLabels(NamedTuple):
+    cache: str
+    outcome: str
+
+
+class KindModelLabels(NamedTuple):
+    kind: str
+    model: str
+
+
+class ModelLabels(NamedTuple):
+    model: str
+
+
+class EmbeddingOutcomeLabels(NamedTuple):
+    outcome: EmbeddingOutcome
+
+
+class PartLabels(NamedTuple):
+    part: str
 
 
 class QueryMetrics:
@@ -20,17 +72,17 @@ class QueryMetrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self.ports = PortMetrics(r, "penstock_query")
-        self.requests = Counter(
+        self.requests = counter(
             "penstock_query_requests",
             "Requests by route template and outcome: ok, refused (4xx), unauthorized, limited, shed, unavailable"
             " (503, 504), failed (any other 5xx), cancelled (the client left)",
-            ["route", "outcome"],
+            RouteOutcomeLabels,
             registry=r,
         )
-        self.seconds = Histogram(
+        self.seconds = histogram(
             "penstock_query_seconds",
             "From the request to the last byte of its answer, by the mode that was decided on",
-            ["route", "mode"],
+            RouteModeLabels,
             buckets=ANSWER_BUCKETS,
             registry=r,
         )
@@ -40,20 +92,20 @@ class QueryMetrics:
             buckets=ANSWER_BUCKETS,
             registry=r,
         )
-        self.shed = Counter(
+        self.shed = counter(
             "penstock_query_shed",
             "Requests sent away: busy (no place in the waiting room), waited (too long in it), share (either, while its"
             " tenant or caller had more than its share), caller (its own limit on requests at once), rate (its own"
             " limit on requests a minute), budget (of the day, its own or its tenant's), memory (too much is sent at"
             " once)",
-            ["reason"],
+            ReasonLabels,
             registry=r,
         )
-        self.budget_used = Gauge(
+        self.budget_used = gauge(
             "penstock_query_budget_used_ratio",
             "Of the day's budgets of requests, tokens or money, of tenants or callers, the one of which most is used,"
             " as far as this process knows; 0: there is none",
-            ["budget", "of"],
+            BudgetOfLabels,
             registry=r,
         )
         self.in_work = Gauge("penstock_query_in_work", "Requests that are worked on now", registry=r)
@@ -76,17 +128,17 @@ class QueryMetrics:
             " or set back, and has not been compared with the ledger yet",
             registry=r,
         )
-        self.models_ready = Gauge(
+        self.models_ready = gauge(
             "penstock_query_models_ready",
             "1: the model of the generation in this state (active, building, previous) has answered here; 0: not yet",
-            ["state"],
+            StateLabels,
             registry=r,
         )
-        self.shadow = Counter(
+        self.shadow = counter(
             "penstock_query_shadow",
             "Questions that were to be asked of the next (or previous) generation too, by outcome: measured, failed,"
             " dropped (too many were under way)",
-            ["outcome"],
+            OutcomeLabels,
             registry=r,
         )
         self.shadow_overlap = Histogram(
@@ -101,32 +153,32 @@ class QueryMetrics:
             buckets=SHARE_BUCKETS,
             registry=r,
         )
-        self.rerank = Counter(
+        self.rerank = counter(
             "penstock_query_rerank",
             "Searches that asked for reranking, by what became of it: reranked, cached, or why it was skipped",
-            ["outcome"],
+            OutcomeLabels,
             registry=r,
         )
-        self.cache = Counter(
+        self.cache = counter(
             "penstock_query_cache",
             "Look-ups by cache (embeddings, results, rerank) and outcome: hit, miss",
-            ["cache", "outcome"],
+            CacheOutcomeLabels,
             registry=r,
         )
-        self.answers = Counter(
+        self.answers = counter(
             "penstock_query_answers",
             "Answers by outcome: grounded, unsupported, no_information, passages (no model is set), failed",
-            ["outcome"],
+            OutcomeLabels,
             registry=r,
         )
-        self.tokens = Counter(
-            "penstock_query_tokens", "Tokens of the chat model, by kind: prompt, answer", ["kind", "model"], registry=r
+        self.tokens = counter(
+            "penstock_query_tokens", "Tokens of the chat model, by kind: prompt, answer", KindModelLabels, registry=r
         )
-        self.answer_cost = Counter(
+        self.answer_cost = counter(
             "penstock_query_answer_cost",
             "Money for written answers, in the currency of PENSTOCK_CHAT_PRICE_PER_MILLION_PROMPT_TOKENS and"
             " _ANSWER_TOKENS",
-            ["model"],
+            ModelLabels,
             registry=r,
         )
         self.rerank_cost = Counter(
@@ -142,11 +194,11 @@ class QueryMetrics:
             "Money for embeddings of questions, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS",
             registry=r,
         )
-        self.embedding_seconds = Histogram(
+        self.embedding_seconds = histogram(
             "penstock_query_embedding_seconds",
             "Time a request for a question's embedding took, by outcome: answered, throttled, unavailable,"
             " misconfigured, rejected",
-            ["outcome"],
+            EmbeddingOutcomeLabels,
             buckets=ANSWER_BUCKETS,
             registry=r,
         )
@@ -161,28 +213,28 @@ class QueryMetrics:
             buckets=SHARE_BUCKETS,
             registry=r,
         )
-        self.review = Counter(
+        self.review = counter(
             "penstock_query_review",
             "Answers for the review queue, by reason: unsupported, uncited, bad_citation, active_content",
-            ["reason"],
+            ReasonLabels,
             registry=r,
         )
-        self.degraded = Counter(
+        self.degraded = counter(
             "penstock_query_degraded",
             "Answers that one part was missing from: vectors, keywords, rerank, …",
-            ["part"],
+            PartLabels,
             registry=r,
         )
 
-        self.trail = Counter(
+        self.trail = counter(
             "penstock_query_trail_records",
             "Records of the audit trail by outcome: written, lost (they could not be written fast enough), refused"
             " (with PENSTOCK_TRAIL=required nothing was answered, since they could not be written)",
-            ["outcome"],
+            OutcomeLabels,
             registry=r,
         )
         for outcome in ("written", "lost", "refused"):
-            self.trail.labels(outcome)  # from 0 on: an increase is seen from the first one
+            self.trail.labels(outcome=outcome)  # from 0 on: an increase is seen from the first one
         self.trail_waiting = Gauge(
             "penstock_query_trail_waiting_seconds",
             "How long the oldest record of the audit trail has waited that is not written yet; 0: none waits",
@@ -190,18 +242,18 @@ class QueryMetrics:
         )
 
     def trail_counted(self, outcome: str, records: int) -> None:
-        self.trail.labels(outcome).inc(records)
+        self.trail.labels(outcome=outcome).inc(records)
 
     def answered(self, model: str, *, prompt: int, answer: int, money: float) -> None:
         """prompt, answer: tokens."""
-        self.tokens.labels("prompt", model).inc(prompt)
-        self.tokens.labels("answer", model).inc(answer)
-        self.answer_cost.labels(model).inc(money)
+        self.tokens.labels(kind="prompt", model=model).inc(prompt)
+        self.tokens.labels(kind="answer", model=model).inc(answer)
+        self.answer_cost.labels(model=model).inc(money)
         charge(tokens=prompt + answer, money=money)
 
     def reranked(self, outcome: str, price_per_thousand: float) -> None:
         """What is remembered, or was not asked, costs nothing."""
-        self.rerank.labels(outcome).inc()
+        self.rerank.labels(outcome=outcome).inc()
         if outcome == "reranked":
             self.rerank_cost.inc(price_per_thousand / 1_000)
             charge(money=price_per_thousand / 1_000)
@@ -212,4 +264,4 @@ class QueryMetrics:
         charge(money=money)
 
     def embedding_asked(self, outcome: EmbeddingOutcome, seconds: float) -> None:
-        self.embedding_seconds.labels(outcome).observe(seconds)
+        self.embedding_seconds.labels(outcome=outcome).observe(seconds)

@@ -15,10 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from io import FileIO
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -31,6 +31,7 @@ from connectors.extraction.result import Extracted, Unreadable
 from connectors.extraction.sandbox import read_or_job
 from connectors.extraction.settings import WAIT_SECONDS, ExtractionSettings, confinement
 from pipeline.core.errors import Misconfigured
+from pipeline.observability.labels import counter
 from pipeline.observability.metrics import PortMetrics
 from pipeline.runtime.http_server import served
 from pipeline.runtime.settings import PortSettings
@@ -44,17 +45,21 @@ BUSY_RETRY_SECONDS = 2
 SECONDS_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 
 
+class OutcomeLabels(NamedTuple):
+    outcome: str
+
+
 class ServiceMetrics:
     """The service's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
         self.ports = PortMetrics(r, "penstock_extraction")
-        self.requests = Counter(
+        self.requests = counter(
             "penstock_extraction_requests",
             "Files handed in, by outcome: read, unreadable, busy (sent away), slow (the file did not arrive, or its"
             " text was not fetched, in time), left (nobody waits for it), refused (no request of ours), failed",
-            ["outcome"],
+            OutcomeLabels,
             registry=r,
         )
         self.seconds = Histogram(

@@ -171,7 +171,7 @@ class BackgroundAudit:
         counts = await runs.divergent(connection)
         for store in PLACES:
             for kind in KINDS:
-                self._metrics.divergent.labels(store, kind).set(counts.get((store, kind), 0))
+                self._metrics.divergent.labels(store=store, kind=kind).set(counts.get((store, kind), 0))
         self._metrics.audit_age.set(await runs.age_seconds(connection))
 
 

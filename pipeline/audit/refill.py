@@ -73,7 +73,7 @@ class IndexGuard:
         self._look_seconds = look_seconds
         self._confirm_seconds = confirm_seconds
         for kind in get_args(Change):  # at zero, so that the first one is an increase
-            metrics.index_changes.labels(kind)
+            metrics.index_changes.labels(change=kind)
 
     async def run(self) -> BaseException:
         """Guard the indexes until cancelled. Outages are waited for."""
@@ -125,7 +125,7 @@ class IndexGuard:
                 elif confirming is None:
                     return why
                 elif await index_fence.fence(connection, known, now, why):
-                    self._metrics.index_changes.labels(why).inc()
+                    self._metrics.index_changes.labels(change=why).inc()
                     log.error("keyword_index_changed", index=index, change=why, remedy="penstock audit --repair")
         return None
 

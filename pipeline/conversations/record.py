@@ -127,7 +127,7 @@ class Conversations(Last):
             ("known", outcome.known),
             ("forgotten", outcome.forgotten),
         ):
-            self._metrics.conversation_pairs.labels(name).inc(count)
+            self._metrics.conversation_pairs.labels(outcome=name).inc(count)
 
     async def _write(self, connection: Connection, who: Member, messages: Sequence[Said]) -> Outcome:
         forgotten = await self._forget(connection, who, [m for m in messages if isinstance(m, ConversationForgotten)])

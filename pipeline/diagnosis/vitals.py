@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import structlog
 from prometheus_client import Gauge
 
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import PenstockError
+from pipeline.core.model import STORES, Lane
 from pipeline.diagnosis.lag import Logs, Offsets, StageTopics, read_progress
 from pipeline.ledger import skipped
+from pipeline.observability.labels import Labelled
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import KafkaSettings
 from pipeline.stores.leader import leading
@@ -126,7 +128,7 @@ class Vitals:
         took = monotonic() - began
         self._forget_ledger()
         m = self._metrics
-        waiting = {(store, lane): (0, 0.0) for store in ("vectors", "keywords") for lane in ("live", "backfill")}
+        waiting = {(store, lane): (0, 0.0) for store in STORES for lane in get_args(Lane)}
         oldest: dict[str, float] = {}
         for store, lane, source, count, age in pending:
             documents, longest = waiting[store, lane]
@@ -134,8 +136,8 @@ class Vitals:
             if lane == "live" and not is_canary(source):
                 oldest[source] = max(oldest.get(source, 0.0), age)
         for (store, lane), (documents, longest) in waiting.items():
-            m.pending.labels(store, lane).set(documents)
-            m.oldest_pending.labels(store, lane).set(longest)
+            m.pending.labels(store=store, lane=lane).set(documents)
+            m.oldest_pending.labels(store=store, lane=lane).set(longest)
         _set(m.source_pending, oldest.items())
         _set(m.waiting_dead_letters, [*((stage, 0.0) for stage in self._stages), *dead])
         _set(m.skipped_documents, unread.items())
@@ -152,7 +154,7 @@ class Vitals:
             return took
         for stage in self._stages:
             for lane, records in progress.lag_by_lane(stage).items():
-                m.lag.labels(stage, lane).set(records)
+                m.lag.labels(stage=stage, lane=lane).set(records)
         await self._note_handled(connection, now, progress.logs, progress.committed)
         return took
 
@@ -207,7 +209,7 @@ async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _set(gauge: Gauge, values: Iterable[tuple[str, float | None]]) -> None:
+def _set(gauge: Labelled[[str], Gauge], values: Iterable[tuple[str, float | None]]) -> None:
     for label, value in values:
         if value is not None:
             gauge.labels(label).set(max(0.0, float(value)))

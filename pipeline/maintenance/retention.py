@@ -54,7 +54,7 @@ class Retention:
                         return False
                     done = await connection.execute(place.age.statement, {"days": days, "most": self._most})
             if done.rowcount:
-                self._metrics.retention_erased.labels(place.table).inc(done.rowcount)
+                self._metrics.retention_erased.labels(table=place.table).inc(done.rowcount)
                 log.info("rows_erased", table=place.table, rows=done.rowcount)
             more |= done.rowcount >= self._most
         return more

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pipeline.core.model import Lane, Store
+from pipeline.observability.labels import counter, gauge, histogram
 from pipeline.observability.logs import configure_logging as configure_logging
 
 FRESHNESS_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 450, 600, 1800, 7200)
@@ -38,19 +40,151 @@ PortRefusal = Literal[
 """connections, address: too many, in all or of one address; memory: too many bytes of bodies at once."""
 
 
+class PortReasonLabels(NamedTuple):
+    port: str
+    reason: PortRefusal
+
+
+class PortLabels(NamedTuple):
+    port: str
+
+
+class OutcomeLaneLabels(NamedTuple):
+    outcome: str
+    lane: Lane
+
+
+class StageReasonLabels(NamedTuple):
+    stage: str
+    reason: str
+
+
+class StageReasonModeLabels(NamedTuple):
+    stage: str
+    reason: str
+    mode: str
+
+
+class SinkLabels(NamedTuple):
+    sink: Store
+
+
+class StageLabels(NamedTuple):
+    stage: str
+
+
+class StageServiceLabels(NamedTuple):
+    stage: str
+    service: str
+
+
+class FilesLabels(NamedTuple):
+    files: str
+
+
+class ChangeLabels(NamedTuple):
+    change: str
+
+
+class PurposeLabels(NamedTuple):
+    purpose: Purpose
+
+
+class EmbeddingOutcomeLabels(NamedTuple):
+    outcome: EmbeddingOutcome
+
+
+class GenerationLabels(NamedTuple):
+    generation: str
+
+
+class LaneLabels(NamedTuple):
+    lane: Lane
+
+
+class StateLabels(NamedTuple):
+    state: str
+
+
+class SourceLaneLabels(NamedTuple):
+    source: str
+    lane: Lane
+
+
+class StoreKindLabels(NamedTuple):
+    store: str
+    kind: str
+
+
+class SourceLabels(NamedTuple):
+    source: str
+
+
+class OutcomeLabels(NamedTuple):
+    outcome: str
+
+
+class SourceOutcomeLabels(NamedTuple):
+    source: str
+    outcome: str
+
+
+class SourceActivityLabels(NamedTuple):
+    source: str
+    activity: str
+
+
+class SourceOfLabels(NamedTuple):
+    source: str
+    of: str
+
+
+class SourceReasonLabels(NamedTuple):
+    source: str
+    reason: str
+
+
+class SourceKindLabels(NamedTuple):
+    source: str
+    kind: str
+
+
+class TopicKindLabels(NamedTuple):
+    topic: str
+    kind: str
+
+
+class TopicLabels(NamedTuple):
+    topic: str
+
+
+class StoreLaneLabels(NamedTuple):
+    store: str
+    lane: Lane
+
+
+class StageLaneLabels(NamedTuple):
+    stage: str
+    lane: Lane
+
+
+class TableLabels(NamedTuple):
+    table: str
+
+
 class PortMetrics:
     """The HTTP ports of a process; ``port`` is the name of one of them."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str = "penstock") -> None:
-        self.refused = Counter(
+        self.refused = counter(
             f"{prefix}_http_refused",
             "Connections and requests turned away before it was known whose they are, by reason: connections, address"
             " (too many at once, in all or of one address), memory (of bodies), slow_head, slow_body, slow_reader,"
             " large_head, small_chunks, malformed",
-            ["port", "reason"],
+            PortReasonLabels,
             registry=registry,
         )
-        self.connections = Gauge(f"{prefix}_http_connections", "Open connections", ["port"], registry=registry)
+        self.connections = gauge(f"{prefix}_http_connections", "Open connections", PortLabels, registry=registry)
 
 
 class Metrics:
@@ -60,8 +194,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self.ports = PortMetrics(r)
-        self.events = Counter("penstock_events", "Events folded, by outcome", ["outcome", "lane"], registry=r)
-        self.dead_letters = Counter("penstock_dead_letters", "Events set aside", ["stage", "reason"], registry=r)
+        self.events = counter("penstock_events", "Events folded, by outcome", OutcomeLaneLabels, registry=r)
+        self.dead_letters = counter("penstock_dead_letters", "Events set aside", StageReasonLabels, registry=r)
         self.dead_letter_floods = Counter(
             "penstock_dead_letter_floods", "Times that the limit on dead letters was met", registry=r
         )
@@ -70,11 +204,11 @@ class Metrics:
             "How long bad records still wait because there are too many dead letters; 0: they do not",
             registry=r,
         )
-        self.unauthorised = Counter(
+        self.unauthorised = counter(
             "penstock_unauthorised_records",
             "Records that no enrolled producer has signed for its own tenant and source, by mode: refused (enforce) or"
             " accepted (warn)",
-            ["stage", "reason", "mode"],
+            StageReasonModeLabels,
             registry=r,
         )
         self.poison_moved = Counter(
@@ -87,14 +221,14 @@ class Metrics:
             "Valid documents moved from the live topic to the backfill topic: their source sent more than its budget",
             registry=r,
         )
-        self.failed_documents = Counter(
-            "penstock_failed_documents", "Documents set aside with their reason", ["sink"], registry=r
+        self.failed_documents = counter(
+            "penstock_failed_documents", "Documents set aside with their reason", SinkLabels, registry=r
         )
-        self.retries = Counter("penstock_retries", "Waits for the world to heal", ["stage"], registry=r)
-        self.breaker_open = Gauge(
+        self.retries = counter("penstock_retries", "Waits for the world to heal", StageLabels, registry=r)
+        self.breaker_open = gauge(
             "penstock_breaker_open",
             "1 while a stage stands still because a service is down",
-            ["stage", "service"],
+            StageServiceLabels,
             registry=r,
         )
         self.ledger_fenced = Gauge(
@@ -103,11 +237,11 @@ class Metrics:
             " recovered, or is a standby",
             registry=r,
         )
-        self.extraction = Gauge(
+        self.extraction = gauge(
             "penstock_extraction",
             "1 for how PDF, Office and mail files are read by or for a connectors worker: confined, refused,"
             " unconfined, or not: unreachable (its extraction service does not answer)",
-            ["files"],
+            FilesLabels,
             registry=r,
         )
         self.index_fenced = Gauge(
@@ -116,41 +250,41 @@ class Metrics:
             " compared with the ledger yet",
             registry=r,
         )
-        self.index_changes = Counter(
+        self.index_changes = counter(
             "penstock_keyword_index_changes",
             "Keyword indexes found to be another one than the ledger filled: recreated (under the same name),"
             " new_history (restored, or forced from a stale copy), rewound (it lost operations that it had)",
-            ["change"],
+            ChangeLabels,
             registry=r,
         )
-        self.batch_seconds = Histogram(
-            "penstock_batch_seconds", "Time a batch took", ["stage"], buckets=WORK_BUCKETS, registry=r
+        self.batch_seconds = histogram(
+            "penstock_batch_seconds", "Time a batch took", StageLabels, buckets=WORK_BUCKETS, registry=r
         )
-        self.batch_size = Histogram(
-            "penstock_batch_size", "Records a batch held", ["stage"], buckets=SIZE_BUCKETS, registry=r
+        self.batch_size = histogram(
+            "penstock_batch_size", "Records a batch held", StageLabels, buckets=SIZE_BUCKETS, registry=r
         )
         self.embedded = Counter("penstock_embedded_chunks", "Chunks embedded", registry=r)
         self.reused = Counter("penstock_reused_vectors", "Chunks whose very text was embedded before", registry=r)
-        self.embedding_tokens = Counter(
+        self.embedding_tokens = counter(
             "penstock_embedding_tokens",
             "Tokens sent to the model, by purpose: document, conversation (questions: the query service's own)",
-            ["purpose"],
+            PurposeLabels,
             registry=r,
         )
-        self.embedding_requests = Counter(
+        self.embedding_requests = counter(
             "penstock_embedding_requests",
             "Requests to the model by outcome: answered, throttled, unavailable, misconfigured, rejected",
-            ["outcome"],
+            EmbeddingOutcomeLabels,
             registry=r,
         )
         self.embedding_seconds = Histogram(
             "penstock_embedding_seconds", "Time a request to the model took", buckets=WORK_BUCKETS, registry=r
         )
-        self.embedding_cost = Counter(
+        self.embedding_cost = counter(
             "penstock_embedding_cost",
             "Money for embeddings, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS, by purpose:"
             " document, conversation",
-            ["purpose"],
+            PurposeLabels,
             registry=r,
         )
         self.embedding_budget = Gauge(
@@ -159,8 +293,8 @@ class Metrics:
             registry=r,
         )
         for purpose in get_args(Purpose):  # nothing spent is a zero, not an absence
-            self.embedding_tokens.labels(purpose)
-            self.embedding_cost.labels(purpose)
+            self.embedding_tokens.labels(purpose=purpose)
+            self.embedding_cost.labels(purpose=purpose)
         self.embedding_spent: dict[Purpose, tuple[int, float]] = dict.fromkeys(get_args(Purpose), (0, 0.0))
         """Purpose → tokens and money, as ``penstock_embedding_tokens`` and ``penstock_embedding_cost`` show them."""
         self.embedding_price = 0.0
@@ -168,14 +302,16 @@ class Metrics:
         self.truncated = Counter(
             "penstock_truncated_chunks", "Chunks that lost their end at the model's window", registry=r
         )
-        self.written = Counter("penstock_written_chunks", "Chunk rows or entries written", ["sink"], registry=r)
-        self.deleted = Counter("penstock_deleted_chunks", "Chunk rows or entries deleted", ["sink"], registry=r)
-        self.moved = Counter("penstock_moved_documents", "Documents that changed during a write", ["sink"], registry=r)
-        self.front_rows = Gauge(
+        self.written = counter("penstock_written_chunks", "Chunk rows or entries written", SinkLabels, registry=r)
+        self.deleted = counter("penstock_deleted_chunks", "Chunk rows or entries deleted", SinkLabels, registry=r)
+        self.moved = counter(
+            "penstock_moved_documents", "Documents that changed during a write", SinkLabels, registry=r
+        )
+        self.front_rows = gauge(
             "penstock_front_rows",
             "Chunk rows that wait outside of a generation's HNSW graph, where every query reads them all; counted up to"
             " 50,001, by the one vectors worker that lets them in",
-            ["generation"],
+            GenerationLabels,
             registry=r,
         )
         self.graph_rows = Counter("penstock_graph_rows", "Chunk rows let into the HNSW graph", registry=r)
@@ -192,167 +328,167 @@ class Metrics:
             " source counts versions backwards",
             registry=r,
         )
-        self.lost_addresses = Counter(
+        self.lost_addresses = counter(
             "penstock_dropped_addresses",
             "Documents accepted without their source_url, because it is no address that may be shown as a link",
-            ["lane"],
+            LaneLabels,
             registry=r,
         )
-        self.announced = Counter("penstock_announced_documents", "Announcements made", ["state"], registry=r)
-        self.freshness = Histogram(
+        self.announced = counter("penstock_announced_documents", "Announcements made", StateLabels, registry=r)
+        self.freshness = histogram(
             "penstock_freshness_seconds",
             "From the source's change to both stores returning it",
-            ["source", "lane"],
+            SourceLaneLabels,
             buckets=FRESHNESS_BUCKETS,
             registry=r,
         )
-        self.divergent = Gauge(
+        self.divergent = gauge(
             "penstock_divergent_documents",
             "Documents whose newest audit found a difference, by where and what",
-            ["store", "kind"],
+            StoreKindLabels,
             registry=r,
         )
         self.audited = Counter("penstock_audited_documents", "Documents that the background audit read", registry=r)
         self.audit_age = Gauge(
             "penstock_audit_age_seconds", "Since the background audit last finished a whole round", registry=r
         )
-        self.source_throttled = Counter(
+        self.source_throttled = counter(
             "penstock_source_throttled_seconds",
             "How long a source has made its connector wait (429, a spent budget)",
-            ["source"],
+            SourceLabels,
             registry=r,
         )
-        self.conversation_pairs = Counter(
-            "penstock_conversation_pairs", "Pairs of question and answer, by fate", ["outcome"], registry=r
+        self.conversation_pairs = counter(
+            "penstock_conversation_pairs", "Pairs of question and answer, by fate", OutcomeLabels, registry=r
         )
         self.conversation_chunks = Counter("penstock_embedded_conversation_chunks", "Chunks embedded", registry=r)
         self.conversation_waiting = Gauge(
             "penstock_waiting_conversation_chunks", "Chunks of conversations without an embedding", registry=r
         )
-        self.connector_outcomes = Counter(
-            "penstock_connector_entries", "What became of entries that sources gave", ["source", "outcome"], registry=r
+        self.connector_outcomes = counter(
+            "penstock_connector_entries", "What became of entries that sources gave", SourceOutcomeLabels, registry=r
         )
-        self.connector_age = Gauge(
+        self.connector_age = gauge(
             "penstock_connector_success_age_seconds",
             "Since an activity of a connector last succeeded",
-            ["source", "activity"],
+            SourceActivityLabels,
             registry=r,
         )
-        self.connector_waiting = Gauge(
+        self.connector_waiting = gauge(
             "penstock_connector_not_working",
             "1 while an activity of a connector waits for the world or needs attention",
-            ["source", "activity"],
+            SourceActivityLabels,
             registry=r,
         )
-        self.connector_problems = Gauge(
+        self.connector_problems = gauge(
             "penstock_connector_problems",
             "Problems of a connector (of: source) and documents that it cannot publish (of: documents)",
-            ["source", "of"],
+            SourceOfLabels,
             registry=r,
         )
-        self.uploads_quota = Gauge(
+        self.uploads_quota = gauge(
             "penstock_uploads_quota_used_ratio",
             "What uploads take of the quota (files or bytes, the fuller of both) of their tenant (of: tenant) and of"
             " all tenants (of: all); 0 where the connector does not run",
-            ["source", "of"],
+            SourceOfLabels,
             registry=r,
         )
-        self.uploads_refused = Counter(
+        self.uploads_refused = counter(
             "penstock_uploads_refused",
             "Uploads refused because of a quota, or busy: too many files were being handed in",
-            ["source", "reason"],
+            SourceReasonLabels,
             registry=r,
         )
-        self.connector_events = Counter(
+        self.connector_events = counter(
             "penstock_connector_events",
             "Events that sources sent us, by what became of them",
-            ["source", "outcome"],
+            SourceOutcomeLabels,
             registry=r,
         )
-        self.reconciled = Counter(
+        self.reconciled = counter(
             "penstock_reconciliation_differences",
             "Differences between what a connector published and what the ledger accepted, each published again",
-            ["source", "kind"],
+            SourceKindLabels,
             registry=r,
         )
-        self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
-        self.log_moved = Counter(
+        self.in_flight = gauge("penstock_in_flight_records", "Records read and not yet done", StageLabels, registry=r)
+        self.log_moved = counter(
             "penstock_kafka_log_moved",
             "Partitions whose log was found to be another one than was read (recreated, truncated, regrown: read again"
             " from the newest record that is still the same), or to have lost records unread (expired)",
-            ["topic", "kind"],
+            TopicKindLabels,
             registry=r,
         )
-        self.expired_records = Counter(
+        self.expired_records = counter(
             "penstock_kafka_expired_records",
             "Records that Kafka deleted before they were read",
-            ["topic"],
+            TopicLabels,
             registry=r,
         )
-        self.pending = Gauge(
+        self.pending = gauge(
             "penstock_pending_documents",
             "Documents that a store does not yet hold as the ledger wants them",
-            ["store", "lane"],
+            StoreLaneLabels,
             registry=r,
         )
-        self.oldest_pending = Gauge(
+        self.oldest_pending = gauge(
             "penstock_oldest_pending_seconds",
             "How long the oldest of them has been waiting; 0: none waits",
-            ["store", "lane"],
+            StoreLaneLabels,
             registry=r,
         )
-        self.source_pending = Gauge(
+        self.source_pending = gauge(
             "penstock_source_oldest_pending_seconds",
             "How long the oldest live change of a source has been waiting; sources that wait for nothing are absent",
-            ["source"],
+            SourceLabels,
             registry=r,
         )
-        self.lag = Gauge(
+        self.lag = gauge(
             "penstock_consumer_lag_records",
             "Records behind a stage's committed offsets, to the end of its topics",
-            ["stage", "lane"],
+            StageLaneLabels,
             registry=r,
         )
-        self.waiting_dead_letters = Gauge(
+        self.waiting_dead_letters = gauge(
             "penstock_waiting_dead_letters",
             "Dead letters of the last seven days that nobody has replayed or dismissed",
-            ["stage"],
+            StageLabels,
             registry=r,
         )
-        self.skipped_documents = Gauge(
+        self.skipped_documents = gauge(
             "penstock_skipped_documents",
             "Documents that cannot be read at their source as they are, by source; sources without any are absent",
-            ["source"],
+            SourceLabels,
             registry=r,
         )
-        self.access_age = Gauge(
+        self.access_age = gauge(
             "penstock_access_age_seconds",
             "Since a source's access rights were last read whole (its sweep and its groups, the older of them); not of"
             " sources whose connector is paused or removed",
-            ["source"],
+            SourceLabels,
             registry=r,
         )
-        self.retention_erased = Counter(
+        self.retention_erased = counter(
             "penstock_retention_erased",
             "Rows that were erased because they were kept long enough",
-            ["table"],
+            TableLabels,
             registry=r,
         )
-        self.access_interval = Gauge(
+        self.access_interval = gauge(
             "penstock_access_interval_seconds",
             "Between two whole readings of a source's access rights, as its connector is declared",
-            ["source"],
+            SourceLabels,
             registry=r,
         )
-        self.seen_age = Gauge(
+        self.seen_age = gauge(
             "penstock_connector_seen_age_seconds",
             "Since the worker that runs a connector last gave a sign of life; paused and removed ones are absent",
-            ["source"],
+            SourceLabels,
             registry=r,
         )
 
     def embedding_request(self, outcome: EmbeddingOutcome, seconds: float) -> None:
-        self.embedding_requests.labels(outcome).inc()
+        self.embedding_requests.labels(outcome=outcome).inc()
         self.embedding_seconds.observe(seconds)
 
     def embedding_billed(self, tokens: int, price: float | None = None, *, purpose: Purpose = "document") -> None:
@@ -360,11 +496,11 @@ class Metrics:
         cost = tokens * (self.embedding_price if price is None else price) / 1_000_000
         spent_tokens, spent_cost = self.embedding_spent[purpose]
         self.embedding_spent[purpose] = spent_tokens + tokens, spent_cost + cost
-        self.embedding_tokens.labels(purpose).inc(tokens)
-        self.embedding_cost.labels(purpose).inc(cost)
+        self.embedding_tokens.labels(purpose=purpose).inc(tokens)
+        self.embedding_cost.labels(purpose=purpose).inc(cost)
 
     def breaker(self, stage: str, service: str | None, *, is_open: bool) -> None:
-        self.breaker_open.labels(stage, service or "unknown").set(is_open)
+        self.breaker_open.labels(stage=stage, service=service or "unknown").set(is_open)
 
     @contextmanager
     def batch(self, stage: str, size: int) -> Iterator[None]:
@@ -372,5 +508,5 @@ class Metrics:
         try:
             yield
         finally:
-            self.batch_seconds.labels(stage).observe(perf_counter() - start)
-            self.batch_size.labels(stage).observe(size)
+            self.batch_seconds.labels(stage=stage).observe(perf_counter() - start)
+            self.batch_size.labels(stage=stage).observe(size)

@@ -177,7 +177,7 @@ class _Door:
         """Reserved connections by address, the oldest first."""
         self._refused, self._name = metrics.refused, name
         self._proxies = [ip_network(network) for network in bounds.trusted_proxies]
-        self.open = metrics.connections.labels(name)
+        self.open = metrics.connections.labels(port=name)
 
     def share_of(self, host: str) -> str | None:
         """The key of a connection's share; None: a proxy, whose clients have a share each."""
@@ -203,7 +203,7 @@ class _Door:
             self._reserved.pop(address, None)
 
     def refused(self, reason: PortRefusal) -> None:
-        self._refused.labels(self._name, reason).inc()
+        self._refused.labels(port=self._name, reason=reason).inc()
 
     def patience(self, size: int) -> float:
         """Seconds in which so many bytes must arrive or be read."""

@@ -97,7 +97,7 @@ class Admission(Unchecked):
         """On time.monotonic(): before the registry was asked for."""
         self._reading = asyncio.Lock()
         for stage, code in product(STAGES, CODES):  # or the first record of a kind would be no increase
-            metrics.unauthorised.labels(stage, code, mode)
+            metrics.unauthorised.labels(stage=stage, reason=code, mode=mode)
 
     async def sort(
         self,
@@ -132,7 +132,7 @@ class Admission(Unchecked):
                 sorted_batch = await asyncio.to_thread(_sort, batch, lambda record: judged(record, newer))
         refused = Counter(error.code for _, error in sorted_batch.poison if isinstance(error, Unauthorised))
         for code, count in refused.items():
-            self._metrics.unauthorised.labels(stage, code, self._mode).inc(count)
+            self._metrics.unauthorised.labels(stage=stage, reason=code, mode=self._mode).inc(count)
         if refused and self._mode == "warn":
             log.warning("unauthorised_records_accepted", stage=stage, **refused)
             return await asyncio.to_thread(_sort, batch, lambda record: (read(record), None))

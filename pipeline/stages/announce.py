@@ -65,7 +65,7 @@ class Announcer:
         if gone:
             used("kafka")
         for w in gone:
-            self._metrics.announced.labels(w.state).inc()
+            self._metrics.announced.labels(state=w.state).inc()
 
     async def announce(self, ids: Collection[UUID]) -> int:
         """Announce what is ready among these documents. Raises Retryable."""
@@ -111,7 +111,7 @@ class Announcer:
             async with self._pool.connection() as connection:
                 await ledger.mark_announced(connection, ready)
         for a in announced:
-            self._metrics.announced.labels(a.state).inc()
+            self._metrics.announced.labels(state=a.state).inc()
             fresh = (now - (a.changed_at or a.accepted_at)).total_seconds()
-            self._metrics.freshness.labels(a.identity.source, a.lane).observe(max(0.0, fresh))
+            self._metrics.freshness.labels(source=a.identity.source, lane=a.lane).observe(max(0.0, fresh))
         return len(ready)

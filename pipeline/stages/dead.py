@@ -173,7 +173,7 @@ class DeadLetters:
                 await self._insert(waiting)
         by_cause: dict[tuple[str, str, bytes], list[_Sent]] = {}
         for letter in waiting.values():
-            self._metrics.dead_letters.labels(letter.failure.stage, letter.failure.code).inc()
+            self._metrics.dead_letters.labels(stage=letter.failure.stage, reason=letter.failure.code).inc()
             cause = letter.failure.stage, letter.failure.code, source_of(letter.key)
             by_cause.setdefault(cause, []).append(letter)
         for (stage, code, _), alike in by_cause.items():  # of a flood not a line each

@@ -272,9 +272,9 @@ class Detect:
     def _count(self, folded: Mapping[UUID, Folded]) -> None:
         for document in folded.values():
             for arrival, step in document.steps:
-                self._metrics.events.labels(outcome(step), arrival.lane).inc()
+                self._metrics.events.labels(outcome=outcome(step), lane=arrival.lane).inc()
                 if arrival.has_lost_its_address:
-                    self._metrics.lost_addresses.labels(arrival.lane).inc()
+                    self._metrics.lost_addresses.labels(lane=arrival.lane).inc()
                 note(document.identity.id, {"penstock.outcome": outcome(step)})
             if document.state.alive and not document.state.acl_tags:
                 log.warning("readers_missing", document=str(document.identity.id), tenant=document.identity.tenant)

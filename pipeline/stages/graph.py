@@ -138,7 +138,7 @@ class GraphKeeper:
                     continue
         self._metrics.front_rows.clear()
         for name, rows in waiting.items():
-            self._metrics.front_rows.labels(name).set(rows)
+            self._metrics.front_rows.labels(generation=name).set(rows)
         return worked
 
     async def _look(self, connection: Connection, generation: Generation) -> Table:

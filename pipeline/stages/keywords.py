@@ -199,9 +199,9 @@ class KeywordSink(Last):
                     async with connection.transaction():
                         await work.raise_want(connection, generation.name, "keywords", document, version)
                     log.warning("index_ahead_of_ledger", document=str(document), version=version)
-        self._metrics.moved.labels("keywords").inc(len(moved))
-        self._metrics.written.labels("keywords").inc(sum(p.written for p in reached))
-        self._metrics.deleted.labels("keywords").inc(sum(len(p.writes) - p.written for p in reached))
+        self._metrics.moved.labels(sink="keywords").inc(len(moved))
+        self._metrics.written.labels(sink="keywords").inc(sum(p.written for p in reached))
+        self._metrics.deleted.labels(sink="keywords").inc(sum(len(p.writes) - p.written for p in reached))
         return {p.work.identity.id for p in reached}
 
 

@@ -144,7 +144,7 @@ async def set_aside(
                     w.attempts + 1, base=SET_ASIDE_BASE_SECONDS, cap=SET_ASIDE_CAP_SECONDS, retry_after=None, random=1.0
                 )
                 await work.failed(connection, generation, store, document, error=reason, retry_in_seconds=wait)
-    metrics.failed_documents.labels(store).inc()
+    metrics.failed_documents.labels(sink=store).inc()
     # Never the traceback's texts: Postgres and Elasticsearch quote the row or entry that they refuse.
     frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)[-FRAMES_SHOWN:]]
     log.error("document_set_aside", store=store, document=str(document), reason=reason, at=frames)

@@ -227,7 +227,7 @@ class VectorSink(Last):
                     connection, generation.name, "vectors", [p.work.identity.id for p in plans]
                 )
                 still = [p for p in plans if wants.get(p.work.identity.id) == p.work.want_seq]
-                self._metrics.moved.labels("vectors").inc(len(plans) - len(still))
+                self._metrics.moved.labels(sink="vectors").inc(len(plans) - len(still))
                 outside = await graph.writes_outside(connection, generation, {p.work.lane for p in still})
                 rows = []
                 for p in still:
@@ -252,8 +252,8 @@ class VectorSink(Last):
             embedded.pop(id_, None)
         for i in written:
             self._cached.pop((generation.name, i), None)
-        self._metrics.written.labels("vectors").inc(len(written))
-        self._metrics.deleted.labels("vectors").inc(sum(len(p.gone) for p in still))
+        self._metrics.written.labels(sink="vectors").inc(len(written))
+        self._metrics.deleted.labels(sink="vectors").inc(sum(len(p.gone) for p in still))
         return {id_ for id_, *_ in complete}
 
 

@@ -152,7 +152,7 @@ class Attempts:
         )
         batch.not_before = monotonic() + seconds
         reason = str(error)[:300] if isinstance(error, Retryable | Misconfigured) else type(error).__name__
-        self._metrics.retries.labels(self._stage.name).inc()
+        self._metrics.retries.labels(stage=self._stage.name).inc()
         log.warning(
             "batch_delayed", stage=self._stage.name, tries=batch.tries, seconds=round(seconds, 2), reason=reason
         )
@@ -202,7 +202,7 @@ class Attempts:
         try:
             await self._stage.set_aside(batch.items[0][0], error)
         except Exception as again:  # noqa: BLE001  the world is down: the record stays where it is
-            self._metrics.retries.labels(self._stage.name).inc()
+            self._metrics.retries.labels(stage=self._stage.name).inc()
             log.warning("set_aside_failed", stage=self._stage.name, error=type(again).__name__, reason=str(again)[:200])
             after = again.retry_after if isinstance(again, Retryable) else None
             if isinstance(again, Flooded):

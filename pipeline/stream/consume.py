@@ -184,7 +184,7 @@ class Consumption:
         for lane, topic in stage.topics.items():
             channel = self.app.topic(f"{kafka.topic_prefix}{topic.name}")
             self.app.agent(channel, name=f"{stage.name}-{lane}", concurrency=1)(self._agent(lane))
-        metrics.in_flight.labels(stage.name).set_function(self._progress.in_flight)
+        metrics.in_flight.labels(stage=stage.name).set_function(self._progress.in_flight)
 
     def _agent(self, lane: Lane) -> Any:
         async def consume(stream: Any) -> None:

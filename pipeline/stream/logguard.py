@@ -160,8 +160,10 @@ class LogGuard:
         for place in partitions:
             self._partitions[place] = _Partition()
             for kind in get_args(Moved):
-                self._metrics.log_moved.labels(place[0], kind)  # at zero, so that the first one is an increase
-            self._metrics.expired_records.labels(place[0])
+                self._metrics.log_moved.labels(
+                    topic=place[0], kind=kind
+                )  # at zero, so that the first one is an increase
+            self._metrics.expired_records.labels(topic=place[0])
 
     def revoked(self, partitions: Iterable[Place]) -> None:
         for place in partitions:
@@ -286,8 +288,8 @@ class LogGuard:
         """It is the same log: what of it was not read has expired if it is not there any more."""
         state = known.state
         if lost := expired(state.unread(), now.begin):
-            self._metrics.log_moved.labels(place[0], "expired").inc()
-            self._metrics.expired_records.labels(place[0]).inc(lost)
+            self._metrics.log_moved.labels(topic=place[0], kind="expired").inc()
+            self._metrics.expired_records.labels(topic=place[0]).inc(lost)
             log.error(
                 "kafka_records_expired",
                 stage=self._stage,
@@ -310,7 +312,7 @@ class LogGuard:
             return  # said already: it is taken back once more because that failed
         assert verdict.kind != "same"
         last = known.handled[-1] if known.handled else None
-        self._metrics.log_moved.labels(place[0], verdict.kind).inc()
+        self._metrics.log_moved.labels(topic=place[0], kind=verdict.kind).inc()
         log.error(
             "kafka_log_moved",
             stage=self._stage,

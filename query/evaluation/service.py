@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import structlog
@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation
 from pipeline.ledger import generations
+from pipeline.observability.labels import gauge
 from pipeline.stores.leader import leading
 from pipeline.stores.postgres import Connection, Pool, translated
 from query.access.callers import Caller, identify
@@ -125,7 +126,7 @@ class Evaluation:
 
     def show(self, started: datetime, means: Means, before: Means) -> None:
         shown = _largest(means)
-        for gauge in (
+        for metric in (
             self.metrics.ndcg,
             self.metrics.recall,
             self.metrics.faithfulness,
@@ -133,7 +134,7 @@ class Evaluation:
             self.metrics.answers,
             self.metrics.change,
         ):
-            gauge.clear()
+            metric.clear()
         for (slice_, name), (value, queries) in means.items():
             if slice_ not in shown:
                 continue
@@ -283,32 +284,45 @@ MOST_SLICES = 30
 """Sources with a series of their own, those with most questions; the others are in ``*`` only."""
 
 
+class SliceLabels(NamedTuple):
+    slice: str
+
+
+class MeasureSliceLabels(NamedTuple):
+    measure: str
+    slice: str
+
+
+class MeasureLabels(NamedTuple):
+    measure: str
+
+
 class EvalMetrics:
     """Makes its metrics in a registry that is there: that of ``query.telemetry.QueryMetrics``."""
 
     def __init__(self, registry: CollectorRegistry, settings: EvalSettings) -> None:
         r = registry
-        self.ndcg = Gauge("penstock_eval_ndcg", "nDCG@5 of the golden judgements, by source", ["slice"], registry=r)
-        self.recall = Gauge("penstock_eval_recall", "recall@50 of the golden judgements", ["slice"], registry=r)
-        self.faithfulness = Gauge(
+        self.ndcg = gauge("penstock_eval_ndcg", "nDCG@5 of the golden judgements, by source", SliceLabels, registry=r)
+        self.recall = gauge("penstock_eval_recall", "recall@50 of the golden judgements", SliceLabels, registry=r)
+        self.faithfulness = gauge(
             "penstock_eval_faithfulness",
             "Share of the answers' statements that their passages support",
-            ["slice"],
+            SliceLabels,
             registry=r,
         )
-        self.answers = Gauge(
+        self.answers = gauge(
             "penstock_eval_answers",
             "answer_relevancy, context_precision and context_recall of the answers",
-            ["measure", "slice"],
+            MeasureSliceLabels,
             registry=r,
         )
-        self.change = Gauge(
-            "penstock_eval_change_ratio", "Against the run before: -0.05 is 5 % worse", ["measure", "slice"], registry=r
+        self.change = gauge(
+            "penstock_eval_change_ratio", "Against the run before: -0.05 is 5 % worse", MeasureSliceLabels, registry=r
         )
-        self.floor = Gauge("penstock_eval_floor", "Below it somebody should look", ["measure"], registry=r)
+        self.floor = gauge("penstock_eval_floor", "Below it somebody should look", MeasureLabels, registry=r)
         self.floor.labels("nDCG@5").set(settings.ndcg_floor)
         self.floor.labels("faithfulness").set(settings.faithfulness_floor)
-        self.queries = Gauge("penstock_eval_queries", "Golden questions that were asked", ["slice"], registry=r)
+        self.queries = gauge("penstock_eval_queries", "Golden questions that were asked", SliceLabels, registry=r)
         self.lost = Gauge(
             "penstock_eval_lost_judgements", "Judgements whose document or words are not there any more", registry=r
         )
