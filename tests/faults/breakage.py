@@ -7,17 +7,16 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from random import Random
 from urllib.parse import urlsplit
 
 import psutil
+import psycopg
 
 from tests.faults import tally
 from tests.faults.kafka_logs import lose_the_tail, make_topic_anew, more_partitions
 from tests.faults.world import BUILD, CUT_OVER, SESSION_SECONDS, WORKERS, World, mended
-
-REWOUND_SECONDS = 8.0
-"""`penstock recover` has rewound detect by then, or it says that detect must be stopped, and gives up."""
 
 Fault = Callable[[World, Random], Awaitable[None]]
 
@@ -214,10 +213,37 @@ async def recover(world: World, rng: Random) -> None:
     async with world.taking("detect") as names:
         for name in names:
             await world.end(name, signal.SIGTERM)
+            while (before := await _recovery_state(world)) is None:
+                await asyncio.sleep(0.2)
             recovering = asyncio.create_task(world.operate("recover", "--since", "1h", "--json"))
-            await asyncio.wait([recovering], timeout=REWOUND_SECONDS)
+            while not recovering.done():  # until offsets are rewound; it then waits for detect
+                state = await _recovery_state(world)
+                if state is not None and state != before and state[0] != "rewinding":
+                    break
+                await asyncio.sleep(0.2)
             await world.start(name)
             await recovering
+
+
+async def finish_recovery(world: World) -> None:
+    """Run ``penstock recover`` again where it gave up while another fault went on: until then the ledger is fenced."""
+    if await _fenced(world):
+        await recover(world, Random(0))
+        assert not await _fenced(world), "the ledger cannot be recovered though nothing is broken any more"
+
+
+async def _fenced(world: World) -> bool:
+    state = await _recovery_state(world)
+    return state is not None and state[0] != "open"
+
+
+async def _recovery_state(world: World) -> tuple[str, datetime] | None:
+    """How far a recovery is and since when; None while Postgres is away."""
+    try:
+        [(state, at)] = await world.space.query("SELECT state, accepted_at FROM fence")
+    except psycopg.OperationalError:
+        return None
+    return state, at
 
 
 async def model_fails(world: World, rng: Random) -> None:

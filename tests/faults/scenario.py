@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from tests.faults import tally
-from tests.faults.breakage import Fault
+from tests.faults.breakage import Fault, finish_recovery
 from tests.faults.model import outcome
 from tests.faults.story import KINDS, UNEMBEDDABLE, Story
 from tests.faults.watch import Watch
@@ -94,6 +94,7 @@ async def play(world: World, past: Past, scenarios: Sequence[Scenario]) -> None:
                 playing.create_task(scenario.play(world, watch))
         world.mend()
         await world.revive()
+        await finish_recovery(world)
         await world.finish_rebuild()
         calm = time.monotonic()
         await world.settled(CALM_SECONDS)

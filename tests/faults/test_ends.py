@@ -28,6 +28,7 @@ from tests.faults.breakage import (
     Fault,
     choose,
     cut,
+    finish_recovery,
     kill,
     kill_connectors,
     kill_postgres,
@@ -160,6 +161,7 @@ async def _round(world: World, sources: Offices, people: Readers, scenarios: Seq
                 playing.create_task(one.play(world))
         world.mend()
         await world.revive()
+        await finish_recovery(world)
         await world.finish_rebuild()
         ingest.stopped = True
         await ingesting

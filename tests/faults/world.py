@@ -408,6 +408,7 @@ class NextTree:
 
     def __init__(self) -> None:
         self._path: Path | None = None
+        self._copied = False
         self._making = asyncio.Lock()
 
     async def environment(self, world: World) -> dict[str, str]:
@@ -415,7 +416,9 @@ class NextTree:
         async with self._making:
             if self._path is None:
                 path = world.space.home / "next"
-                await asyncio.to_thread(copy_tree, path, next_version)
+                if not self._copied:
+                    await asyncio.to_thread(copy_tree, path, next_version)
+                    self._copied = True
                 if await world.operate("migrate", tree=path):
                     self._path = path
         return of_tree(self._path) if self._path is not None else {}
