@@ -248,7 +248,10 @@ def conform(
     kind = _kind(name, file)
     verdicts = asyncio.run(
         conform_on(
-            load_settings(), kind, law, tell=None if json_output else lambda v: stdout.print(v.line(), markup=False)
+            load_settings(),
+            kind,
+            law,
+            on_verdict=None if json_output else lambda v: stdout.print(v.line(), markup=False),
         )
     )
     if json_output:

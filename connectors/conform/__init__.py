@@ -1,4 +1,5 @@
-"""Whether a connector keeps the laws: its own playground, the real runner, real Kafka, the ledger.
+"""Tests whether a connector keeps the laws: on its own playground, with the real runner, Kafka and the ledger.
 
-``laws`` and ``laws_of_failure`` say what must hold; ``trial`` is one law's surroundings; ``run`` tries them one by one.
+``laws`` and ``conversations`` state what must hold, ``trial`` is the environment of one law, and ``run`` tests the laws
+one after another.
 """

@@ -1,6 +1,7 @@
-"""The laws of the conversations' way in. No source is crawled here, so they are tried from outside, by HTTP and Kafka.
+"""The laws of the conversations API. There is no source to crawl, so they are tested from outside, by HTTP and Kafka.
 
-A tenant of its own, thrown away afterwards; the running stack's detect worker takes in what is sent.
+Each law has tenants of its own, which are deleted afterwards; the detect worker of the running stack processes the
+messages.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from topics.messages import ConversationRecorded, Pair
 from topics.registry import CONVERSATIONS
 
 MEMBER = "ann@acme.example"
-ASKED_AT = datetime(2026, 1, 5, 9, tzinfo=UTC)
+QUESTION_TIME = datetime(2026, 1, 5, 9, tzinfo=UTC)
 NOW_AND_THEN = "again"
-"""A pair sent last: once it is there, everything before it was handled (one member's messages keep their order)."""
+"""A pair that is sent last: when it is stored, everything before it was handled, because one member's messages keep
+their order."""
 
 
 @dataclass
-class Desk:
-    """Two tenants with a key each, the way in served on a port of its own, and what the tables hold."""
+class ConversationApi:
+    """The conversations API on a port of its own, two tenants with a key each, and access to the tables."""
 
     http: httpx.AsyncClient
     pool: Pool
@@ -48,7 +50,7 @@ class Desk:
     def headers(self, key: str) -> dict[str, str]:
         return {"authorization": f"Bearer {key}"}
 
-    async def say(self, *questions: str, key: str = "ours", conversation: str = "first") -> None:
+    async def post(self, *questions: str, key: str = "ours", conversation: str = "first") -> None:
         pairs = [pair(question).model_dump(mode="json") for question in questions]
         answer = await self.http.post(
             "/v1/conversations",
@@ -62,22 +64,27 @@ class Desk:
         require(answer.status_code == 202, f"forgetting was answered with {answer.status_code}")
         return datetime.fromisoformat(answer.json()["forgotten_until"])
 
-    async def holds(self, tenant: str | None = None) -> set[str]:
+    async def questions(self, tenant: str | None = None) -> set[str]:
+        """Return the stored questions of a tenant."""
         return set(
             await self._column("SELECT question FROM conversation_pairs WHERE tenant = %s", tenant or self.tenant)
         )
 
-    async def becomes(self, wanted: set[str], what: str, tenant: str | None = None) -> None:
+    async def wait_for(self, expected: set[str], what: str, tenant: str | None = None) -> None:
+        """Wait until exactly these questions are stored. Raises Broken."""
         deadline = monotonic() + PATIENCE_SECONDS
-        while (found := await self.holds(tenant)) != wanted:
-            require(monotonic() < deadline, f"{what}: {len(found)} pairs stand where {len(wanted)} should")
+        while (pairs := await self.questions(tenant)) != expected:
+            require(monotonic() < deadline, f"{what}: {len(pairs)} pairs are stored instead of {len(expected)}")
             await asyncio.sleep(0.05)
 
-    async def traces(self) -> int:
-        """Rows that hold anything of what was said."""
+    async def count_rows(self) -> int:
+        """Count the tenant's rows in all tables of conversations."""
         tables = ("conversation_pairs", "conversation_mentions", "conversation_chunks", "conversation_members")
-        counts = [await self._column(f"SELECT count(*) FROM {one} WHERE tenant = %s", self.tenant) for one in tables]  # noqa: S608 — names listed here
-        return sum(int(count) for [count] in counts)
+        total = 0
+        for table in tables:
+            [count] = await self._column(f"SELECT count(*) FROM {table} WHERE tenant = %s", self.tenant)  # noqa: S608 — names listed here
+            total += int(count)
+        return total
 
     async def _column(self, statement: str, tenant: str) -> list[Any]:
         with translated("Postgres"):
@@ -87,7 +94,9 @@ class Desk:
 
 
 def pair(question: str) -> Pair:
-    return Pair(question=question, answer=f"That {question} is so.", asked_at=ASKED_AT + timedelta(days=len(question)))
+    return Pair(
+        question=question, answer=f"That {question} is so.", asked_at=QUESTION_TIME + timedelta(days=len(question))
+    )
 
 
 def require(holds: bool, why: str) -> None:
@@ -95,75 +104,75 @@ def require(holds: bool, why: str) -> None:
         raise Broken(why)
 
 
-async def taken(desk: Desk) -> str:
-    await desk.say("one", "two")
-    await desk.becomes({"one", "two"}, "after two pairs were posted")
-    return "2 pairs posted, 2 stand"
+async def taken(api: ConversationApi) -> str:
+    await api.post("one", "two")
+    await api.wait_for({"one", "two"}, "after two pairs were posted")
+    return "2 pairs posted, 2 stored"
 
 
-async def twice(desk: Desk) -> str:
+async def twice(api: ConversationApi) -> str:
     for _ in range(2):
-        await desk.say("one", "two")
-    await desk.say(NOW_AND_THEN)
-    await desk.becomes({"one", "two", NOW_AND_THEN}, "after the same was posted twice")
-    [mentions] = await desk._column("SELECT count(*) FROM conversation_mentions WHERE tenant = %s", desk.tenant)
+        await api.post("one", "two")
+    await api.post(NOW_AND_THEN)
+    await api.wait_for({"one", "two", NOW_AND_THEN}, "after the same was posted twice")
+    [mentions] = await api._column("SELECT count(*) FROM conversation_mentions WHERE tenant = %s", api.tenant)
     require(mentions == 3, f"3 pairs have {mentions} mentions")
     return "the same posted twice is one"
 
 
-async def forgotten(desk: Desk) -> str:
-    await desk.say("one", "two")
-    await desk.becomes({"one", "two"}, "after two pairs were posted")
-    await desk.forget()
-    await desk.becomes(set(), "after the member was forgotten")
-    left = await desk.traces()
+async def forgotten(api: ConversationApi) -> str:
+    await api.post("one", "two")
+    await api.wait_for({"one", "two"}, "after two pairs were posted")
+    await api.forget()
+    await api.wait_for(set(), "after the member was forgotten")
+    left = await api.count_rows()
     require(left == 0, f"{left} rows of the forgotten member are left")
     return "no row is left of a member who is forgotten"
 
 
-async def late(desk: Desk) -> str:
-    """What was said before the forgetting and arrives after it."""
-    until = await desk.forget()
+async def late(api: ConversationApi) -> str:
+    """A message from before the deletion that arrives after it."""
+    until = await api.forget()
     message = ConversationRecorded(
-        tenant=desk.tenant,
+        tenant=api.tenant,
         source="conversations",
         observed_at=until - timedelta(seconds=1),
         member=MEMBER,
         conversation="first",
         pairs=[pair("one")],
     )
-    await deliver([desk.kafka.send(CONVERSATIONS, message)], within_seconds=30)
-    await desk.say(NOW_AND_THEN)
-    await desk.becomes({NOW_AND_THEN}, "after an older message came later than the forgetting")
+    await deliver([api.kafka.send(CONVERSATIONS, message)], within_seconds=30)
+    await api.post(NOW_AND_THEN)
+    await api.wait_for({NOW_AND_THEN}, "after an older message came later than the forgetting")
     return "what is older than the forgetting does not come back"
 
 
-async def apart(desk: Desk) -> str:
-    await desk.say("one")
-    await desk.say("two", key="theirs")
-    await desk.becomes({"one"}, "one tenant's pairs")
-    await desk.becomes({"two"}, "the other tenant's pairs of a member of the same name", desk.other)
+async def apart(api: ConversationApi) -> str:
+    await api.post("one")
+    await api.post("two", key="theirs")
+    await api.wait_for({"one"}, "one tenant's pairs")
+    await api.wait_for({"two"}, "the other tenant's pairs of a member of the same name", api.other)
     return "two tenants' members of one name are two"
 
 
-async def refused(desk: Desk) -> str:
+async def refused(api: ConversationApi) -> str:
     body = {"member": MEMBER, "conversation": "first", "pairs": [pair("one").model_dump(mode="json")]}
     cases = {
         "without a key": ({}, body, 401),
-        "with an unknown key": (desk.headers("nobody's"), body, 401),
-        "with a key for uploads": (desk.headers("uploads"), body, 403),
-        "naming a tenant": (desk.headers("ours"), {**body, "tenant": desk.other}, 422),
-        "without pairs": (desk.headers("ours"), {**body, "pairs": []}, 422),
+        "with an unknown key": (api.headers("nobody's"), body, 401),
+        "with a key for uploads": (api.headers("uploads"), body, 403),
+        "naming a tenant": (api.headers("ours"), {**body, "tenant": api.other}, 422),
+        "without pairs": (api.headers("ours"), {**body, "pairs": []}, 422),
     }
     for case, (headers, sent, status) in cases.items():
-        answer = await desk.http.post("/v1/conversations", json=sent, headers=headers)
+        answer = await api.http.post("/v1/conversations", json=sent, headers=headers)
         require(answer.status_code == status, f"a request {case} was answered with {answer.status_code}, not {status}")
-    await desk.say(NOW_AND_THEN)
-    await desk.becomes({NOW_AND_THEN}, "after requests that were refused")
-    return f"{len(cases)} kinds of requests are refused, and nothing of them stands"
+    await api.post(NOW_AND_THEN)
+    await api.wait_for({NOW_AND_THEN}, "after requests that were refused")
+    return f"{len(cases)} kinds of requests are refused, and nothing of them is stored"
 
 
-ConversationLaw = Callable[[Desk], Awaitable[str]]
+ConversationLaw = Callable[[ConversationApi], Awaitable[str]]
 LAWS: dict[str, ConversationLaw] = {
     "taken": taken,
     "twice": twice,
@@ -175,7 +184,7 @@ LAWS: dict[str, ConversationLaw] = {
 
 
 @asynccontextmanager
-async def desk(pool: Pool, kafka: Producer) -> AsyncIterator[Desk]:
+async def serve_api(pool: Pool, kafka: Producer) -> AsyncIterator[ConversationApi]:
     name = uuid.uuid4().hex[:12]
     tenant, other = f"conform-{name}", f"conform-{name}-other"
     expires = datetime.now(UTC) + timedelta(days=1)
@@ -188,7 +197,7 @@ async def desk(pool: Pool, kafka: Producer) -> AsyncIterator[Desk]:
     app.include_router(router(kafka, tenant_for("conversations", keys), Bodies(KeyedLimit(2**26, 2**24), lambda: None)))
     async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
         try:
-            yield Desk(http, pool, kafka, tenant, other)
+            yield ConversationApi(http, pool, kafka, tenant, other)
         finally:
             await _clear(pool, tenant, other)
 

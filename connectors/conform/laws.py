@@ -17,7 +17,7 @@ NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta")
 
 
 def text(name: str, more: str = "") -> str:
-    """A few paragraphs."""
+    """Return a text of a few paragraphs."""
     return "\n\n".join(
         [f"This is what {name} is about: the {name} of the company, and how to work with it."]
         + [f"Section {n} of {name} tells about part {n} of it, in a sentence or two that say enough." for n in (1, 2)]
@@ -25,18 +25,18 @@ def text(name: str, more: str = "") -> str:
     )
 
 
-async def written(t: Trial, names: Sequence[str] = NAMES) -> dict[str, str]:
-    """name → external id."""
+async def write_documents(t: Trial, names: Sequence[str] = NAMES) -> dict[str, str]:
+    """Write a document for each name; returns their external ids by name."""
     return {name: await t.play.write(name, text(name)) for name in names}
 
 
-def told(messages: Sequence[AnyMessage]) -> str:
-    """For people: how many of what."""
+def summary(messages: Sequence[AnyMessage]) -> str:
+    """Return how many messages there are of each kind, for people."""
     kinds = [message.kind.split(".")[1] for message in messages]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds))) or "nothing"
 
 
-def about(messages: Sequence[AnyMessage]) -> set[str]:
+def documents_of(messages: Sequence[AnyMessage]) -> set[str]:
     return {message.external_id for message in messages if isinstance(message, DocumentMessage)}
 
 
@@ -47,8 +47,8 @@ def require(holds: bool, why: str) -> None:
 
 async def first_crawl(t: Trial) -> str:
     """Everything arrives, for those who may read it and nobody else."""
-    ids = set((await written(t)).values())
-    await t.loaded()
+    ids = set((await write_documents(t)).values())
+    await t.load()
     alive, inside, outside = await t.alive(), await t.readable(t.play.inside), await t.readable(t.play.outside)
     require(ids <= alive, f"{len(ids - alive)} of {len(ids)} documents did not arrive")
     require(ids <= inside, f"{len(ids - inside)} of {len(ids)} documents cannot be read by who may")
@@ -58,117 +58,118 @@ async def first_crawl(t: Trial) -> str:
 
 async def no_change(t: Trial) -> str:
     """When nothing has changed, polling, sweeping, listing groups and reading everything again publish nothing."""
-    await written(t)
-    await t.loaded()
+    await write_documents(t)
+    await t.load()
     t.take()
-    await t.asked("changes", "sweep", "groups", "full")
-    found = t.take()
-    require(not found, f"published {told(found)} although nothing had changed")
+    await t.run("changes", "sweep", "groups", "full")
+    messages = t.take()
+    require(not messages, f"published {summary(messages)} although nothing had changed")
     return "0 published by changes, sweep, groups and full"
 
 
 async def edit(t: Trial) -> str:
     """An edit is published once, with its new text, by the next poll."""
-    ids = await written(t)
-    await t.loaded()
+    ids = await write_documents(t)
+    await t.load()
     t.take()
     await t.play.write("beta", text("beta", "A quokka was added here."))
-    await t.asked("changes")
-    found = t.take()
-    upserts = [m for m in found if isinstance(m, DocumentUpserted)]
-    require(about(found) == {ids["beta"]}, f"of one edit the poll published {told(found)}")
-    require(len(upserts) == 1, f"of one edit the poll published {told(found)}")
+    await t.run("changes")
+    messages = t.take()
+    upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
+    require(documents_of(messages) == {ids["beta"]}, f"of one edit the poll published {summary(messages)}")
+    require(len(upserts) == 1, f"of one edit the poll published {summary(messages)}")
     require("quokka" in upserts[0].content, "what was published of the edit lacks its new text")
-    await t.asked("changes", "sweep")
-    require(not (later := t.take()), f"after the edit {told(later)} more was published")
+    await t.run("changes", "sweep")
+    require(not (later := t.take()), f"after the edit {summary(later)} more was published")
     return "1 upsert, once"
 
 
 async def move(t: Trial) -> str:
     """Renamed or put elsewhere, it is the same document still."""
-    ids = await written(t)
-    await t.loaded()
+    ids = await write_documents(t)
+    await t.load()
     before = await t.alive()
     t.take()
     await t.play.move("gamma")
-    await t.asked("changes", "sweep")
-    found = t.take()
-    require(not [m for m in found if isinstance(m, DocumentDeleted)], "a move was published as a delete")
+    await t.run("changes", "sweep")
+    messages = t.take()
+    require(not [m for m in messages if isinstance(m, DocumentDeleted)], "a move was published as a delete")
     gained = await t.alive() - before
     require(ids["gamma"] in await t.alive(), "a moved document is gone")
     require(ids["gamma"] not in gained, "a moved document has become another one")
     require(ids["gamma"] in await t.readable(t.play.inside), "a moved document cannot be read any more")
-    return f"the same id; {told(found)}"
+    return f"the same id; {summary(messages)}"
 
 
 async def delete(t: Trial) -> str:
-    """What is removed is gone, and nothing else."""
-    ids = await written(t)
-    await t.loaded()
+    """A removed document is deleted, and nothing else."""
+    ids = await write_documents(t)
+    await t.load()
     before = await t.alive()
     t.take()
     await t.play.remove("delta")
-    await t.asked("changes", "sweep")
-    found = t.take()
+    await t.run("changes", "sweep")
+    messages = t.take()
     alive = await t.alive()
     require(ids["delta"] not in alive, "a removed document is still there")
     lost = before - alive - {ids["delta"]}
     require(not lost, f"with one removed document {len(lost)} others went")
-    await t.asked("changes", "sweep")
-    require(not (later := t.take()), f"after the delete {told(later)} more was published")
-    return told(found)
+    await t.run("changes", "sweep")
+    require(not (later := t.take()), f"after the delete {summary(later)} more was published")
+    return summary(messages)
 
 
 async def restore(t: Trial) -> str:
-    """What is brought back, as it was, is there again: an older version than its delete's does not keep it away."""
-    ids = await written(t)
-    await t.loaded()
+    """A removed document that is restored as it was is readable again: its version may be older than the delete's."""
+    ids = await write_documents(t)
+    await t.load()
     await t.play.remove("delta")
-    await t.asked("changes", "sweep")
+    await t.run("changes", "sweep")
     require(ids["delta"] not in await t.alive(), "a removed document is still there")
     t.take()
     await t.play.restore("delta")
-    await t.asked("changes", "sweep")
+    await t.run("changes", "sweep")
     require(ids["delta"] in await t.readable(t.play.inside), "a restored document is not there again")
-    return told(t.take())
+    return summary(t.take())
 
 
 async def restricted(t: Trial) -> str:
-    """Withdrawn, at a parent where access is inherited: gone for who lost it, found by polling and sweeping alone."""
-    ids = await written(t)
-    await t.loaded()
+    """A document whose access is withdrawn (at a parent, where access is inherited) is hidden from everybody who lost
+    it; polling and sweeping alone find that out."""
+    ids = await write_documents(t)
+    await t.load()
     require(ids["zeta"] in await t.readable(t.play.inside), "it could not be read to begin with")
     t.take()
     await t.play.restrict("zeta")
-    await t.asked("changes", "groups", "sweep")
+    await t.run("changes", "groups", "sweep")
     require(ids["zeta"] not in await t.readable(t.play.inside), "a withdrawn document can still be read")
     require(not await t.readable(t.play.outside), "who may not read anything can read something now")
-    found = t.take()
-    require(bool(found), "nothing was published of it")
-    return told(found)
+    messages = t.take()
+    require(bool(messages), "nothing was published of it")
+    return summary(messages)
 
 
 async def member_removed(t: Trial) -> str:
-    """Who loses the membership loses the documents, and no document is published for it."""
-    ids = set((await written(t)).values())
-    await t.loaded()
+    """A principal who loses the membership loses the documents, without publishing any document."""
+    ids = set((await write_documents(t)).values())
+    await t.load()
     require(ids <= await t.readable(t.play.inside), "they could not be read to begin with")
     t.take()
     await t.play.leave()
-    await t.asked("groups")
-    found = t.take()
+    await t.run("groups")
+    messages = t.take()
     left = ids & await t.readable(t.play.inside)
     require(not left, f"{len(left)} documents can still be read by who left")
-    upserts = [m for m in found if isinstance(m, DocumentUpserted)]
+    upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
     require(not upserts, f"{len(upserts)} documents were published again for a change of membership")
-    return told(found)
+    return summary(messages)
 
 
 async def slim_is_full(t: Trial) -> str:
     """A sweep lists exactly what a full read reads, under the same access and revision."""
-    await written(t)
+    await write_documents(t)
     await t.play.restrict("zeta")
-    await t.loaded()  # what the runner does by itself is over
+    await t.load()  # the runner does nothing by itself after that
     assert t.instance is not None
     source = t.instance.source
     assert source is not None
@@ -207,40 +208,40 @@ LAWS: dict[str, Law] = {
 
 
 EVENT_SECONDS = 5.0
-"""How long a source may take to send what it sends, and to open its channels before."""
+"""How long a source may take to open its channels and send its events."""
 TRUNCATED_SECONDS = 20.0
-"""How long a sweep that may rightly refuse a cut listing is waited for."""
-MANY = 30
-"""More documents than the guard lets go, and a larger share."""
+"""How long to wait for a sweep, which may rightly refuse a listing that was cut short."""
+MASS_DELETE_DOCUMENTS = 30
+"""More documents, and a larger share, than the guard against mass deletion permits."""
 
 
 async def webhook_lost(t: Trial) -> str:
     """Every event is lost: the sweep (and the next poll) close the gap."""
-    ids = await written(t)
-    await t.loaded()
+    ids = await write_documents(t)
+    await t.load()
     t.take()
     await t.play.write("alpha", text("alpha", "A wombat was added here."))
     await t.play.remove("beta")
     new = await t.play.write("theta", text("theta"))
     t.play.sent()
-    await t.asked("sweep")
+    await t.run("sweep")
     alive = await t.alive()
     require(ids["beta"] not in alive, "the sweep did not find what was removed")
     require(new in alive, "the sweep did not find what is new")
-    found = t.take()
+    messages = t.take()
     by = "sweep"
-    if ids["alpha"] not in about(found):
-        await t.asked("changes")
-        found, by = [*found, *t.take()], "sweep and poll"
-    edits = [m for m in found if isinstance(m, DocumentUpserted) and m.external_id == ids["alpha"]]
+    if ids["alpha"] not in documents_of(messages):
+        await t.run("changes")
+        messages, by = [*messages, *t.take()], "sweep and poll"
+    edits = [m for m in messages if isinstance(m, DocumentUpserted) and m.external_id == ids["alpha"]]
     require(any("wombat" in m.content for m in edits), "neither sweep nor poll found the edit")
-    return f"{told(found)} by {by}"
+    return f"{summary(messages)} by {by}"
 
 
 async def webhook_doubled(t: Trial) -> str:
     """Events that come twice and backwards do no harm, and those that prove nothing are refused."""
-    ids = await written(t)
-    await t.loaded()
+    ids = await write_documents(t)
+    await t.load()
     instance = t.instance
     assert instance is not None
     t.take()
@@ -248,18 +249,22 @@ async def webhook_doubled(t: Trial) -> str:
     await t.play.write("alpha", text("alpha", "First a numbat."))
     await t.play.write("alpha", text("alpha", "Then a bilby."))
     await t.play.write("beta", text("beta", "And a potoroo."))
-    requests = await _sent(t)
+    requests = await _events(t)
     for request in [*reversed(requests), *requests]:
         await instance.on_event(request)
-    await t.until(
-        lambda: all(instance.activities[one].status.state == "idle" for one in ("events", "changes", "sweep", "tags")),
-        "what the events asked for",
+    await t.wait_until(
+        lambda: all(
+            instance.activities[name].status.state == "idle" for name in ("events", "changes", "sweep", "tags")
+        ),
+        "the reactions to the events",
     )
-    await t.asked("changes", "sweep")
-    found = t.take()
-    upserts = [m for m in found if isinstance(m, DocumentUpserted)]
+    await t.run("changes", "sweep")
+    messages = t.take()
+    upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
     per_document = Counter(m.external_id for m in upserts)
-    require(set(per_document) == {ids["alpha"], ids["beta"]}, f"of two edited documents {told(found)} was published")
+    require(
+        set(per_document) == {ids["alpha"], ids["beta"]}, f"of two edited documents {summary(messages)} was published"
+    )
     newest = [m for m in upserts if m.external_id == ids["alpha"]][-1]
     require("bilby" in newest.content and "numbat" not in newest.content, "an older text won")
     require(per_document[ids["alpha"]] <= 2 and per_document[ids["beta"]] == 1, "the same was published again")
@@ -268,11 +273,11 @@ async def webhook_doubled(t: Trial) -> str:
     try:
         await instance.on_event(Request({}, {}, requests[0].body))
     except Refused:
-        return f"{len(requests)} events, twice and backwards: {told(found)}; a forged one was refused"
+        return f"{len(requests)} events, twice and backwards: {summary(messages)}; a forged one was refused"
     raise Broken("an event without its signature was accepted")
 
 
-async def _sent(t: Trial) -> Sequence[Request]:
+async def _events(t: Trial) -> Sequence[Request]:
     deadline = time.monotonic() + EVENT_SECONDS
     requests = list(t.play.sent())
     while not requests and time.monotonic() < deadline:
@@ -282,8 +287,8 @@ async def _sent(t: Trial) -> Sequence[Request]:
 
 
 async def cursor_expired(t: Trial) -> str:
-    """A cursor that the source forgets in mid-crawl, and another one between polls: nothing is lost for it."""
-    ids = await written(t)
+    """The source forgets a cursor during the crawl, and another one between polls, and nothing is lost."""
+    ids = await write_documents(t)
     expired: list[int] = []
 
     async def before(method: str, number: int) -> None:
@@ -292,18 +297,18 @@ async def cursor_expired(t: Trial) -> str:
             await t.play.trouble(expired=True)
 
     t.record.before = before
-    await t.loaded()
+    await t.load()
     t.record.before = None
-    found = t.take()
+    messages = t.take()
     require(set(ids.values()) <= await t.alive(), "after an expired cursor documents are missing")
     again = [
-        id_ for id_, n in Counter(m.external_id for m in found if isinstance(m, DocumentUpserted)).items() if n > 1
+        id_ for id_, n in Counter(m.external_id for m in messages if isinstance(m, DocumentUpserted)).items() if n > 1
     ]
     require(not again, f"{len(again)} documents were published twice although they had not changed")
     await t.play.write("alpha", text("alpha", "A dunnart was added here."))
     await t.play.trouble(expired=True)
-    await t.asked("changes")
-    await t.asked("sweep", "changes")
+    await t.run("changes")
+    await t.run("sweep", "changes")
     upserts = [m for m in t.take() if isinstance(m, DocumentUpserted)]
     require(
         any("dunnart" in m.content for m in upserts if m.external_id == ids["alpha"]),
@@ -313,13 +318,13 @@ async def cursor_expired(t: Trial) -> str:
 
 
 async def throttled(t: Trial) -> str:
-    """Sent away with 429, then with 500, again and again: it is waited for, and nothing is lost."""
-    ids = set((await written(t)).values())
+    """The source responds with 429, then with 500, again and again: the runner waits, and nothing is lost."""
+    ids = set((await write_documents(t)).values())
     await t.play.trouble(throttled=12)
-    await t.loaded()
+    await t.load()
     await t.play.trouble(failing=4)
     await t.play.write("alpha", text("alpha", "A quoll was added here."))
-    await t.asked("changes", "sweep", "groups")
+    await t.run("changes", "sweep", "groups")
     require(ids <= await t.alive(), "documents are missing after a storm of 429")
     upserts = [m for m in t.take() if isinstance(m, DocumentUpserted)]
     edits = [m for m in upserts if "quoll" in m.content]
@@ -328,27 +333,27 @@ async def throttled(t: Trial) -> str:
 
 
 async def crash(t: Trial) -> str:
-    """Killed in mid-crawl, after Kafka has a page and before the runner knows: it resumes, and publishes at most that
-    page again. What the source takes back while nobody runs is taken back: a document that is removed, an edit, a
-    removal."""
-    names = await written(t, [f"page-{n:02}" for n in range(10)])
+    """The runner is killed during the crawl, when Kafka has a page that the runner has not recorded: it resumes, and
+    publishes at most that page again. What the source reverts meanwhile is reverted: a document that is removed, an
+    edit, a removal."""
+    names = await write_documents(t, [f"page-{n:02}" for n in range(10)])
     ids = set(names.values())
     t.witness.silent_after = heard = 4  # of upserts: how many messages go before them (groups) is a matter of luck
     t.start()
 
     def unrecorded() -> list[str]:
-        """Published, and the runner has not heard so."""
+        """Documents whose publication the runner has not recorded."""
         upserts = [m.external_id for m in t.witness.messages if isinstance(m, DocumentUpserted)]
         return [name for name, id_ in names.items() if id_ in upserts[heard:]]
 
-    await t.until(lambda: bool(unrecorded()), "the crawl to get under way")
+    await t.wait_until(lambda: bool(unrecorded()), "the crawl to get under way")
     await t.stop()
     t.witness.silent_after = None
     largest = max(len(call.ids) for call in t.record.pages("full"))
     removed = unrecorded()[0]
     await t.play.remove(removed)
-    await t.loaded()
-    await t.asked("changes", "sweep")
+    await t.load()
+    await t.run("changes", "sweep")
     upserts = Counter(m.external_id for m in t.take() if isinstance(m, DocumentUpserted))
     removed_id = names.pop(removed)
     ids.remove(removed_id)
@@ -357,22 +362,22 @@ async def crash(t: Trial) -> str:
     require(removed_id not in alive, "what was published, and removed before the runner came back, is still there")
     again = [id_ for id_, n in upserts.items() if n > 1]
     require(len(again) <= largest, f"{len(again)} documents were published again; a page has {largest}")
-    await _taken_back(t, names)
+    await _revert_changes(t, names)
     return f"{len(again)} of {len(ids)} documents again; a page has {largest}; what was taken back meanwhile is back"
 
 
-async def _taken_back(t: Trial, names: Mapping[str, str]) -> None:
+async def _revert_changes(t: Trial, names: Mapping[str, str]) -> None:
     edited, removed = sorted(names)[:2]
     await t.play.write(edited, text(edited, "A wombat was added here."))
-    await t.killed_after(lambda message: "wombat" in getattr(message, "content", ""))
+    await t.kill_after(lambda message: "wombat" in getattr(message, "content", ""))
     await t.play.write(edited, text(edited))
     t.start()
-    await t.asked("changes", "sweep")
+    await t.run("changes", "sweep")
     await t.play.remove(removed)
-    await t.killed_after(lambda m: isinstance(m, DocumentDeleted) and m.external_id == names[removed])
+    await t.kill_after(lambda m: isinstance(m, DocumentDeleted) and m.external_id == names[removed])
     await t.play.restore(removed)
     t.start()
-    await t.asked("changes", "sweep")
+    await t.run("changes", "sweep")
     upserts = [m for m in t.take() if isinstance(m, DocumentUpserted) and m.external_id == names[edited]]
     newest = max(upserts, key=lambda message: (message.version, message.observed_at))
     require("wombat" not in newest.content, "an edit that was taken back before the runner came back stays")
@@ -380,9 +385,9 @@ async def _taken_back(t: Trial, names: Mapping[str, str]) -> None:
 
 
 async def truncated(t: Trial) -> str:
-    """A listing that ends early deletes nothing, not even when somebody allows a mass deletion."""
-    ids = set((await written(t, [f"item-{n:02}" for n in range(MANY)])).values())
-    await t.loaded()
+    """A listing that ends early deletes nothing, even if an operator allows a mass deletion."""
+    ids = set((await write_documents(t, [f"item-{n:02}" for n in range(MASS_DELETE_DOCUMENTS)])).values())
+    await t.load()
     t.take()
     await t.play.trouble(truncated=True)
     first = await t.attempt("sweep", within_seconds=TRUNCATED_SECONDS)
@@ -394,21 +399,21 @@ async def truncated(t: Trial) -> str:
         outcome = await t.attempt("allow_mass_delete")
         still = any("still there" in str(problem) for problem in outcome.get("problems", ()))
         require(still, "what was missing from the listing was not looked for by name")
-    await t.folded()
+    await t.wait_for_ledger()
     deleted = [m for m in t.take() if isinstance(m, DocumentDeleted)]
     require(not deleted, f"a truncated listing deleted {len(deleted)} documents")
     await t.play.trouble()
-    await t.asked("sweep")
+    await t.run("sweep")
     require(ids <= await t.alive(), "documents are missing after a truncated listing")
     if guard:
-        return f"{MANY} documents: guarded, and confirmed by name: none deleted"
+        return f"{MASS_DELETE_DOCUMENTS} documents: guarded, and confirmed by name: none deleted"
     return "the source does not let itself be cut short" if refused else "the source has no listing to be cut"
 
 
 async def stamps(t: Trial) -> str:
-    """Every message is stamped before the source was asked for what it says, and nothing is read ahead: what changes
+    """Every message is stamped before the request whose response it carries, and nothing is read ahead: a change
     between two pages is in the later one."""
-    ids = await written(t)
+    ids = await write_documents(t)
     edited: dict[str, datetime] = {}
 
     async def before(method: str, number: int) -> None:
@@ -420,12 +425,14 @@ async def stamps(t: Trial) -> str:
                     edited[id_] = datetime.now(UTC)
 
     t.record.before = before
-    await t.loaded()
+    await t.load()
     t.record.before = None
     messages = [m for m in t.take() if isinstance(m, DocumentMessage)]
     for message in messages:
-        asked = [call.asked_at for call in t.record.calls if message.external_id in call.ids]
-        require(any(message.observed_at <= at for at in asked), "a message is stamped after its source was asked")
+        request_times = [call.requested_at for call in t.record.calls if message.external_id in call.ids]
+        require(
+            any(message.observed_at <= at for at in request_times), "a message is stamped after its source was asked"
+        )
     upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
     stale = [
         m

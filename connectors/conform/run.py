@@ -1,4 +1,4 @@
-"""The laws, one by one, each on a playground and in a tenant of its own."""
+"""Tests the laws one after another, each on a playground and in a tenant of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from connectors.conform import conversations
 from connectors.conform.laws import LAWS, LAWS_OF_FAILURE, Law
-from connectors.conform.trial import Broken, Trial, Witness, trial
+from connectors.conform.trial import Broken, RecordingProducer, Trial, trial
 from connectors.declared import source_class
 from connectors.runner.activity import explained
 from connectors.source import Source
@@ -21,12 +21,14 @@ from pipeline.kafka.producer import Producer
 from pipeline.runtime.settings import Settings
 from pipeline.stores.postgres import Pool, open_pool
 
-EVERY: dict[str, Law] = {**LAWS, **LAWS_OF_FAILURE}
+ALL_LAWS: dict[str, Law] = {**LAWS, **LAWS_OF_FAILURE}
 CONVERSATIONS = "conversations"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """Whether a law holds, and why."""
+
     law: str
     holds: bool
     why: str
@@ -40,48 +42,53 @@ class Verdict:
 
 
 async def conform_on(
-    settings: Settings, kind: str, laws: Collection[str] | None = None, *, tell: Callable[[Verdict], None] | None = None
+    settings: Settings,
+    kind: str,
+    laws: Collection[str] | None = None,
+    *,
+    on_verdict: Callable[[Verdict], None] | None = None,
 ) -> list[Verdict]:
     """On the running stack (its detect worker has to run). Raises Misconfigured for an unknown kind or law.
 
-    The conversations are no source: what their way in promises is tried instead.
+    The conversations are no source: what their way in promises is try_law instead.
     """
-    served = kind == CONVERSATIONS
-    every: Collection[str] = conversations.LAWS if served else EVERY
+    is_served = kind == CONVERSATIONS
+    every: Collection[str] = conversations.LAWS if is_served else ALL_LAWS
     if unknown := sorted(set(laws or ()) - set(every)):
         raise Misconfigured(f"no law is called {unknown[0]!r}: choose of {', '.join(every)}")
     verdicts = []
     async with open_pool(settings.postgres) as pool, producer(settings.kafka) as kafka:
         for name in laws or every:
-            verdict = await (
-                _served(name, pool, kafka) if served else tried(name, _playable(kind), settings, pool, kafka)
-            )
+            if is_served:
+                verdict = await _try_conversation_law(name, pool, kafka)
+            else:
+                verdict = await try_law(name, _with_playground(kind), settings, pool, kafka)
             verdicts.append(verdict)
-            if tell is not None:
-                tell(verdict)
+            if on_verdict is not None:
+                on_verdict(verdict)
     return verdicts
 
 
-def _playable(kind: str) -> type[Source]:
+def _with_playground(kind: str) -> type[Source]:
     cls = source_class(kind)
     if getattr(cls, "playground", None) is None:
         raise Misconfigured(
-            f"{kind}: the class has no playground, so nothing can be proved; see docs/connectors/your-own.md"
+            f"{kind}: the class has no playground, so no law can be tested; see docs/connectors/your-own.md"
         )
     return cls
 
 
-async def _served(name: str, pool: Pool, kafka: Producer) -> Verdict:
+async def _try_conversation_law(name: str, pool: Pool, kafka: Producer) -> Verdict:
     began = monotonic()
     try:
-        async with conversations.desk(pool, kafka) as desk:
-            why, holds = await conversations.LAWS[name](desk), True
+        async with conversations.serve_api(pool, kafka) as api:
+            why, holds = await conversations.LAWS[name](api), True
     except (Broken, PenstockError) as broken:
         why, holds = str(broken), False
     return Verdict(name, holds, why, monotonic() - began)
 
 
-async def tried(
+async def try_law(
     name: str,
     kind: type[Source],
     settings: Settings,
@@ -90,18 +97,18 @@ async def tried(
     *,
     in_stores: Callable[[Trial], Awaitable[None]] | None = None,
 ) -> Verdict:
-    """in_stores: whether both stores hold what the law ended with; then all is waited for until they do."""
+    """Test one law. in_stores: called after the law, to check both stores; the trial then waits for the stores, too."""
     began = monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-conform-") as folder:
         try:
             async with trial(
-                kind, settings.postgres, pool, Witness(kafka), Path(folder), with_stores=in_stores is not None
+                kind, settings.postgres, pool, RecordingProducer(kafka), Path(folder), with_stores=in_stores is not None
             ) as made:
-                why, holds = await EVERY[name](made), True
+                why, holds = await ALL_LAWS[name](made), True
                 if in_stores is not None:
                     await in_stores(made)
         except Broken as broken:
             why, holds = str(broken), False
-        except Exception as error:  # noqa: BLE001 # a source and its playground are somebody else's code
+        except Exception as error:  # noqa: BLE001 # a source and its playground are foreign code
             why, holds = explained(error), False
     return Verdict(name, holds, why, monotonic() - began)

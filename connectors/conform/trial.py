@@ -41,26 +41,28 @@ from topics.registry import DOCUMENTS_LIVE, IDENTITIES, Topic
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One answer of a source. ``asked_at``: when it was asked for."""
+    """One response of a source."""
 
     method: str
-    asked_at: datetime
+    requested_at: datetime
+    """Taken before the request."""
     ids: tuple[str, ...]
 
 
 @dataclass
 class Record:
-    """What was asked over all lives of a source. ``before``: called with the method and the page's number."""
+    """The calls of a source, over all its restarts."""
 
     calls: list[Call] = field(default_factory=list)
     before: Callable[[str, int], Awaitable[None]] | None = None
+    """Called before each page, with the method and the page's number."""
 
     def pages(self, method: str) -> list[Call]:
         return [call for call in self.calls if call.method == method]
 
 
-class Watched:
-    """A source that is asked through us."""
+class RecordedSource:
+    """A source whose calls are recorded."""
 
     def __init__(self, source: Source, record: Record) -> None:
         self.source = source
@@ -83,14 +85,14 @@ class Watched:
         return self._pages("changes", self.source.changes(cursor))
 
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
-        async for asked_at, page in self._asked("slim", self.source.slim()):
-            self._record.calls.append(Call("slim", asked_at, tuple(one.external_id for one in page)))
+        async for requested_at, page in self._timed("slim", self.source.slim()):
+            self._record.calls.append(Call("slim", requested_at, tuple(entry.external_id for entry in page)))
             yield page
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        asked_at = datetime.now(UTC)
+        requested_at = datetime.now(UTC)
         entries = await self.source.fetch(external_ids)
-        self._record.calls.append(Call("fetch", asked_at, tuple(one.external_id for one in entries)))
+        self._record.calls.append(Call("fetch", requested_at, tuple(entry.external_id for entry in entries)))
         return entries
 
     def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
@@ -103,33 +105,34 @@ class Watched:
         await self.source.listen(react)
 
     async def _pages(self, method: str, pages: AsyncIterator[Page]) -> AsyncIterator[Page]:
-        async for asked_at, page in self._asked(method, pages):
-            self._record.calls.append(Call(method, asked_at, tuple(one.external_id for one in page.entries)))
+        async for requested_at, page in self._timed(method, pages):
+            self._record.calls.append(Call(method, requested_at, tuple(entry.external_id for entry in page.entries)))
             yield page
 
-    async def _asked(self, method: str, answers: AsyncIterator[Any]) -> AsyncIterator[tuple[datetime, Any]]:
+    async def _timed(self, method: str, pages: AsyncIterator[Any]) -> AsyncIterator[tuple[datetime, Any]]:
+        """Yield each page with the time before its request."""
         number = 0
-        async with aclosing(cast("Any", answers)):
+        async with aclosing(cast("Any", pages)):
             while True:
                 if self._record.before is not None:
                     await self._record.before(method, number)
-                asked_at = datetime.now(UTC)
+                requested_at = datetime.now(UTC)
                 try:
-                    answer = await anext(answers)
+                    page = await anext(pages)
                 except StopAsyncIteration:
                     return
                 number += 1
-                yield asked_at, answer
+                yield requested_at, page
 
 
-class Witness(Producer):
-    """A producer that remembers what went through it, and can keep Kafka's word from whoever waits for it."""
+class RecordingProducer(Producer):
+    """A producer that records its messages, and can withhold Kafka's acknowledgements."""
 
     def __init__(self, producer: Producer) -> None:
         self._real = producer
         self.messages: list[AnyMessage] = []
         self.silent_after: int | None = None
-        """After so many upserts, what Kafka acknowledges is not passed on: the runner dies before it hears."""
+        """After so many upserts acknowledgements are withheld, as if the runner were killed before it receives them."""
 
     @property
     def upserts(self) -> int:
@@ -145,28 +148,28 @@ class Witness(Producer):
 
 
 NAME = "conform"
-NEVER = 86_400.0
-"""Seconds between polls: a law asks for what it wants."""
+INTERVAL_SECONDS = 86_400.0
+"""Between two polls or sweeps: in a trial they run on command only."""
 PATIENCE_SECONDS = 90.0
 EVENTS_URL = "https://events.example"
 
 
 class Broken(Exception):
-    """A law does not hold; the text says why, in one line."""
+    """A law does not hold; one line says why."""
 
 
 @dataclass
 class Trial:
-    """``kind``'s playground and a runner of it, which ``start`` and ``stop`` (a kill) bring to life and end."""
+    """A playground and a runner of its source, which ``start`` starts and ``stop`` kills."""
 
     kind: type[Source]
     play: Playground
     postgres: PostgresSettings
     pool: Pool
-    witness: Witness
+    witness: RecordingProducer
     folder: Path
     with_stores: bool
-    """Whether the sinks run too: then everything is waited for until both stores hold it."""
+    """Whether the sinks run, too: the trial then waits until both stores hold everything."""
     tenant: str = field(default_factory=lambda: f"conform-{uuid.uuid4().hex[:12]}")
     record: Record = field(default_factory=Record)
     instance: Instance | None = None
@@ -180,14 +183,14 @@ class Trial:
             tenant=self.tenant,
             kind=self.kind.__name__,
             make=self._make,
-            poll_seconds=NEVER,
-            sweep_seconds=NEVER,
-            groups_seconds=NEVER,
+            poll_seconds=INTERVAL_SECONDS,
+            sweep_seconds=INTERVAL_SECONDS,
+            groups_seconds=INTERVAL_SECONDS,
         )
 
     def _make(self, context: Context) -> Source:
-        given = options(self.kind, self.play.options, NAME, environment(self.kind, self.play.environment))
-        return Watched(self.kind(given, context), self.record)  # type: ignore[return-value]  # Options of an instance
+        settings = options(self.kind, self.play.options, NAME, environment(self.kind, self.play.environment))
+        return RecordedSource(self.kind(settings, context), self.record)  # type: ignore[return-value]  # Options of an instance
 
     # The runner
 
@@ -209,46 +212,47 @@ class Trial:
             await cancel_and_wait([self._running])
         self._running = self.instance = None
 
-    async def killed_after(self, sent: Callable[[AnyMessage], bool]) -> None:
-        """Look for changes, and be killed once Kafka has such a message and the runner does not know it yet."""
+    async def kill_after(self, sent: Callable[[AnyMessage], bool]) -> None:
+        """Have the runner read changes, and kill it when Kafka has such a message that the runner has not recorded."""
         before = len(self.witness.messages)
         self.witness.silent_after = -1
         instance = self.instance or self.start()
         for action in ("changes", "sweep"):
             await ask(self.pool, self.plan, action)
-        await self.until(
+        await self.wait_until(
             lambda: any(sent(message) for message in self.witness.messages[before:]),
             f"the runner to publish what changed ({instance.plan.name})",
         )
         await self.stop()
         self.witness.silent_after = None
 
-    async def loaded(self) -> None:
-        """Running, everything read once, and the ledger knows it."""
+    async def load(self) -> None:
+        """Start the runner, and wait until everything was read once and is in the ledger."""
         instance = self.start()
-        await self.until(lambda: self.succeeded(instance, "full", "changes", "groups", "sweep"), "the first load")
-        await self.folded()
+        await self.wait_until(lambda: self.succeeded(instance, "full", "changes", "groups", "sweep"), "the first load")
+        await self.wait_for_ledger()
 
     @staticmethod
     def succeeded(instance: Instance, *names: str) -> bool:
-        found = instance.activities
-        return all(name in found and found[name].status.succeeded_at is not None for name in names)
+        activities = instance.activities
+        return all(name in activities and activities[name].status.succeeded_at is not None for name in names)
 
-    async def asked(self, *actions: Action) -> dict[str, Mapping[str, Any]]:
-        """Have the runner do these, one after the other, and the ledger take it in. Raises Broken when one fails."""
+    async def run(self, *actions: Action) -> dict[str, Mapping[str, Any]]:
+        """Have the runner do these actions one after another, and wait for the ledger. Raises Broken when one fails."""
         outcomes: dict[str, Mapping[str, Any]] = {}
         for action in actions:
             outcomes[action] = await self.attempt(action)
             if "error" in outcomes[action]:
                 raise Broken(f"{action} failed: {outcomes[action]['error']}")
-        await self.folded()
+        await self.wait_for_ledger()
         return outcomes
 
     async def attempt(self, action: Action, *, within_seconds: float = PATIENCE_SECONDS) -> Mapping[str, Any]:
-        """The outcome, which may be {"error"}; that of an activity which waits for its source is {"waiting"}."""
+        """Have the runner do an action, and return its outcome: {"error"} if it failed, and {"waiting"} if it still
+        waits for its source after ``within_seconds``."""
         number = await ask(self.pool, self.plan, action)
         deadline = time.monotonic() + within_seconds
-        while (found := await outcome(self.pool, number)) is None:
+        while (result := await outcome(self.pool, number)) is None:
             if time.monotonic() > deadline:
                 waits = {
                     n: a.status.reason
@@ -257,21 +261,21 @@ class Trial:
                 }
                 return {"waiting": waits}
             await asyncio.sleep(0.02)
-        return found
+        return result
 
-    # What was published
+    # Published messages
 
     def take(self) -> list[AnyMessage]:
-        """Since the last call."""
+        """Return the messages since the last call."""
         taken, self._taken = self.witness.messages[self._taken :], len(self.witness.messages)
         return taken
 
     def take_all(self) -> Sequence[AnyMessage]:
-        """Ever."""
+        """Return all messages."""
         return self.witness.messages
 
-    async def folded(self) -> None:
-        """Until the ledger (and with_stores, both stores) has all that was published."""
+    async def wait_for_ledger(self) -> None:
+        """Wait until the ledger (and with ``with_stores`` both stores) has everything that was published."""
         newest: dict[str, DocumentMessage] = {}
         people: dict[str, IdentityChanged] = {}
         for message in self.witness.messages:
@@ -279,10 +283,10 @@ class Trial:
                 newest[message.external_id] = message
             elif isinstance(message, IdentityChanged):
                 people[message.principal] = message
-        await self.until(lambda: self._has(newest, people), "the ledger to take in what was published")
+        await self.wait_until(lambda: self._has(newest, people), "the ledger to take in what was published")
 
     async def _has(self, newest: Mapping[str, DocumentMessage], people: Mapping[str, IdentityChanged]) -> bool:
-        ids = {document_id(self.tenant, NAME, one): message for one, message in newest.items()}
+        ids = {document_id(self.tenant, NAME, external_id): message for external_id, message in newest.items()}
         with translated("the ledger"):
             async with self.pool.connection() as connection:
                 known = await arrivals(connection, list(ids))
@@ -299,23 +303,24 @@ class Trial:
                 return False
             match message:
                 case DocumentUpserted():
-                    came = arrival.version is not None and arrival.version >= message.version
+                    has_arrived = arrival.version is not None and arrival.version >= message.version
                 case DocumentDeleted():
-                    came = arrival.deleted_floor is not None and arrival.deleted_floor >= message.observed_at
+                    has_arrived = arrival.deleted_floor is not None and arrival.deleted_floor >= message.observed_at
                 case AccessChanged():
-                    came = arrival.access_observed_at is not None and arrival.access_observed_at >= message.observed_at
+                    stamp = arrival.access_observed_at
+                    has_arrived = stamp is not None and stamp >= message.observed_at
                 case _:
-                    came = True
-            if not came:
+                    has_arrived = True
+            if not has_arrived:
                 return False
-        return all(name in stamps and stamps[name] >= one.observed_at for name, one in people.items())
+        return all(name in stamps and stamps[name] >= message.observed_at for name, message in people.items())
 
     async def alive(self) -> set[str]:
-        """Documents that the ledger holds as there."""
+        """Return the documents that are alive in the ledger."""
         return {row[0] for row in await self._documents("true", [])}
 
     async def readable(self, principal: str) -> set[str]:
-        """Those that it lets a principal read now."""
+        """Return the documents that a principal may read now, by the ledger."""
         return {
             row[0]
             for row in await self._documents(
@@ -339,46 +344,53 @@ class Trial:
                 )
                 return await cursor.fetchall()
 
-    async def until(
+    async def wait_until(
         self, condition: Callable[[], bool | Awaitable[bool]], what: str, within_seconds: float = PATIENCE_SECONDS
     ) -> None:
         """Raises Broken."""
         deadline = time.monotonic() + within_seconds
         while True:
-            found = condition()
-            if found if isinstance(found, bool) else await found:
+            holds = condition()
+            if holds if isinstance(holds, bool) else await holds:
                 return
             if time.monotonic() > deadline:
-                raise Broken(f"waited {within_seconds:.0f} s for {what}{self._said()}")
+                raise Broken(f"waited {within_seconds:.0f} s for {what}{self._status_reasons()}")
             await asyncio.sleep(0.02)
 
-    def _said(self) -> str:
-        """What the runner complains of."""
+    def _status_reasons(self) -> str:
+        """Return the reasons in the runner's statuses."""
         if self.instance is None:
             return ""
-        said = [f"{name}: {one.status.reason}" for name, one in self.instance.activities.items() if one.status.reason]
+        statuses = {name: activity.status for name, activity in self.instance.activities.items()}
+        reasons = [f"{name}: {status.reason}" for name, status in statuses.items() if status.reason]
         if self.instance.start.reason:
-            said.insert(0, self.instance.start.reason)
-        return f" ({'; '.join(said)})" if said else ""
+            reasons.insert(0, self.instance.start.reason)
+        return f" ({'; '.join(reasons)})" if reasons else ""
 
 
-def environment(kind: type[Source], given: Mapping[str, str]) -> dict[str, str]:
-    """A playground's secrets under the names that the instance ``conform`` looks for: its own variables stay, and one
-    that ends with a field's name fills that field."""
-    found = dict(given)
+def environment(kind: type[Source], variables: Mapping[str, str]) -> dict[str, str]:
+    """Return a playground's variables, with its secrets under the names that the instance ``conform`` reads: a variable
+    that ends with the name of an option fills that option."""
+    result = dict(variables)
     for field_name in kind.Options.model_fields:
-        for variable, value in given.items():
+        for variable, value in variables.items():
             if variable == field_name.upper() or variable.endswith(f"_{field_name.upper()}"):
-                found.setdefault(f"PENSTOCK_{NAME.upper()}_{field_name.upper()}", value)
-    return found
+                result.setdefault(f"PENSTOCK_{NAME.upper()}_{field_name.upper()}", value)
+    return result
 
 
 @asynccontextmanager
 async def trial(
-    kind: type[Source], postgres: PostgresSettings, pool: Pool, witness: Witness, folder: Path, *, with_stores: bool
+    kind: type[Source],
+    postgres: PostgresSettings,
+    pool: Pool,
+    witness: RecordingProducer,
+    folder: Path,
+    *,
+    with_stores: bool,
 ) -> AsyncIterator[Trial]:
-    """Leaving it takes everything out of the indexes again; what the ledger remembers of a throwaway tenant is that it
-    is gone."""
+    """Create a trial in a tenant of its own, which is removed from the indexes afterwards; the ledger keeps a record of
+    its deletion."""
     playing = getattr(kind, "playground", None)
     if playing is None:
         raise PenstockError(
@@ -392,23 +404,25 @@ async def trial(
             yield made
         finally:
             await made.stop()
-            await _swept_up(made)
+            await _clean_up(made)
 
 
-async def _swept_up(made: Trial) -> None:
+async def _clean_up(made: Trial) -> None:
     at = Clock(None).stamp()
     deletes = [
-        DocumentDeleted(tenant=made.tenant, source=NAME, external_id=one, observed_at=at) for one in await made.alive()
+        DocumentDeleted(tenant=made.tenant, source=NAME, external_id=external_id, observed_at=at)
+        for external_id in await made.alive()
     ]
     people = {message.principal for message in made.witness.messages if isinstance(message, IdentityChanged)}
     leavers = [
-        IdentityChanged(tenant=made.tenant, source=NAME, principal=one, groups=[], observed_at=at) for one in people
+        IdentityChanged(tenant=made.tenant, source=NAME, principal=principal, groups=[], observed_at=at)
+        for principal in people
     ]
     made.witness.silent_after = None
     await deliver(made.witness.send(DOCUMENTS_LIVE, message) for message in deletes)
     await deliver(made.witness.send(IDENTITIES, message) for message in leavers)
     if made.with_stores:
-        await made.folded()
+        await made.wait_for_ledger()
     tables = (
         "connector_items",
         "connector_sources",

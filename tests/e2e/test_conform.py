@@ -82,7 +82,7 @@ async def test_conversations_that_nobody_takes_in_break_their_laws(
     async with Space.create(stack, tmp_path) as without_workers:
         [verdict] = await conform_on(without_workers.settings, "conversations", ["taken"])
     assert not verdict.holds
-    assert "0 pairs stand where 2 should" in verdict.why
+    assert "0 pairs are stored instead of 2" in verdict.why
 
 
 async def test_what_cannot_be_tried_is_said(space: Space) -> None:

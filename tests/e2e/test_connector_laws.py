@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.conform.run import EVERY, tried
+from connectors.conform.run import ALL_LAWS, try_law
 from connectors.conform.trial import Trial
 from connectors.declared import source_class
 from deploy.local.stack import Stack
@@ -68,7 +68,7 @@ def final(trial: Trial) -> list[DocumentUpserted]:
     [
         pytest.param(kind, law, marks=() if kind == KINDS[0] or law in SECURITY_LAWS else pytest.mark.slow)
         for kind in KINDS
-        for law in EVERY
+        for law in ALL_LAWS
     ],
 )
 async def test_law(space: Space, kind: str, law: str) -> None:
@@ -76,5 +76,5 @@ async def test_law(space: Space, kind: str, law: str) -> None:
         await assert_equal(space, final(trial))
 
     async with open_pool(space.settings.postgres) as pool, producer(space.settings.kafka) as kafka:
-        verdict = await tried(law, source_class(kind), space.settings, pool, kafka, in_stores=stores)
+        verdict = await try_law(law, source_class(kind), space.settings, pool, kafka, in_stores=stores)
     assert verdict.holds, f"{kind} breaks the law {law}: {verdict.why}"

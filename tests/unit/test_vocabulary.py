@@ -19,6 +19,7 @@ CLEAN: tuple[str, ...] = (
     "cli",
     "connectors/checkpoint.py",
     "connectors/confluence",
+    "connectors/conform",
     "connectors/extraction",
     "connectors/fakes",
     "connectors/folder",
