@@ -1,12 +1,11 @@
-"""Every benchmark, one after another, each as a process of its own.
+"""Runs every benchmark, one after another, each in its own process.
 
-    python -m bench [--quick] [--only PART]...      # → bench/results/latest.json, and a table beside the targets
+python -m bench [--quick] [--only PART]...      # → bench/results/latest.json, and a table with the targets
 
---quick: small sizes, some minutes, into $PENSTOCK_HOME/bench-quick.json; without it an hour and a half. --only:
-these parts; what the file has of the others stays. A part that fails is named and the others are run. Each part's log
-and result lie in $PENSTOCK_HOME/bench-logs. The curves and the table of docs/performance.md are drawn from latest.json
-by ``python -m bench.curves``.
-"""
+--quick: small sizes, some minutes, into $PENSTOCK_HOME/bench-quick.json; without it an hour and a half. --only: only
+these parts; the file's results of the others stay. If a part fails, it is named and the others are run. Each part's log
+and result are in $PENSTOCK_HOME/bench-logs. ``python -m bench.curves`` draws the curves and the table of
+docs/performance.md from latest.json."""
 
 from __future__ import annotations
 
@@ -38,47 +37,52 @@ stderr = Console(stderr=True, highlight=False)
 
 @contextmanager
 def stack(log: IO[str]) -> Iterator[Mapping[str, str]]:
-    """The local stack, empty, for a part that starts none; yields the environment in which it is found."""
+    """Run an empty local stack for a part that starts none. Yields the environment for commands that use it."""
     folder = home() / "bench-stack"
-    where = {**os.environ, "PENSTOCK_HOME": str(folder)}  # nothing else: `penstock search` would not ask the service
-    subprocess.run([PENSTOCK, "up"], env=FOR_LONG | where, stdout=log, stderr=log, check=False)
+    # With further settings `penstock search` would not use the service.
+    environment = {**os.environ, "PENSTOCK_HOME": str(folder)}
+    subprocess.run([PENSTOCK, "up"], env=FOR_LONG | environment, stdout=log, stderr=log, check=False)
     try:
-        yield where
+        yield environment
     finally:
-        subprocess.run([PENSTOCK, "down"], env=where, stdout=log, stderr=log, check=False)
+        subprocess.run([PENSTOCK, "down"], env=environment, stdout=log, stderr=log, check=False)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(part: Part, *, quick: bool) -> dict[str, Any]:
-    """What the part wrote, with its ``seconds``, when and of which commit, and the load around it; of one that failed
-    {"failed": the reason}."""
+    """Run a part. Return its result with its ``seconds``, the time, the commit and the load; {"failed": reason} if it
+    fails."""
     logs = home() / "bench-logs"
     written = logs / f"{part.name}.json"
     logs.mkdir(parents=True, exist_ok=True)
     sizes = part.quick if quick else part.full
     command = [sys.executable, "-m", part.module, *sizes, "--json", *(() if part.prints else (str(written),))]
-    told = " ".join(command[1:])
+    shown_command = " ".join(command[1:])
     written.unlink(missing_ok=True)
     load, began, measured = os.getloadavg()[0], time.monotonic(), moment()
-    with (logs / f"{part.name}.log").open("w") as log, stack(log) if part.stack else nullcontext(os.environ) as where:
+    with (
+        (logs / f"{part.name}.log").open("w") as log,
+        stack(log) if part.stack else nullcontext(os.environ) as environment,
+    ):
         output = subprocess.PIPE if part.prints else log
-        ended = subprocess.run(command, stdout=output, stderr=log, env=where, check=False)
-    if ended.returncode:
-        return {"failed": f"`{told}` ended with {ended.returncode}: {logs / part.name}.log says why"}
+        process = subprocess.run(command, stdout=output, stderr=log, env=environment, check=False)
+    if process.returncode:
+        return {"failed": f"`{shown_command}` ended with {process.returncode}: {logs / part.name}.log says why"}
     if part.prints:
-        written.write_bytes(ended.stdout)
+        written.write_bytes(process.stdout)
     if not written.exists():
-        return {"failed": f"`{told}` wrote no result to {written}"}
+        return {"failed": f"`{shown_command}` wrote no result to {written}"}
     try:
         result = json.loads(written.read_text())
     except ValueError:
-        return {"failed": f"`{told}` wrote no JSON"}
+        return {"failed": f"`{shown_command}` wrote no JSON"}
     around = {"load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1)}
     return {"seconds": round(time.monotonic() - began, 1), **measured, **around, "result": result}
 
 
 def run_all(parts: Sequence[Part], latest: Path, *, quick: bool) -> dict[str, Any]:
-    """latest's content afterwards; it is written after each part, so that whoever stops it keeps what there is."""
+    """Run parts and return the new content of ``latest``, which is written after each part: an interrupted run loses
+    none that are finished."""
     known: Mapping[str, Any] = json.loads(latest.read_text()) if latest.exists() else {}
     done: dict[str, Any] = dict(known.get("parts", {})) if known.get("quick") == quick else {}
     whole: dict[str, Any] = {"quick": quick, "machine": description(), **dict.fromkeys(KEYS), "parts": done}
@@ -109,16 +113,16 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="PART",
         help=f"may be repeated: {', '.join(part.name for part in PARTS)}",
     )
-    parser.add_argument("--results", type=Path, metavar="FILE", help="in place of these files")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="instead of these files")
     return parser.parse_args(argv)
 
 
 def main() -> int:
-    given = arguments()
-    chosen = [part for part in PARTS if not given.only or part.name in given.only]
-    results = given.results or (home() / "bench-quick.json" if given.quick else LATEST)
+    options = arguments()
+    chosen = [part for part in PARTS if not options.only or part.name in options.only]
+    results = options.results or (home() / "bench-quick.json" if options.quick else LATEST)
     results.parent.mkdir(parents=True, exist_ok=True)
-    whole = run_all(chosen, results, quick=given.quick)
+    whole = run_all(chosen, results, quick=options.quick)
     Console(highlight=False).print(table(whole))
     return int(any("failed" in whole["parts"][part.name] for part in chosen))
 

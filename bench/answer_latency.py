@@ -1,10 +1,10 @@
-"""How long an answer takes over HTTP, with a rerank server and a chat model of realistic latency.
+"""Measures how long an answer takes over HTTP, with a rerank server and a chat model of realistic latency.
 
     python -m bench.answer_latency [--chunks 50000] [--dimensions 384] [--answers 40] [--library FOLDER] [--json FILE]
 
 The library and the service are those of ``bench.query_load``. The rerank server takes 300 ms a request; the chat model
 400 ms to its first token and 10 ms for each of about 150 (tests/fakes). Answers are streamed (SSE) to clients that wait
-for one before they ask for the next.
+for one before they request the next.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RESULTS = Path(__file__).parent / "results" / "answer_latency.json"
 
 
 class Talkative(FakeChat):
-    """Says what the other one says until it is as long as answers are: each sentence with its citation."""
+    """Repeats the fake's answer until it has the length of a real one, each sentence with its citation."""
 
     def _text(self, body: dict[str, Any]) -> str:
         words = super()._text(body).split()
@@ -48,7 +48,7 @@ class Talkative(FakeChat):
 
 @dataclass
 class Run:
-    """Seconds of each answer, from the request's first byte on."""
+    """The seconds of each answer, from the request's first byte."""
 
     clients: int
     sources: list[float] = field(default_factory=list)
@@ -61,11 +61,11 @@ class Run:
     tokens: int = 0
 
     def row(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"clients": self.clients, "answers": len(self.complete)}
+        row: dict[str, Any] = {"clients": self.clients, "answers": len(self.complete)}
         for name in ("sources", "first_token", "complete"):
-            of: Sequence[float] = getattr(self, name)
-            told[name] = {f"p{q}_ms": percentile(of, q) for q in (50, 95, 99)}
-        return told | {
+            seconds: Sequence[float] = getattr(self, name)
+            row[name] = {f"p{q}_ms": percentile(seconds, q) for q in (50, 95, 99)}
+        return row | {
             "tokens": round(self.tokens / max(1, len(self.complete))),
             "grounded": self.grounded,
             "degraded": dict(self.degraded),
@@ -75,7 +75,7 @@ class Run:
 
 async def ask(session: aiohttp.ClientSession, question: str, run: Run) -> None:
     began = perf_counter()
-    event, heard = "", False
+    event, has_token = "", False
     async with session.post(
         "/v1/answers", json={"question": question, "stream": True}, headers={"X-Api-Key": key("100 %")}
     ) as answer:
@@ -87,9 +87,9 @@ async def ask(session: aiohttp.ClientSession, question: str, run: Run) -> None:
             elif name == "data" and event == "sources":
                 run.sources.append(perf_counter() - began)
             elif name == "data" and event == "delta":
-                if not heard:
+                if not has_token:
                     run.first_token.append(perf_counter() - began)
-                heard = True
+                has_token = True
             elif name == "data" and event == "done":
                 run.complete.append(perf_counter() - began)
                 note(json.loads(value), run)
@@ -164,5 +164,5 @@ if __name__ == "__main__":
     parser.add_argument("--answers", type=int, default=40, help="of each run")
     parser.add_argument("--library", type=Path, help="folder of one that python -m bench.load_library holds")
     parser.add_argument("--json", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    asyncio.run(main(given.chunks, given.dimensions, given.answers, given.library, given.json))
+    options = parser.parse_args()
+    asyncio.run(main(options.chunks, options.dimensions, options.answers, options.library, options.json))

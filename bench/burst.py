@@ -1,11 +1,11 @@
-"""Thousands of chunks changed at once after a first load: how long until both stores return each.
+"""Measures how long it takes until both stores return each of thousands of chunks that change at once.
 
     python -m bench.burst [--chunks 20000] [--json]
 
 A running system (bench.running). The first load is ``penstock ingest`` of a folder; then every file gets other words
 and the folder is ingested again. A document's time counts from the start of that command (so reading, hashing and
 publishing all of it are in it) to the ledger's settled_at of the slower store, and each chunk has its document's.
-Beside it, searches are asked all the time: how long they take while thousands of rows wait outside of the graph.
+Searches run all the time: they show how long one takes while thousands of rows wait outside of the graph.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bench.load_corpus import Corpus
 from bench.running import Running, machine, percentile, running, spread
 
 WORDS, CHUNKS = 1_850, 19
-"""Of a document."""
-ASK_SECONDS = 0.25
+"""Size of a document."""
+SEARCH_INTERVAL_SECONDS = 0.25
 
 
-class Asking:
-    """Vector searches one after another, and the rows that waited outside meanwhile."""
+class Searches:
+    """Runs vector searches one after another, and counts the rows that wait outside of the graph."""
 
     def __init__(self, run: Running, corpus: Corpus) -> None:
         self._run, self._corpus = run, corpus
@@ -37,9 +37,9 @@ class Asking:
         self.milliseconds: list[float] = []
         self.failed = 0
         self.outside: list[int] = []
-        self._thread = threading.Thread(target=self._ask)
+        self._thread = threading.Thread(target=self._search)
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> Searches:
         self._thread.start()
         return self
 
@@ -47,11 +47,11 @@ class Asking:
         self._stop.set()
         self._thread.join()
 
-    def _ask(self) -> None:
+    def _search(self) -> None:
         questions = self._corpus.questions(3)
         url, headers = self._run.endpoint("serve", "url"), self._run.bearer()
         with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
-            while not self._stop.wait(ASK_SECONDS):
+            while not self._stop.wait(SEARCH_INTERVAL_SECONDS):
                 began = time.perf_counter()
                 answer = client.post("/v1/search", json={"query": next(questions), "mode": "vector"})
                 self.milliseconds.append(1_000 * (time.perf_counter() - began))
@@ -72,9 +72,9 @@ def measure(run: Running, chunks: int) -> dict[str, Any]:
     graph = run.settle_graph()
     write(run, documents, documents)
     [(began,)] = run.sql("SELECT clock_timestamp()")
-    with Asking(run, Corpus()) as asking:
+    with Searches(run, Corpus()) as searches:
         changed = run.ingest()
-        at_once = list(asking.milliseconds)
+        at_once = list(searches.milliseconds)
     times: dict[str, list[float]] = {}
     for store in ("vectors", "keywords"):
         times[store] = [
@@ -98,12 +98,12 @@ def measure(run: Running, chunks: int) -> dict[str, Any]:
         "vectors": spread(times["vectors"]),
         "keywords": spread(times["keywords"]),
         "ingest_s": changed["seconds"],
-        "most_outside": max(asking.outside, default=0),
+        "most_outside": max(searches.outside, default=0),
         "search_ms": {
             "count": len(at_once),
             "p50": percentile(at_once, 0.5),
             "p95": percentile(at_once, 0.95),
-            "failed": asking.failed,
+            "failed": searches.failed,
         },
         "graph_after_burst_s": run.settle_graph(),
         "memory_mib": run.memory(),
@@ -114,10 +114,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A burst of changed chunks, timed.")
     parser.add_argument("--chunks", type=int, default=20_000)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with running("burst") as run:
-        result = {"machine": machine(), **measure(run, given.chunks)}
-    if given.json:
+        result = {"machine": machine(), **measure(run, options.chunks)}
+    if options.json:
         print(json.dumps(result))
         return
     table = Table(title=f"{result['chunks']} chunks changed at once", show_header=False)

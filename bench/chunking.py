@@ -1,4 +1,4 @@
-"""How fast chunking is beside a tokenizer alone, how much memory it takes, and what an edit costs.
+"""Measures how fast chunking is compared with a tokenizer alone, how much memory it takes, and what an edit costs.
 
     python -m bench.chunking [--edits N] [--json FILE]
 
@@ -47,7 +47,7 @@ def cut(document: Document, params: ChunkParams) -> list[Chunk]:
 
 
 def seconds(works: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Processor seconds of each work, best of some rounds in which they take turns."""
+    """Return the processor seconds of each function, the best of some rounds in which they run in turns."""
     best = dict.fromkeys(works, float("inf"))
     for _ in range(ROUNDS):
         for name, work in works.items():
@@ -65,12 +65,12 @@ def speed(documents: Sequence[Document], params: ChunkParams) -> dict[str, float
         "chunker": lambda: [cut(document, params) for document in documents],
         "counting": lambda: byte_pairs().count(texts),
     }
-    grammars = [one for one in documents if one.media_type in GRAMMARS]
+    grammars = [document for document in documents if document.media_type in GRAMMARS]
     if len(grammars) == len(documents):
-        works["syntax"] = lambda: [parse(one.text, one.media_type, params.target) for one in grammars]
+        works["syntax"] = lambda: [parse(code.text, code.media_type, params.target) for code in grammars]
     took = seconds(works)
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    sizes = sorted(one.token_count for document in documents for one in cut(document, params))
+    sizes = sorted(piece.token_count for document in documents for piece in cut(document, params))
     return {
         "ratio": round(took["tokenizer"] / took["chunker"], 2),
         "megabytes": round(megabytes, 2),
@@ -87,18 +87,18 @@ def speed(documents: Sequence[Document], params: ChunkParams) -> dict[str, float
 
 
 def edit_cost(document: Document, params: ChunkParams, edits: int) -> dict[str, int]:
-    """Chunks to embed after one changed word and after one inserted paragraph (in code: a comment line). Keywords are
-    left alone: to break the syntax is no small edit, the rest of the class may then stand outside it."""
+    """Count the chunks to embed after one changed word and after one inserted paragraph (in code: a comment line).
+    Keywords are not changed: a syntax error is no small edit, since the rest of a class may then be outside of it."""
     text, media_type = document
     rng = random.Random(2)
-    before = {one.text for one in cut(document, params)}
+    before = {piece.text for piece in cut(document, params)}
     words = [match.span() for match in re.finditer(r"\b[a-z]{4,}\b", text) if not iskeyword(match[0])]
     vocabulary = sorted({text[a:b] for a, b in words})
     prose = media_type not in GRAMMARS
     gaps = [match.end() for match in re.finditer("\n\n" if prose else "\n", text)]
 
     def cost(changed: str) -> int:
-        return len({one.text for one in cut(Document(changed, media_type), params)} - before)
+        return len({piece.text for piece in cut(Document(changed, media_type), params)} - before)
 
     costs: dict[str, list[int]] = {"word": [], "paragraph": []}
     for _ in range(edits):
@@ -115,14 +115,14 @@ def edit_cost(document: Document, params: ChunkParams, edits: int) -> dict[str, 
 
 
 def inserted_at_top(kind: str, chunks: int = 500) -> dict[str, int]:
-    """New chunks after a paragraph was inserted at the top of a document of that many chunks."""
+    """Count the new chunks after a paragraph is inserted at the top of a document of that many chunks."""
     [whole] = typed()[kind]
     params = PARAMS[400]
     text = whole.text * 3
-    spans = [one.spans[-1] for one in cut(Document(text, whole.media_type), params)]
+    spans = [piece.spans[-1] for piece in cut(Document(text, whole.media_type), params)]
     document = Document(text[: spans[chunks - 1][1]], whole.media_type)
-    before = [one.text for one in cut(document, params)]
-    after = [one.text for one in cut(Document(INSERTED_AT_TOP + document.text, whole.media_type), params)]
+    before = [piece.text for piece in cut(document, params)]
+    after = [piece.text for piece in cut(Document(INSERTED_AT_TOP + document.text, whole.media_type), params)]
     return {"chunks": len(before), "embedded_again": len({*after} - {*before})}
 
 
@@ -130,8 +130,8 @@ def inserted_at_top(kind: str, chunks: int = 500) -> dict[str, int]:
 
 
 def memory(characters: int = 8_000_000) -> dict[str, float]:
-    """Peak resident memory of a process of its own in which that much prose was cut, the tokenizer's tables included,
-    and the peak before that (loading the vocabulary)."""
+    """Return the peak resident memory of a separate process that cuts that much prose, including the tokenizer's
+    tables, and the peak before cutting (loading the vocabulary)."""
     program = (
         "import re, pathlib, bench.chunking as b\n"
         "from bench.chunking_corpus import topics\n"
@@ -154,19 +154,19 @@ def memory(characters: int = 8_000_000) -> dict[str, float]:
 
 
 def report(edits: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"machine": {"cpus": os.cpu_count(), "python": platform.python_version()}}
-    found["memory"] = memory()
-    found["inserted_at_top"] = {kind: inserted_at_top(kind) for kind in ("prose", "markdown", "rst")}
+    result: dict[str, Any] = {"machine": {"cpus": os.cpu_count(), "python": platform.python_version()}}
+    result["memory"] = memory()
+    result["inserted_at_top"] = {kind: inserted_at_top(kind) for kind in ("prose", "markdown", "rst")}
     corpora = {"mixed": library(), **typed()}
     for target, params in PARAMS.items():
-        rows = found[f"target_{target}"] = {}
+        rows = result[f"target_{target}"] = {}
         for kind, documents in corpora.items():
             rows[kind] = speed(documents, params)
             if edits and kind in ("prose", "markdown", "rst", "python"):
                 rows[kind].update(edit_cost(documents[0], params, edits))
-    found["chunker_ratio_to_tokenizer"] = found["target_400"]["mixed"]["ratio"]
-    found["insert_paragraph_reembedded"] = max(row["embedded_again"] for row in found["inserted_at_top"].values())
-    return found
+    result["chunker_ratio_to_tokenizer"] = result["target_400"]["mixed"]["ratio"]
+    result["insert_paragraph_reembedded"] = max(row["embedded_again"] for row in result["inserted_at_top"].values())
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -174,12 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--edits", type=int, default=0, help="measure what an edit costs, over this many edits of each")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="where the result goes")
     options = parser.parse_args(arguments)
-    found = report(options.edits)
-    options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    result = report(options.edits)
+    options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for name in ("memory", "inserted_at_top"):
-        print(f"{name:12} {json.dumps(found[name])}")
+        print(f"{name:12} {json.dumps(result[name])}")
     for target in PARAMS:
-        for kind, row in found[f"target_{target}"].items():
+        for kind, row in result[f"target_{target}"].items():
             print(f"{kind:12} target {target}  " + "  ".join(f"{key} {value}" for key, value in row.items()))
     return 0
 

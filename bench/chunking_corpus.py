@@ -1,4 +1,5 @@
-"""What the chunker is measured on: texts of every kind, made from what each Python installation has and from seeds."""
+"""The texts on which the chunker is measured: texts of every kind, made from the files of any Python installation and
+from seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from pipeline.core.normalise import MESSAGES_TYPE, RECORD_SEPARATOR
 
 LIBRARY_SIZES = (600, 2_000, 6_000, 20_000, 60_000)
-"""Characters of the mixed library's documents, one of each size in turn."""
+"""Sizes of the mixed library's documents in characters, used in turn."""
 _HAN = (
     "的一是不了人我在有他这中大来上国个到说们为子和你地出道也时年得就那要下以生会自着去之过家学对可她里后小么心多天而能好都然"
     "没日于起还发成事只作当想看文无开手十用主行方又如前所本见经头面公同三已老从动两长"
@@ -38,7 +39,7 @@ def topics() -> str:
 
 
 def _as_markdown(text: str) -> str:
-    """Its titles as headings, its examples as code fences (and its tables left out), and more headings, fences, lists
+    """Write titles as headings and examples as code fences, leave out tables, and add further headings, fences, lists
     and tables between the paragraphs."""
     rng = random.Random(1)
     parts = []
@@ -63,7 +64,7 @@ def _as_markdown(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Its paragraphs without their indentation, a line each."""
+    """Return the paragraphs without their indentation, a line each."""
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n") if len(part.split()) > 6)
 
 
@@ -96,7 +97,7 @@ def _chinese() -> str:
 
 @cache
 def typed() -> dict[str, list[Document]]:
-    """Kind → one long document."""
+    """Return one long document of each kind."""
     text = topics()
     words = [word for word in text.split() if word.isalpha()]
     return {
@@ -113,13 +114,14 @@ def typed() -> dict[str, list[Document]]:
 
 @cache
 def library() -> list[Document]:
-    """The mixed corpus: equal shares of every kind, as documents of ordinary sizes that begin and end at a line."""
-    found = []
+    """Return the mixed corpus: equal shares of every kind, as documents of ordinary sizes that begin and end at a
+    line."""
+    documents = []
     for [whole] in typed().values():
         start = number = 0
         while start < 240_000 and start < len(whole.text):
             size = LIBRARY_SIZES[number % len(LIBRARY_SIZES)]
             end = whole.text.find("\n", start + size) + 1 or len(whole.text)
-            found.append(Document(whole.text[start:end], whole.media_type))
+            documents.append(Document(whole.text[start:end], whole.media_type))
             start, number = end, number + 1
-    return found
+    return documents

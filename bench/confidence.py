@@ -1,4 +1,4 @@
-"""Where "nothing relevant" begins: floors for the cosine of the nearest passage and for the words in common.
+"""Finds where "nothing relevant" begins: floors for the cosine of the nearest passage and for the shared words.
 
     python -m bench.confidence [FOLDER]
 
@@ -6,7 +6,7 @@ Asks two collections (Cranfield's abstracts, and the Python documentation topics
 the questions that do not: the other collection's, and everyday ones. FOLDER: Cranfield, by default
 ../shared/data/cranfield beside the project.
 Uses the local model and no server. Prints the share of right questions that would be turned away
-and of wrong ones that would be answered, for a range of floors; what was chosen stands in query/retrieval/ranking.py.
+and of wrong ones that would be answered, for a range of floors; the chosen ones are in query/retrieval/ranking.py.
 """
 
 from __future__ import annotations
@@ -72,24 +72,24 @@ EVERYDAY = (
 
 
 def records(path: Path) -> list[dict[str, str]]:
-    """``.I n`` begins a record, ``.X`` a field."""
-    found = []
+    """Read records: ``.I n`` begins a record, ``.X`` a field."""
+    parsed = []
     for block in re.split(r"^\.I ", path.read_text(), flags=re.MULTILINE)[1:]:
         _, *fields = re.split(r"^\.([A-Z])\n", block, flags=re.MULTILINE)
-        found.append({name: " ".join(text.split()) for name, text in zip(fields[::2], fields[1::2], strict=True)})
-    return found
+        parsed.append({name: " ".join(text.split()) for name, text in zip(fields[::2], fields[1::2], strict=True)})
+    return parsed
 
 
 async def signs(model: Embedder, questions: Sequence[str], texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:
-    """For each question the best cosine and the best coverage."""
+    """Return the best cosine and the best coverage of each question, of shape (len(questions), 2)."""
     words = [stems(text) for text in texts]
-    found = []
+    best = []
     for question in questions:
         cosines = vectors @ await model.embed_query(question)
-        asked = stems(question)
-        shares = [len(asked & held) / len(asked) if asked else 0.0 for held in words]
-        found.append((float(cosines.max()), max(shares)))
-    return np.array(found)
+        requested = stems(question)
+        shares = [len(requested & present) / len(requested) if requested else 0.0 for present in words]
+        best.append((float(cosines.max()), max(shares)))
+    return np.array(best)
 
 
 async def main(folder: Path) -> None:
@@ -100,15 +100,15 @@ async def main(folder: Path) -> None:
     for text in topics.values():
         body, kind = normalise(text, "text/x-rst")
         python += [c.text for c in chunk(body, kind, params=params, count_tokens=model.count_tokens)]
-    asked = {"cranfield": [r["W"] for r in records(folder / "cran.qry")], "python": [q for q, _ in QUESTIONS]}
+    questions_of = {"cranfield": [r["W"] for r in records(folder / "cran.qry")], "python": [q for q, _ in QUESTIONS]}
     right, wrong = [], []
     for name, texts in (("cranfield", cranfield), ("python", python)):
         embedded = [await model.embed_documents(texts[n : n + 64]) for n in range(0, len(texts), 64)]
         vectors = np.concatenate([e.vectors for e in embedded])
         other = "python" if name == "cranfield" else "cranfield"
         of = {
-            "own": await signs(model, asked[name], texts, vectors),
-            "others'": await signs(model, asked[other], texts, vectors),
+            "own": await signs(model, questions_of[name], texts, vectors),
+            "others'": await signs(model, questions_of[other], texts, vectors),
             "everyday": await signs(model, EVERYDAY, texts, vectors),
         }
         for kind, values in of.items():

@@ -1,4 +1,4 @@
-"""The results' curves as SVG, and the tables of docs/performance.md.
+"""Draws the results' curves as SVG, and writes the tables of docs/performance.md.
 
     python -m bench.curves      # bench/results/latest.json → docs/performance/*.svg and the marked part of the document
 
@@ -33,7 +33,7 @@ MARKED = re.compile(r"(<!-- measured: begin -->\n).*?(<!-- measured: end -->)", 
 INCHES = (7.0, 3.5)
 
 Results = Mapping[str, Any]
-"""Part → its result."""
+"""The results by part."""
 
 
 def results(latest: Mapping[str, Any]) -> Results:
@@ -43,10 +43,10 @@ def results(latest: Mapping[str, Any]) -> Results:
 # Curves: each raises KeyError where its part was not measured
 
 
-def first_load(axes: Axes, found: Results) -> None:
-    """Cost against size."""
+def first_load(axes: Axes, measured: Results) -> None:
+    """Draw cost against size."""
     loads = sorted(
-        (found[part.name] for part in PARTS if part.name.startswith("ingest_") and part.name in found),
+        (measured[part.name] for part in PARTS if part.name.startswith("ingest_") and part.name in measured),
         key=lambda load: load["chunks"],
     )
     if not loads:
@@ -57,12 +57,12 @@ def first_load(axes: Axes, found: Results) -> None:
     axes.set_xlim(left=0)
 
 
-def memory(axes: Axes, found: Results) -> None:
-    if long := found.get("hour", found.get("freshness")):
+def memory(axes: Axes, measured: Results) -> None:
+    if long := measured.get("hour", measured.get("freshness")):
         sampled = long["memory_mib_every_5_s"]
         series = {name: ([5.0 * n for n in range(len(values))], values) for name, values in sampled.items()}
     else:
-        load = found[MAIN_LOAD]["memory"]
+        load = measured[MAIN_LOAD]["memory"]
         series = {name: (load["s"][: len(values)], values) for name, values in load["mib"].items()}
     for name, (at, values) in sorted(series.items()):
         axes.plot(at, [float("nan") if value is None else value for value in values], label=name)
@@ -71,14 +71,14 @@ def memory(axes: Axes, found: Results) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
 
-def processor_seconds(axes: Axes, found: Results) -> None:
-    took = found[MAIN_LOAD]["first_load_processor_s"]
+def processor_seconds(axes: Axes, measured: Results) -> None:
+    took = measured[MAIN_LOAD]["first_load_processor_s"]
     axes.barh(list(took)[::-1], list(took.values())[::-1])
     axes.set_xlabel("processor seconds of the first load")
 
 
-def query(axes: Axes, found: Results) -> None:
-    sizes = found["query"]["sizes"]
+def query(axes: Axes, measured: Results) -> None:
+    sizes = measured["query"]["sizes"]
     for share in ("p95", "p50"):
         times = [size["searches"]["100 %"][f"{share}_ms"] for size in sizes]
         axes.plot([size["chunks"] for size in sizes], times, marker="o", label=share)
@@ -88,9 +88,9 @@ def query(axes: Axes, found: Results) -> None:
     axes.legend(frameon=False)
 
 
-def freshness(axes: Axes, found: Results) -> None:
-    """By store: half of the changes, 99 in 100, all."""
-    of = found["freshness"]["freshness"]
+def freshness(axes: Axes, measured: Results) -> None:
+    """Draw the median, the 99th percentile and the maximum by store."""
+    of = measured["freshness"]["freshness"]
     shares = ("p50", "p99", "max")
     for name, spread in of.items():
         axes.plot(shares, [spread[share] for share in shares], marker="o", label=name)
@@ -107,8 +107,8 @@ CURVES: Mapping[str, Callable[[Axes, Results], None]] = {
 }
 
 
-def draw(found: Results, folder: Path) -> list[str]:
-    """Names of the curves that were drawn."""
+def draw(measured: Results, folder: Path) -> list[str]:
+    """Draw the curves and return their names."""
     import matplotlib as mpl  # takes a second, and only drawing needs it
     from matplotlib.figure import Figure
 
@@ -129,7 +129,7 @@ def draw(found: Results, folder: Path) -> list[str]:
             figure = Figure(figsize=INCHES, layout="constrained")
             axes = figure.add_subplot()
             try:
-                curve(axes, found)
+                curve(axes, measured)
             except KeyError:
                 continue
             if name != "processor-seconds":
@@ -143,7 +143,7 @@ def draw(found: Results, folder: Path) -> list[str]:
 
 
 def marked(latest: Mapping[str, Any]) -> str:
-    """What stands between the document's markers."""
+    """Return the text between the document's markers."""
     machine = latest["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
@@ -177,18 +177,19 @@ def marked(latest: Mapping[str, Any]) -> str:
 
 
 def _earlier(latest: Mapping[str, Any]) -> str:
-    """Which parts were not measured at that commit, or not at that alone."""
+    """Return a sentence that names the parts that were measured at other commits, or with local changes."""
     commit = latest["machine"]["commit"]
-    found = [
+    others = [
         f"{name} ({part['at'][:10]} at {part['commit']}{'' if part.get('clean', True) else ' with local changes'})"
         for name, part in latest["parts"].items()
         if part.get("commit", commit) != commit or not part.get("clean", True)
     ]
-    return f" Measured at other commits: {', '.join(found)}." if found else ""
+    return f" Measured at other commits: {', '.join(others)}." if others else ""
 
 
 def scale_table(report: Mapping[str, Any]) -> Iterator[str]:
-    """By size: milliseconds of a step, and in brackets those of processors; the last size beside the first."""
+    """Yield the table by size: milliseconds of a step, those of processors in brackets, and the last size over the
+    first."""
     sizes = [str(size) for size in report["sizes"]]
     yield "| | " + " | ".join(f"{int(size):,} documents" for size in sizes) + " | ratio |"
     yield "|---" * (len(sizes) + 2) + "|"
@@ -207,20 +208,20 @@ def scale_table(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def written(document: str, latest: Mapping[str, Any], scale: Mapping[str, Any]) -> str:
-    """The document with what was measured between its markers."""
-    document = MARKED.sub(lambda found: found[1] + marked(latest) + found[2], document)
+    """Return the document with the measurements between its markers."""
+    document = MARKED.sub(lambda match: match[1] + marked(latest) + match[2], document)
     table = "\n".join(scale_table(scale)) + "\n"
-    return MARKED_SCALE.sub(lambda found: found[1] + table + found[2], document)
+    return MARKED_SCALE.sub(lambda match: match[1] + table + match[2], document)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.curves", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--results", type=Path, default=LATEST, metavar="FILE")
-    given = parser.parse_args(arguments)
-    if not given.results.exists():
-        sys.stderr.write(f"{given.results} is not there: run `python -m bench` first\n")
+    options = parser.parse_args(arguments)
+    if not options.results.exists():
+        sys.stderr.write(f"{options.results} is missing: run `python -m bench` first\n")
         return 1
-    latest = json.loads(given.results.read_text())
+    latest = json.loads(options.results.read_text())
     drawn = draw(results(latest), PICTURES)
     DOCUMENT.write_text(written(DOCUMENT.read_text(), latest, json.loads(SCALE.read_text())))
     sys.stdout.write(f"{', '.join(drawn)} in {PICTURES.name}/; the tables in {DOCUMENT.name}\n")

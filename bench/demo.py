@@ -1,4 +1,4 @@
-"""The main job on real input: ``make demo``.
+"""Shows the main job on real input: ``make demo``.
 
 Everything shown really happens: each step is a ``penstock`` command on a real stack, and each figure is read from its
 answer. The input is what every machine has: the Python documentation topics and a selection of the standard library.
@@ -43,7 +43,7 @@ EDITS = 12
 
 
 def write_corpus(root: Path) -> int:
-    """The input as plain files; returns how many."""
+    """Write the input as plain files and return their number."""
     for name, text in topics.items():
         _write(root / "topics" / f"{name.replace('/', '-')}.rst", text)
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -69,7 +69,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def penstock(*arguments: str, show: str | None = None) -> Any:
-    """Run a command of ours with --json, echoed as a person would type it; returns what it printed."""
+    """Run a penstock command with --json, and echo it as a person would type it. Returns its output."""
     console.print(f"[bold cyan]$ penstock {show or ' '.join(arguments)}[/]")
     process = subprocess.run([_program(), *arguments, "--json"], stdout=subprocess.PIPE, check=False)
     if process.returncode:
@@ -83,19 +83,19 @@ def _program() -> str:
 
 
 def search(question: str, tag: str, top: int = 3) -> list[dict[str, Any]]:
-    found = penstock("search", question, "--tag", tag, "--top", str(top), show=f'search "{question}" --tag {tag}')
-    for n, hit in enumerate(found["results"], 1):
+    response = penstock("search", question, "--tag", tag, "--top", str(top), show=f'search "{question}" --tag {tag}')
+    for n, hit in enumerate(response["results"], 1):
         where = "/".join(Path(hit["external_id"]).parts[-2:])
         console.print(
             f"  {n}. [green]{where}[/] ({' and '.join(hit['stores'])}): {escape(' '.join(hit['text'].split())[:80])}…"
         )
-    if not found["results"]:
+    if not response["results"]:
         console.print("  [yellow]nothing[/]")
-    return list(found["results"])
+    return list(response["results"])
 
 
 def must(condition: bool, what: str) -> None:
-    """A demonstration that does not show what it says ends here."""
+    """End the demonstration if it does not show what it claims."""
     console.print(f"[green]✓[/] {what}\n" if condition else f"[red]✗ {what}[/]")
     if not condition:
         sys.exit(1)
@@ -114,7 +114,7 @@ def watching(root: Path) -> Iterator[None]:
 
 
 def freshness(dsn: str, root: Path) -> list[float]:
-    """Edit files one after another; seconds from each write to the moment both stores return it."""
+    """Edit files one after another. Return the seconds from each write until both stores return it."""
     paths = sorted((root / "topics").glob("*.rst"))[:EDITS]
     with psycopg.connect(dsn, autocommit=True) as connection:
         seconds = []
@@ -168,10 +168,10 @@ def run(home: Path, root: Path) -> None:
         hits += right in [Path(h["external_id"]).stem for h in search(question, "staff")]
     console.print(f"  the expected document among the first three: {hits} of {len(QUESTIONS)}\n")
 
-    asked = penstock("ask", QUESTIONS[0][0], "--tag", "staff", show=f'ask "{QUESTIONS[0][0]}" --tag staff')
-    for citation in asked["citations"][:3]:
+    answer = penstock("ask", QUESTIONS[0][0], "--tag", "staff", show=f'ask "{QUESTIONS[0][0]}" --tag staff')
+    for citation in answer["citations"][:3]:
         console.print(f"  [{citation['n']}] {escape(' '.join(citation['text'].split())[:80])}…")
-    must(bool(asked["citations"]), "no model is set: the passages that an answer would cite")
+    must(bool(answer["citations"]), "no model is set: the passages that an answer would cite")
 
     serving = penstock("status")["query"]
     page = page_address(serving["url"], home / DEVELOPMENT_FILE) if console.is_terminal else None

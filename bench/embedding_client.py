@@ -1,19 +1,18 @@
-"""The embedding client alone: its throughput against a server that takes 50 ms, and its manners when it is sent away.
+"""Measures the embedding client alone: its throughput with a server that takes 50 ms, and how it obeys rate limits.
 
-    python -m bench.embedding_client [--quick] [--json FILE]
+python -m bench.embedding_client [--quick] [--json FILE]
 
-Throughput: eight callers, as a worker has lanes, each with texts of a chunk's length, for some seconds. What is
-possible: inputs of a request · parallel requests / latency. Beside it what a client gets here that only sends prepared
-bytes and throws the answers away: where that is below what is possible, the machine (or the server) is the limit. And
-the processor time that an input takes in the client and in the server, which is a process of its own: an input of 1,536
-dimensions is 2 kB of text sent and 8 kB of base64 read, and ``one_processor_per_s`` is what a client comes to that
-does nothing else, whatever the latency.
+Throughput: eight callers, the number of a worker's lanes, send texts of a chunk's length for some seconds. Possible are
+inputs of a request · parallel requests / latency. For comparison, ``bare`` is a client that only sends prepared bytes
+and discards the responses: where it is slower than what is possible, the machine (or the server) is the limit. Also
+measured is the processor time of an input in the client and in the server, which is a separate process: an input of
+1,536 dimensions is 2 kB of text sent and 8 kB of base64 read, and ``one_processor_per_s`` is the throughput of a client
+that keeps one processor busy, whatever the latency.
 
-Limits: a server that lets a set number of requests (or tokens) through a second and answers the others 429 with a
-Retry-After of whole seconds, or of milliseconds. Measured from its first refusal on, for a client cannot know a limit
-before: the share of the allowed that was answered, and the most requests of any window of WINDOW_SECONDS, refused ones
-included, over what the limit allows in it.
-"""
+Limits: a server accepts a number of requests (or tokens) per second and answers the others with 429 and a Retry-After
+of whole seconds, or of milliseconds. Measured from its first refusal, because a client cannot know the limit before:
+the share of the allowed requests that were answered, and the most requests in any window of WINDOW_SECONDS, including
+refused ones, over the number that the limit allows in it."""
 
 from __future__ import annotations
 
@@ -49,10 +48,10 @@ from pipeline.runtime.settings import EmbeddingSettings
 RESULTS = Path(__file__).parent / "results" / "embedding_client.json"
 LATENCY_MS = 50.0
 SHAPES = ((16, 4), (64, 4), (64, 16), (512, 4))
-"""Inputs of a request, parallel requests; the last is what the settings are when nothing is set."""
+"""Inputs of a request and parallel requests; the last are the default settings."""
 LANES = 8
 TEXT_WORDS = 265
-"""About 410 tokens."""
+"""About 410 tokens of text."""
 WARM_SECONDS = 1.0
 WINDOW_SECONDS = 5.0
 
@@ -80,7 +79,7 @@ async def client(address: str, inputs: int, parallel: int) -> AsyncIterator[Open
 
 
 async def per_second(call: Callable[[], Awaitable[int]], callers: int, seconds: float) -> float:
-    """What calls return, summed over callers that call again and again, a second, after a warming up."""
+    """Return the sum of the calls' results per second, over callers that call repeatedly, after a warm-up."""
     begins = time.perf_counter() + WARM_SECONDS
     ends, done = begins + seconds, 0.0
 
@@ -89,7 +88,7 @@ async def per_second(call: Callable[[], Awaitable[int]], callers: int, seconds: 
         while (began := time.perf_counter()) < ends:
             count = await call()
             ended = time.perf_counter()
-            # Of a call across an edge, the part within.
+            # A call that crosses an edge counts with its part inside.
             inside = max(0.0, min(ended, ends) - max(began, begins))
             done += count * inside / (ended - began)
 
@@ -152,7 +151,7 @@ async def bare_throughput(address: str, texts: Sequence[str], parallel: int, sec
 
 @dataclass
 class Bucket:
-    """Lets ``rate`` a second through; ``room`` seconds of it may be saved up."""
+    """A token bucket: accepts ``rate`` per second and saves up to ``room`` seconds of it."""
 
     rate: float
     room: float = 1.0
@@ -160,7 +159,7 @@ class Bucket:
     """When the bucket is full again."""
 
     def take(self, cost: float, now: float) -> float:
-        """Seconds until there will be enough; 0: taken."""
+        """Take an amount, or return the seconds until there is enough. 0: taken."""
         missing = max(0.0, self._full_at - now) + cost / self.rate
         if missing > self.room:
             return missing - self.room
@@ -170,7 +169,7 @@ class Bucket:
 
 @dataclass
 class Window:
-    """Lets ``rate`` requests through in any second."""
+    """A sliding window: accepts ``rate`` requests in any second."""
 
     rate: float
     room: float = 1.0
@@ -186,21 +185,21 @@ class Window:
 
 
 class Limited(ZeroCost):
-    """Keeps a limit of requests or of tokens (four letters each), and remembers when it was asked."""
+    """Enforces a limit of requests or tokens (four letters each), and records the times of requests."""
 
     def __init__(self, bucket: Bucket | Window, unit: str, *, milliseconds: bool) -> None:
         super().__init__(LATENCY_MS / 1_000)
         self._bucket, self._unit, self._milliseconds = bucket, unit, milliseconds
-        self.asked: list[float] = []
-        self.let: list[tuple[float, float]] = []
-        """When, and what it cost."""
+        self.requested: list[float] = []
+        self.accepted: list[tuple[float, float]] = []
+        """The times and costs of accepted requests."""
         self.refused: list[float] = []
 
     async def _embeddings(self, request: web.Request) -> web.Response:
         body = await request.json()
         cost = 1.0 if self._unit == "requests" else sum(map(len, body["input"])) / 4
         now = time.monotonic()
-        self.asked.append(now)
+        self.requested.append(now)
         if wait := self._bucket.take(cost, now):
             self.refused.append(now)
             header = {"retry-after-ms": f"{1_000 * wait:.0f}"} if self._milliseconds else {}
@@ -208,7 +207,7 @@ class Limited(ZeroCost):
             return web.json_response(
                 {"error": error}, status=429, headers={"retry-after": str(math.ceil(wait)), **header}
             )
-        self.let.append((now, cost))
+        self.accepted.append((now, cost))
         return await super()._embeddings(request)
 
 
@@ -220,7 +219,7 @@ class Limit:
     room: float = 1.0
     milliseconds: bool = False
     window: bool = False
-    """So many in any second, and not a bucket."""
+    """Use a sliding window instead of a bucket."""
 
 
 LIMITS = (
@@ -233,7 +232,7 @@ LIMITS = (
 INPUTS = 8
 
 
-async def manners(limit: Limit, seconds: float) -> dict[str, Any]:
+async def measure_limit(limit: Limit, seconds: float) -> dict[str, Any]:
     allows = Window(limit.rate) if limit.window else Bucket(limit.rate, limit.room)
     server = Limited(allows, limit.unit, milliseconds=limit.milliseconds)
     runner = web.AppRunner(server.app(), access_log=None)
@@ -247,22 +246,22 @@ async def manners(limit: Limit, seconds: float) -> dict[str, Any]:
         await runner.cleanup()
     begins = server.refused[0]
     ends = begins + seconds
-    let = sum(cost for at, cost in server.let if begins <= at < ends)
-    asked = sorted(at for at in server.asked if begins < at < ends)
-    cost = sum(cost for _, cost in server.let) / len(server.let)
+    let = sum(cost for at, cost in server.accepted if begins <= at < ends)
+    requested = sorted(at for at in server.requested if begins < at < ends)
+    cost = sum(cost for _, cost in server.accepted) / len(server.accepted)
     window = min(WINDOW_SECONDS, seconds)
-    most = max(bisect_left(asked, start + window) - n for n, start in enumerate(asked))
+    most = max(bisect_left(requested, start + window) - n for n, start in enumerate(requested))
     return {
         "limit": limit.name,
         "answered_of_allowed": round(let / (limit.rate * seconds), 3),
         "most_asked_of_allowed": round(most * cost / (limit.rate * (window + limit.room)), 3),
         "refused": len(server.refused),
-        "requests": len(server.asked),
+        "requests": len(server.requested),
     }
 
 
 async def press(embedder: OpenAIEmbedder, server: Limited, seconds: float) -> None:
-    """Callers that always want more, until that long after the first refusal; who is sent away comes back in time."""
+    """Run callers that send without pause until some time after the first refusal, and obey each Retry-After."""
     texts = [text(n, TEXT_WORDS) for n in range(INPUTS)]
 
     def over() -> bool:
@@ -278,7 +277,7 @@ async def press(embedder: OpenAIEmbedder, server: Limited, seconds: float) -> No
     await asyncio.gather(*(caller() for _ in range(LANES)))
 
 
-def shown(result: dict[str, Any]) -> None:
+def print_result(result: dict[str, Any]) -> None:
     for title, rows in (("Throughput at 50 ms", result["throughput"]), ("Limits", result["limits"])):
         table = Table(*rows[0], title=title)
         for row in rows:
@@ -290,8 +289,8 @@ async def measure(quick: bool) -> dict[str, Any]:
     seconds = 2.0 if quick else 6.0
     with zero_cost(LATENCY_MS) as address:
         rows = [await throughput(address, inputs, parallel, seconds) for inputs, parallel in SHAPES]
-    # Side by side: each mostly waits. The wait after the first refusal is in it, a second with most.
-    limits = await asyncio.gather(*(manners(limit, 20.0 if quick else 40.0) for limit in LIMITS))
+    # Concurrently, because each mostly waits. The wait after the first refusal counts, a second for most.
+    limits = await asyncio.gather(*(measure_limit(limit, 20.0 if quick else 40.0) for limit in LIMITS))
     return {"latency_ms": LATENCY_MS, "load": round(os.getloadavg()[0], 1), "throughput": rows, "limits": limits}
 
 
@@ -299,13 +298,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two seconds each, twenty for the limits")
     parser.add_argument("--json", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    configure(
-        wrapper_class=make_filtering_bound_logger(logging.WARNING)
-    )  # a line for each request is part of no client
-    result = asyncio.run(measure(given.quick))
-    shown(result)
-    given.json.write_text(json.dumps(result, indent=1) + "\n")
+    options = parser.parse_args()
+    configure(wrapper_class=make_filtering_bound_logger(logging.WARNING))  # no client would log every request
+    result = asyncio.run(measure(options.quick))
+    print_result(result)
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Freshness under load: edits of mixed sizes at a steady pace, with a backfill running in the other lane.
+"""Measures freshness under load: edits of mixed sizes at a steady pace, during a backfill in the other lane.
 
     python -m bench.freshness [--seconds 600] [--rate 100] [--backfill 100000] [--json]
 
@@ -37,11 +37,11 @@ from topics.messages import DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 WORDS = (60, 60, 200, 200, 700, 1_850)
-"""Of the edited documents, in turn: one chunk to twenty."""
+"""Sizes of the edited documents, in turn: one chunk to twenty."""
 BACKFILL_WORDS, BACKFILL_CHUNKS = 1_850, 19
 PAGE = 50
-LOOK_SECONDS, MEMORY_SECONDS, PROBE_SECONDS, ASK_SECONDS = 1.0, 5.0, 2.0, 0.25
-PROBE_GIVEN_UP_SECONDS, LEFT_SECONDS = 60.0, 120.0
+POLL_SECONDS, MEMORY_SECONDS, PROBE_SECONDS, SEARCH_SECONDS = 1.0, 5.0, 2.0, 0.25
+MAX_PROBE_SECONDS, LAST_SECONDS = 60.0, 120.0
 
 _SETTLED = """
     SELECT d.external_id, d.version, extract(epoch FROM v.settled_at)::float, extract(epoch FROM k.settled_at)::float
@@ -54,22 +54,22 @@ _SETTLED = """
 
 @dataclass
 class Load:
-    """What is done to the system, and what was seen of it."""
+    """The load on the system, and its measurements."""
 
     run: Running
     sender: Producer
     corpus: Corpus
     texts: list[str] = field(default_factory=list)
-    """Of the documents that are edited."""
+    """Texts of the documents that are edited."""
     waiting: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    """Edits that are not settled: (version, when it was published)."""
+    """By document: edits that are not settled, as (version, when it was published)."""
     fresh: dict[str, list[float]] = field(default_factory=lambda: {"both": [], "vectors": [], "keywords": []})
     probes: dict[str, list[float]] = field(default_factory=lambda: {"vector": [], "keyword": []})
     missed: int = 0
     memory: dict[str, list[int]] = field(default_factory=dict)
     most_outside: int = 0
     behind: float = 0.0
-    """Seconds that the publisher itself was late at the worst."""
+    """The longest delay of the publisher itself, in seconds."""
 
     async def publish(self, documents: Sequence[tuple[str, str]], topic: Topic, source: str = "live") -> None:
         now = datetime.now(UTC)
@@ -97,7 +97,7 @@ class Load:
         named = [(f"{n}.md", text) for n, text in enumerate(self.texts)]
         for start in range(0, documents, PAGE):
             await self.publish(named[start : start + PAGE], DOCUMENTS_BACKFILL)
-        while self._pending("live") or self._count("live") < documents:  # noqa: ASYNC110  another process tells
+        while self._pending("live") or self._count("live") < documents:  # noqa: ASYNC110  another process works
             await asyncio.sleep(0.5)
 
     def _count(self, source: str) -> int:
@@ -112,7 +112,7 @@ class Load:
         return int(count)
 
     async def edit(self, rate: float, until: float) -> int:
-        """One word of one document after another, evenly in time; returns how many."""
+        """Edit one word of one document after another at a steady pace. Returns the number of edits."""
         dice, began, sent = random.Random(1), time.monotonic(), 0
         order = dice.sample(range(len(self.texts)), len(self.texts))
         sending: set[asyncio.Task[None]] = set()
@@ -136,7 +136,7 @@ class Load:
         self.waiting.setdefault(name, []).append((time.time_ns(), time.time()))
         await self.publish([(name, text)], DOCUMENTS_LIVE)
 
-    async def look(self) -> None:
+    async def record_settled(self) -> None:
         async with await psycopg.AsyncConnection.connect(
             self.run.endpoint("postgres", "dsn"), autocommit=True
         ) as connection:
@@ -144,7 +144,7 @@ class Load:
                 names = list(self.waiting)
                 cursor = await connection.execute(_SETTLED.encode(), [names])
                 for name, version, vectors, keywords in await cursor.fetchall():
-                    # Its version was drawn after the edit was noted, so it has all that were noted before it.
+                    # A version is newer than its edit's note, so it includes all edits noted before.
                     for noted, when in self.waiting.pop(name):
                         if noted > version:
                             self.waiting.setdefault(name, []).append((noted, when))
@@ -158,10 +158,10 @@ class Load:
                 cursor = await connection.execute("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph")
                 [(outside,)] = await cursor.fetchall()
                 self.most_outside = max(self.most_outside, outside)
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
 
     async def probe(self) -> None:
-        """One after another, each document edited and then searched for."""
+        """Edit one document after another and search for each."""
         client = httpx.AsyncClient(
             base_url=self.run.endpoint("serve", "url"), headers=self.run.bearer(), timeout=30, trust_env=False
         )
@@ -172,20 +172,20 @@ class Load:
                 text = f"The probe {number} measures what probe{number}n needs to be found by anybody."
                 began = time.monotonic()
                 await self.publish([(f"probe-{number % 20}.md", text)], DOCUMENTS_LIVE, source="probe")
-                await asyncio.gather(*(self._found(client, mode, text, began) for mode in self.probes))
+                await asyncio.gather(*(self._search_until_visible(client, mode, text, began) for mode in self.probes))
                 await asyncio.sleep(PROBE_SECONDS)
 
-    async def _found(self, client: httpx.AsyncClient, mode: str, text: str, began: float) -> None:
-        while time.monotonic() - began < PROBE_GIVEN_UP_SECONDS:
+    async def _search_until_visible(self, client: httpx.AsyncClient, mode: str, text: str, began: float) -> None:
+        while time.monotonic() - began < MAX_PROBE_SECONDS:
             answer = await client.post("/v1/search", json={"query": text, "mode": mode, "top": 50})
-            if answer.status_code == 200 and any(text in one["text"] for one in answer.json()["results"]):
+            if answer.status_code == 200 and any(text in result["text"] for result in answer.json()["results"]):
                 self.probes[mode].append(time.monotonic() - began)
                 return
-            await asyncio.sleep(ASK_SECONDS)
+            await asyncio.sleep(SEARCH_SECONDS)
         self.missed += 1
 
     def old(self, chunks: int) -> list[tuple[str, str]]:
-        """What is backfilled: made beforehand, because inventing texts takes a processor."""
+        """Make the texts of the backfill. Done before the measurement, because it takes processor time."""
         return [
             (f"old-{n}.md", self.corpus.text(1_000_000 + n, BACKFILL_WORDS)) for n in range(chunks // BACKFILL_CHUNKS)
         ]
@@ -194,7 +194,7 @@ class Load:
         for start in range(0, len(texts), PAGE):
             await self.publish(texts[start : start + PAGE], DOCUMENTS_BACKFILL, source="old")
 
-    async def remember(self, workers: Mapping[str, psutil.Process]) -> None:
+    async def sample_memory(self, workers: Mapping[str, psutil.Process]) -> None:
         while True:
             for name, process in workers.items():
                 self.memory.setdefault(name, []).append(round(process.memory_info().rss / 2**20))
@@ -202,9 +202,9 @@ class Load:
 
 
 @asynccontextmanager
-async def beside(*work: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """For as long as the block lasts; what fails meanwhile is raised at its end."""
-    tasks = [asyncio.create_task(one) for one in work]
+async def alongside(*work: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run coroutines while the block runs. Their errors are raised at its end."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         yield tasks
     finally:
@@ -217,20 +217,20 @@ async def beside(*work: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
                 raise error
 
 
-async def measure(run: Running, given: argparse.Namespace) -> dict[str, Any]:
+async def measure(run: Running, options: argparse.Namespace) -> dict[str, Any]:
     kafka = KafkaSettings(bootstrap=run.endpoint("kafka", "bootstrap"))
     async with producer(kafka) as sender:
         load = Load(run, sender, Corpus())
-        await load.fill(given.documents)
+        await load.fill(options.documents)
         filled = run.settle_graph()
-        old = load.old(given.backfill)
+        old = load.old(options.backfill)
         workers = {w["name"]: psutil.Process(w["pid"]) for w in run.penstock("status")["workers"]}
         began = time.monotonic()
-        async with beside(load.look(), load.probe(), load.remember(workers), load.backfill(old)):
-            edits = await load.edit(given.rate, began + given.seconds)
+        async with alongside(load.record_settled(), load.probe(), load.sample_memory(workers), load.backfill(old)):
+            edits = await load.edit(options.rate, began + options.seconds)
             took = time.monotonic() - began
-            while load.waiting and time.monotonic() - began - took < LEFT_SECONDS:  # noqa: ASYNC110  look() tells
-                await asyncio.sleep(LOOK_SECONDS)
+            while load.waiting and time.monotonic() - began - took < LAST_SECONDS:  # noqa: ASYNC110  record_settled() ends it
+                await asyncio.sleep(POLL_SECONDS)
         [(done,)] = run.sql(
             "SELECT coalesce(sum(cardinality(m.chunk_ids)), 0) FROM manifests m"
             " JOIN documents d ON d.id = m.document_id"
@@ -248,8 +248,8 @@ async def measure(run: Running, given: argparse.Namespace) -> dict[str, Any]:
         "probes": {mode: spread(times) for mode, times in load.probes.items()},
         "probes_missed": load.missed,
         "backfilled_chunks": int(done),
-        "backfill_chunks": given.backfill,
-        "documents": given.documents,
+        "backfill_chunks": options.backfill,
+        "documents": options.documents,
         "graph_after_filling_s": filled,
         "most_outside": load.most_outside,
         "memory_mib": {
@@ -260,16 +260,16 @@ async def measure(run: Running, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Freshness at a steady pace of edits, beside a backfill.")
+    parser = argparse.ArgumentParser(description="Freshness at a steady pace of edits, during a backfill.")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--rate", type=float, default=100.0, help="edits a second")
     parser.add_argument("--backfill", type=int, default=100_000, help="chunks in the other lane; 0: none")
     parser.add_argument("--documents", type=int, default=3_000, help="that are edited")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with running("freshness", FOR_LONG) as run:
-        result = {"machine": machine(), **asyncio.run(measure(run, given))}
-    if given.json:
+        result = {"machine": machine(), **asyncio.run(measure(run, options))}
+    if options.json:
         print(json.dumps(result))
         return
     table = Table(title=f"{result['edits_per_s']} edits a second", show_header=False)

@@ -1,14 +1,14 @@
-"""From a folder into both stores: first load, nothing changed, edits, deletes, a paragraph at the top of a long one.
+"""Measures loading a folder into both stores: first load, nothing changed, edits, deletes, a paragraph at the top of a
+long document.
 
-    python -m bench.ingest [--documents 1000] [--json FILE]      # → bench/results/ingest.json
+python -m bench.ingest [--documents 1000] [--json FILE]      # → bench/results/ingest.json
 
 The whole pipeline with Kafka in between, as ``penstock up`` starts it, in a state folder of its own; each step is the
-command that a person types (``penstock ingest --wait --json``). Seconds are those that it tells, from after its modules
-are loaded; ``…_whole_s`` is the whole process, 0.3 s more. The model is bench.zero_cost, 1536
-dimensions, so that the pipeline is measured; texts are bench.prose's, chunks of about 400 tokens. The vectors' HNSW
-index is built after the first load (docs/adr/0030), and that is timed by itself. Where the first load's seconds go is
-told by process.
-"""
+command that a person types (``penstock ingest --wait --json``). Seconds are those that it reports, from after its
+modules are loaded; ``…_whole_s`` is the whole process, 0.3 s more. The model is bench.zero_cost, 1536 dimensions, so
+that the pipeline is measured; texts are bench.prose's, chunks of about 400 tokens. The vectors' HNSW index is built
+after the first load (docs/adr/0030), and that is timed separately. The first load's processor seconds are reported by
+process."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from pipeline.runtime.settings import home
 
 RESULTS = Path(__file__).parent / "results" / "ingest.json"
 CHUNKS = 9
-"""Of a document, about."""
+"""Chunks of a document, about."""
 LONG_CHUNKS = 500
-"""Of the long one, about."""
+"""Chunks of the long document, about."""
 SHARE = 100
 """One document in so many is edited, and one deleted."""
 
@@ -44,23 +44,23 @@ console = Console(highlight=False)
 
 
 class Run(Running):
-    """With chunks as the peers have them."""
+    """A running system whose chunks have the peers' size."""
 
     def __init__(self, folder: Path, embedding: str) -> None:
         super().__init__(folder, embedding)
         self.environment["PENSTOCK_EMBEDDING_CHUNK_TOKENS"] = "400"
 
     def ingest(self) -> Mapping[str, Any]:
-        """What ``penstock ingest`` tells, and ``whole_s``: the process from its start to its end."""
+        """Run ``penstock ingest``. Return its report, and ``whole_s``: the seconds of the whole process."""
         began = time.perf_counter()
-        told = self.penstock("ingest", str(self.library), "--acl", "staff", "--wait")
-        return {**told, "whole_s": round(time.perf_counter() - began, 2)}
+        report = self.penstock("ingest", str(self.library), "--acl", "staff", "--wait")
+        return {**report, "whole_s": round(time.perf_counter() - began, 2)}
 
     def processes(self) -> dict[str, int]:
-        """Name → pid of each worker and server, the model among them."""
-        told = self.penstock("status")
-        named = {worker["name"]: worker["pid"] for worker in told["workers"] if worker["pid"]}
-        named |= {name: service["pid"] for name, service in told["services"].items() if service["pid"]}
+        """Return the pid of each worker and server by name, including the model's."""
+        status = self.penstock("status")
+        named = {worker["name"]: worker["pid"] for worker in status["workers"] if worker["pid"]}
+        named |= {name: service["pid"] for name, service in status["services"].items() if service["pid"]}
         model = [child.pid for child in psutil.Process().children() if "bench.zero_cost" in child.cmdline()]
         return named | dict(zip(["model"], model, strict=True))
 
@@ -70,7 +70,7 @@ def write(path: Path, text: str) -> None:
 
 
 def edit(path: Path) -> None:
-    """One word in the middle."""
+    """Change one word in the middle."""
     whole = path.read_text()
     word = re.compile(r"\b[a-z]{4,}\b").search(whole, len(whole) // 2)
     assert word is not None
@@ -96,7 +96,7 @@ def measure(run: Run, documents: int) -> dict[str, Any]:
 
 
 def changes(run: Run, result: dict[str, Any], documents: int) -> None:
-    """What follows the first load."""
+    """Measure the changes after the first load."""
     unchanged = run.ingest()
     result |= {
         "unchanged_s": unchanged["seconds"],
@@ -126,24 +126,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="From a folder into both stores, timed.")
     parser.add_argument("--documents", type=int, default=1_000)
     parser.add_argument("--json", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     folder = home() / "bench"
     shutil.rmtree(folder, ignore_errors=True)
     with zero_cost() as address:
         run = Run(folder, address)
         subprocess.run([PENSTOCK, "up"], env=run.environment, check=True)
         try:
-            result = measure(run, given.documents)
+            result = measure(run, options.documents)
         finally:
             subprocess.run([PENSTOCK, "down"], env=run.environment, check=True)
             shutil.rmtree(folder, ignore_errors=True)
-    table = Table(title=f"{given.documents} documents", show_header=False)
+    table = Table(title=f"{options.documents} documents", show_header=False)
     for key, value in result.items():
         if key == "memory":
             continue
         table.add_row(key, str(value))
     console.print(table)
-    given.json.write_text(json.dumps({"documents": given.documents, "machine": machine(), **result}, indent=1) + "\n")
+    options.json.write_text(
+        json.dumps({"documents": options.documents, "machine": machine(), **result}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

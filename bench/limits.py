@@ -1,4 +1,4 @@
-"""What a first load could take at best: each of its parts alone, with nothing beside it, and the whole beside them.
+"""Measures what a first load could take at best: each of its parts alone, and the whole for comparison.
 
     python -m bench.limits [--documents 1000] [--json FILE]      # → bench/results/limits.json
 
@@ -51,7 +51,7 @@ COLUMNS, TYPES = "id, document_id, access_id, text, embedding", ["uuid", "uuid",
 
 
 class Parts:
-    """Seconds of each."""
+    """Times each part of a load."""
 
     def __init__(self, run: Running, texts: list[str]) -> None:
         self.run = run
@@ -81,7 +81,7 @@ class Parts:
         await admin.close()
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", compression_type="lz4") as producer:
             with self.timed("kafka"):
-                sent = [await producer.send(TOPIC, one.encode(), key=one[:40].encode()) for one in self.texts]
+                sent = [await producer.send(TOPIC, text.encode(), key=text[:40].encode()) for text in self.texts]
                 await asyncio.gather(*sent)
 
     def cut(self, generation: Generation) -> list[str]:
@@ -89,9 +89,9 @@ class Parts:
         chunk(self.texts[0], "text/markdown", params=generation.params, count_tokens=count)  # loads the tokenizer
         with self.timed("chunking"):
             return [
-                one.text
+                piece.text
                 for whole in self.texts
-                for one in chunk(whole, "text/markdown", params=generation.params, count_tokens=count)
+                for piece in chunk(whole, "text/markdown", params=generation.params, count_tokens=count)
             ]
 
     async def embed(self, chunks: list[str]) -> None:
@@ -103,7 +103,7 @@ class Parts:
                 )
 
     async def copy(self, connection: AsyncConnection, generation: Generation) -> None:
-        """Into a table with all its indexes but the graph, as a load finds it; then the graph."""
+        """Copy the chunks into a table with all its indexes except the graph, as in a load; then build the graph."""
         await create_chunk_table(connection, generation)
         cursor = await connection.execute(f"SELECT {COLUMNS} FROM chunks_g1".encode(), binary=True)
         rows = await cursor.fetchall()
@@ -118,8 +118,8 @@ class Parts:
 
     async def bulk(self, generation: Generation) -> None:
         es = AsyncElasticsearch(self.run.endpoint("elasticsearch", "url"))
-        found = async_scan(es, index=generation.keyword_index, size=1_000)
-        entries = [(hit["_id"], hit["_source"]) async for hit in found]
+        scanned = async_scan(es, index=generation.keyword_index, size=1_000)
+        entries = [(hit["_id"], hit["_source"]) async for hit in scanned]
         await create_index(es, INDEX)
         requests = [
             [
@@ -160,20 +160,20 @@ def measure(run: Running, documents: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A first load beside its parts, each alone.")
+    parser = argparse.ArgumentParser(description="A first load compared with each of its parts alone.")
     parser.add_argument("--documents", type=int, default=1_000)
     parser.add_argument("--json", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     configure(wrapper_class=make_filtering_bound_logger(logging.ERROR))
     with running("limits", {"PENSTOCK_EMBEDDING_CHUNK_TOKENS": "400"}) as run:
-        result = measure(run, given.documents)
+        result = measure(run, options.documents)
     table = Table(title=f"{result['documents']} documents, {result['chunks']} chunks", show_header=False)
     for name, seconds in result["parts_s"].items():
         table.add_row(f"{name} alone", f"{seconds:.2f} s")
     table.add_row("the parts together", f"{result['parts_together_s']:.2f} s")
     table.add_row("the pipeline, its graph included", f"{result['whole_s']:.2f} s, {result['ratio']} times that")
     Console(highlight=False).print(table)
-    given.json.write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
+    options.json.write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ from pipeline.embedding.port import Embedded, Vectors
 
 VOCABULARY, TOPICS, TOPIC_WORDS = 20_000, 400, 40
 TOPIC_SHARE = 0.3
-"""Of a text's words that are its topic's."""
+"""Share of a text's words that belong to its topic."""
 DECAY = 0.45
-"""Of a direction's n-th coordinate, ∝ n^-DECAY: a participation ratio of about 40 at 384 dimensions."""
+"""The n-th coordinate of a direction is ∝ n^-DECAY: a participation ratio of about 40 at 384 dimensions."""
 _SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 
 
 def word(n: int) -> str:
-    """The n-th most frequent one."""
+    """Return the n-th most frequent word."""
     digits = []
     n += len(_SYLLABLES)
     while n:
@@ -55,7 +55,7 @@ class Corpus:
 
     @cached_property
     def topics(self) -> NDArray[np.int64]:
-        """Of each topic the numbers of its words; none of the thousand most frequent."""
+        """The numbers of each topic's words, without the thousand most frequent ones; shape (TOPICS, TOPIC_WORDS)."""
         dice = np.random.default_rng(self.seed)
         return dice.integers(1_000, VOCABULARY, (TOPICS, TOPIC_WORDS))
 
@@ -65,7 +65,7 @@ class Corpus:
         return [self.words[n] for n in np.where(dice.random(count) < share, own, common)]
 
     def text(self, number: int, words: int) -> str:
-        """A document: paragraphs of eight sentences under a heading each."""
+        """Return a document: paragraphs of eight sentences, each under a heading."""
         dice = np.random.default_rng((self.seed, 1, number))
         drawn = iter(self._draw(dice, number % TOPICS, words + 16, TOPIC_SHARE))
         paragraphs, left = [], words
@@ -77,7 +77,7 @@ class Corpus:
         return "\n\n".join(f"## Part {n}\n\n{p}" for n, p in enumerate(paragraphs, start=1))
 
     def questions(self, seed: int) -> Iterator[str]:
-        """Without end, hardly two alike: four to nine words, half of them of one topic."""
+        """Yield questions without end, hardly two alike: four to nine words, half of them of one topic."""
         dice = np.random.default_rng((self.seed, 2, seed))
         while True:
             yield " ".join(self._draw(dice, int(dice.integers(TOPICS)), int(dice.integers(4, 10)), 0.5))

@@ -1,4 +1,4 @@
-"""The library that load is measured on: filled once, and held by a process of its own if many runs shall use it.
+"""Fills the library on which load is measured, and holds it for many runs.
 
     python -m bench.load_library FOLDER [--chunks 50000] [--dimensions 384]
 
@@ -47,15 +47,15 @@ from tests.support.query.library import Library, document
 
 TENANT = "acme"
 TEAMS = 200
-"""Besides, each document belongs to one: so many access sets, as a company has, and not four."""
+"""Each document also belongs to one of them, so that there are as many access sets as in a company."""
 CHUNKS_A_DOCUMENT, TARGET_WORDS, WORDS_A_CHUNK = 25, 100, 54
-"""The last: what a chunk of that target has of its own; the rest repeats the one before (measured)."""
+"""WORDS_A_CHUNK: the words of a chunk that do not repeat the chunk before (measured)."""
 
 
 async def fill(
     library: Library, corpus: Corpus, vectors: WordVectors, chunks: int, tenants: Sequence[str]
 ) -> dict[str, float]:
-    """tenants: each has as many of the documents. Seconds that each part took."""
+    """Fill the library; each tenant gets the same share of the documents. Returns the seconds of each part."""
     took: dict[str, float] = {}
     began = perf_counter()
 
@@ -127,7 +127,7 @@ async def copy_vectors(library: Library, vectors: WordVectors, ids: Sequence[Any
 async def filled(
     corpus: Corpus, vectors: WordVectors, chunks: int, folder: Path, tenants: Sequence[str] = (TENANT,)
 ) -> AsyncIterator[Library]:
-    """A new library, dropped at the end. folder: becomes the PENSTOCK_HOME that leads there."""
+    """Make a library, and drop it at the end. folder: becomes a PENSTOCK_HOME that uses it."""
     params = ChunkParams(target=TARGET_WORDS, min_tokens=40, max_tokens=128)
     async with Library.create(Stack(home()), vectors, params=params) as library:
         library.write_home(folder)
@@ -137,7 +137,7 @@ async def filled(
 
 @asynccontextmanager
 async def opened(vectors: WordVectors, folder: Path) -> AsyncIterator[Library]:
-    """One that another process holds."""
+    """Open a library that another process holds."""
     at = json.loads((folder / "endpoints.json").read_text())
     settings = Settings(
         kafka=KafkaSettings(),
@@ -173,5 +173,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--chunks", type=int, default=50_000)
     parser.add_argument("--dimensions", type=int, default=384)
-    given = parser.parse_args()
-    asyncio.run(hold(given.folder, given.chunks, given.dimensions))
+    options = parser.parse_args()
+    asyncio.run(hold(options.folder, options.chunks, options.dimensions))

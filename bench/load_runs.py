@@ -1,4 +1,4 @@
-"""Clients that press on the query service, what they saw, and the tables that tell it."""
+"""Runs clients against the query service, and prints tables of their measurements."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import psutil
 from bench.load_corpus import Corpus
 
 SHARES: Mapping[str, int] = {"0.1 %": 1_000, "1 %": 100, "10 %": 10, "100 %": 1}
-"""Access: one of so many documents may be read."""
+"""By share of readable documents: one of so many may be read."""
 CONCURRENCY = (1, 4, 16, 32, 64, 96, 192)
-"""A few are worked on at once, 64 more may wait (ServeSettings): beyond those the service sends requests away."""
+"""Clients. The service works on a few requests at once and lets 64 more wait (ServeSettings); it refuses further
+ones."""
 FEW = (1, 8)
 
 
@@ -39,31 +40,31 @@ class Run:
     feedback: bool = True
     seconds: float = 0.0
     answered: list[float] = field(default_factory=list)
-    """Seconds each took; those with status 200."""
+    """Seconds of each response with status 200."""
     shed: list[float] = field(default_factory=list)
-    """503."""
+    """Seconds of each response with status 503."""
     other: Counter[int] = field(default_factory=Counter)
-    """By status; 0: the connection was lost."""
+    """Other responses by status; 0: the connection was lost."""
     cpu_seconds: float = 0.0
-    """Of the service's process; Postgres and Elasticsearch are others."""
+    """Processor seconds of the service's process, without Postgres and Elasticsearch."""
     degraded: int = 0
     empty: int = 0
     steps: dict[str, list[float]] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        asked = len(self.answered) + len(self.shed) + self.other.total()
+        requests = len(self.answered) + len(self.shed) + self.other.total()
         return {
             "access": self.share,
             "concurrency": self.concurrency,
             "feedback": self.feedback,
-            "asked": asked,
+            "asked": requests,
             "per_second": round(len(self.answered) / self.seconds, 1),
             "p50_ms": percentile(self.answered, 50),
             "p95_ms": percentile(self.answered, 95),
             "p99_ms": percentile(self.answered, 99),
             "shed": len(self.shed),
             "shed_p99_ms": percentile(self.shed, 99),
-            "service_cpu_ms_per_request": round(1000 * self.cpu_seconds / max(1, asked), 1),
+            "service_cpu_ms_per_request": round(1000 * self.cpu_seconds / max(1, requests), 1),
             "degraded": self.degraded,
             "empty": self.empty,
             "other": {str(status): count for status, count in self.other.items()},
@@ -78,8 +79,8 @@ def percentile(seconds: Sequence[float], q: float) -> float | None:
 async def press(
     session: aiohttp.ClientSession, service: psutil.Process, run: Run, questions: Iterator[str], seconds: float
 ) -> None:
-    """``concurrency`` clients, each with one request at a time. A client that is sent away comes back a tenth of a
-    second later (it is told a whole one: this is a rude crowd)."""
+    """Run ``concurrency`` clients, each with one request at a time. A client that gets 503 retries after a tenth of a
+    second, although its Retry-After is a whole one."""
     until = perf_counter() + seconds
 
     async def client() -> None:
@@ -89,15 +90,15 @@ async def press(
                 async with session.post(
                     "/v1/search", json={"query": next(questions)}, headers={"X-Api-Key": key(run.share)}
                 ) as answer:
-                    status, told = answer.status, await answer.json(content_type=None)
+                    status, body = answer.status, await answer.json(content_type=None)
             except aiohttp.ClientError:
-                status, told = 0, {}
+                status, body = 0, {}
             took = perf_counter() - start
             if status == 200:
                 run.answered.append(took)
-                run.degraded += bool(told["degraded"])
-                run.empty += not told["results"]
-                for step in told["steps"]:
+                run.degraded += bool(body["degraded"])
+                run.empty += not body["results"]
+                for step in body["steps"]:
                     run.steps.setdefault(step["step"], []).append(step["took_ms"])
             elif status == 503:
                 run.shed.append(took)
@@ -113,14 +114,14 @@ async def press(
 async def load(
     address: str, service: psutil.Process, corpus: Corpus, seconds: float, *, feedback: bool
 ) -> AsyncIterator[Run]:
-    """Wide access at every concurrency, narrow access at a few; without relevance feedback
-    (query/retrieval/feedback.py) only wide access at a few."""
+    """Run wide access at every concurrency and narrow access at a few; without relevance feedback
+    (query/retrieval/feedback.py) only wide access at a few. Yields each run."""
     questions = corpus.questions(11 if feedback else 12)
-    asked = [Run("100 %", 4, feedback)]  # warm
+    runs = [Run("100 %", 4, feedback)]  # warm
     for share in reversed(SHARES) if feedback else ["100 %"]:
-        asked += [Run(share, n, feedback) for n in (CONCURRENCY if SHARES[share] == 1 and feedback else FEW)]
-    for n, run in enumerate(asked):
-        # Connections of its own: one that lay idle for as long as the server keeps it may be closed as it is used.
+        runs += [Run(share, n, feedback) for n in (CONCURRENCY if SHARES[share] == 1 and feedback else FEW)]
+    for n, run in enumerate(runs):
+        # New connections: one that was idle for the server's limit may be closed just as it is used.
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(address, connector=connector) as session:
             await press(session, service, run, questions, seconds)
@@ -140,7 +141,7 @@ def line(row: Mapping[str, Any]) -> str:
     )
 
 
-def told(report: Mapping[str, Any]) -> str:
+def summary(report: Mapping[str, Any]) -> str:
     lines = [
         f"{'access':>6} {'concurrency':>11} {'answers/s':>9} {'p50':>7} {'p95':>7} {'p99':>7} {'shed':>6} {'p99':>7}"
     ]

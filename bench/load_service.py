@@ -1,6 +1,5 @@
-"""The query service as load is measured on it: a process of its own behind HTTP, with an API key for each share of the
-documents that may be read, and word vectors in place of a model.
-"""
+"""Runs the query service for load measurements: a separate process behind HTTP, with an API key for each share of
+readable documents, and word vectors instead of a model."""
 
 from __future__ import annotations
 
@@ -28,11 +27,10 @@ from query.settings import load as load_query
 
 @asynccontextmanager
 async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> AsyncIterator[tuple[str, psutil.Process]]:
-    """The service as a process of its own; yields its address and the process.
+    """Run the service in a separate process. Yields its address and the process.
 
-    folder: the PENSTOCK_HOME that leads to the library. more: settings besides; a file of keys among them stands in
-    for ours. Its result cache is off, the limits of one caller are lifted; the places for work and the waiting room are
-    the defaults."""
+    folder: a PENSTOCK_HOME that uses the library. more: further settings; a file of keys in them replaces the default
+    one. The result cache is off and the limits of a caller are lifted; concurrency and queue have their defaults."""
     ends = (datetime.now(UTC) + timedelta(days=7)).date()
     keys = (
         []
@@ -68,7 +66,7 @@ async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> Asyn
         assert process.stdout is not None
         address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip()
         if not address:
-            raise SystemExit("the service did not start: what it says stands above")
+            raise SystemExit("the service did not start: see its output above")
         yield address, psutil.Process(process.pid)
     finally:
         if process.returncode is None:

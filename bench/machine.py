@@ -1,4 +1,4 @@
-"""The machine that a result was measured on, and the versions of what was measured."""
+"""Describes the machine of a measurement and the versions of the measured software."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NOT_CODE = (":!bench/results", ":!docs")
 
 
 def moment() -> dict[str, Any]:
-    """When, and of which commit; clean: of nothing else."""
+    """Return the time and the commit; clean: without local changes."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "clean": not _said("git", "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE),
+        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "clean": not _output("git", "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE),
     }
 
 
@@ -40,12 +40,12 @@ def description() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what the local stack runs."""
+    """Return the versions of Python and the local stack's servers."""
     binaries = dist.postgres_bin()
     control = next(binaries.parent.glob("share/**/extension/vector.control")).read_text()
     return {
         "python": platform.python_version(),
-        "postgres": (_said(str(binaries / "postgres"), "--version") or "").split()[-1],
+        "postgres": (_output(str(binaries / "postgres"), "--version") or "").split()[-1],
         "pgvector": re.findall(r"default_version = '(.+)'", control)[0],
         "kafka": dist.VERSIONS["kafka"],
         "elasticsearch": dist.VERSIONS["elasticsearch"],
@@ -54,14 +54,14 @@ def versions() -> dict[str, str]:
 
 def _processor() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.machine()
+        match = None
+    return match[1] if match else platform.machine()
 
 
-def _said(*command: str) -> str | None:
-    """None: there is no such command here, or it is no repository."""
+def _output(*command: str) -> str | None:
+    """Return a command's output, or None if the command is missing or fails."""
     try:
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What `python -m bench` runs, in this order: module, and its arguments in full and in a hurry."""
+"""The parts that `python -m bench` runs, in this order, with their full and quick arguments."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 class Part(NamedTuple):
     name: str
-    """Of its result, in latest.json."""
+    """Key of its result in latest.json."""
     module: str
     full: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
-    """Each also takes ``--json FILE`` …"""
+    """The arguments. Each part also takes ``--json FILE``."""
     prints: bool = False
-    """… or ``--json`` alone: then its result is what it prints."""
+    """The part takes ``--json`` alone and prints its result."""
     stack: bool = False
-    """Whether it wants a local stack that runs; the others start what they need."""
+    """The part needs a running local stack; others start what they need."""
 
 
 def _load(documents: int, *, quick: int) -> Part:
@@ -42,4 +42,4 @@ PARTS = (
     ),
 )
 MAIN_LOAD = "ingest_1000"
-"""The peers' condition: 1,000 documents, about 9,000 chunks."""
+"""The load that peers are compared with: 1,000 documents, about 9,000 chunks."""

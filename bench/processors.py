@@ -1,4 +1,4 @@
-"""Where the seconds of a step go, by process; and the memory of each, over time.
+"""Measures the processor seconds of a step by process, and each process's memory over time.
 
 Processor seconds are the kernel's own counts, of a process and of its children that have ended (Postgres answers each
 connection in a process of its own), so what else runs on the machine does not change them much.
@@ -17,26 +17,26 @@ import psutil
 
 
 def seconds(processes: Mapping[str, int]) -> dict[str, float]:
-    """name → processor seconds so far of the process with that pid and of all it ever started, and ``commands``: of
-    what this process ran and waited for. A process that has gone is absent."""
-    found = {}
+    """Return by name the processor seconds so far of the process with that pid and of all its descendants, and under
+    ``commands`` those of the commands that this process ran. A process that has ended is absent."""
+    by_name = {}
     for name, pid in processes.items():
         try:
-            found[name] = _tree(psutil.Process(pid))
+            by_name[name] = _tree(psutil.Process(pid))
         except psutil.NoSuchProcess:
             continue
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return found | {"commands": ended.ru_utime + ended.ru_stime}
+    return by_name | {"commands": ended.ru_utime + ended.ru_stime}
 
 
 def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Between two readings, the dearest first."""
+    """Return the seconds between two readings, the largest first."""
     took = {name: round(value - before[name], 2) for name, value in after.items() if name in before}
     return dict(sorted(took.items(), key=lambda item: -item[1]))
 
 
 def _tree(process: psutil.Process) -> float:
-    total = _ended(process)
+    total = _own_seconds(process)
     for child in process.children():
         try:
             total += _tree(child)
@@ -45,13 +45,13 @@ def _tree(process: psutil.Process) -> float:
     return total
 
 
-def _ended(process: psutil.Process) -> float:
-    """Of the process itself and of its children that ended."""
+def _own_seconds(process: psutil.Process) -> float:
+    """Return the seconds of the process itself and of its children that have ended."""
     return float(sum(process.cpu_times()[:4]))
 
 
 def mebibytes(pid: int) -> int:
-    """Resident, of a process and its children; pages that they share (Postgres's buffers) are counted once."""
+    """Return the resident memory of a process and its children; shared pages (Postgres's buffers) count once."""
     process = psutil.Process(pid)
     total = process.memory_info().rss
     for child in process.children(recursive=True):
@@ -65,12 +65,12 @@ def mebibytes(pid: int) -> int:
 
 @dataclass
 class Memory:
-    """Samples of each process."""
+    """Samples of each process's memory."""
 
     at: list[float] = field(default_factory=list)
-    """Seconds since the first one."""
+    """Seconds since the start."""
     mib: dict[str, list[int | None]] = field(default_factory=dict)
-    """None: it had gone."""
+    """By process; None: it had ended."""
 
     def sample(self, processes: Mapping[str, int], now: float) -> None:
         self.at.append(round(now, 1))
@@ -84,7 +84,7 @@ class Memory:
 
 @contextmanager
 def watched(processes: Mapping[str, int], every_seconds: float = 1.0) -> Iterator[Memory]:
-    """Samples as long as the block lasts."""
+    """Sample the memory of processes while the block runs."""
     memory, stop, began = Memory(), threading.Event(), time.monotonic()
 
     def watch() -> None:

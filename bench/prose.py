@@ -1,4 +1,4 @@
-"""Text to load: sentences of the Python language reference in an order that a seed draws, a paragraph at a time.
+"""Makes texts to load: sentences of the Python language reference, drawn by a seed and grouped into paragraphs.
 
 The made-up words of ``bench.load_corpus`` cost a tokenizer one token for two letters, English costs one for five:
 chunks of 400 tokens would be less than half as long as people's are, and as dear to copy, to store and to search.
@@ -13,22 +13,25 @@ from functools import cache
 from bench.chunking_corpus import topics
 
 FEWEST_WORDS, MOST_WORDS = 5, 60
-"""Of what counts as a sentence: the rest is headings, grammar and tables."""
+"""Length of a sentence that is used: shorter and longer ones are headings, grammar and tables."""
 SENTENCES_A_PARAGRAPH = 6
 PARAGRAPHS_A_HEADING = 8
 WORDS_A_CHUNK = 195
-"""Of a target of 400 tokens: 300 in the mean, five letters a token (``tests/unit/bench/test_prose.py``)."""
+"""Words of a chunk with a target of 400 tokens: 300 on average, five letters each
+(``tests/unit/bench/test_prose.py``)."""
 
 
 @cache
 def sentences() -> tuple[str, ...]:
     flat = (" ".join(paragraph.split()) for paragraph in topics().split("\n\n"))
-    found = (sentence for paragraph in flat for sentence in re.findall(r"[A-Z][^.!?]*[a-z)][.!?](?= |$)", paragraph))
-    return tuple(dict.fromkeys(s for s in found if FEWEST_WORDS <= len(s.split()) <= MOST_WORDS))
+    candidates = (
+        sentence for paragraph in flat for sentence in re.findall(r"[A-Z][^.!?]*[a-z)][.!?](?= |$)", paragraph)
+    )
+    return tuple(dict.fromkeys(s for s in candidates if FEWEST_WORDS <= len(s.split()) <= MOST_WORDS))
 
 
 def text(number: int, words: int) -> str:
-    """The number-th document, Markdown, of about that many words: the same each time, and like no other."""
+    """Return a Markdown document of about that many words. Each number has its own document, always the same."""
     dice = random.Random(number)
     parts, written = [f"# Report {number}"], 0
     while written < words:

@@ -50,7 +50,7 @@ MODULES = (  # noqa: SIM905  (one name a line would be longer than the module)
 ).split()
 SUMMARIES, LITERALS = 250, 150
 FEWEST_CHARACTERS = 150
-"""Of what is left of a docstring without its summary: a shorter one does not say what the summary asks for."""
+"""Least length of a docstring without its summary: a shorter one does not answer the summary."""
 SEED = 20261121
 COMMON = frozenset(
     """
@@ -88,18 +88,18 @@ def _topics(made: Collection) -> None:
         made.documents[f"topic.{name}"] = _HEADING.sub("", text).strip()
     sections: dict[str, str] = {}
     for text in topics.values():
-        found = list(_HEADING.finditer(text))
-        for heading, following in zip(found, [*(m.start() for m in found[1:]), len(text)], strict=True):
+        headings = list(_HEADING.finditer(text))
+        for heading, following in zip(headings, [*(m.start() for m in headings[1:]), len(text)], strict=True):
             paragraph = text[heading.end() : following].strip().split("\n\n")[0]
             if len(heading[1].split()) > 1 and len(paragraph) > 60:
                 sections.setdefault(heading[1], paragraph)
     for title, paragraph in sections.items():
-        made.queries.append(Query(title, "heading", _holding(made, paragraph)))
+        made.queries.append(Query(title, "heading", _containing(made, paragraph)))
     for question, names in QUESTIONS:
         made.queries.append(Query(question, "question", frozenset(f"topic.{name}" for name in names)))
 
 
-def _holding(made: Collection, passage: str) -> frozenset[str]:
+def _containing(made: Collection, passage: str) -> frozenset[str]:
     return frozenset(name for name, text in made.documents.items() if passage in text)
 
 
@@ -122,7 +122,7 @@ def _members(made: Collection, dice: random.Random) -> None:
 
 
 def _documented(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, str, str]]:
-    """Name, signature and docstring of everything public."""
+    """Yield the name, signature and docstring of each public function and class."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
             name = f"{prefix}.{node.name}"
@@ -134,7 +134,7 @@ def _documented(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[
 
 
 def _literals(made: Collection, dice: random.Random) -> None:
-    """Content words side by side, with the common words between them left out, as people remember them."""
+    """Add queries of neighbouring content words, without the common words between them, as people remember them."""
     words = {name: _content(text) for name, text in made.documents.items()}
     joined = {name: f" {' '.join(of)} " for name, of in words.items()}
     names = sorted(name for name, of in words.items() if len(of) > 30)
@@ -142,8 +142,8 @@ def _literals(made: Collection, dice: random.Random) -> None:
         of = words[dice.choice(names)]
         start, length = dice.randrange(len(of) - 6), dice.randint(3, 6)
         text = " ".join(of[start : start + length])
-        holding = frozenset(name for name, all_words in joined.items() if f" {text} " in all_words)
-        made.queries.append(Query(text, "literal", holding))
+        containing = frozenset(name for name, all_words in joined.items() if f" {text} " in all_words)
+        made.queries.append(Query(text, "literal", containing))
 
 
 def _content(text: str) -> list[str]:

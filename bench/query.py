@@ -1,4 +1,4 @@
-"""One person's searches: how long each takes, whether the nearest are found, and what more chunks cost.
+"""Measures one person's searches: how long each takes, whether the nearest are found, and what more chunks cost.
 
     python -m bench.query [--quick] [--library FOLDER] [--json FILE]
 
@@ -39,15 +39,15 @@ DIMENSIONS = 1_536
 SIZES = (10_000, 30_000, 100_000)
 WIDEST = [*SHARES][-1]
 WARM_SECONDS = 3.0
-"""Before each run. The widest comes last, when the servers have been asked some thousand times."""
+"""Warm-up before each run. The widest access comes last, after some thousand requests."""
 CROWDS = (1, 2, 3, 4)
-"""Clients at once: of more, not each search has both looks (PENSTOCK_QUERY_FEEDBACK_AT_ONCE)."""
+"""Concurrent clients: with more, not every search has relevance feedback (PENSTOCK_QUERY_FEEDBACK_AT_ONCE)."""
 CROWDED_P95_MS = 100.0
 RESULTS = Path(__file__).parent / "results" / "query.json"
 
 
-async def of(chunks: int, seconds: float, held: Path | None, *, crowds: bool) -> dict[str, Any]:
-    """What one library shows. chunks: of the one that is made, where none is held. crowds: several clients, too."""
+async def measure(chunks: int, seconds: float, held: Path | None, *, crowds: bool) -> dict[str, Any]:
+    """Measure one library. chunks: size of the library to make, if none is held. crowds: also with several clients."""
     corpus = Corpus()
     vectors = WordVectors(DIMENSIONS, corpus)
     async with AsyncExitStack() as closing:
@@ -72,7 +72,7 @@ async def of(chunks: int, seconds: float, held: Path | None, *, crowds: bool) ->
 
 
 async def searched(folder: Path, corpus: Corpus, runs: Sequence[Run], seconds: float) -> list[dict[str, Any]]:
-    """What the clients of each run saw, one run after another. Whether searches look twice is the first one's say."""
+    """Return the measurements of each run, one after another. The first run decides about relevance feedback."""
     async with served(folder, DIMENSIONS, {"PENSTOCK_QUERY_FEEDBACK": str(runs[0].feedback).lower()}) as (
         address,
         service,
@@ -86,7 +86,7 @@ async def searched(folder: Path, corpus: Corpus, runs: Sequence[Run], seconds: f
 
 
 def crowded(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What each crowd saw, and the most searches a second, by processor, that were answered fast enough."""
+    """Return the runs with several clients, and the most searches per second that were fast enough."""
     fast = [row["per_second"] for row in rows if row["p95_ms"] is not None and row["p95_ms"] < CROWDED_P95_MS]
     best = max(fast, default=0.0)
     return {"clients": rows, "per_second": best, "per_second_a_processor": round(best / (os.cpu_count() or 1), 1)}
@@ -95,29 +95,30 @@ def crowded(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 async def main(sizes: Sequence[int], seconds: float, held: Path | None, written: Path) -> None:
     report: dict[str, Any] = {"machine": description(), "dimensions": DIMENSIONS, "sizes": []}
     for chunks in sizes:
-        one = await of(chunks, seconds, held, crowds=chunks == sizes[-1])
-        report["sizes"].append(one)
-        report["query_p50_ms"] = one["searches"][WIDEST]["p50_ms"]
-        report["query_p95_ms"] = one["searches"][WIDEST]["p95_ms"]
-        report["first_look_alone_p95_ms"] = one["first_look_alone"][WIDEST]["p95_ms"]
-        report["recall_at_10"] = {share: found["recall@10"] for share, found in one["recall"].items()}
+        measured = await measure(chunks, seconds, held, crowds=chunks == sizes[-1])
+        report["sizes"].append(measured)
+        report["query_p50_ms"] = measured["searches"][WIDEST]["p50_ms"]
+        report["query_p95_ms"] = measured["searches"][WIDEST]["p95_ms"]
+        report["first_look_alone_p95_ms"] = measured["first_look_alone"][WIDEST]["p95_ms"]
+        report["recall_at_10"] = {share: recalled["recall@10"] for share, recalled in measured["recall"].items()}
         report["machine"]["load_after"] = round(os.getloadavg()[0], 1)
         written.parent.mkdir(exist_ok=True)
         written.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-        for share, row in one["searches"].items():
+        for share, row in measured["searches"].items():
             print(
-                f"{one['chunks']:>7} chunks, {share:>6} readable: p50 {row['p50_ms']} ms, p95 {row['p95_ms']} ms,"
+                f"{measured['chunks']:>7} chunks, {share:>6} readable: p50 {row['p50_ms']} ms, p95 {row['p95_ms']} ms,"
                 f" the service's processor {row['service_cpu_ms_per_request']} ms;"
                 f" recall@10 {report['recall_at_10'][share]:.3f}",
                 flush=True,
             )
-        if seen := one["crowds"]:
+        if seen := measured["crowds"]:
             print(
-                f"{one['chunks']:>7} chunks, p95 below {CROWDED_P95_MS:g} ms: {seen['per_second']} searches/s,"
+                f"{measured['chunks']:>7} chunks, p95 below {CROWDED_P95_MS:g} ms: {seen['per_second']} searches/s,"
                 f" {seen['per_second_a_processor']} a processor"
             )
         print(
-            f"{one['chunks']:>7} chunks, the first look alone: p95 {report['first_look_alone_p95_ms']} ms", flush=True
+            f"{measured['chunks']:>7} chunks, the first look alone: p95 {report['first_look_alone_p95_ms']} ms",
+            flush=True,
         )
 
 
@@ -127,6 +128,6 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="2,000 chunks, few searches")
     parser.add_argument("--library", type=Path, help="folder of a library that another process holds")
     parser.add_argument("--json", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    sizes = (0,) if given.library else (2_000,) if given.quick else SIZES
-    asyncio.run(main(sizes, 3.0 if given.quick else 20.0, given.library, given.json))
+    options = parser.parse_args()
+    sizes = (0,) if options.library else (2_000,) if options.quick else SIZES
+    asyncio.run(main(sizes, 3.0 if options.quick else 20.0, options.library, options.json))

@@ -1,4 +1,4 @@
-"""How fast the query service answers, how it sheds load, and how many of the nearest it finds under narrow access.
+"""Measures how fast the query service responds, how it sheds load, and its recall under narrow access.
 
     python -m bench.query_load [--chunks 50000] [--dimensions 384] [--seconds 5] [--library FOLDER] [--json FILE]
 
@@ -29,7 +29,7 @@ import structlog
 
 from bench.load_corpus import Corpus, WordVectors
 from bench.load_library import TENANT, filled, opened
-from bench.load_runs import SHARES, load, percentile, tag, told
+from bench.load_runs import SHARES, load, percentile, summary, tag
 from bench.load_service import served
 from query.access.callers import readable
 from query.retrieval.search import CANDIDATES, SPARE
@@ -37,9 +37,9 @@ from query.retrieval.vectors import Asked, Tuning, choose, nearest
 from tests.support.query.library import Library
 
 RECALL_QUESTIONS, GRAPH_QUESTIONS = 100, 20
-"""The second for the graph alone, which under narrow access walks nearly all of itself."""
+"""GRAPH_QUESTIONS: for the graph alone, which under narrow access visits nearly all of its rows."""
 DEPTH = CANDIDATES + SPARE
-"""What a search asks the graph for."""
+"""Candidates that a search requests from the graph."""
 RESULTS = Path(__file__).parent / "results" / "query_load.json"
 
 
@@ -47,8 +47,9 @@ RESULTS = Path(__file__).parent / "results" / "query_load.json"
 
 
 async def recall(library: Library, corpus: Corpus, vectors: WordVectors) -> dict[str, dict[str, Any]]:
-    """Of the ten nearest that may be read, how many a search's own scan finds, and how many the graph alone would."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the recall@10 of the readable nearest chunks by share: of a search's chosen scan, and of the graph
+    alone."""
+    by_share: dict[str, dict[str, Any]] = {}
     tuning = Tuning()
     for share in SHARES:
         caller = await library.caller(TENANT, tag(share))
@@ -56,30 +57,30 @@ async def recall(library: Library, corpus: Corpus, vectors: WordVectors) -> dict
         took: dict[str, list[float]] = {"chosen": [], "exact": []}
         scans: Counter[str] = Counter()
         async with library.pool.connection() as connection:
-            asked = Asked(library.generation, caller, await readable(connection, caller))
+            request = Asked(library.generation, caller, await readable(connection, caller))
             of = {"limit": DEPTH, "tuning": tuning}
             for n, question in zip(range(RECALL_QUESTIONS), corpus.questions(7), strict=False):
                 vector = vectors.vector(question)
 
                 async def ten(
-                    scan: Any, vector: Any = vector, asked: Asked = asked, of: Any = of
+                    scan: Any, vector: Any = vector, request: Asked = request, of: Any = of
                 ) -> tuple[set[Any], str]:
-                    rows, used = await nearest(connection, asked, vector, scan, timeout_seconds=30, **of)
+                    rows, used = await nearest(connection, request, vector, scan, timeout_seconds=30, **of)
                     return {row.chunk_id for row in rows[:10]}, used
 
                 start = perf_counter()
                 exact, _ = await ten("exact")
                 took["exact"].append(perf_counter() - start)
-                way = await choose(connection, asked, **of)  # a service knows it for some seconds
+                way = await choose(connection, request, **of)  # a service caches it for some seconds
                 start = perf_counter()
                 chosen, used = await ten(way)
                 took["chosen"].append(perf_counter() - start)
                 scans[used] += 1
-                of_all = max(1, len(exact))  # of a narrow access there may be fewer than ten
+                of_all = max(1, len(exact))  # with narrow access there may be fewer than ten
                 hits["chosen"].append(len(exact & chosen) / of_all)
                 if n < GRAPH_QUESTIONS:
                     hits["graph"].append(len(exact & (await ten("graph"))[0]) / of_all)
-        found[share] = {
+        by_share[share] = {
             "recall@10": round(float(np.mean(hits["chosen"])), 4),
             "worst": round(min(hits["chosen"]), 2),
             "graph_recall@10": round(float(np.mean(hits["graph"])), 4),
@@ -87,7 +88,7 @@ async def recall(library: Library, corpus: Corpus, vectors: WordVectors) -> dict
             "p50_ms": percentile(took["chosen"], 50),
             "exact_p50_ms": percentile(took["exact"], 50),
         }
-    return found
+    return by_share
 
 
 async def main(chunks: int, dimensions: int, seconds: float, held: Path | None, written: Path) -> None:
@@ -119,7 +120,7 @@ async def main(chunks: int, dimensions: int, seconds: float, held: Path | None, 
         }
 
         def write() -> None:
-            """What is known by now: a run that is cut short has not been for nothing."""
+            """Write the results so far, so that an interrupted run loses none."""
             report["load_average"]["after"] = round(os.getloadavg()[0], 1)
             written.parent.mkdir(exist_ok=True)
             written.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
@@ -132,7 +133,7 @@ async def main(chunks: int, dimensions: int, seconds: float, held: Path | None, 
                     write()
         report["recall"] = await recall(library, corpus, vectors)
         write()
-    print(told(report))
+    print(summary(report))
 
 
 if __name__ == "__main__":
@@ -143,5 +144,5 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
     parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--library", type=Path, help="folder of one that python -m bench.load_library holds")
-    given = parser.parse_args()
-    asyncio.run(main(given.chunks, given.dimensions, given.seconds, given.library, given.json))
+    options = parser.parse_args()
+    asyncio.run(main(options.chunks, options.dimensions, options.seconds, options.library, options.json))

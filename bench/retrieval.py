@@ -1,4 +1,4 @@
-"""What each part of hybrid retrieval adds, on judged collections: docs/evaluation.md has the table.
+"""Measures what each part of hybrid retrieval adds, on judged collections: docs/evaluation.md has the table.
 
     python -m bench.retrieval [FOLDER]...
 
@@ -67,7 +67,7 @@ class Variant:
     mode: Mode = "hybrid"
     feedback: bool = False
     instead: tuple[tuple[str, Callable[..., object]], ...] = ()
-    """Functions of the service, by name, and what stands in for each."""
+    """Functions of the service by name, with their replacements."""
 
 
 TEXT_ONLY = ("query.retrieval.keywords.clauses", plain)
@@ -102,9 +102,9 @@ async def run(settings: Settings, model: Embedder, dataset: Dataset) -> list[dic
             with ExitStack() as patches:
                 for name, function in variant.instead:
                     patches.enter_context(patch(name, function))
-                found, degraded = await rank(search, caller, dataset, [variant.mode])
+                rankings, degraded = await rank(search, caller, dataset, [variant.mode])
             assert not degraded, degraded
-            values = measure(found[variant.mode], dataset.judgements)
+            values = measure(rankings[variant.mode], dataset.judgements)
             lines.append(_line(dataset, variant, values, before))
             sys.stderr.write(f"{dataset.name}: {variant.name}\n")
             before = values

@@ -1,5 +1,5 @@
-"""A whole running system for a benchmark: servers, workers and the query service in a state folder of their own, with
-bench.zero_cost for a model, so that the pipeline is measured."""
+"""Runs a whole system for a benchmark: servers, workers and the query service in a separate state folder, with
+bench.zero_cost as its model, so that the pipeline is measured."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pipeline.runtime.home import DEVELOPMENT_FILE, development_token, home
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 GRAPH_WAIT_SECONDS = 1_800.0
 FOR_LONG = {"PENSTOCK_ELASTICSEARCH_SECOND_COMPILER": "true"}
-"""Settings of what stands for a system that runs for months."""
+"""Settings for measurements of a system that runs for months."""
 
 
 class Running:
-    """One home, its processes and what they took."""
+    """A running system: its home, its processes and their use of resources."""
 
     def __init__(self, folder: Path, embedding: str, more: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -56,18 +56,18 @@ class Running:
         return json.loads(process.stdout)
 
     def ingest(self) -> Mapping[str, Any]:
-        """What ``penstock ingest`` tells, and ``whole_s``: the process from its start to its end."""
+        """Run ``penstock ingest``. Return its report, and ``whole_s``: the seconds of the whole process."""
         began = time.perf_counter()
-        me = f"user:{getpass.getuser()}"  # as whom the query service is asked
-        told = self.penstock("ingest", str(self.library), "--acl", "staff", "--acl", me, "--wait")
-        return {**told, "whole_s": round(time.perf_counter() - began, 2)}
+        me = f"user:{getpass.getuser()}"  # the principal of this benchmark's searches
+        report = self.penstock("ingest", str(self.library), "--acl", "staff", "--acl", me, "--wait")
+        return {**report, "whole_s": round(time.perf_counter() - began, 2)}
 
     def bearer(self) -> dict[str, str]:
-        """Headers of who asks the query service as the local user."""
+        """Return the headers of a request as the local user."""
         return {"Authorization": f"Bearer {development_token(self.folder / DEVELOPMENT_FILE)}"}
 
-    def endpoint(self, service: str, what: str) -> str:
-        return str(json.loads((self.folder / "endpoints.json").read_text())[service][what])
+    def endpoint(self, service: str, key: str) -> str:
+        return str(json.loads((self.folder / "endpoints.json").read_text())[service][key])
 
     def sql(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.endpoint("postgres", "dsn"), autocommit=True) as connection:
@@ -75,14 +75,14 @@ class Running:
             return cursor.fetchall() if cursor.description else []
 
     def graphs(self) -> list[tuple[str, bool]]:
-        """Name of each HNSW index of the vectors, and whether it is usable."""
+        """Return the name of each HNSW index of the vectors, and whether it is usable."""
         return self.sql(
             "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a"
             " ON a.oid = c.relam WHERE i.indrelid = 'chunks_g1'::regclass AND a.amname = 'hnsw'"
         )
 
     def outside(self) -> int:
-        """Rows that wait outside of the graph."""
+        """Count the rows that wait outside of the graph."""
         return int(self.sql("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph")[0][0])
 
     def settle_graph(self) -> float:
@@ -98,7 +98,7 @@ class Running:
         return bool(self.sql("SELECT count(*) < %s FROM chunks_g1", GRAPH_FROM_ROWS)[0][0])
 
     def memory(self) -> dict[str, int]:
-        """MiB (RSS) of each worker."""
+        """Return the resident memory of each worker in MiB."""
         return {
             worker["name"]: round(psutil.Process(worker["pid"]).memory_info().rss / 2**20)
             for worker in self.penstock("status")["workers"]
@@ -107,7 +107,7 @@ class Running:
 
 @contextmanager
 def running(name: str, more: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """A system of its own, empty, for as long as the block lasts; nothing of it is left. more: settings besides."""
+    """Run an empty system while the block runs, and remove it afterwards. more: further settings."""
     folder = home() / name
     shutil.rmtree(folder, ignore_errors=True)
     with zero_cost() as address:
@@ -131,7 +131,7 @@ def machine() -> dict[str, Any]:
 
 
 def percentile(values: list[float], share: float) -> float | None:
-    """The value below which that share lies; None of nothing."""
+    """Return the value below which that share lies; None if there are no values."""
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2) if ordered else None
 

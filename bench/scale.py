@@ -1,4 +1,4 @@
-"""What frequent work costs with a large ledger beside a small one: it must not grow with what is there.
+"""Measures what frequent work costs with a large and with a small ledger: the cost must not grow with the size.
 
     python -m bench.scale [--sizes 10000 1000000] [--json FILE]
 
@@ -58,18 +58,18 @@ from tests.support.query.library import Library, WordEmbedder
 TENANT, SOURCE = "acme", "wiki"
 DOCUMENTS_A_GROUP = 10
 CHARACTERS = 120
-"""Of a document's text."""
+"""Length of a document's text."""
 BULK_ENTRIES = 2_000
 PENDING = 300
-"""Documents that wait for both stores, for the sweeper and the announcer to look at."""
+"""Documents that are pending in both stores, for the sweeper and the announcer."""
 LISTED, CHANGED_GROUPS = 200, 20
-"""Documents of a listing's page, and groups that a batch of webhooks names."""
+"""Documents on a page of a listing, and groups in a batch of webhooks."""
 WARM, TIMES = 3, 15
-"""Turns that do not count, and those whose median does."""
+"""Turns that warm up, and turns that are measured."""
 
 
 class FewDimensions(WordEmbedder):
-    """Vectors cost nothing here: what surrounds them is measured."""
+    """An embedder whose vectors cost next to nothing, so that the rest is measured."""
 
     dimensions = 8
 
@@ -86,7 +86,7 @@ def text_of(n: int, characters: int = CHARACTERS) -> str:
 
 
 def ids(documents: int, characters: int = CHARACTERS) -> Iterator[tuple[int, UUID, UUID, str]]:
-    """Number, id, id of the only chunk, text."""
+    """Yield each document's number, id, its only chunk's id, and its text."""
     for n in range(1, documents + 1):
         id_, text = document_id(TENANT, SOURCE, f"{n}.md"), text_of(n, characters)
         yield n, id_, chunk_ids(id_, [text])[0], text
@@ -139,15 +139,15 @@ _LEDGER = f"""
 async def fill_ledger(
     connection: Connection, generation: Generation, documents: int, characters: int = CHARACTERS
 ) -> None:
-    """The ledger and the vectors of so many settled documents."""
+    """Fill the ledger and the vectors with settled documents."""
     await connection.execute("SET statement_timeout = 0")
-    # No graph: whoever may read little is answered without it, and each row would take a millisecond more.
+    # No graph: searches with narrow access do not use it, and each row would take a millisecond more.
     await connection.execute(f"DROP INDEX {generation.chunk_table}_hnsw".encode())
     await connection.execute("CREATE TEMP TABLE staged (n bigint, id uuid, chunk uuid, text text)")
     async with connection.cursor().copy("COPY staged FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(["int8", "uuid", "uuid", "text"])
         in_order = await asyncio.to_thread(lambda: sorted(ids(documents, characters), key=lambda row: row[1]))
-        for row in in_order:  # trees grow fast so
+        for row in in_order:  # the order in which indexes grow fastest
             await copy.write_row(row)
     await connection.execute("SET LOCAL session_replication_role = replica")  # neither triggers nor foreign keys
     statement = _LEDGER.format(
@@ -157,9 +157,9 @@ async def fill_ledger(
         vector=generation.vector_type,
         groups=documents // DOCUMENTS_A_GROUP,
     )
-    for one in statement.split(";\n"):
-        if one.strip():
-            await connection.execute(one.encode())
+    for command in statement.split(";\n"):
+        if command.strip():
+            await connection.execute(command.encode())
     await connection.execute(
         "UPDATE documents SET seq = seq + 1 WHERE id IN (SELECT id FROM staged ORDER BY id LIMIT %s)", [PENDING]
     )
@@ -174,7 +174,7 @@ async def fill_ledger(
 
 
 def entry(n: int, id_: UUID, text: str, groups: int) -> dict[str, Any]:
-    """The keyword entry of a document's chunk, as the sink would write it."""
+    """Return the keyword entry of a document's chunk as the sink would write it."""
     title = f"Title {n}"
     return {
         "document_id": str(id_),
@@ -213,13 +213,13 @@ async def fill_keywords(es: AsyncElasticsearch, index: str, documents: int, char
 
 @dataclass(slots=True)
 class Filled:
-    """A library of one size, and the parts that work on it."""
+    """A library of one size, and the background audit that works on it."""
 
     library: Library
     documents: int
     audit: BackgroundAudit
     turn: int = 0
-    """Each turn asks about something else."""
+    """Number of the turn; each turn uses other documents."""
 
     @property
     def groups(self) -> int:
@@ -231,7 +231,7 @@ Step = Callable[[Filled], Awaitable[object]]
 
 
 async def listing_page(filled: Filled) -> None:
-    """A page of a connector's listing in which nothing has changed."""
+    """Compare a page of a connector's listing in which nothing has changed."""
     kafka: Any = NoKafka()
     nothing: Any = None
     sweep = Sweep(
@@ -252,15 +252,14 @@ async def listing_page(filled: Filled) -> None:
 
 
 async def sweeps_end(filled: Filled) -> None:
-    """A page of the rows among which a sweep that has listed everything looks for what it lacked."""
+    """Read a page of the rows in which a sweep, after a complete listing, looks for unlisted documents."""
     start = filled.turn * PAGE % filled.documents + 1
     page = await Rows(filled.library.pool, HOLDER).sweep_page(datetime.now(UTC), f"{start}.md")
     assert page
 
 
 async def webhooks(filled: Filled) -> None:
-    """Groups of each of which one person has left and another joined, each time other ones: listed, resolved, published
-    and recorded."""
+    """List, resolve, publish and record groups, each of which one person has left and another has joined."""
     first = filled.turn * CHANGED_GROUPS
     groups = [n * 17 % filled.groups for n in range(first, first + CHANGED_GROUPS)]
 
@@ -268,7 +267,7 @@ async def webhooks(filled: Filled) -> None:
         async def groups(self, _tags: Collection[str]) -> AsyncIterator[Group]:
             for group in groups:
                 members = [*range(group - 9, group), group + filled.groups // 2]
-                yield Group(f"team-{group}", [f"p{one % filled.groups}" for one in members])
+                yield Group(f"team-{group}", [f"p{member % filled.groups}" for member in members])
 
     kafka: Any = NoKafka()
     source: Any = Source()
@@ -278,7 +277,8 @@ async def webhooks(filled: Filled) -> None:
 
 
 async def reconciliation(filled: Filled) -> None:
-    """A page of each of the four walks: documents of the ledger, rows, principals of the ledger, published sets."""
+    """Compare a page of each of the four walks: documents of the ledger, rows, principals of the ledger, published
+    sets."""
     kafka: Any = NoKafka()
     nobody: Any = None  # nothing is marked here
     pool = filled.library.pool
@@ -301,7 +301,7 @@ async def reconciliation(filled: Filled) -> None:
 
 
 async def beat(filled: Filled) -> None:
-    """What an instance of a connector writes and asks each second, and what it counts each 20 seconds."""
+    """Write and read what an instance of a connector does every second, and count what it counts every 20 seconds."""
     await State(filled.library.pool, HOLDER).heartbeat({}, {"unchanged": 1}, [])
     await Rows(filled.library.pool, HOLDER).problems()
 
@@ -323,11 +323,11 @@ async def audit_page(filled: Filled) -> None:
 
 
 async def search(filled: Filled) -> None:
-    """By somebody in ten groups, who may read a hundred documents."""
+    """Search as a principal in ten groups who may read a hundred documents."""
     principal = f"p{filled.turn * 7 % filled.groups}"
     caller = await filled.library.search.identify(TENANT, principals=[principal])
-    found = await filled.library.search.search(f"topic {filled.turn} and place", caller)
-    assert found.results
+    response = await filled.library.search.search(f"topic {filled.turn} and place", caller)
+    assert response.results
 
 
 STEPS: dict[str, Step] = {
@@ -363,17 +363,17 @@ async def filled(stack: Stack, closing: AsyncExitStack, documents: int) -> Fille
 @dataclass(frozen=True, slots=True)
 class Cost:
     ms: float
-    """Median of the turns."""
+    """Median of the turns, in milliseconds."""
     processor_ms: float
-    """Mean of the turns: of this process, Postgres and Elasticsearch together."""
+    """Mean processor time of the turns: this process, Postgres and Elasticsearch together."""
 
 
 Table = dict[str, dict[int, Cost]]
-"""Step → number of documents → what a turn cost."""
+"""The cost of a turn, by step and number of documents."""
 
 
 def processor_seconds(servers: Sequence[int]) -> float:
-    """Of these processes, their children, and those of their children that have ended."""
+    """Return the processor seconds of these processes and their children, including children that have ended."""
     total = 0.0
     for server in map(psutil.Process, servers):
         for process in (server, *server.children(recursive=True)):
@@ -385,21 +385,21 @@ def processor_seconds(servers: Sequence[int]) -> float:
 
 
 async def measure(stack: Stack, libraries: Sequence[Filled]) -> Table:
-    servers = [one.pid for one in stack.services() if one.pid and one.name in ("postgres", "elasticsearch")]
+    servers = [server.pid for server in stack.services() if server.pid and server.name in ("postgres", "elasticsearch")]
     table: Table = {}
     for name, step in STEPS.items():
-        took: dict[int, list[tuple[float, float]]] = {one.documents: [] for one in libraries}
+        took: dict[int, list[tuple[float, float]]] = {library.documents: [] for library in libraries}
         for turn in range(WARM + TIMES):
-            for one in libraries:
-                one.turn = turn
-                await one.library.execute("UPDATE audit_runs SET next_at = now(), started_at = '2000-01-01'")
-                await one.library.execute("UPDATE index_state SET next_at = now() WHERE seq < want_seq")
-                theirs, mine, began = processor_seconds(servers), process_time(), perf_counter()
-                await step(one)
-                ms, processor = perf_counter() - began, process_time() - mine
-                processor += processor_seconds(servers) - theirs
+            for library in libraries:
+                library.turn = turn
+                await library.library.execute("UPDATE audit_runs SET next_at = now(), started_at = '2000-01-01'")
+                await library.library.execute("UPDATE index_state SET next_at = now() WHERE seq < want_seq")
+                servers_before, own_before, began = processor_seconds(servers), process_time(), perf_counter()
+                await step(library)
+                ms, processor = perf_counter() - began, process_time() - own_before
+                processor += processor_seconds(servers) - servers_before
                 if turn >= WARM:
-                    took[one.documents].append((ms * 1_000, processor * 1_000))
+                    took[library.documents].append((ms * 1_000, processor * 1_000))
         table[name] = {
             documents: Cost(round(median(ms for ms, _ in turns), 1), round(mean(cpu for _, cpu in turns), 1))
             for documents, turns in took.items()
@@ -431,5 +431,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    asyncio.run(main(given.sizes, given.json))
+    options = parser.parse_args()
+    asyncio.run(main(options.sizes, options.json))

@@ -1,10 +1,10 @@
-"""One worker and two of a kind on the same load: what a second process on other partitions adds.
+"""Measures one and two workers of a stage on the same load: what a second process on other partitions adds.
 
-    python -m bench.scaling [--documents 500] [--quick] [--json FILE]      # → bench/results/scaling.json
+python -m bench.scaling [--documents 500] [--quick] [--json FILE]      # → bench/results/scaling.json
 
 The workers of one store run, are ready, and are stopped in their tracks (SIGSTOP) while new documents pass detect; then
-they go on, and the clock runs until their store has all. So nothing but that stage works meanwhile, and its start is no
-part of it. The other store's worker is away.
+they continue, and the time counts until their store has everything. So only that stage works meanwhile, and its start
+is not measured. The other store's worker is stopped.
 
 Two workers share the machine's processors with Postgres, Elasticsearch and Kafka: on two processors the ratio says how
 much of them one worker left unused, on more it would say how far the stage scales. ``processor_s`` is what each process
@@ -44,12 +44,12 @@ STALLED_SECONDS = 300.0
 console = Console(highlight=False)
 
 
-def until(run: Run, statement: str, wanted: int) -> None:
-    """Waits until the statement answers that. Raises TimeoutError when it never does."""
+def until(run: Run, statement: str, expected: int) -> None:
+    """Wait until the statement returns the expected count. Raises TimeoutError after STALLED_SECONDS."""
     deadline = time.monotonic() + STALLED_SECONDS
-    while run.sql(statement) != [(wanted,)]:
+    while run.sql(statement) != [(expected,)]:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"after {STALLED_SECONDS:.0f} s not yet {wanted}: {statement}")
+            raise TimeoutError(f"after {STALLED_SECONDS:.0f} s not yet {expected}: {statement}")
         time.sleep(POLL_SECONDS)
 
 
@@ -58,13 +58,13 @@ def settled(store: str) -> str:
 
 
 def instances(run: Run, store: str, count: int) -> dict[str, int]:
-    """So many workers of a store, ready; name → pid."""
+    """Start ``count`` workers of a store and wait until they are ready. Returns their pids by name."""
     started = [workers.start(run.folder, store, instance=n, env=run.environment, wait=True) for n in range(count)]
     return {worker.name: worker.pid for worker in started if worker.pid is not None}
 
 
 def measure(run: Run, servers: Mapping[str, int], store: str, count: int, batch: int, documents: int) -> dict[str, Any]:
-    """Of the batch-th batch of documents, with so many workers. servers: name → pid of what works beside them."""
+    """Measure the batch-th batch of documents with ``count`` workers. servers: pids of the other processes, by name."""
     processes = instances(run, store, count)
     until(run, settled(store), batch * documents)
     chunks = int(run.sql("SELECT coalesce(sum(cardinality(chunk_ids)), 0) FROM manifests")[0][0])
@@ -96,9 +96,9 @@ def measure(run: Run, servers: Mapping[str, int], store: str, count: int, batch:
 
 def compare(run: Run, documents: int) -> dict[str, Any]:
     run.library.mkdir(parents=True)
-    # Now, for afterwards some workers are away or do not answer, and `penstock status` ends with 1.
+    # Read first: later some workers are stopped, and `penstock status` exits with 1.
     servers = {name: pid for name, pid in run.processes().items() if name not in STORES}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     batch = 0
     for store in STORES:
         for other in {*STORES} - {store}:
@@ -108,8 +108,8 @@ def compare(run: Run, documents: int) -> dict[str, Any]:
             rows.append(measure(run, servers, store, count, batch, documents))
             batch += 1
         workers.stop(run.folder, f"{store}-1")
-        found[store] = {"ratio": round(rows[0]["seconds"] / rows[1]["seconds"], 2), "runs": rows}
-    return found
+        result[store] = {"ratio": round(rows[0]["seconds"] / rows[1]["seconds"], 2), "runs": rows}
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,8 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--documents", type=int, default=500, help="of each of the four batches")
     parser.add_argument("--quick", action="store_true", help="100 documents")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
-    given = parser.parse_args(arguments)
-    documents = 100 if given.quick else given.documents
+    options = parser.parse_args(arguments)
+    documents = 100 if options.quick else options.documents
     folder = home() / "bench-scaling"
     shutil.rmtree(folder, ignore_errors=True)
     load = os.getloadavg()[0]
@@ -126,19 +126,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = Run(folder, address)
         subprocess.run([PENSTOCK, "up"], env=run.environment, check=True)
         try:
-            found = compare(run, documents)
+            result = compare(run, documents)
         finally:
             subprocess.run([PENSTOCK, "down"], env=run.environment, check=True)
             shutil.rmtree(folder, ignore_errors=True)
     table = Table("store", "workers", "chunks/s", "ratio", title=f"{documents} documents, {os.cpu_count()} processors")
-    for store, of in found.items():
+    for store, of in result.items():
         for row in of["runs"]:
             table.add_row(
                 store, str(row["workers"]), str(row["chunks_per_s"]), str(of["ratio"]) if row["workers"] > 1 else ""
             )
     console.print(table)
-    whole = {"documents": documents, "cpus": os.cpu_count(), "load_before": round(load, 1), **found}
-    given.json.write_text(json.dumps(whole, indent=1) + "\n")
+    whole = {"documents": documents, "cpus": os.cpu_count(), "load_before": round(load, 1), **result}
+    options.json.write_text(json.dumps(whole, indent=1) + "\n")
     return 0
 
 

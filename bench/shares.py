@@ -1,4 +1,4 @@
-"""How long one caller's searches take beside another tenant's full load.
+"""Measures how long one caller's searches take during another tenant's full load.
 
     python -m bench.shares [--chunks 10000] [--seconds 10] [--rounds 3] [--processes 1 2] [--json FILE]
 
@@ -44,9 +44,9 @@ RESULTS = Path(__file__).parent / "results" / "shares.json"
 
 
 @dataclass
-class Seen:
+class Measurements:
     answered: list[float] = field(default_factory=list)
-    """Seconds each took."""
+    """Seconds of each response with status 200."""
     statuses: Counter[int] = field(default_factory=Counter)
 
     def row(self, seconds: float) -> dict[str, Any]:
@@ -72,9 +72,14 @@ def keys() -> str:
 
 
 async def ask(
-    session: aiohttp.ClientSession, addresses: list[str], name: str, questions: Iterator[str], until: float, seen: Seen
+    session: aiohttp.ClientSession,
+    addresses: list[str],
+    name: str,
+    questions: Iterator[str],
+    until: float,
+    measurements: Measurements,
 ) -> None:
-    """One request after another. The addresses are taken in turns."""
+    """Send one request after another, to the addresses in turn."""
     for address in cycle(addresses):
         if perf_counter() >= until:
             return
@@ -82,15 +87,17 @@ async def ask(
         headers = {"X-Api-Key": secret(name)}
         async with session.post(f"{address}/v1/search", json={"query": next(questions)}, headers=headers) as answer:
             await answer.read()
-        seen.statuses[answer.status] += 1
+        measurements.statuses[answer.status] += 1
         if answer.status == 200:
-            seen.answered.append(perf_counter() - began)
+            measurements.answered.append(perf_counter() - began)
         else:
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def turn(addresses: list[str], questions: Iterator[str], seconds: float, a: Seen | None, b: Seen) -> None:
-    """a: None: B is alone."""
+async def turn(
+    addresses: list[str], questions: Iterator[str], seconds: float, a: Measurements | None, b: Measurements
+) -> None:
+    """Run one turn. a: None if B is alone."""
     until = perf_counter() + seconds
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
@@ -103,44 +110,44 @@ async def turn(addresses: list[str], questions: Iterator[str], seconds: float, a
 
 
 async def measure(addresses: list[str], questions: Iterator[str], seconds: float, rounds: int) -> dict[str, Any]:
-    await turn(addresses, questions, WARM_SECONDS, Seen(), Seen())
-    alone, beside, crowd = Seen(), Seen(), Seen()
+    await turn(addresses, questions, WARM_SECONDS, Measurements(), Measurements())
+    alone, concurrent, crowd = Measurements(), Measurements(), Measurements()
     for _ in range(rounds):
         await turn(addresses, questions, seconds, None, alone)
-        await turn(addresses, questions, seconds, crowd, beside)
+        await turn(addresses, questions, seconds, crowd, concurrent)
     whole = rounds * seconds
-    told = {"b_alone": alone.row(whole), "b_beside_a": beside.row(whole), "a": crowd.row(whole)}
+    rows = {"b_alone": alone.row(whole), "b_beside_a": concurrent.row(whole), "a": crowd.row(whole)}
     ratios = {
-        f"{q}_ratio": round(told["b_beside_a"][f"{q}_ms"] / told["b_alone"][f"{q}_ms"], 2)
+        f"{q}_ratio": round(rows["b_beside_a"][f"{q}_ms"] / rows["b_alone"][f"{q}_ms"], 2)
         for q in ("p50", "p95")
-        if told["b_beside_a"][f"{q}_ms"] is not None
+        if rows["b_beside_a"][f"{q}_ms"] is not None
     }
-    return {**told, **ratios}
+    return {**rows, **ratios}
 
 
-async def main(given: argparse.Namespace) -> None:
+async def main(options: argparse.Namespace) -> None:
     corpus = Corpus()
-    vectors = WordVectors(given.dimensions, corpus)
-    report: dict[str, Any] = {**moment(), "cpus": os.cpu_count(), "chunks": given.chunks, "runs": []}
+    vectors = WordVectors(options.dimensions, corpus)
+    report: dict[str, Any] = {**moment(), "cpus": os.cpu_count(), "chunks": options.chunks, "runs": []}
     async with AsyncExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
-        await closing.enter_async_context(filled(corpus, vectors, given.chunks, folder, ("a", "b")))
+        await closing.enter_async_context(filled(corpus, vectors, options.chunks, folder, ("a", "b")))
         file = folder / "shares.toml"
         file.write_text(keys())
-        for processes in given.processes:
+        for processes in options.processes:
             async with AsyncExitStack() as serving:
-                settings = {"PENSTOCK_AUTH_KEYS_FILE": str(file), **dict(given.set)}
+                settings = {"PENSTOCK_AUTH_KEYS_FILE": str(file), **dict(options.set)}
                 addresses = [
-                    (await serving.enter_async_context(served(folder, given.dimensions, settings)))[0]
+                    (await serving.enter_async_context(served(folder, options.dimensions, settings)))[0]
                     for _ in range(processes)
                 ]
                 load = round(os.getloadavg()[0], 1)
-                found = await measure(addresses, corpus.questions(17), given.seconds, given.rounds)
+                measured = await measure(addresses, corpus.questions(17), options.seconds, options.rounds)
                 load_after = round(os.getloadavg()[0], 1)
-                report["runs"].append({"processes": processes, "load": [load, load_after], **found})
+                report["runs"].append({"processes": processes, "load": [load, load_after], **measured})
                 print(json.dumps(report["runs"][-1]))
-    given.json.parent.mkdir(exist_ok=True)
-    given.json.write_text(json.dumps(report, indent=2) + "\n")
+    options.json.parent.mkdir(exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

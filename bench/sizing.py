@@ -1,4 +1,4 @@
-"""What documents and chunks take on disk, and what a graph costs to make: what `penstock plan` reckons with.
+"""Measures the disk space of documents and chunks and the cost of a graph, from which `penstock plan` calculates.
 
     python -m bench.sizing            # on the running local stack; three minutes → bench/results/sizing.json
 
@@ -34,12 +34,12 @@ from tests.support.query.library import Library, document
 
 RESULTS = Path(__file__).parent / "results" / "sizing.json"
 ROWS = {1_536: 4_000, 384: 8_000}
-"""By dimensions."""
+"""Rows by dimensions."""
 ONE_BY_ONE = 500
-"""Rows that are added to a graph that stands, in one transaction."""
+"""Rows that are added to an existing graph, in one transaction."""
 DOCUMENTS = 400
 CHARACTERS = 1_600
-"""Of a chunk: 400 tokens of four."""
+"""Length of a chunk: 400 tokens of four characters."""
 
 
 def generation(dimensions: int) -> Generation:
@@ -93,7 +93,7 @@ LEDGER = ("documents", "manifests", "index_state", "document_events", "access_se
 
 
 async def library() -> dict[str, float]:
-    """Bytes, of documents that were taken in once."""
+    """Measure the bytes of documents that were ingested once."""
     corpus = Corpus()
     params = ChunkParams(target=TARGET_WORDS, min_tokens=40, max_tokens=128)
     vectors = WordVectors(384, corpus)
@@ -143,12 +143,12 @@ async def add(connection: AsyncConnection[Any], of: Generation, random: np.rando
 
 
 def text(random: np.random.Generator) -> str:
-    """Words: Postgres may press them together as it does real ones."""
+    """Return words that Postgres compresses about as well as real ones."""
     return " ".join(f"{word:x}" for word in random.zipf(1.3, CHARACTERS) % 100_000)[:CHARACTERS]
 
 
 async def busy(connection: AsyncConnection[Any]) -> float:
-    """Processor seconds of the server's process for this connection: others on the machine do not matter."""
+    """Return the processor seconds of the server's process for this connection, whatever else the machine does."""
     row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
     assert row is not None
     times = psutil.Process(int(row[0])).cpu_times()
@@ -171,7 +171,7 @@ async def main() -> None:
             await connection.execute("SET search_path = sized, public")
             await connection.execute("SET statement_timeout = 0; SET maintenance_work_mem = '512MB'")
             await connection.execute("SET max_parallel_maintenance_workers = 0")
-            found = {str(n): await measure(connection, n, rows) for n, rows in ROWS.items()}
+            by_dimensions = {str(n): await measure(connection, n, rows) for n, rows in ROWS.items()}
         finally:
             await connection.execute("DROP SCHEMA sized CASCADE")
     result = {
@@ -179,7 +179,7 @@ async def main() -> None:
         "cpus": os.cpu_count(),
         "load_average": {"before": round(began, 1), "after": round(os.getloadavg()[0], 1)},
         "characters": CHARACTERS,
-        "dimensions": found,
+        "dimensions": by_dimensions,
         "library": await library(),
     }
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")

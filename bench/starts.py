@@ -1,4 +1,4 @@
-"""How long commands and workers take to start: ``python -m bench.starts [--quick] [--json FILE]``.
+"""Measures how long commands and workers take to start: ``python -m bench.starts [--quick] [--json FILE]``.
 
 On the running local stack (``penstock up``). A command is timed from exec to its end; a worker, one more of its kind
 beside the stack's own, from exec until it answers /readyz, its place in the consumer group included. Medians of five
@@ -40,7 +40,7 @@ def program(*arguments: str) -> list[str]:
 
 
 def command(arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Seconds from exec to its end, and of the processor."""
+    """Run a command. Return the seconds from exec to its end, and those of the processor."""
     before = os.times()
     began = time.perf_counter()
     subprocess.run(program(*arguments), stdout=subprocess.DEVNULL, check=True)
@@ -49,7 +49,8 @@ def command(arguments: tuple[str, ...]) -> tuple[float, float]:
 
 
 def worker(name: str) -> tuple[float, float]:
-    """Seconds from exec to /readyz, and of the processor. ``serve``: the query service."""
+    """Start a worker, or the query service (``serve``). Return the seconds from exec to /readyz, and those of the
+    processor."""
     port = free_port()
     arguments = ("serve", "--port", str(port)) if name == "serve" else ("worker", name)
     environment = {
@@ -113,5 +114,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="once each")
     parser.add_argument("--json", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    main(1 if given.quick else 5, given.json)
+    options = parser.parse_args()
+    main(1 if options.quick else 5, options.json)

@@ -1,4 +1,4 @@
-"""What the measurements are held against, where each stands in the parts' results, and how near it came."""
+"""The targets of the measurements, where each value is in the parts' results, and how close it is to its target."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rich.table import Table
 
 from bench.parts import MAIN_LOAD
 
-Found = float | Mapping[str, float] | None
+Value = float | Mapping[str, float] | None
 
 
 class Target(NamedTuple):
     key: str
-    """In latest.json."""
+    """Key in latest.json."""
     what: str
     part: str
     find: Callable[[Mapping[str, Any]], Any]
-    """In the part's result. Raises KeyError where it is not measured."""
+    """Finds the value in the part's result. Raises KeyError if it was not measured."""
     better: Literal["more", "less"]
     goal: float
     unit: str = ""
@@ -29,35 +29,36 @@ def key(name: str) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def least(name: str) -> Callable[[Mapping[str, Any]], Any]:
-    """The smallest of a mapping's values, for "for every width"."""
+    """Return a function for the smallest of a mapping's values."""
     return lambda result: min(result[name].values())
 
 
 def throughput(result: Mapping[str, Any]) -> float:
-    """Of the possible, at the largest shape that is possible here: beyond it the processor is the limit."""
+    """Return the share of the possible throughput, of the largest shape for which the processor is not the limit."""
     reached = [row for row in result["throughput"] if row["possible_per_s"] <= row["bare_per_s"] / 0.8]
     return float((reached or result["throughput"][:1])[-1]["of_possible"])
 
 
-def answered(result: Mapping[str, Any]) -> float:
+def least_used(result: Mapping[str, Any]) -> float:
     return min(float(row["answered_of_allowed"]) for row in result["limits"])
 
 
-def asked(result: Mapping[str, Any]) -> float:
+def most_requested(result: Mapping[str, Any]) -> float:
     return max(float(row["most_asked_of_allowed"]) for row in result["limits"])
 
 
 def growth(result: Mapping[str, Any]) -> float:
-    """Of the worker that grew most: its largest memory after the first sixth of the time, over its largest before."""
-    found = []
+    """Return the growth of the worker that grew most: its peak memory after the first sixth of the time, over its peak
+    before."""
+    ratios = []
     for values in result["memory_mib_every_5_s"].values():
         sixth = max(1, len(values) // 6)
-        found.append(max(values[sixth:]) / max(values[:sixth]))
-    return float(round(max(found), 3))
+        ratios.append(max(values[sixth:]) / max(values[:sixth]))
+    return float(round(max(ratios), 3))
 
 
 FIRST_LOAD = 1_057
-"""Chunks a second: the fastest peer's of an earlier measurement. docs/peers.md has what peers do beside us."""
+"""Chunks a second of the fastest peer in an earlier measurement (docs/peers.md)."""
 TARGETS = (
     Target(
         "first_load_chunks_per_s",
@@ -119,9 +120,16 @@ TARGETS = (
         "embedding_throughput", "embedding: of inputs · parallel / 50 ms", "embedding_client", throughput, "more", 0.9
     ),
     Target(
-        "embedding_limit_used", "embedding: least of a limit that is used", "embedding_client", answered, "more", 0.8
+        "embedding_limit_used", "embedding: least of a limit that is used", "embedding_client", least_used, "more", 0.8
     ),
-    Target("embedding_limit_asked", "embedding: most that is asked of a limit", "embedding_client", asked, "less", 1.0),
+    Target(
+        "embedding_limit_asked",
+        "embedding: most that is asked of a limit",
+        "embedding_client",
+        most_requested,
+        "less",
+        1.0,
+    ),
     Target(
         "query_p95_ms",
         "hybrid search, 100,000 chunks, one client, p95",
@@ -142,19 +150,20 @@ KEYS = tuple(target.key for target in TARGETS)
 
 
 def picked(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Each key's value; of recall the widths'. None: its part was not run, failed, or did not measure it."""
-    found: dict[str, Any] = {}
+    """Return the value of each key; for recall, one for each width. None: its part was not run, failed, or did not
+    measure it."""
+    values: dict[str, Any] = {}
     for target in TARGETS:
         result = parts.get(target.part, {}).get("result", {})
         try:
-            found[target.key] = result["recall_at_10"] if target.key == "recall_at_10" else target.find(result)
+            values[target.key] = result["recall_at_10"] if target.key == "recall_at_10" else target.find(result)
         except KeyError:
-            found[target.key] = None
-    return found
+            values[target.key] = None
+    return values
 
 
-def number(value: Found) -> float | None:
-    """A mapping's smallest."""
+def number(value: Value) -> float | None:
+    """Return a number, or the smallest of a mapping's values."""
     return min(value.values()) if isinstance(value, Mapping) else value
 
 
@@ -168,15 +177,15 @@ def verdict(target: Target, value: float | None) -> str:
 
 
 def rows(latest: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """What, target, measured, verdict: of every target. Small sizes are not judged."""
-    told = []
+    """Return name, target, measurement and verdict of every target. Small sizes get no verdict."""
+    lines = []
     for target in TARGETS:
         value = number(latest.get(target.key))
         sign, unit = ("≥" if target.better == "more" else "≤"), f" {target.unit}".rstrip()
         measured = "–" if value is None else f"{value:,g}{unit}"
         judged = "a small size" if latest.get("quick") and value is not None else verdict(target, value)
-        told.append((target.what, f"{sign} {target.goal:,g}{unit}", measured, judged))
-    return told
+        lines.append((target.what, f"{sign} {target.goal:,g}{unit}", measured, judged))
+    return lines
 
 
 def table(latest: Mapping[str, Any]) -> Table:

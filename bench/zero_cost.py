@@ -1,6 +1,6 @@
-"""An embedding server that costs nothing, so that what is measured is the pipeline: OpenAI-compatible, deterministic.
+"""An OpenAI-compatible, deterministic embedding server that costs next to nothing, so that the pipeline is measured.
 
-    python -m bench.zero_cost --port 0 --latency-ms 50      # prints its address; GET /stats counts what it was asked
+    python -m bench.zero_cost --port 0 --latency-ms 50      # prints its address; GET /stats counts requests and inputs
 
 A text's vector is two halves of unit vectors that were made beforehand, both of one topic and chosen by the text's
 checksum: answering is joining bytes. So 262,144 vectors are distinct and lie about topics, as those of texts do: a row
@@ -35,7 +35,7 @@ from pydantic_core import from_json
 DIMENSIONS = 1_536
 TOPICS, OF_TOPIC = 64, 64
 LATENT = 64
-"""Dimensions that topics and texts differ in, but for NOISE (standard deviation; theirs is about 10)."""
+"""Dimensions in which topics and texts differ, apart from NOISE (standard deviation; theirs is about 10)."""
 WITHIN_TOPIC, NOISE = 0.7, 2.4
 MODEL = "zero-cost"
 MAX_BODY = 64 * 1024 * 1024
@@ -51,13 +51,13 @@ class Stats:
 @dataclass(frozen=True)
 class Faults:
     throttle: int = 0
-    """Next n requests: 429, to be tried again after a second."""
+    """The next n requests get 429 with a Retry-After of a second."""
     inputs_left: int | None = None
-    """503 for every request that would take more texts than are left; None: no fault."""
+    """Requests with more texts than remain get 503; None: no fault."""
 
 
-def _made() -> npt.NDArray[np.float32]:
-    """One row a text, topic after topic; each half has a length of √½."""
+def _make_vectors() -> npt.NDArray[np.float32]:
+    """Make the vectors, topic after topic; each half of a row has a length of √½."""
     dice = np.random.default_rng(1)
     topics = np.repeat(dice.standard_normal((TOPICS, LATENT)), OF_TOPIC, axis=0)
     latent = topics + WITHIN_TOPIC * dice.standard_normal(topics.shape)
@@ -69,10 +69,10 @@ def _made() -> npt.NDArray[np.float32]:
 
 class ZeroCost:
     def __init__(self, latency_seconds: float) -> None:
-        rows = _made()
+        rows = _make_vectors()
         halves = np.split(rows, 2, axis=1)  # of 3,072 bytes: their base64 can be joined
         self._first, self._second = ([base64.b64encode(half.tobytes()) for half in part] for part in halves)
-        # Whoever asks for floats pays for reading them.
+        # Clients that request floats take longer to parse them, so a few rows are enough.
         self._floats = [b"%b}" % json.dumps(row.tolist()).encode() for row in rows[:64]]
         self._latency = latency_seconds
         self.stats = Stats()
@@ -83,8 +83,8 @@ class ZeroCost:
         app.add_routes(
             [
                 web.post("/v1/embeddings", self._embeddings),
-                web.get("/stats", self._told),
-                web.post("/faults", self._spoil),
+                web.get("/stats", self._stats),
+                web.post("/faults", self._set_faults),
             ]
         )
         return app
@@ -127,14 +127,14 @@ class ZeroCost:
         self.faults = replace(self.faults, inputs_left=None if left is None else left - texts)
         return None
 
-    async def _spoil(self, request: web.Request) -> web.Response:
+    async def _set_faults(self, request: web.Request) -> web.Response:
         changes = await request.json()
         if unknown := changes.keys() - {knob.name for knob in fields(Faults)}:
             return web.json_response({"error": f"no such fault: {sorted(unknown)}"}, status=400)
         self.faults = replace(self.faults, **changes)
         return web.json_response(asdict(self.faults))
 
-    async def _told(self, _: web.Request) -> web.Response:
+    async def _stats(self, _: web.Request) -> web.Response:
         return web.json_response(asdict(self.stats))
 
 
@@ -155,7 +155,7 @@ async def serve(port: int, latency_seconds: float) -> None:
 
 @contextmanager
 def zero_cost(latency_ms: float = 0.0) -> Iterator[str]:
-    """A server of its own process for as long as the block lasts; yields its address."""
+    """Run the server in a separate process while the block runs. Yields its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.zero_cost", "--latency-ms", str(latency_ms)],
         stdout=subprocess.PIPE,
@@ -167,7 +167,7 @@ def zero_cost(latency_ms: float = 0.0) -> Iterator[str]:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         if not address:
-            raise SystemExit("the embedding server did not start: what it says stands above")
+            raise SystemExit("the embedding server did not start: see its output above")
         yield address
     finally:
         process.terminate()
@@ -180,5 +180,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-ms", type=float, default=0.0)
-    given = parser.parse_args()
-    asyncio.run(serve(given.port, given.latency_ms / 1_000))
+    options = parser.parse_args()
+    asyncio.run(serve(options.port, options.latency_ms / 1_000))

@@ -1,10 +1,10 @@
-"""Penstock and its peers, measured and put through the same cases on this machine.
+"""Measures Penstock and its peers on this machine, and puts them through the same cases.
 
     python -m bench.peers [--documents 1000] [--only NAME]... [--resume] [--json]     # → bench/results/peers.json
 
 Each peer is run in its best documented configuration by a small driver (bench/peers/NAME.py) in a virtual environment
 of its own; the model is bench.zero_cost, which counts the texts; rows are read in Postgres, which has no vector index.
-Environments, the server's data and logs lie in $PENSTOCK_HOME/peers (or --folder). docs/peers.md tells what is done.
+Environments, the server's data and logs are in $PENSTOCK_HOME/peers (or --folder). docs/peers.md explains the method.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import psycopg
 from rich.console import Console
 
 from bench.peers import steps, table
-from bench.peers.driving import DriverFailed
+from bench.peers.driver import DriverFailed
 from bench.peers.environments import PEERS, NotInstalled, Peer, python_of
 from bench.peers.trial import Embedding, Trial
 from bench.zero_cost import zero_cost
@@ -40,32 +40,36 @@ stderr = Console(stderr=True, highlight=False)
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and drivers end with it
-    given = _arguments()
-    chosen = [peer for peer in PEERS if not given.only or peer.name in given.only]
-    known = json.loads(given.results.read_text()) if given.results.exists() else {}
-    kept = known.get("peers", {}) if known.get("documents") == given.documents and (given.only or given.resume) else {}
-    if given.resume:
-        chosen = [peer for peer in chosen if "failed" in kept.get(peer.name, {"failed": ""})]
-    if given.show:
-        _show(known, given)
+    options = _arguments()
+    chosen = [peer for peer in PEERS if not options.only or peer.name in options.only]
+    known = json.loads(options.results.read_text()) if options.results.exists() else {}
+    earlier = (
+        known.get("peers", {})
+        if known.get("documents") == options.documents and (options.only or options.resume)
+        else {}
+    )
+    if options.resume:
+        chosen = [peer for peer in chosen if "failed" in earlier.get(peer.name, {"failed": ""})]
+    if options.show:
+        _show(known, options)
         return
-    folder = (given.folder or home() / "peers").absolute()
+    folder = (options.folder or home() / "peers").absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    whole: dict[str, Any] = {"documents": given.documents, "machine": _machine(), "peers": kept}
+    whole: dict[str, Any] = {"documents": options.documents, "machine": _machine(), "peers": earlier}
     with _postgres(folder) as dsn, zero_cost() as address:
         for peer in chosen:
-            whole["peers"][peer.name] = _one(peer, folder, dsn, Embedding(address), given.documents)
-            given.results.write_text(json.dumps(whole, indent=1) + "\n")
-    _show(whole, given)
+            whole["peers"][peer.name] = _one(peer, folder, dsn, Embedding(address), options.documents)
+            options.results.write_text(json.dumps(whole, indent=1) + "\n")
+    _show(whole, options)
     if any("failed" in whole["peers"][peer.name] for peer in chosen):
         raise SystemExit(1)
 
 
-def _show(whole: Mapping[str, Any], given: argparse.Namespace) -> None:
+def _show(whole: Mapping[str, Any], options: argparse.Namespace) -> None:
     measures, cases = table.measures(whole["peers"]), table.cases(whole["peers"])
-    if given.json:
+    if options.json:
         print(json.dumps(whole))
-    elif given.markdown:
+    elif options.markdown:
         print(f"{table.for_page(measures)}\n\n{table.for_page(cases)}")
     else:
         out = Console(highlight=False, width=max(180, Console().width))
@@ -74,7 +78,7 @@ def _show(whole: Mapping[str, Any], given: argparse.Namespace) -> None:
 
 
 def _one(peer: Peer, folder: Path, dsn: str, embedding: Embedding, documents: int) -> dict[str, Any]:
-    """Its results; of one that fails, {"failed": the reason}, and the others go on."""
+    """Return a peer's results, or {"failed": the reason} if it fails; the others are then run all the same."""
     try:
         python = python_of(peer, folder, stderr.print)
         with Trial.of(peer, python, folder, dsn, embedding) as trial:
@@ -97,7 +101,7 @@ def _one(peer: Peer, folder: Path, dsn: str, embedding: Embedding, documents: in
 
 @contextmanager
 def _postgres(folder: Path) -> Iterator[str]:
-    """The local stack's Postgres alone, with its data in the folder; ends with the block."""
+    """Run only the local stack's Postgres while the block runs, with its data in the folder."""
     stack = Stack(folder / "postgres", die_with_parent=True)
     stack.up(services=("postgres",))
     try:

@@ -18,29 +18,29 @@ from cocoindex.resources.file import FileLike, PatternFilePathMatcher
 from cocoindex.resources.id import IdGenerator
 from numpy.typing import NDArray
 
-from bench.peers.speaks import (
+from bench.peers.protocol import (
     CHARACTERS_A_TOKEN,
     CHUNK_TOKENS,
     MODEL,
     OVERLAP_TOKENS,
     Driver,
     Rows,
-    given,
+    read_task,
     serve,
 )
 
 DATABASE = coco.ContextKey[asyncpg.Pool]("database")
 EMBEDDER = coco.ContextKey[LiteLLMEmbedder]("embedder", detect_change=True)
 splitter = RecursiveSplitter()
-told = given()
+task = read_task()
 
 
 @coco.lifespan
 async def lifespan(builder: coco.EnvironmentBuilder) -> AsyncIterator[None]:
-    builder.settings.db_path = told.state / "cocoindex"
-    async with await postgres.create_pool(told.dsn) as pool:
+    builder.settings.db_path = task.state / "cocoindex"
+    async with await postgres.create_pool(task.dsn) as pool:
         builder.provide(DATABASE, pool)
-        builder.provide(EMBEDDER, LiteLLMEmbedder(f"openai/{MODEL}", api_base=told.embedding, api_key="none"))
+        builder.provide(EMBEDDER, LiteLLMEmbedder(f"openai/{MODEL}", api_base=task.embedding, api_key="none"))
         yield
 
 
@@ -87,7 +87,7 @@ async def whole(folder: Path) -> None:
 
 
 def main() -> None:
-    app = coco.App(coco.AppConfig(name="chunks"), whole, folder=told.library)
+    app = coco.App(coco.AppConfig(name="chunks"), whole, folder=task.library)
     rows = Rows("chunks", "name", "text", "access")
     serve(Driver(rows, lambda: run(app), ("cocoindex", "litellm"), repair=lambda: run(app, again=True)))
 

@@ -1,4 +1,4 @@
-"""The peers that are measured, and a virtual environment of its own for each, made from its pinned requirements."""
+"""The peers that are measured, and a virtual environment for each, made from its pinned requirements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Peer:
     name: str
     title: str
     module: str
-    """Its driver. What it needs stands in bench/peers as its last part .txt; if not, it runs in our own environment."""
+    """Its driver. Requirements are in bench/peers/NAME.txt; without that file it runs in the project's environment."""
     variant: str = ""
 
     @property
@@ -59,16 +59,16 @@ class NotInstalled(Exception):
     """A peer's packages could not be installed; the message is one line."""
 
 
-def python_of(peer: Peer, folder: Path, tell: Callable[[str], None]) -> Path:
-    """The interpreter that runs the peer's driver; its environment is made once for each text of its requirements."""
+def python_of(peer: Peer, folder: Path, report: Callable[[str], None]) -> Path:
+    """Return the interpreter that runs the peer's driver. Its environment is made anew when its requirements change."""
     if not peer.requirements.exists():
         return Path(sys.executable)
-    wanted = peer.requirements.read_text()
+    requirements = peer.requirements.read_text()
     environment = folder / "environments" / peer.environment
     made_from, python = environment / "made-from.txt", environment / "bin" / "python"
-    if made_from.exists() and made_from.read_text() == wanted:
+    if made_from.exists() and made_from.read_text() == requirements:
         return python
-    tell(f"{peer.name}: installing {peer.requirements.name}")
+    report(f"{peer.name}: installing {peer.requirements.name}")
     shutil.rmtree(environment, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     argv = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(peer.requirements)]
@@ -78,12 +78,12 @@ def python_of(peer: Peer, folder: Path, tell: Callable[[str], None]) -> Path:
         raise NotInstalled(
             f"pip install -r {peer.requirements.name}: {lines[-1][:300] if lines else 'no reason given'}"
         )
-    made_from.write_text(wanted)
+    made_from.write_text(requirements)
     return python
 
 
 def vocabulary(folder: Path) -> Path:
-    """A TIKTOKEN_CACHE_DIR with cl100k_base in it, so that no peer loads it."""
+    """Return a TIKTOKEN_CACHE_DIR that contains cl100k_base, so that no peer downloads it."""
     cache = folder / "tiktoken"
     cache.mkdir(parents=True, exist_ok=True)
     with as_file(CL100K) as file:

@@ -1,7 +1,8 @@
-"""Haystack: the documented indexing pipeline (splitter, embedder, writer with OVERWRITE) into PgvectorDocumentStore.
+"""Driver of Haystack: the documented indexing pipeline (splitter, embedder, writer with OVERWRITE) into
+PgvectorDocumentStore.
 
-It keeps no record of what it has indexed: each run embeds all it is given, and what is no longer given stays. Splitting
-by tokens needs a vocabulary that it would download (o200k), so the splitter counts words, as many as 400 tokens have.
+It keeps no record of indexed documents: each run embeds all of them, and deleted ones stay. Splitting by tokens needs a
+vocabulary that it would download (o200k), so the splitter counts words, as many as 400 tokens have.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from haystack.document_stores.types import DuplicatePolicy
 from haystack.utils import Secret
 from haystack_integrations.document_stores.pgvector import PgvectorDocumentStore
 
-from bench.peers.speaks import (
+from bench.peers.protocol import (
     BATCH,
     CHUNK_TOKENS,
     DIMENSIONS,
@@ -23,15 +24,15 @@ from bench.peers.speaks import (
     TOKENS_A_WORD,
     Driver,
     Rows,
-    given,
+    read_task,
     serve,
 )
 
 
 def main() -> None:
-    told = given()
+    task = read_task()
     store = PgvectorDocumentStore(
-        connection_string=Secret.from_token(told.dsn), table_name="chunks", embedding_dimension=DIMENSIONS
+        connection_string=Secret.from_token(task.dsn), table_name="chunks", embedding_dimension=DIMENSIONS
     )
     splitter = DocumentSplitter(
         split_by="word",
@@ -40,7 +41,7 @@ def main() -> None:
     )
     embedder = OpenAIDocumentEmbedder(
         api_key=Secret.from_token("none"),
-        api_base_url=told.embedding,
+        api_base_url=task.embedding,
         model=MODEL,
         batch_size=BATCH,
         progress_bar=False,
@@ -55,7 +56,7 @@ def main() -> None:
     store.count_documents()  # makes the table
 
     def run() -> None:
-        documents = [Document(content=d.text, meta={"source": d.name, "access": d.access}) for d in told.documents()]
+        documents = [Document(content=d.text, meta={"source": d.name, "access": d.access}) for d in task.documents()]
         pipeline.run({"splitter": {"documents": documents}})
 
     rows = Rows("chunks", "meta->>'source'", "content", "meta->>'access'")

@@ -8,14 +8,14 @@ from langchain_openai import OpenAIEmbeddings
 from langchain_postgres import PGVector
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-from bench.peers.speaks import BATCH, CHUNK_TOKENS, DIMENSIONS, MODEL, OVERLAP_TOKENS, Driver, Rows, given, serve
+from bench.peers.protocol import BATCH, CHUNK_TOKENS, DIMENSIONS, MODEL, OVERLAP_TOKENS, Driver, Rows, read_task, serve
 
 
 def main() -> None:
-    told = given()
-    dsn = told.dsn.replace("postgresql://", "postgresql+psycopg://")
+    task = read_task()
+    dsn = task.dsn.replace("postgresql://", "postgresql+psycopg://")
     embeddings = OpenAIEmbeddings(
-        model=MODEL, base_url=told.embedding, api_key="none", chunk_size=BATCH, check_embedding_ctx_length=False
+        model=MODEL, base_url=task.embedding, api_key="none", chunk_size=BATCH, check_embedding_ctx_length=False
     )
     store = PGVector(embeddings, connection=dsn, collection_name="chunks", embedding_length=DIMENSIONS, use_jsonb=True)
     records = SQLRecordManager("pgvector/chunks", db_url=dsn)
@@ -25,7 +25,7 @@ def main() -> None:
     )
 
     def run(*, force: bool = False) -> None:
-        documents = [Document(d.text, metadata={"source": d.name, "access": d.access}) for d in told.documents()]
+        documents = [Document(d.text, metadata={"source": d.name, "access": d.access}) for d in task.documents()]
         index(
             splitter.split_documents(documents),
             records,

@@ -1,6 +1,6 @@
-"""The documents of one run, what is done to them, and whether a store's rows are what they should be.
+"""The documents of one run, the changes to them, and the check of a store's rows.
 
-The judge asks nothing of the peer: it holds the rows that stand in Postgres against the folder.
+The check compares the rows in Postgres with the folder, without using the peer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from bench.load_corpus import Corpus
 
 WORDS = 900
-"""Of a document: 2,200 tokens of cl100k, and about nine chunks of 400 with the paragraphs as they are."""
+"""Words of a document: 2,200 tokens of cl100k, and about nine chunks of 400 with the paragraphs as they are."""
 LONG_WORDS = 48_000
-"""Of the long one: about 500 chunks."""
+"""Words of the long document: about 500 chunks."""
 SHARE = 100
 """One document in so many is changed at a time; those with the same remainder share a folder."""
 NEW_TEXTS = 10_000_000
-"""Numbers of the corpus' texts from here on are none of the library's first ones."""
+"""First number of texts of the corpus that the first load does not use."""
 READERS, FEWER_READERS = "staff", "board"
 TOP = "A paragraph that was not there before.\n\n"
 NEW_PARAGRAPH = "Of this paragraph nothing is left: the one of {name} now tells of the lock keeper."
@@ -35,7 +35,7 @@ class Row:
 
 
 class Library:
-    """Folders of text files; beside them access.json, who may read which. A name is a path: ``04/00104.md``."""
+    """Folders of text files, and access.json next to them with their access. A name is a path: ``04/00104.md``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "library"
@@ -50,14 +50,14 @@ class Library:
         self._publish()
 
     def some(self, turn: int) -> list[str]:
-        """One in SHARE of the short ones; each turn others."""
+        """Return one in SHARE of the short documents; each turn has others."""
         return sorted(name for name in self.access if name.startswith(f"{turn:02}/"))
 
     def text(self, name: str) -> str:
         return (self.folder / name).read_text()
 
     def edit_word(self, names: Iterable[str]) -> None:
-        """One word in the middle, each time another."""
+        """Change one word in the middle, each time to another."""
         self._edits += 1
         for name in names:
             words = self.text(name).split(" ")
@@ -65,7 +65,7 @@ class Library:
             self._write(name, " ".join(words))
 
     def edit_paragraph(self, names: Iterable[str]) -> None:
-        """A paragraph in the middle becomes another one of a single sentence."""
+        """Replace a paragraph in the middle by one of a single sentence."""
         for name in names:
             paragraphs = self.text(name).split("\n\n")
             middle = len(paragraphs) // 2 | 1  # paragraphs stand at odd places, headings at even ones
@@ -80,11 +80,11 @@ class Library:
         self._write("long.md", TOP + self.text("long.md"))
 
     def add_twins(self) -> tuple[str, str]:
-        """Two pairs of equal files. Returns the first of one pair and the second of the other."""
+        """Add two pairs of equal files. Returns the first of one pair and the second of the other."""
         for pair in ("1", "2"):
             text = self._corpus.text(NEW_TEXTS + int(pair), WORDS)
-            for one in ("a", "b"):
-                self._write(f"twin-{pair}{one}.md", text)
+            for copy in ("a", "b"):
+                self._write(f"twin-{pair}{copy}.md", text)
         self._publish()
         return "twin-1a.md", "twin-2b.md"
 
@@ -106,26 +106,27 @@ class Library:
         path.write_text(text)
 
     def _publish(self) -> None:
-        """Whole or not at all, for a peer that watches."""
+        """Replace access.json atomically, for a peer that watches it."""
         target = self.folder.with_name("access.json")
         draft = target.with_suffix(".draft")
         draft.write_text(json.dumps(self.access))
         draft.replace(target)
 
     def faults(self, rows: Sequence[Row]) -> dict[str, str]:
-        """Document → what is wrong with its rows; empty: the store is what it should be."""
-        found: dict[str, list[Row]] = defaultdict(list)
+        """Return by document what is wrong with its rows; empty if the store is right."""
+        by_document: dict[str, list[Row]] = defaultdict(list)
         for row in rows:
-            found[row.source].append(row)
-        wrong = dict.fromkeys(found.keys() - self.access.keys(), "is gone but has rows")
+            by_document[row.source].append(row)
+        wrong = dict.fromkeys(by_document.keys() - self.access.keys(), "is gone but has rows")
         for name, access in self.access.items():
-            if (fault := _fault(self.text(name), access, found[name])) is not None:
+            if (fault := _fault(self.text(name), access, by_document[name])) is not None:
                 wrong[name] = fault
         return wrong
 
 
 def _fault(text: str, access: str, rows: Sequence[Row]) -> str | None:
-    """Of one document. Whitespace and headings' marks are the splitters' own affair: words are compared."""
+    """Return what is wrong with a document's rows, or None. Only words are compared: splitters may change whitespace
+    and headings' marks."""
     words = text.replace("#", " ").split()
     line = " ".join(words)
     covered = bytearray(len(line))

@@ -15,14 +15,14 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.embeddings.openai import OpenAIEmbedding
 from llama_index.vector_stores.postgres import PGVectorStore
 
-from bench.peers.speaks import BATCH, CHUNK_TOKENS, DIMENSIONS, MODEL, OVERLAP_TOKENS, Driver, Rows, given, serve
+from bench.peers.protocol import BATCH, CHUNK_TOKENS, DIMENSIONS, MODEL, OVERLAP_TOKENS, Driver, Rows, read_task, serve
 
 
 def main() -> None:
-    told = given()
+    task = read_task()
     store = PGVectorStore.from_params(
-        connection_string=told.dsn.replace("postgresql://", "postgresql+psycopg2://"),
-        async_connection_string=told.dsn.replace("postgresql://", "postgresql+asyncpg://"),
+        connection_string=task.dsn.replace("postgresql://", "postgresql+psycopg2://"),
+        async_connection_string=task.dsn.replace("postgresql://", "postgresql+asyncpg://"),
         table_name="chunks",
         embed_dim=DIMENSIONS,
         use_jsonb=True,
@@ -30,7 +30,7 @@ def main() -> None:
     pipeline = IngestionPipeline(
         transformations=[
             SentenceSplitter(chunk_size=CHUNK_TOKENS, chunk_overlap=OVERLAP_TOKENS),
-            OpenAIEmbedding(model=MODEL, api_base=told.embedding, api_key="none", embed_batch_size=BATCH),
+            OpenAIEmbedding(model=MODEL, api_base=task.embedding, api_key="none", embed_batch_size=BATCH),
         ],
         vector_store=store,
         docstore=SimpleDocumentStore(),
@@ -39,8 +39,8 @@ def main() -> None:
     )
 
     def run() -> None:
-        pipeline.run(documents=[document(d.name, d.text, d.access) for d in told.documents()])
-        pipeline.persist(str(Path(told.state) / "pipeline"))
+        pipeline.run(documents=[document(d.name, d.text, d.access) for d in task.documents()])
+        pipeline.persist(str(Path(task.state) / "pipeline"))
 
     def document(name: str, text: str, access: str) -> Document:
         metadata = {"source": name, "access": access}

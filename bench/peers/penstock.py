@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from bench.ingest import Run
-from bench.peers.speaks import Driver, Given, Rows, given, serve
+from bench.peers.protocol import Driver, Rows, Task, read_task, serve
 from bench.running import PENSTOCK
 
 STORED = "chunks_g1"
@@ -26,9 +26,9 @@ REPAIRS_AT_MOST = 3
 
 
 def main() -> None:
-    told = given()
-    run = Run(told.state / "home", told.embedding.removesuffix("/v1"))
-    run.library = told.library
+    task = read_task()
+    run = Run(task.state / "home", task.embedding.removesuffix("/v1"))
+    run.library = task.library
     command(run, "up")
     try:
         dsn = json.loads((run.folder / "endpoints.json").read_text())["postgres"]["dsn"]
@@ -36,7 +36,7 @@ def main() -> None:
         serve(
             Driver(
                 Rows(TABLE, "name", "text", "access", stored=STORED, dsn=dsn),
-                lambda: sync(run, told),
+                lambda: sync(run, task),
                 ("penstock",),
                 repair=lambda: repair(run),
                 memory_of=tuple(workers),
@@ -46,8 +46,8 @@ def main() -> None:
         command(run, "down")
 
 
-def sync(run: Run, told: Given) -> float:
-    write_policies(told)
+def sync(run: Run, task: Task) -> float:
+    write_policies(task)
     try:
         return float(run.ingest()["seconds"])
     except SystemExit as error:
@@ -55,24 +55,24 @@ def sync(run: Run, told: Given) -> float:
 
 
 def repair(run: Run) -> None:
-    """Audits until one finds nothing to mend (one that finds something ends with 1)."""
+    """Run audits until one finds no difference (one that finds any exits with 1)."""
     for _ in range(REPAIRS_AT_MOST):
         argv = [PENSTOCK, "audit", "--repair", "--json"]
-        told = subprocess.run(argv, env=run.environment, stdout=subprocess.PIPE, check=False)
-        if json.loads(told.stdout)["clean"]:
+        audit = subprocess.run(argv, env=run.environment, stdout=subprocess.PIPE, check=False)
+        if json.loads(audit.stdout)["clean"]:
             return
-    raise RuntimeError(f"{REPAIRS_AT_MOST} audits did not mend it")
+    raise RuntimeError(f"{REPAIRS_AT_MOST} audits did not repair it")
 
 
-def write_policies(told: Given) -> None:
-    """Who may read, as the folder connector takes it: by folder."""
+def write_policies(task: Task) -> None:
+    """Write the access as the folder connector reads it, in one file for each folder."""
     tags: dict[Path, set[str]] = defaultdict(set)
-    for name, tag in told.access().items():
-        tags[(told.library / name).parent].add(tag)
-    for folder, (tag, *others) in ((folder, sorted(found)) for folder, found in tags.items()):
+    for name, tag in task.access().items():
+        tags[(task.library / name).parent].add(tag)
+    for folder, (tag, *others) in ((folder, sorted(values)) for folder, values in tags.items()):
         policy = folder / ".penstock.toml"
         text = f'acl = ["{tag}"]\n'
-        if folder != told.library and not others and (not policy.exists() or policy.read_text() != text):
+        if folder != task.library and not others and (not policy.exists() or policy.read_text() != text):
             policy.write_text(text)
 
 

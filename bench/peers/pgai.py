@@ -21,16 +21,16 @@ from pgai.vectorizer.configuration import (
     SchedulingNoneConfig,
 )
 
-from bench.peers.speaks import (
+from bench.peers.protocol import (
     CHARACTERS_A_TOKEN,
     CHUNK_TOKENS,
     DIMENSIONS,
     MODEL,
     OVERLAP_TOKENS,
     Driver,
-    Given,
     Rows,
-    given,
+    Task,
+    read_task,
     serve,
 )
 
@@ -43,14 +43,14 @@ WHERE (documents.content, documents.access) IS DISTINCT FROM (EXCLUDED.content, 
 
 
 def main() -> None:
-    told = given()
-    pgai.install(told.dsn)
+    task = read_task()
+    pgai.install(task.dsn)
     vectorizer = CreateVectorizer(
         source="documents",
         name="chunks",
         destination=DestinationTableConfig(target_table="chunks_store", view_name="chunks"),
         loading=LoadingColumnConfig(column_name="content"),
-        embedding=EmbeddingOpenaiConfig(model=MODEL, dimensions=DIMENSIONS, base_url=told.embedding),
+        embedding=EmbeddingOpenaiConfig(model=MODEL, dimensions=DIMENSIONS, base_url=task.embedding),
         chunking=ChunkingRecursiveCharacterTextSplitterConfig(
             chunk_size=round(CHUNK_TOKENS * CHARACTERS_A_TOKEN),
             chunk_overlap=round(OVERLAP_TOKENS * CHARACTERS_A_TOKEN),
@@ -59,21 +59,21 @@ def main() -> None:
         indexing=IndexingNoneConfig(),
         scheduling=SchedulingNoneConfig(),
     )
-    with psycopg.connect(told.dsn, autocommit=True) as connection:
+    with psycopg.connect(task.dsn, autocommit=True) as connection:
         connection.execute(
             "CREATE TABLE documents (name text PRIMARY KEY, content text NOT NULL, access text NOT NULL)"
         )
         connection.execute(vectorizer.to_sql().encode())
     rows = Rows("chunks", "name", "chunk", "access", stored="chunks_store")
-    serve(Driver(rows, lambda: run(told), ("pgai",)))
+    serve(Driver(rows, lambda: run(task), ("pgai",)))
 
 
-def run(told: Given) -> None:
-    documents = told.documents()
-    with psycopg.connect(told.dsn) as connection, connection.cursor() as cursor:
+def run(task: Task) -> None:
+    documents = task.documents()
+    with psycopg.connect(task.dsn) as connection, connection.cursor() as cursor:
         cursor.executemany(UPSERT, [(d.name, d.text, d.access) for d in documents])
         cursor.execute("DELETE FROM documents WHERE name <> ALL (%s)", [[d.name for d in documents]])
-    worker = Worker(told.dsn, poll_interval=timedelta(seconds=1), once=True)
+    worker = Worker(task.dsn, poll_interval=timedelta(seconds=1), once=True)
     if (error := asyncio.run(worker.run())) is not None:
         raise error
 

@@ -55,7 +55,7 @@ def measures(peers: Mapping[str, Mapping[str, Any]]) -> Grid:
 
 
 def cases(peers: Mapping[str, Mapping[str, Any]]) -> Grid:
-    """A cell: the texts embedded, and whether the store was right in the end."""
+    """Return the table of cases; a cell has the texts embedded, and whether the store was right in the end."""
     grid = [["", *(f"({letter}) {title}" for letter, title in CASES.items())]]
     for name, result in ordered(peers).items():
         if "cases" in result:
@@ -71,13 +71,13 @@ def for_terminal(grid: Grid, title: str) -> Table:
 
 
 def for_page(grid: Grid) -> str:
-    """As Markdown."""
+    """Return a table as Markdown."""
     heading, *rows = grid
     return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *rows))
 
 
 def verdict(case: Mapping[str, Any]) -> str:
-    """In a few words: ``12, right``."""
+    """Return a case's result in a few words, such as ``12, right``."""
     if case["by_itself"]:
         words = "right"
     elif case["right"]:
@@ -94,7 +94,7 @@ def verdict(case: Mapping[str, Any]) -> str:
 
 
 def ordered(peers: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Ours as they are listed, then others."""
+    """Return the peers in the order of PEERS, then others."""
     known = {name: peers[name] for name in titles() if name in peers}
     return known | {name: result for name, result in peers.items() if name not in known}
 

@@ -1,4 +1,4 @@
-"""One peer on trial: its driver, its database, the library it indexes, and what the embedding server counted."""
+"""One peer's trial: its driver, its database, the library it indexes, and the embedding server's counts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from urllib.request import Request, urlopen
 import psycopg
 from psycopg import sql
 
-from bench.peers.driving import DriverFailed, Process
+from bench.peers.driver import DriverFailed, Process
 from bench.peers.environments import OFFLINE, Peer, vocabulary
 from bench.peers.library import Library, Row
 
 READY_SECONDS = 300.0
-"""Until a driver greets: Penstock's starts three servers and its workers."""
+"""Longest start of a driver: Penstock's starts three servers and its workers."""
 SYNC_SECONDS = 3_600.0
 HEALED_AFTER_SECONDS = 30.0
-"""A fault of the embedding server is lifted after so long, if the peer has not given up before."""
+"""A fault of the embedding server is lifted after so long, unless the peer has given up before."""
 
 
 class Embedding:
-    """The embedding server (bench.zero_cost), asked from beside."""
+    """Reads the counts of the embedding server (bench.zero_cost) and sets its faults."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -44,17 +44,19 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What one command came to."""
+class Outcome:
+    """The result of one command."""
 
     seconds: float
     embedded: int
     error: str | None
     waited: bool
-    """It outlived a fault that was lifted while it ran."""
+    """The command ran until a fault was lifted."""
 
 
 class Trial:
+    """One peer with its library, database and driver."""
+
     def __init__(self, peer: Peer, folder: Path, embedding: Embedding, library: Library, process: Process) -> None:
         self.peer, self.library, self.process, self.embedding = peer, library, process, embedding
         self._folder, self._counted = folder, embedding.inputs()
@@ -62,7 +64,8 @@ class Trial:
     @classmethod
     @contextmanager
     def of(cls, peer: Peer, python: Path, folder: Path, dsn: str, embedding: Embedding) -> Iterator[Self]:
-        """folder: trials/NAME in it is its own, removed afterwards. dsn: of a server, where it gets a database."""
+        """Start a peer's driver. folder: trials/NAME in it is used and removed afterwards. dsn: the server in which its
+        database is made."""
         home = folder / "trials" / peer.name
         shutil.rmtree(home, ignore_errors=True)
         (home / "state").mkdir(parents=True)
@@ -90,10 +93,10 @@ class Trial:
 
     def sync(
         self, command: str = "sync", *, healed_after: float | None = None, before_healing: Callable[[], object] = int
-    ) -> Told:
-        """healed_after: seconds after which the embedding server's faults are lifted if there is no answer yet.
-        before_healing: what is looked at until then."""
-        before = self._counted  # a peer that watches may have begun before it was told
+    ) -> Outcome:
+        """Send a command and wait for its answer. healed_after: seconds after which the embedding server's faults are
+        lifted if there is no answer yet. before_healing: called just before."""
+        before = self._counted  # a peer that watches may have begun before the command
         self.process.say(command)
         answer = None
         if healed_after is not None:
@@ -105,30 +108,30 @@ class Trial:
         if answer is None:
             raise DriverFailed(f"no answer to {command} in {SYNC_SECONDS:.0f} s")
         self._counted = self.embedding.inputs()
-        return Told(round(answer["seconds"], 2), self._counted - before, answer.get("error"), waited)
+        return Outcome(round(answer["seconds"], 2), self._counted - before, answer.get("error"), waited)
 
     @property
     def repairs(self) -> bool:
         return bool(self.process.hello["repairs"])
 
     def rows(self) -> list[Row]:
-        where = self._where
-        found = self._ask(
-            f"SELECT {where['source']}, {where['text']}, {where['access']},"
-            f" {where['embedding']} IS NOT NULL FROM {where['table']}"
+        place = self._place
+        rows = self._query(
+            f"SELECT {place['source']}, {place['text']}, {place['access']},"
+            f" {place['embedding']} IS NOT NULL FROM {place['table']}"
         )
-        return [Row(*row) for row in found]
+        return [Row(*row) for row in rows]
 
     def faults(self) -> dict[str, str]:
         return self.library.faults(self.rows())
 
     def written(self) -> set[tuple[Any, ...]]:
-        """Marks of the stored rows: each is another after it was written."""
-        return set(self._ask(f"SELECT ctid::text, xmin::text FROM {self._stored}"))
+        """Return marks of the stored rows; a row has another mark after it is written."""
+        return set(self._query(f"SELECT ctid::text, xmin::text FROM {self._stored}"))
 
     def lose(self, share: int) -> int:
-        """Take one row in ``share`` out of the store, behind the peer's back. Returns how many."""
-        lost = self._ask(
+        """Delete one row in ``share`` from the store without the peer's knowledge. Returns how many."""
+        lost = self._query(
             f"WITH lost AS (DELETE FROM {self._stored} WHERE ctid IN (SELECT ctid FROM (SELECT ctid,"
             f" row_number() OVER (ORDER BY ctid) AS n FROM {self._stored}) AS numbered"
             f" WHERE n % {share} = 0) RETURNING 1) SELECT count(*) FROM lost"
@@ -136,21 +139,21 @@ class Trial:
         return int(lost[0][0])
 
     @property
-    def _where(self) -> dict[str, str]:
+    def _place(self) -> dict[str, str]:
         return dict(self.process.hello["rows"])
 
     @property
     def _stored(self) -> str:
-        return self._where["stored"] or self._where["table"]
+        return self._place["stored"] or self._place["table"]
 
-    def _ask(self, statement: str) -> list[tuple[Any, ...]]:
-        dsn = self._where["dsn"] or self.process.environment["PEER_DSN"]
+    def _query(self, statement: str) -> list[tuple[Any, ...]]:
+        dsn = self._place["dsn"] or self.process.environment["PEER_DSN"]
         with psycopg.connect(dsn, autocommit=True) as connection:
             return connection.execute(statement.encode()).fetchall()
 
 
 def new_database(dsn: str, name: str) -> str:
-    """Its address, with pgvector in it. An older one of the same name is dropped."""
+    """Make a database with pgvector and return its address. An older one of the same name is dropped."""
     drop_database(dsn, name)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

@@ -10,39 +10,39 @@ from urllib.request import Request, urlopen
 
 import psycopg
 
-from bench.peers.speaks import DIMENSIONS, Driver, Given, Rows, given, serve
+from bench.peers.protocol import DIMENSIONS, Driver, Rows, Task, read_task, serve
 
 TABLE = f"CREATE TABLE chunks (name text, text text, access text, embedding vector({DIMENSIONS}))"
 
 
 def main() -> None:
-    told = given()
-    if told.variant == "broken":
+    task = read_task()
+    if task.variant == "broken":
         raise SystemExit("nothing works here")
-    with psycopg.connect(told.dsn, autocommit=True) as connection:
+    with psycopg.connect(task.dsn, autocommit=True) as connection:
         connection.execute(TABLE)
     rows = Rows("chunks", "name", "text", "access")
-    serve(Driver(rows, lambda: sync(told), ("psycopg",), repair=lambda: sync(told)))
+    serve(Driver(rows, lambda: sync(task), ("psycopg",), repair=lambda: sync(task)))
 
 
-def sync(told: Given) -> None:
-    wanted = [(d.name, text, d.access) for d in told.documents() for text in d.text.split("\n\n")]
-    with psycopg.connect(told.dsn) as connection:
+def sync(task: Task) -> None:
+    wanted = [(d.name, text, d.access) for d in task.documents() for text in d.text.split("\n\n")]
+    with psycopg.connect(task.dsn) as connection:
         there = set(connection.execute("SELECT name, text, access FROM chunks").fetchall())
         vectors = dict(connection.execute("SELECT DISTINCT ON (text) text, embedding::text FROM chunks").fetchall())
         new = list({text: None for _, text, _ in wanted if text not in vectors})
         if new:
-            vectors |= dict(zip(new, embed(told, new), strict=True))
-        if told.variant != "hoarder":
+            vectors |= dict(zip(new, embed(task, new), strict=True))
+        if task.variant != "hoarder":
             for row in there - set(wanted):
                 connection.execute("DELETE FROM chunks WHERE (name, text, access) = (%s, %s, %s)", row)
         for row in dict.fromkeys(row for row in wanted if row not in there):
             connection.execute("INSERT INTO chunks VALUES (%s, %s, %s, %s)", (*row, vectors[row[1]]))
 
 
-def embed(told: Given, texts: list[str]) -> list[str]:
+def embed(task: Task, texts: list[str]) -> list[str]:
     body = json.dumps({"input": texts, "model": "any"}).encode()
-    request = Request(f"{told.embedding}/embeddings", body, {"content-type": "application/json"})
+    request = Request(f"{task.embedding}/embeddings", body, {"content-type": "application/json"})
     with urlopen(request) as answer:
         return [json.dumps(row["embedding"]) for row in json.load(answer)["data"]]
 

@@ -1,4 +1,4 @@
-"""A peer's driver as a process: what is said to it (bench.peers.speaks), and how much memory it takes."""
+"""Runs a peer's driver as a process, sends it commands (bench.peers.protocol) and measures its memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 SAMPLE_SECONDS = 0.2
-KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED")
-"""Of our environment: neither a proxy nor a key, so that a peer reaches nothing but what it is given."""
+PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED")
+"""Environment variables that a driver inherits: no proxy and no key, so that it reaches only what its task names."""
 
 
 class DriverFailed(Exception):
-    """The driver ended or said something else than an answer; the message is one line."""
+    """The driver ended, or wrote something that is not an answer. The message is one line."""
 
 
 class Process:
@@ -37,7 +37,7 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env={name: os.environ[name] for name in KEPT if name in os.environ} | dict(environment),
+                env={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ} | dict(environment),
             )
         self._answers: Queue[str] = Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -55,7 +55,7 @@ class Process:
         self._process.stdin.flush()
 
     def answered(self, timeout_seconds: float) -> dict[str, Any] | None:
-        """The answer to what was said, or None when there is none yet."""
+        """Return the answer to the last command, or None if there is none within the time."""
         try:
             return self._answer(timeout_seconds)
         except Empty:
@@ -121,10 +121,10 @@ def _resident(pid: int) -> int:
     total = 0
     try:
         process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            total += one.memory_info().rss
+        for member in (process, *process.children(recursive=True)):
+            total += member.memory_info().rss
     except psutil.NoSuchProcess:
-        pass  # it ended between two looks
+        pass  # it ended between two samples
     return total
 
 

@@ -1,4 +1,4 @@
-"""What every peer's driver shares, with nothing but the standard library: it is imported by the peer's own Python.
+"""The protocol between runner and drivers. It needs only the standard library: each peer's own Python imports it.
 
 A driver is ``python -m bench.peers.NAME``. Its first line on stdout says where its rows are; then it reads one JSON
 object a line and answers each with one, until its input ends:
@@ -24,9 +24,9 @@ MODEL = "text-embedding-3-small"
 DIMENSIONS = 1_536
 CHUNK_TOKENS, OVERLAP_TOKENS = 400, 80
 CHARACTERS_A_TOKEN, TOKENS_A_WORD = 2.71, 2.44
-"""Of the library's text in cl100k, for splitters that count characters or words."""
+"""Ratios of the library's text in cl100k, for splitters that count characters or words."""
 BATCH = 100
-"""Texts a request, where the peer lets one choose."""
+"""Texts of a request, if the peer lets one choose."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the runner gives a driver, by environment variables."""
+class Task:
+    """The task of a driver, which the runner passes in environment variables."""
 
     dsn: str
     """An empty database with pgvector available, the peer's own."""
     library: Path
-    """Folders of text files, a document's name is its path in there; beside it access.json, {name: tag}."""
+    """Folders of text files; a document's name is its path in them. Next to it is access.json, {name: tag}."""
     state: Path
-    """An empty folder for whatever the peer keeps."""
+    """An empty folder for the peer's files."""
     embedding: str
     """The embedding server's base URL, with /v1."""
     variant: str
@@ -61,22 +61,22 @@ class Given:
         return sorted(str(path.relative_to(self.library)) for path in self.library.rglob("*.md"))
 
 
-def given() -> Given:
-    told = os.environ
-    return Given(
-        told["PEER_DSN"],
-        Path(told["PEER_LIBRARY"]),
-        Path(told["PEER_STATE"]),
-        told["PEER_EMBEDDING"],
-        told.get("PEER_VARIANT", ""),
+def read_task() -> Task:
+    environment = os.environ
+    return Task(
+        environment["PEER_DSN"],
+        Path(environment["PEER_LIBRARY"]),
+        Path(environment["PEER_STATE"]),
+        environment["PEER_EMBEDDING"],
+        environment.get("PEER_VARIANT", ""),
     )
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a peer keeps its chunks: a table (or view), and of its rows as SQL expressions: the document's name, the
-    chunk's text, the access tag, the vector. stored: the table to take rows from, if it is another. dsn: of the
-    database, if it is not the one that was given."""
+    """Where a peer stores its chunks: a table (or view), and SQL expressions for a row's name of the document, text,
+    access tag and vector. stored: the table to delete rows from, if it is another. dsn: the database, if it is not the
+    task's."""
 
     table: str
     source: str
@@ -89,6 +89,8 @@ class Rows:
 
 @dataclass
 class Driver:
+    """A peer's operations for the runner."""
+
     rows: Rows
     sync: Callable[[], float | None]
     """Returns seconds if it measured them itself."""
@@ -99,7 +101,7 @@ class Driver:
 
 
 def serve(driver: Driver) -> None:
-    """Answer until the input ends. What libraries print goes to stderr."""
+    """Answer commands until the input ends. Output of libraries goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
