@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one reading process. Those without a source are ours: many times what ordinary documents need."""
+    """The limits of one reading process. Those without a source are many times what ordinary documents need."""
 
     memory_bytes: int = 1024**3
     """RLIMIT_AS. A PDF of 2,000 pages with tables stays below a third of it."""

@@ -81,10 +81,10 @@ def _attachment(part: MIMEPart) -> str:
         name = part.get_filename()
     except (ValueError, LookupError, TypeError):
         name = None
-    shown = " ".join((name or "").split())[:200]
-    if not shown and part.get_content_type() == "message/rfc822":
+    label = " ".join((name or "").split())[:200]
+    if not label and part.get_content_type() == "message/rfc822":
         inner = part.get_payload()
-        shown = (
+        label = (
             _header(inner[0], "Subject")[:200] if isinstance(inner, list) and isinstance(inner[0], EmailMessage) else ""
         )
-    return f"{shown or 'without a name'} ({part.get_content_type()})"
+    return f"{label or 'without a name'} ({part.get_content_type()})"

@@ -265,7 +265,7 @@ def read_pdf(data: bytes, limits: Limits) -> Extracted:
         size += sum(len(piece.text) for flow in pages[-1].flows for piece in flow)
         if size > limits.text_bytes:
             raise Unreadable("too_large", f"holds more than {limits.text_bytes:,} bytes of text: split it")
-    _check_is_text(counts, count)
+    _require_text(counts, count)
     rendered = render(pages)
     metadata: dict[str, str | int | float | bool] = {"pages": count}
     if counts.scanned_pages:
@@ -331,7 +331,7 @@ def _has_picture(page: Any) -> bool:
     return any(raw.FPDFPageObj_GetType(raw.FPDFPage_GetObject(page.raw, n)) in pictures for n in range(count))
 
 
-def _check_is_text(counts: _Counts, pages: int) -> None:
+def _require_text(counts: _Counts, pages: int) -> None:
     if counts.characters == 0 or counts.scanned_pages > MAX_SCANNED_SHARE * pages:
         raise Unreadable("needs_ocr", f"is a PDF of {pages} pages almost without text (scanned)")
     if counts.unmapped > MAX_UNMAPPED_SHARE * counts.characters:

@@ -61,7 +61,7 @@ class _Cap:
     def rows(self, rows: Iterator[Sequence[Any]]) -> Iterator[list[str]]:
         """Yield rows that are not empty, until a limit is reached."""
         for row in rows:
-            values = [_shown(value) for value in row[:MAX_COLUMNS]]
+            values = [_cell_text(value) for value in row[:MAX_COLUMNS]]
             while values and not values[-1]:
                 values.pop()
             if not values:
@@ -74,7 +74,7 @@ class _Cap:
             yield values
 
 
-def _shown(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     match value:
         case None:
             return ""

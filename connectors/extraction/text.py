@@ -86,32 +86,32 @@ def decode(data: bytes) -> str:
     """Return the text without its byte order mark. Raises Unreadable: binary, encoding."""
     for bom, encoding in _BOMS:
         if data.startswith(bom):
-            return _checked(_strictly(data[len(bom) :], encoding))
+            return _require_text(_decode_strictly(data[len(bom) :], encoding))
     if b"\x00" in data:
         raise Unreadable("binary", "is not text (it holds NUL bytes)")
     if data.startswith(_MAGIC):
         raise Unreadable("binary", "is not text (it begins like a binary format)")
     if _has_any(data[:_SNIFFED_BYTES], _JAPANESE_MODE) and _has_any(data[:_SNIFFED_BYTES], _ASCII_MODE):
-        return _checked(_strictly(data, "iso2022_jp"))
+        return _require_text(_decode_strictly(data, "iso2022_jp"))
     try:
-        return _checked(data.decode("utf-8"))
+        return _require_text(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        _checked(data[:_SNIFFED_BYTES].decode("latin-1"))  # no encoding of text uses many control bytes
-        return _checked(_legacy(data, error))
+        _require_text(data[:_SNIFFED_BYTES].decode("latin-1"))  # no encoding of text uses many control bytes
+        return _require_text(_legacy(data, error))
 
 
 def _has_any(data: bytes, marks: tuple[bytes, ...]) -> bool:
     return any(mark in data for mark in marks)
 
 
-def _strictly(data: bytes, encoding: str) -> str:
+def _decode_strictly(data: bytes, encoding: str) -> str:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise Unreadable("encoding", f"begins as {encoding} but is not valid at byte {error.start}") from error
 
 
-def _checked(text: str) -> str:
+def _require_text(text: str) -> str:
     if "\x00" in text:
         raise Unreadable("binary", "is not text (it holds NUL characters)")
     sample = text[:_SNIFFED_BYTES]
@@ -164,9 +164,9 @@ def _sample(data: bytes) -> bytes:
 def _guess(sample: bytes) -> str | None:
     matches = from_bytes(sample, cp_exclusion=_EXCLUDED, threshold=MAX_MESS)
     best = matches.best()
-    western = _decoded(sample, "cp1252")
+    western = _try_decode(sample, "cp1252")
     if western is not None and _looks_western(western):
-        same_text = [match.coherence for match in matches if _decoded(sample, match.encoding) == western]
+        same_text = [match.coherence for match in matches if _try_decode(sample, match.encoding) == western]
         if best is None or (same_text and same_text[0] >= best.coherence - 0.1):
             return "cp1252"
         return None
@@ -177,16 +177,16 @@ def _guess(sample: bytes) -> str | None:
 
 def _has_rival(matches: CharsetMatches, sample: bytes) -> bool:
     best = matches[0]
-    text = _decoded(sample, best.encoding)
+    text = _try_decode(sample, best.encoding)
     return any(
         match.coherence >= best.coherence - RIVAL_SCORE
         and match.chaos <= best.chaos + RIVAL_SCORE
-        and _decoded(sample, match.encoding) != text
+        and _try_decode(sample, match.encoding) != text
         for match in matches
     )
 
 
-def _decoded(data: bytes, encoding: str) -> str | None:
+def _try_decode(data: bytes, encoding: str) -> str | None:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:

@@ -126,7 +126,7 @@ class GitOptions(BaseModel):
         if not _URL.fullmatch(url):
             raise ValueError(
                 "write https://host/path, ssh://user@host/path, user@host:path or file:///path;"
-                " without a password (the token is a setting of its own)"
+                " without a password (the token is a separate option)"
             )
         return url
 

@@ -260,7 +260,7 @@ class Git:
 
 
 def _unreadable(access: Access) -> list[Problem]:
-    """Report tags without which, or with which, nobody may read a file."""
+    """Return the problems of an access that lets nobody read: no tags at all, or a tag without members."""
     problems = []
     if not access.tags():
         problems.append(Problem("acl_tags", "nobody", "acl_tags are empty, so nobody may read anything: name who may"))

@@ -303,16 +303,16 @@ class Reading:
     async def classify(self, files: Sequence[Json], corpora: Sequence[Corpus]) -> list[Entry]:
         """Return files as entries. A file in the trash, without text or outside of the corpora is gone."""
         by_key, tree = {corpus.key: corpus for corpus in corpora}, Tree(self._api)
-        ours: list[Json] = []
-        others: list[str] = []
+        documents: list[Json] = []
+        gone: list[str] = []
         for file in files:
             corpus = by_key.get(str(file.get("driveId") or OWN_FILES))
             if corpus is not None and _is_document(file) and await tree.holds(corpus, file):
-                ours.append(file)
+                documents.append(file)
             else:
-                others.append(str(file["id"]))
-        await self._memory.forget(others)
-        return [*(Gone(id_) for id_ in others), *await self.entries(ours)]
+                gone.append(str(file["id"]))
+        await self._memory.forget(gone)
+        return [*(Gone(id_) for id_ in gone), *await self.entries(documents)]
 
     async def _file(self, id_: str) -> Json | None:
         """Return a file, or None if it does not exist or the account may not see it: Google does not distinguish

@@ -273,8 +273,8 @@ def router(intakes: Intakes, tenant_of: Callable[..., Any], on_refused: OnRefuse
         null."""
         intake = api.intake(tenant, source)
         rows = await intake.table.newest(before, limit)
-        more = rows[-1].changed if len(rows) == limit else None
-        return JSONResponse({"uploads": [render(status) for status in await intake.status(rows)], "next": more})
+        next_before = rows[-1].changed if len(rows) == limit else None
+        return JSONResponse({"uploads": [render(status) for status in await intake.status(rows)], "next": next_before})
 
     return routes
 
@@ -388,9 +388,9 @@ def _with_refusals(
     route: Callable[..., Awaitable[JSONResponse]],
 ) -> Callable[..., Awaitable[JSONResponse]]:
     @wraps(route)
-    async def respond(*arguments: Any, **named: Any) -> JSONResponse:
+    async def respond(*arguments: Any, **keywords: Any) -> JSONResponse:
         try:
-            return await route(*arguments, **named)
+            return await route(*arguments, **keywords)
         except Refusal as refusal:
             return refusal.response()
         except Retryable:

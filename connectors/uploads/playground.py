@@ -99,10 +99,10 @@ class UploadsPlayground:
 @asynccontextmanager
 async def playing() -> AsyncIterator[UploadsPlayground]:
     with tempfile.TemporaryDirectory(prefix="penstock-uploads-") as folder:
-        made = UploadsPlayground(Path(folder))
-        async with served(made.http) as url, made.client:
-            made.client.base_url = httpx.URL(url)
+        playground = UploadsPlayground(Path(folder))
+        async with served(playground.http) as url, playground.client:
+            playground.client.base_url = httpx.URL(url)
             try:
-                yield made
+                yield playground
             finally:
-                await made.forgotten()
+                await playground.forgotten()

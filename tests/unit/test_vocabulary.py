@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy")
 
 CLEAN: tuple[str, ...] = (
+    "bench",
     "canary",
     "cli",
     "connectors/checkpoint.py",
