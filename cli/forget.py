@@ -412,6 +412,12 @@ class Work:
         else:
             why = "a row under the id alone, so that the deletion holds against late events"
             remains.append(_left("Postgres documents", None, why))
+            why = "a clone of a repository keeps its history" + (
+                " as long as the repository does"
+                if forgot == "document"
+                else ", until the connectors' worker next looks"
+            )
+            remains.append(_left("the connectors' folder: clones", None, why))
         if forgot in ("document", "source"):
             days = self.settings.retention.feedback_days
             why = "feedback on passages that were replaced or deleted before: whose they were is not known any more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -20,12 +21,13 @@ from connectors.runner.identities import Identities
 from connectors.runner.plan import Plan, Services
 from connectors.runner.publish import Publisher
 from connectors.runner.reconcile import KINDS, Reconcile
-from connectors.runner.rows import LeaseLost, Rows
+from connectors.runner.rows import LeaseLost, Removed, Rows
 from connectors.runner.state import Command, Lease, PostgresMemory, State, lease
 from connectors.runner.sweep import Sweep
 from connectors.source import Context, Reaction, Request, Source
 from connectors.web import throttled
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.stores.postgres import translated
 
 log = structlog.get_logger()
 
@@ -86,6 +88,9 @@ class Instance:
                         await self._run_with(current)
             except LeaseLost as lost:
                 self.start.enter("waiting", str(lost))
+                if isinstance(lost, Removed):
+                    with suppress(Retryable):  # the next attempt tries again
+                        await self._clear_folder()
             except Retryable as error:
                 self.start.enter("waiting", explained(error))
                 wait, failures = min(TAKEOVER_SECONDS, 0.2 * 2**failures), failures + 1
@@ -131,6 +136,22 @@ class Instance:
             for activity in self.activities.values():
                 group.create_task(activity.loop(), name=f"{self.plan.name}:{activity.name}")
             group.create_task(self._send_heartbeats(current, state))
+
+    async def _clear_folder(self) -> None:
+        """Delete what the source of a removed instance kept on disk: a clone holds every text that the repository ever
+        had. Originals of uploads stay as long as their rows do, because nobody else has them. Raises Retryable."""
+        folder = self._services.folder / self.plan.name
+        if self.plan.name in (".", "..") or not folder.is_dir():
+            return
+        with translated("uploads"):
+            async with self._services.pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT EXISTS (SELECT FROM uploads WHERE tenant = %s AND source = %s)",
+                    [self.plan.tenant, self.plan.name],
+                )
+                row = await cursor.fetchone()
+        if row is not None and not row[0]:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _context(self) -> Context:
         folder = self._services.folder / self.plan.name

@@ -24,6 +24,10 @@ class LeaseLost(PenstockError):
     """Another runner has taken the instance over."""
 
 
+class Removed(LeaseLost):
+    """An operator has removed the instance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The instance that rows belong to, and the epoch of the runner that may write them: the last one to take over."""

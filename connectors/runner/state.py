@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import TupleRow, class_row
 from psycopg.types.json import Jsonb
 
-from connectors.runner.rows import Holder, LeaseLost
+from connectors.runner.rows import Holder, LeaseLost, Removed
 from connectors.source import Cursor
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import fence
@@ -223,7 +223,7 @@ async def lease(
     """Take an instance over for as long as the context lasts; yields None if another process holds it.
 
     address: where its events arrive. access_every_seconds: the time between two complete reads of access rights. Raises
-    LeaseLost when an operator has removed the instance, and Retryable while Postgres is away or the ledger is fenced.
+    Removed when an operator has removed the instance, and Retryable while Postgres is away or the ledger is fenced.
     """
     with translated("the connector's lease"):
         connection = await AsyncConnection.connect(
@@ -263,5 +263,5 @@ async def _acquire(
     )
     row = await cursor.fetchone()
     if row is None:
-        raise LeaseLost(f"connector {source} was removed: `penstock connector resume {source}` takes it up again")
+        raise Removed(f"connector {source} was removed: `penstock connector resume {source}` takes it up again")
     return int(row[0])

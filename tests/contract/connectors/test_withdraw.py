@@ -98,6 +98,31 @@ async def test_a_removed_connector_publishes_nothing_more_and_reads_everything_a
         assert ("identity.changed", "ann") in kinds(bench.taken[-5:])
 
 
+async def test_what_a_removed_connector_kept_on_disk_goes_but_for_uploads_that_nobody_else_has(bench: Bench) -> None:
+    """A clone of a repository stayed after `forget source`, with every text that it ever had."""
+    bench.world.fill(1)
+    async with bench.loaded() as instance:
+        kept = bench.folder / bench.name / "mirror.git" / "objects"
+        kept.mkdir(parents=True)
+        (kept / "pack").write_text("a name")
+        await bench.query(
+            "INSERT INTO uploads (id, tenant, source, external_id, version, file_name, sha256, size, acl_tags,"
+            " required_tags, metadata, changed)"
+            " VALUES (gen_random_uuid(), %s, %s, 'a', 1, 'a', '', 1, '{}', '{}', '{}', 1)",
+            bench.tenant,
+            bench.name,
+        )
+        await withdrawal(bench).remove()
+        await bench.until(lambda: "was removed" in (instance.start.reason or ""))
+    async with bench.running() as again:
+        await bench.until(lambda: "was removed" in (again.start.reason or ""))
+        assert (kept / "pack").exists(), "an original is looked for by its row"
+        await bench.query("DELETE FROM uploads WHERE tenant = %s", bench.tenant)
+    async with bench.running():
+        await bench.until(lambda: not (bench.folder / bench.name).exists())
+    assert bench.folder.exists()
+
+
 async def test_what_only_the_ledger_knows_is_withdrawn_too(bench: Bench) -> None:
     """A publisher of one's own has no rows."""
     await bench.query(
