@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elasticsearch import AsyncElasticsearch
     from rich.progress import Progress as Bars
 
-    from pipeline.audit.mend import Mended
+    from pipeline.audit.mend import RepairResult
     from pipeline.audit.runs import Run
     from pipeline.core.model import Generation
     from pipeline.runtime.settings import Settings
@@ -188,7 +188,7 @@ async def _audit_generation(
 
 async def _mend(
     settings: Settings, es: AsyncElasticsearch, examiner: Any, run: Run, options: AuditOptions, bars: Bars
-) -> Mended:
+) -> RepairResult:
     from pipeline.audit.mend import Mender
     from pipeline.kafka.client import producer
     from pipeline.stores.keywords import Keywords

@@ -13,8 +13,8 @@ from cli.output import stderr, stdout
 
 if TYPE_CHECKING:
     from pipeline.audit.compare import Kind, Place
-    from pipeline.audit.mend import Mended
-    from pipeline.audit.runs import Recorded, Run
+    from pipeline.audit.mend import RepairResult
+    from pipeline.audit.runs import Run, StoredDifference
     from pipeline.audit.sample import Sample
     from pipeline.audit.walk import Pending
 
@@ -40,7 +40,7 @@ class Report:
     run: Run
     counts: dict[tuple[Place, Kind], tuple[int, int]]
     sample: Sample | None
-    mended: Mended | None = None
+    mended: RepairResult | None = None
     pending: list[Pending] = field(default_factory=list)
 
     @property
@@ -56,7 +56,9 @@ class Report:
         return not self.left and not (self.sample and self.sample.problem)
 
 
-async def print_report(reports: list[Report], differences: list[AsyncIterator[Recorded]], seconds: float) -> None:
+async def print_report(
+    reports: list[Report], differences: list[AsyncIterator[StoredDifference]], seconds: float
+) -> None:
     """One JSON document, written as it is read: there may be millions of differences."""
     head = {
         "documents": sum(r.run.documents for r in reports),
@@ -103,7 +105,9 @@ def _sample_json(reports: list[Report]) -> dict[str, Any]:
     }
 
 
-async def show(report: Report, differences: AsyncIterator[Recorded], options: AuditOptions, seconds: float) -> None:
+async def show(
+    report: Report, differences: AsyncIterator[StoredDifference], options: AuditOptions, seconds: float
+) -> None:
     from rich.text import Text
 
     run = report.run

@@ -19,7 +19,7 @@ from cli.recorded import record, recording
 from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
-    from pipeline.ledger.letters import Filter, Judged, Letter
+    from pipeline.ledger.letters import Filter, Letter, TrailEntry
     from pipeline.ledger.skipped import Skipped
     from pipeline.runtime.settings import Settings
     from pipeline.stages.replay import Result
@@ -160,7 +160,7 @@ def show(
         show_letter(letter, trail, sealed, missing)
 
 
-async def _show(id_: str) -> tuple[Letter, list[Judged], Sealed | None, str | None]:
+async def _show(id_: str) -> tuple[Letter, list[TrailEntry], Sealed | None, str | None]:
     from pipeline.kafka.client import reader
     from pipeline.ledger import letters
     from pipeline.runtime.settings import load

@@ -11,7 +11,7 @@ from rich.text import Text
 from cli.output import printable, stdout
 
 if TYPE_CHECKING:
-    from pipeline.ledger.letters import Judged, Letter
+    from pipeline.ledger.letters import Letter, TrailEntry
     from pipeline.ledger.skipped import Skipped
     from pipeline.stages.replay import Result
     from topics.letters import Letter as Sealed
@@ -49,7 +49,7 @@ def letter_json(letter: Letter) -> dict[str, Any]:
     }
 
 
-def judged_json(one: Judged) -> dict[str, Any]:
+def judged_json(one: TrailEntry) -> dict[str, Any]:
     return {"at": one.at.isoformat(), "action": one.action, "by": one.by, "reason": one.reason}
 
 
@@ -113,7 +113,7 @@ def show_skipped(documents: Sequence[Skipped], total: int) -> None:
         stdout.print(Text(printable(line)), soft_wrap=True)
 
 
-def show_letter(letter: Letter, trail: Sequence[Judged], sealed: Sealed | None, missing: str | None) -> None:
+def show_letter(letter: Letter, trail: Sequence[TrailEntry], sealed: Sealed | None, missing: str | None) -> None:
     """missing: why there is no ``sealed``."""
 
     def line(name: str, text: str, style: str = "") -> None:

@@ -20,7 +20,7 @@ from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
     from pipeline.core.trail import Head, Sealed
-    from pipeline.ledger.trail import Chosen, Examined
+    from pipeline.ledger.trail import RecordFilter, TrailReport
     from pipeline.stores.postgres import Connection
 
 trail = typer.Typer(name="trail", help="The audit trail: who was shown, changed or inspected what (docs/trail.md).")
@@ -63,9 +63,9 @@ def show(
     """
     if context.invoked_subcommand is not None:
         return
-    from pipeline.ledger.trail import Chosen, as_json, place_of
+    from pipeline.ledger.trail import RecordFilter, as_json, place_of
 
-    chosen = Chosen(person=person, tenant=tenant, action=action, since=since, until=until, after=after)
+    chosen = RecordFilter(person=person, tenant=tenant, action=action, since=since, until=until, after=after)
     entries = asyncio.run(_show(chosen, document, source, limit))
     following = place_of(entries[-1]) if len(entries) == limit else None
     if json_output:
@@ -77,7 +77,7 @@ def show(
     stdout.print(f"{len(entries)} records{more}" if entries else "No such records.", markup=False, soft_wrap=True)
 
 
-async def _show(chosen: Chosen, document: str | None, source: str | None, limit: int) -> list[Sealed]:
+async def _show(chosen: RecordFilter, document: str | None, source: str | None, limit: int) -> list[Sealed]:
     from cli.recorded import recording
     from pipeline.core.trail import storable
     from pipeline.ledger import trail as table
@@ -188,7 +188,7 @@ def verify(
         raise typer.Exit(1)
 
 
-async def _verify(since: datetime | None, noted: dict[int, bytes]) -> Examined:
+async def _verify(since: datetime | None, noted: dict[int, bytes]) -> TrailReport:
     from cli.recorded import recording
     from pipeline.ledger import trail as table
     from pipeline.runtime.settings import load

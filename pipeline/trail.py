@@ -226,7 +226,7 @@ class Trail:
             sealed = list(next(groupby(self._sealed, key=lambda sealed: sealed.chain))[1])
             try:
                 await self._insert(sealed)
-            except table.Taken as error:
+            except table.PlaceTaken as error:
                 log.error("trail_place_taken", chain=str(sealed[0].chain), reason=str(error))
                 self._seal_again()
                 continue
@@ -278,7 +278,7 @@ class Trail:
         """None: its number is held. Nobody can keep records out by that: their head follows."""
         try:
             return await table.add_head(connection, self._keys, datetime.now(UTC), last)
-        except table.Held:
+        except table.HeadLocked:
             return None
 
     async def _attempt_head(self) -> None:
@@ -407,5 +407,5 @@ async def record_now(settings: Settings, name: str, record: Record) -> None:
                 await table.add(connection, [sealed])
                 try:
                     await table.add_head(connection, keys, datetime.now(UTC), sealed)
-                except table.Held as error:
+                except table.HeadLocked as error:
                     log.error("trail_head_held", chain=str(sealed.chain), says=str(error))

@@ -35,7 +35,7 @@ Ids = Collection[UUID]
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class RepairResult:
     """The result of a repair."""
 
     requested: int = 0
@@ -64,12 +64,12 @@ class Mender:
         *,
         wait_seconds: float,
         progress: Callable[[int, int], None] = lambda _done, _all: None,
-    ) -> Mended:
+    ) -> RepairResult:
         """Repair what a run found, wait for the sinks, look again, and again while that uncovers something else.
         The run's differences then say which are repaired. Raises Retryable."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
-        total = Mended()
+        total = RepairResult()
         for _ in range(ROUNDS):
             requested = unsettled = 0
             idle = False
@@ -79,7 +79,7 @@ class Mender:
                 unsettled, idle = await self._settled(run, deadline, progress)
             async for documents in self._left(run):
                 await self.look_again(run, documents)
-            total = Mended(
+            total = RepairResult(
                 max(total.requested, requested), wait_seconds - max(0.0, deadline - loop.time()), unsettled, idle
             )
             if not requested or unsettled or not await self._mendable(run):

@@ -1,4 +1,4 @@
-"""The audit's readings: pages of documents from the ledger, with what each should be, and the rows and entries that the
+"""Reads for the audit: pages of documents from the ledger with their desired state, and the rows and entries that the
 stores hold of them, in the order of their documents."""
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ _STANDINGS = f"""
 async def standings(
     connection: Connection, generation: Generation, ids: Sequence[UUID], *, lock: bool = False
 ) -> dict[UUID, Standing]:
-    """Where these documents stand; one that the ledger does not know is absent. ``lock``: the documents' rows first, so
-    that nothing newer is accepted while the caller's transaction lasts."""
+    """The standing of these documents; one that the ledger does not know is absent. ``lock``: lock the documents' rows
+    first, so that nothing newer is accepted while the caller's transaction lasts."""
     if lock:  # in detect's order
         await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
         await connection.execute("SELECT 1 FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE", [list(ids)])
@@ -168,21 +168,21 @@ class Range:
 Scope = Range | tuple[UUID, ...]
 """All documents of a range, heard of or not, or these documents alone."""
 
-Held = TypeVar("Held", bound=Row | Entry)
+Item = TypeVar("Item", bound=Row | Entry)
 
 
-class Stream(Generic[Held]):
+class Stream(Generic[Item]):
     """Pages as one sequence, taken a document at a time."""
 
-    def __init__(self, pages: AsyncIterator[list[Held]], held: Callable[[int], None]) -> None:
+    def __init__(self, pages: AsyncIterator[list[Item]], held: Callable[[int], None]) -> None:
         self._pages = pages
         self._held = held
-        """Told how many were taken into memory, or (negative) let go."""
-        self._buffer: list[Held] = []
+        """Called with the number of items that were read into memory, or (negative) released."""
+        self._buffer: list[Item] = []
         self._at = 0
 
     async def document(self) -> UUID | None:
-        """Whose the next one is; None at the end."""
+        """The document of the next item; None at the end."""
         while self._at >= len(self._buffer):
             self._held(-len(self._buffer))
             self._buffer, self._at = [], 0
@@ -193,21 +193,21 @@ class Stream(Generic[Held]):
             self._buffer = page
         return self._buffer[self._at].document
 
-    async def take(self, document: UUID) -> list[Held]:
-        """All of one document."""
-        taken: list[Held] = []
+    async def take(self, document: UUID) -> list[Item]:
+        """Read all items of one document."""
+        taken: list[Item] = []
         while await self.document() == document:
             taken += self._next(document)
         return taken
 
     async def count(self, document: UUID) -> int:
-        """Pass over one document; how many it had."""
+        """Skip the items of one document; returns their number."""
         n = 0
         while await self.document() == document:
             n += len(self._next(document))
         return n
 
-    def _next(self, document: UUID) -> list[Held]:
+    def _next(self, document: UUID) -> list[Item]:
         start = self._at
         while self._at < len(self._buffer) and self._buffer[self._at].document == document:
             self._at += 1

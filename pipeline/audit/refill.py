@@ -186,7 +186,7 @@ class IndexGuard:
         await mender.remove_entries(strangers)
         if doubted:
             await self._doubt(generation, doubted)
-        await index_fence.compared(connection, known, documents[-1] if documents else None)
+        await index_fence.record_compared(connection, known, documents[-1] if documents else None)
 
     async def _doubt(self, generation: Generation, verdicts: list[Verdict]) -> None:
         """Doubt these documents' entries. A document that has changed since it was examined is doubted as well: its

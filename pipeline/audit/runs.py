@@ -1,4 +1,4 @@
-"""The audit's memory in Postgres: runs, how far they came, what they found."""
+"""The audit's runs in Postgres: their positions and findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.stores.postgres import Connection
 
 RunScope = Literal["all", "since", "background"]
 MAX_RUNS = 20
-"""Finished runs whose differences are kept, for each scope of a generation."""
+"""Finished runs whose differences are stored, for each scope of a generation."""
 SETTLE_MARGIN_SECONDS = 120
 """``since last`` looks so much further back: a transaction commits after the moment that it writes down, at most a
 statement timeout (60 s) and a little later."""
@@ -66,7 +66,7 @@ async def start(connection: Connection, generation: str, scope: RunScope, since:
 
 
 async def unfinished(connection: Connection) -> Run:
-    """The newest run that was interrupted, without what it found beyond its position. Raises Misconfigured."""
+    """The newest run that was interrupted; its findings beyond its position are deleted. Raises Misconfigured."""
     cursor = await connection.execute(
         f"SELECT {_RUN} FROM audit_runs WHERE finished_at IS NULL AND scope <> 'background' ORDER BY id DESC LIMIT 1"  # noqa: S608 — constants of this module
     )
@@ -82,7 +82,7 @@ async def unfinished(connection: Connection) -> Run:
 
 
 async def last_finished(connection: Connection, generation: str) -> datetime:
-    """Since when `--since last` must look. Raises Misconfigured when no audit ever finished."""
+    """The moment that `--since last` means. Raises Misconfigured when no audit has finished."""
     cursor = await connection.execute(
         "SELECT max(started_at) - make_interval(secs => %s) FROM audit_runs"
         " WHERE finished_at IS NOT NULL AND generation = %s",
@@ -128,15 +128,15 @@ async def add(connection: Connection, run: int, findings: Iterable[Finding]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class StoredDifference:
     """A difference of a run, and whether a later look found it gone."""
 
     finding: Finding
     repaired: bool
 
 
-async def differences(connection: Connection, run: int) -> AsyncGenerator[Recorded, None]:
-    """Everything that a run found, in the order of document ids, a page at a time."""
+async def differences(connection: Connection, run: int) -> AsyncGenerator[StoredDifference, None]:
+    """All differences of a run, in the order of document ids, read a page at a time."""
     after: tuple[Any, ...] = (UUID(int=0), "", "")
     while True:
         cursor = await connection.execute(
@@ -147,14 +147,14 @@ async def differences(connection: Connection, run: int) -> AsyncGenerator[Record
         )
         page = await cursor.fetchall()
         for *finding, repaired in page:
-            yield Recorded(Finding(*finding), repaired)
+            yield StoredDifference(Finding(*finding), repaired)
         if len(page) < PAGE:
             return
         after = page[-1][:3]
 
 
 async def differing(connection: Connection, run: int, after: UUID | None, limit: int) -> list[UUID]:
-    """The next documents in which something is left."""
+    """The next documents with a difference that is not repaired."""
     cursor = await connection.execute(
         "SELECT DISTINCT document_id FROM audit_differences WHERE run_id = %s AND NOT repaired"
         " AND (%s::uuid IS NULL OR document_id > %s) ORDER BY document_id LIMIT %s",
@@ -164,7 +164,7 @@ async def differing(connection: Connection, run: int, after: UUID | None, limit:
 
 
 async def replace(connection: Connection, run: int, documents: Sequence[UUID], left: Iterable[Finding]) -> None:
-    """These documents were looked at again: what is not left is repaired."""
+    """Record a second look at these documents: differences that are not in ``left`` are repaired."""
     await connection.execute(
         "UPDATE audit_differences SET repaired = true WHERE run_id = %s AND document_id = ANY(%s)",
         [run, list(documents)],
@@ -183,8 +183,8 @@ async def counts(connection: Connection, run: int) -> dict[tuple[Place, Kind], t
 
 
 async def background(connection: Connection) -> tuple[Run | None, float]:
-    """The background run that goes on, and in how many seconds its next page is due. None: a new round has to begin
-    (a round takes ROUND_SECONDS at least)."""
+    """The running background run, and the seconds until its next page is due. None: a new round has to begin (a round
+    takes ROUND_SECONDS at least)."""
     cursor = await connection.execute(
         f"SELECT {_RUN}, extract(epoch FROM next_at - clock_timestamp())::float8 FROM audit_runs"  # noqa: S608 — constants of this module
         " WHERE scope = 'background' AND finished_at IS NULL"
@@ -208,7 +208,7 @@ async def next_round(connection: Connection) -> tuple[str | None, float]:
 
 
 async def put_off(connection: Connection, run: int, seconds: float) -> None:
-    """When the next page of a background run is due: kept here, so that all workers together keep one pace."""
+    """Set when the next page of a background run is due. It is stored here, so that all workers share one rate."""
     await connection.execute(
         "UPDATE audit_runs SET next_at = clock_timestamp() + make_interval(secs => %s) WHERE id = %s", [seconds, run]
     )

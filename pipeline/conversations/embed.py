@@ -1,7 +1,8 @@
-"""Embeddings of members' chunks, made in the background: behind documents, at a pace, and whenever the model is there.
+"""Embeds the chunks of members' histories in the background: after documents, at a limited rate, and whenever the model
+answers.
 
-A chunk waits until it is embedded; nobody waits for it. Each is taken on a lease, so that several workers share the
-work and what a killed one held comes back. See docs/adr/0018-conversations.md.
+A chunk waits until it is embedded, and nobody waits for it. Each is claimed with a lease, so that several workers share
+the work and the chunks of a killed one are taken again. See docs/adr/0018-conversations.md.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ log = structlog.get_logger()
 CLAIMED = 16
 """Chunks taken at once."""
 REQUEST_INPUTS = 16
-"""Texts of one call of the model: what a document that comes meanwhile has to wait for at most."""
+"""Texts of one call of the model, which a document that comes meanwhile has to wait for."""
 LEASE_SECONDS = 30.0
-"""When another worker may take a chunk that nothing was heard of. A longer call costs the same embedding twice."""
+"""The time after which another worker may claim a chunk. A call that takes longer pays for the same embedding twice."""
 IDLE_SECONDS = 1.0
 STARVED_SECONDS = 5.0
-"""While documents are always at work, one call is made after so long nevertheless."""
+"""While documents are always being embedded, one call for conversations is made after so long."""
 BUSY_POLL_SECONDS = 0.05
 STALE_PAGE = 500
 RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 300.0
 COUNTED = 100_000
-"""The gauge of what waits goes no higher."""
+"""Waiting chunks are counted up to this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class _Waiting:
 
 
 class ConversationVectors:
-    """Runs in every vectors worker. Law: whatever fails, a chunk without embedding is tried again, later and later, and
-    no vector of another model than the active generation's is ever left to be found."""
+    """Runs in every vectors worker. Law: a chunk without embedding is tried again after every failure, at growing
+    intervals, and vectors of other models than the active generation's are never searched."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class ConversationVectors:
         self._called = time.monotonic()
 
     async def run(self) -> BaseException:
-        """Embed until cancelled; a world that is down is waited for."""
+        """Embed until cancelled. Outages are waited for."""
         while True:
             wait = IDLE_SECONDS
             try:
@@ -135,8 +136,8 @@ class ConversationVectors:
                 log.warning("conversation_chunk_refused", chunk=chunk.digest.hex())
 
     async def _embed(self, embedder: Embedder, texts: Sequence[str]) -> list[Vectors | None]:
-        """A chunk is often longer than a model's window: the mean of its parts, each weighing what it has of tokens.
-        None: the model will never take any of it."""
+        """Embed texts. One that is longer than the model's window gets the mean of its parts, weighted by their tokens.
+        None: the model refuses all of it."""
         prefix = sum(embedder.count_tokens([embedder.document_prefix]))
         parts: list[tuple[int, str, int]] = []
         for n, text in enumerate(texts):
@@ -147,7 +148,7 @@ class ConversationVectors:
         sums = np.zeros((len(texts), embedder.dimensions), dtype=np.float32)
         for start in range(0, len(parts), REQUEST_INPUTS):
             some = parts[start : start + REQUEST_INPUTS]
-            await self._my_turn()
+            await self._wait_for_documents()
             embedded = await embedder.embed_documents([part for _, part, _ in some])
             self._metrics.embedding_billed(embedded.tokens, purpose="conversation")
             for row, (n, _, tokens) in enumerate(some):
@@ -157,8 +158,8 @@ class ConversationVectors:
         good = usable(sums)
         return [unit(sums[n : n + 1])[0] if good[n] else None for n in range(len(texts))]
 
-    async def _my_turn(self) -> None:
-        """Behind documents; but not for ever."""
+    async def _wait_for_documents(self) -> None:
+        """Wait while documents are embedded, up to STARVED_SECONDS after the last call."""
         while self._busy() and time.monotonic() - self._called < STARVED_SECONDS:  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(BUSY_POLL_SECONDS)
         self._called = time.monotonic()
@@ -182,7 +183,7 @@ async def _count(connection: Connection) -> int:
 
 
 async def _drop_stale(connection: Connection, maker: str) -> int:
-    """Make the chunks wait again that another model embedded."""
+    """Drop the embeddings that another model made, so that their chunks wait again."""
     cursor = await connection.execute(
         "UPDATE conversation_chunks SET made_by = NULL, embedding = NULL, attempts = 0, next_at = now()"
         " WHERE ctid = ANY(ARRAY(SELECT ctid FROM conversation_chunks WHERE made_by < %(maker)s OR made_by > %(maker)s"
@@ -193,7 +194,7 @@ async def _drop_stale(connection: Connection, maker: str) -> int:
 
 
 async def _claim(connection: Connection) -> list[_Waiting]:
-    """Those that have waited longest."""
+    """Claim the chunks that have waited longest."""
     cursor = await connection.execute(
         "UPDATE conversation_chunks SET next_at = now() + make_interval(secs => %s), attempts = attempts + 1"
         " WHERE ctid = ANY(ARRAY(SELECT ctid FROM conversation_chunks WHERE made_by IS NULL AND next_at <= now()"
@@ -205,7 +206,7 @@ async def _claim(connection: Connection) -> list[_Waiting]:
 
 
 def _groups(claimed: Sequence[_Waiting]) -> list[list[_Waiting]]:
-    """A chunk that has failed before is tried alone: it may be what made the others fail."""
+    """Chunks to embed in one call. One that has failed before is tried alone: it may have made the others fail."""
     fresh = [chunk for chunk in claimed if chunk.attempts == 1]
     return [*([fresh] if fresh else []), *([chunk] for chunk in claimed if chunk.attempts > 1)]
 
@@ -222,7 +223,7 @@ async def _put_off(connection: Connection, chunks: Sequence[_Waiting]) -> None:
 
 
 async def _release(connection: Connection, chunks: Sequence[_Waiting]) -> None:
-    """As if they had not been taken."""
+    """Return claimed chunks that were not tried."""
     await connection.cursor().executemany(
         "UPDATE conversation_chunks SET next_at = now(), attempts = attempts - 1"
         " WHERE tenant = %s AND member = %s AND digest = %s AND made_by IS NULL",
@@ -231,7 +232,7 @@ async def _release(connection: Connection, chunks: Sequence[_Waiting]) -> None:
 
 
 async def _save(connection: Connection, maker: str, embedded_chunks: Sequence[tuple[_Waiting, Vectors | None]]) -> None:
-    """A chunk that has gone meanwhile (regrouped, forgotten) stays gone."""
+    """Store embeddings. A chunk that was removed meanwhile (regrouped, forgotten) is not added again."""
     await connection.cursor().executemany(
         "UPDATE conversation_chunks SET embedding = %s, made_by = %s, attempts = 0"
         " WHERE tenant = %s AND member = %s AND digest = %s AND made_by IS NULL",

@@ -1,7 +1,7 @@
-"""conversations: what members asked and were answered, from Kafka into the tables; and what is to be forgotten of it.
+"""conversations: writes the questions and answers of members from Kafka into the tables, and forgets them on request.
 
-A member's history is a function of the set of messages: of what was said, whatever was observed after the newest wish
-to forget it. So duplicates, replays and any order end alike.
+A member's history is a function of the set of messages: it has every pair that was observed after the newest request to
+forget it. So duplicates, replays and any order give the same result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Outcome:
     recorded: int = 0
     known: int = 0
     forgotten: int = 0
-    """Removed, or not taken in at all because they had been forgotten before they came."""
+    """Removed, or ignored because they had been forgotten before they came."""
 
 
 class Conversations(Last):
@@ -67,7 +67,8 @@ class Conversations(Last):
         settings: ConversationSettings,
         admission: Unchecked = UNCHECKED,
     ) -> None:
-        """dead: for whoever handles records. count_tokens: as the gate is measured (cl100k), whatever model embeds."""
+        """dead: None where no records are handled. count_tokens: the count for the gate (cl100k), whatever model
+        embeds."""
         self._admission = admission
         self._pool = pool
         self._dead = dead
@@ -98,7 +99,7 @@ class Conversations(Last):
         await self._dead.bury(record, stage=self.name, error=error)
 
     async def erase(self, tenant: str, answers: Collection[UUID]) -> int:
-        """Remove the pairs that were recorded as one of these answers, wherever they were said; returns how many."""
+        """Remove the pairs that were recorded with one of these answers, in all conversations; returns how many."""
         if not answers:
             return 0
         with translated("conversations"):
@@ -117,7 +118,7 @@ class Conversations(Last):
         return erased
 
     async def _accept(self, who: Member, messages: Sequence[Said]) -> None:
-        """One transaction a member."""
+        """Write one member's messages in one transaction."""
         with translated("conversations"):
             async with self._pool.connection() as connection, connection.transaction():
                 await tables.lock(connection, who)
@@ -132,7 +133,7 @@ class Conversations(Last):
     async def _write(self, connection: Connection, who: Member, messages: Sequence[Said]) -> Outcome:
         forgotten = await self._forget(connection, who, [m for m in messages if isinstance(m, ConversationForgotten)])
         recorded = [m for m in messages if isinstance(m, ConversationRecorded)]
-        pairs, mentions, ignored = await self._heard(connection, who, recorded)
+        pairs, mentions, ignored = await self._not_forgotten(connection, who, recorded)
         touched = forgotten | pairs.keys()
         before = await tables.times(connection, who, touched)
         new = [pair for digest, pair in pairs.items() if digest not in before]
@@ -150,7 +151,7 @@ class Conversations(Last):
         return Outcome(len(new), len(pairs) - len(new), len(before.keys() - after.keys()) + ignored)
 
     async def _forget(self, connection: Connection, who: Member, wishes: Sequence[ConversationForgotten]) -> set[bytes]:
-        """Returns the digests of the pairs that were mentioned in what is forgotten."""
+        """Remove the mentions that are to be forgotten; returns the digests of their pairs."""
         floors: dict[bytes, datetime] = {}
         touched: set[bytes] = set()
         for wish in wishes:
@@ -165,10 +166,11 @@ class Conversations(Last):
             await tables.raise_floors(connection, who, floors)
         return touched
 
-    async def _heard(
+    async def _not_forgotten(
         self, connection: Connection, who: Member, messages: Sequence[ConversationRecorded]
     ) -> tuple[dict[bytes, Pair], list[Mention], int]:
-        """The messages from after it was last forgotten, and how many pairs were not."""
+        """The pairs and mentions that were observed after the last request to forget them, and the number of other
+        pairs."""
         everything = subject_digest(who.member)
         subjects = {
             place: subject_digest(who.member, *place) for place in {(m.source, m.conversation) for m in messages}
@@ -193,7 +195,7 @@ class Conversations(Last):
         return pairs, mentions, ignored
 
     async def _regroup(self, connection: Connection, who: Member, place: Place) -> None:
-        """The member's sum, the gate, and the chunks from the first one that may differ on."""
+        """Update the member's token count, the gate, and the chunks from the first one that may differ."""
         tokens, already = await tables.standing(connection, who)
         chunked = is_chunked(already=already, tokens=tokens, gate_tokens=self._settings.gate_tokens)
         await tables.save_member(connection, who, tokens=tokens, chunked=chunked)

@@ -16,7 +16,7 @@ LOCK_CLASS = 7_301
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """A pair, said in a conversation."""
+    """An occurrence of a pair in a conversation."""
 
     digest: bytes
     source: str
@@ -25,7 +25,7 @@ class Mention:
     observed_at: datetime
     sent_id: str | None
     answer_id: UUID | None
-    """The id of the answer, as the query service called it."""
+    """The id that the query service gave the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,15 @@ class Member:
 
 
 async def lock(connection: Connection, who: Member) -> None:
-    """Until the end of the transaction nobody else writes this member's history."""
+    """Lock this member's history until the end of the transaction."""
     await connection.execute(
         "SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [LOCK_CLASS, f"{who.tenant}/{who.member}"]
     )
 
 
 async def raise_floors(connection: Connection, who: Member, floors: Mapping[bytes, datetime]) -> None:
-    """floors: what was forgotten, by its digest, and until when."""
+    """Record requests to forget. floors: the digest of a member or conversation → the moment up to which it was
+    forgotten."""
     await connection.cursor().executemany(
         "INSERT INTO conversation_floors AS f (tenant, subject, forgotten_at) VALUES (%s, %s, %s)"
         " ON CONFLICT (tenant, subject) DO UPDATE SET forgotten_at = excluded.forgotten_at"
@@ -63,8 +64,8 @@ async def forget(
     connection: Connection, who: Member, *, until: datetime, said_in: tuple[str, str] | None
 ) -> set[bytes]:
     """Remove the mentions that were observed until then, of all conversations or of one (source, conversation).
-    Returns the digests of their pairs, which may be mentioned elsewhere. What the answers were made from is forgotten
-    with the last mention of each."""
+    Returns the digests of their pairs, which may be mentioned elsewhere. The sources of an answer are removed with its
+    last mention."""
     source, conversation = said_in or (None, None)
     cursor = await connection.execute(
         "DELETE FROM conversation_mentions WHERE tenant = %(tenant)s AND member = %(member)s"
@@ -84,7 +85,7 @@ async def forget(
 
 
 async def times(connection: Connection, who: Member, digests: Iterable[bytes]) -> dict[bytes, datetime]:
-    """When each of these pairs was first asked, as the pairs have it; what is not there is absent."""
+    """When each of these pairs was first asked, as stored with the pair; a pair that is not stored is absent."""
     cursor = await connection.execute(
         "SELECT digest, asked_at FROM conversation_pairs WHERE tenant = %s AND member = %s AND digest = ANY(%s)",
         [who.tenant, who.member, list(digests)],
@@ -93,7 +94,7 @@ async def times(connection: Connection, who: Member, digests: Iterable[bytes]) -
 
 
 async def first_mentions(connection: Connection, who: Member, digests: Iterable[bytes]) -> dict[bytes, datetime]:
-    """When each of these pairs was first asked, as its mentions have it; what nothing mentions is absent."""
+    """When each of these pairs was first asked, computed from its mentions; a pair without a mention is absent."""
     cursor = await connection.execute(
         "SELECT digest, min(asked_at) FROM conversation_mentions"
         " WHERE tenant = %s AND member = %s AND digest = ANY(%s) GROUP BY digest",
@@ -103,7 +104,7 @@ async def first_mentions(connection: Connection, who: Member, digests: Iterable[
 
 
 async def add_pairs(connection: Connection, who: Member, pairs: Sequence[tuple[Pair, int]]) -> None:
-    """New ones, each with its tokens."""
+    """Add new pairs, each with its tokens."""
     await connection.cursor().executemany(
         "INSERT INTO conversation_pairs (tenant, member, digest, asked_at, tokens, question, answer)"
         " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
@@ -112,7 +113,8 @@ async def add_pairs(connection: Connection, who: Member, pairs: Sequence[tuple[P
 
 
 async def add_mentions(connection: Connection, who: Member, mentions: Iterable[Mention]) -> None:
-    """The newest message that says a thing counts: whatever is forgotten until an earlier moment does not touch it."""
+    """Add mentions. Of several messages with the same mention the newest counts: a request to forget that is older than
+    it does not remove it."""
     await connection.cursor().executemany(
         "INSERT INTO conversation_mentions AS m"
         " (tenant, member, digest, source, conversation, asked_at, observed_at, sent_id, answer_id)"
@@ -149,7 +151,7 @@ async def answers(connection: Connection, who: Member, digests: Iterable[bytes])
 
 
 async def settle_provenance(connection: Connection, who: Member, answers: Collection[UUID]) -> None:
-    """The sources of these answers are known for as long as a mention names them, and no longer."""
+    """Store the sources of these answers as long as a mention names the answer, and remove the others."""
     await connection.execute(
         "DELETE FROM conversation_provenance a WHERE tenant = %s AND answer_id = ANY(%s) AND NOT EXISTS"
         " (SELECT FROM conversation_mentions m WHERE m.tenant = a.tenant AND m.answer_id = a.answer_id)",
@@ -165,7 +167,7 @@ async def settle_provenance(connection: Connection, who: Member, answers: Collec
 
 
 async def settle_pairs(connection: Connection, who: Member, touched: Collection[bytes]) -> None:
-    """Remove those of these pairs that nothing mentions and let the others have their first mention's time."""
+    """Remove the pairs without a mention among these, and give the others the time of their first mention."""
     await connection.execute(
         "DELETE FROM conversation_pairs p WHERE tenant = %s AND member = %s AND digest = ANY(%s)"
         " AND NOT EXISTS (SELECT FROM conversation_mentions m"
@@ -195,7 +197,7 @@ async def standing(connection: Connection, who: Member) -> tuple[int, bool]:
 
 
 async def save_member(connection: Connection, who: Member, *, tokens: int, chunked: bool) -> None:
-    """For a member of whom nothing is left nothing stays."""
+    """Store the member's state, or remove it when the member has no pairs any more."""
     if not tokens:
         await connection.execute(
             "DELETE FROM conversation_members WHERE tenant = %s AND member = %s", [who.tenant, who.member]
@@ -220,7 +222,7 @@ async def pairs_before(connection: Connection, who: Member, place: Place) -> int
 
 
 async def pairs_from(connection: Connection, who: Member, number: int) -> list[Pair]:
-    """From this one on (0: the first), in time order."""
+    """The pairs from this number on (0: the first), in time order."""
     cursor = await connection.execute(
         "SELECT question, answer, asked_at, digest FROM conversation_pairs WHERE tenant = %s AND member = %s"
         " ORDER BY asked_at, digest OFFSET %s",
@@ -232,8 +234,8 @@ async def pairs_from(connection: Connection, who: Member, number: int) -> list[P
 async def replace_chunks(
     connection: Connection, who: Member, position: int, chunks: Sequence[tuple[Chunk, int]]
 ) -> None:
-    """From this position on exactly these chunks stand, each with its tokens. One that stood there before, with the
-    same pairs, keeps its embedding."""
+    """Replace all chunks from this position on by these, each with its tokens. A chunk with the same pairs as before
+    keeps its embedding."""
     await connection.execute(
         "DELETE FROM conversation_chunks WHERE tenant = %s AND member = %s AND position >= %s AND NOT digest = ANY(%s)",
         [who.tenant, who.member, position, [chunk.digest for chunk, _ in chunks]],
@@ -248,7 +250,7 @@ async def replace_chunks(
 
 
 async def members_answered(connection: Connection, tenant: str, answers: Collection[UUID]) -> list[Member]:
-    """Whose conversations name one of these answers."""
+    """The members whose conversations name one of these answers."""
     cursor = await connection.execute(
         "SELECT DISTINCT member FROM conversation_mentions WHERE tenant = %s AND answer_id = ANY(%s) ORDER BY member",
         [tenant, list(answers)],

@@ -125,7 +125,7 @@ class Builder:
 
     async def _afforded(self, build: Build, feed: Feed) -> int:
         """How many documents the next page may have, after waiting for its turn."""
-        ahead = await builds.ahead(self.connection, build, limit=PAGE)
+        ahead = await builds.next_token_counts(self.connection, build, limit=PAGE)
         if not ahead:
             return PAGE
         if not feed.fits(ahead[0], await builds.tokens(self.connection, build)):  # not before all is known to be spent
@@ -142,7 +142,7 @@ class Builder:
 
     async def _hint_again(self, build: Build) -> None:
         """Hints of a run that was killed may never have been sent, and what failed then has its next chance now."""
-        await builds.forgive(self.connection, build)
+        await builds.retry_failures(self.connection, build)
         await self._hint_pending(build)
 
     async def _hint_pending(self, build: Build) -> None:
@@ -240,7 +240,7 @@ class Builder:
             await patiently(self.connection, lambda table=table: generation_tables.drop_table(self.connection, table))  # type: ignore[misc]
         for generation in retired:
             await generation_tables.clear_rows(self.connection, generation)
-            await generation_tables.cleared(self.connection, generation)
+            await generation_tables.mark_cleared(self.connection, generation)
         self.progress("clearing", 1, 1)
 
     async def active_name(self) -> str:

@@ -119,7 +119,7 @@ class Migration:
                 await builder.converge(build)
                 await builder.complete(build)
                 await builder.converge(build)
-                await builds.ready(self._connection, build)
+                await builds.mark_ready(self._connection, build)
             documents, chunks, _ = await desired_counts(self._connection, build.generation)
             embedded = await written(self._connection, build.generation, "vectors")
             tokens = await builds.tokens(self._connection, build)

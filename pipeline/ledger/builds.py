@@ -23,9 +23,9 @@ from pipeline.ledger.documents import Identity
 from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, point_readers_at
 
 FOLLOWED_SECONDS = 60.0
-"""Live work of a build that is younger is on its way, as it always is: it does not hold up the cut-over."""
+"""Live work of a build that is younger is always pending, so it does not delay the cut-over."""
 LOCK_WAIT = "5s"
-"""A reader of the old view or table that takes longer is waited for without holding everybody else up."""
+"""The lock timeout for the old view or table: a reader that takes longer must not block everybody else meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Build:
     """Documents that were filled in."""
     filled_at: datetime | None
     ready_at: datetime | None
-    """When both stores and the graph were complete: from then on it may be cut over to."""
+    """When both stores and the graph were complete, which permits the cut-over."""
 
     @property
     def same_chunks(self) -> bool:
-        """Both cut alike and embed alike: manifests are copied, and vectors of equal chunk ids."""
+        """Both generations cut and embed alike, so that manifests are copied, and vectors of equal chunk ids."""
         mine, theirs = self.generation, self.origin
         return (mine.model, mine.revision, mine.dimensions, mine.vector_type, mine.document_prefix, mine.params) == (
             theirs.model,
@@ -55,17 +55,18 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """Documents of a build whose replaced stores are not there yet, each once a store."""
+    """Documents of a build that are pending in its replaced stores, counted once for each store."""
 
     pending: int
     failed: int
-    """Those of them that were set aside after a failure."""
+    """Pending documents that were set aside after a failure."""
     holding: int
-    """Those of them that hold up the cut-over: all but young live work, and of that what has waited since a moment."""
+    """Pending documents that delay the cut-over: all but live work younger than FOLLOWED_SECONDS, and of that the work
+    that was pending before the moment ``before``."""
     early: int
-    """Those of them that have waited since before a moment, and have not failed."""
+    """Pending documents that have waited since before that moment, and have not failed."""
     held: int
-    """As ``holding``, but a document that waits in both stores counts once."""
+    """As ``holding``, but a document that is pending in both stores counts once."""
 
 
 async def next_name(connection: Connection) -> str:
@@ -121,7 +122,7 @@ async def under_way(connection: Connection) -> Build | None:
 
 
 def occupied(other: Build) -> str:
-    """Why no other one can be begun."""
+    """The reason why no other build can be begun."""
     name, [store, *more] = other.generation.name, sorted(other.replaces)
     if more:
         return (
@@ -131,20 +132,20 @@ def occupied(other: Build) -> str:
     return f"generation {name} is being built (new {store}): finish that first, with `penstock rebuild {store}`"
 
 
-async def spent(connection: Connection, generation: str, tokens: int) -> None:
-    """The model of a build has read so many tokens more. (By the workers.)"""
+async def add_tokens(connection: Connection, generation: str, tokens: int) -> None:
+    """Count tokens that the workers sent to the model of a build."""
     await connection.execute("UPDATE builds SET tokens = tokens + %s WHERE generation = %s", [tokens, generation])
 
 
 async def tokens(connection: Connection, build: Build) -> int:
-    """That its model has read so far."""
+    """The tokens that the build's model has read so far."""
     cursor = await connection.execute("SELECT tokens FROM builds WHERE generation = %s", [build.generation.name])
     row = await cursor.fetchone()
     return int(row[0]) if row else 0
 
 
-async def ready(connection: Connection, build: Build) -> None:
-    """Both stores and the graph are complete. Repeats are harmless."""
+async def mark_ready(connection: Connection, build: Build) -> None:
+    """Record that both stores and the graph are complete. Repeats are harmless."""
     await connection.execute(
         "UPDATE builds SET ready_at = coalesce(ready_at, clock_timestamp()) WHERE generation = %s",
         [build.generation.name],
@@ -170,8 +171,8 @@ async def moment(connection: Connection) -> datetime:
 
 
 async def outstanding(connection: Connection, build: Build, *, before: datetime | None = None) -> Outstanding:
-    """How much of the replaced stores is not there yet. Cheap while little is pending. before: see ``early`` and
-    ``holding``."""
+    """Count the documents that are pending in the replaced stores. Cheap while there are few. before: the moment for
+    ``early`` and ``holding``."""
     cursor = await connection.execute(
         """
         SELECT count(*), count(*) FILTER (WHERE s.attempts > 0), count(*) FILTER (WHERE h.holding),
@@ -190,8 +191,8 @@ async def outstanding(connection: Connection, build: Build, *, before: datetime 
     return Outstanding(*row)
 
 
-async def forgive(connection: Connection, build: Build) -> None:
-    """Make the documents due that failed in an earlier run."""
+async def retry_failures(connection: Connection, build: Build) -> None:
+    """Let the documents be tried again that failed in an earlier run."""
     await connection.execute(
         "UPDATE index_state SET attempts = 0, error = NULL WHERE generation = %s AND seq < want_seq AND attempts > 0",
         [build.generation.name],
@@ -227,9 +228,9 @@ async def cut_over(
     """Make the build the active generation, readers' view included: one transaction. The one that was active is
     retired, or kept as the previous one (which then takes the place of an older previous one, retired).
 
-    before: whatever was accepted until this moment holds it up too, however young it is: it is found in the one that is
-    active now, and has to be in the other. Returns 0 when that was done (or had been done before), else how many
-    documents hold it up, and nothing was done.
+    before: pending work that was accepted until this moment delays the cut-over too, however young it is: queries find
+    it in the present generation, and must find it in the new one. Returns 0 when the cut-over was done (or had been
+    done before), else the number of documents that delay it, and nothing was done.
     Raises Misconfigured when it is not complete, or when another generation than its origin is active and it shares a
     store with the origin; Retryable (by ``translated``) when a reader keeps the view locked.
     """
@@ -256,7 +257,7 @@ async def cut_over(
 
 @asynccontextmanager
 async def changing(connection: Connection) -> AsyncIterator[None]:
-    """A transaction in which nobody else reads or writes by which generations there are."""
+    """A transaction that locks the list of generations."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
@@ -264,7 +265,7 @@ async def changing(connection: Connection) -> AsyncIterator[None]:
 
 
 async def make_active(connection: Connection, new: Generation, old: Generation, *, keep: bool) -> None:
-    """Vectors, keywords and the query's model together. The caller is ``changing``."""
+    """Switch vectors, keywords and the query's model together. The caller is inside ``changing``."""
     if keep:
         await connection.execute(
             "UPDATE generations SET state = 'retired', since = clock_timestamp()"
@@ -286,11 +287,11 @@ class Page:
     documents: int
     """0: nothing is left to fill in."""
     pending: tuple[Identity, ...] = ()
-    """Those that a sink has to see to."""
+    """Documents that a sink has to write."""
 
 
-async def ahead(connection: Connection, build: Build, *, limit: int) -> list[int]:
-    """Tokens, in the origin, of the documents that ``fill`` would bring in next, in its order."""
+async def next_token_counts(connection: Connection, build: Build, *, limit: int) -> list[int]:
+    """Token counts, in the origin, of the documents that ``fill`` handles next, in its order."""
     cursor = await connection.execute(
         "SELECT coalesce((SELECT sum(t) FROM unnest(m.token_counts) t), 0)::bigint FROM documents d"
         " LEFT JOIN manifests m ON m.document_id = d.id AND m.generation = %s"
@@ -301,10 +302,10 @@ async def ahead(connection: Connection, build: Build, *, limit: int) -> list[int
 
 
 async def fill(connection: Connection, build: Build, *, limit: int, grace_seconds: float) -> Page:
-    """Bring the next ``limit`` documents into the build, in one transaction; the position is kept with it, so whoever
-    is killed goes on by calling again. grace_seconds: how long the sweeper leaves them to the hints.
+    """Add the next ``limit`` documents to the build, in one transaction that also records the position, so that the
+    next call continues after a crash. grace_seconds: how long the sweeper leaves them to the hints.
 
-    Under the documents' locks nothing newer is accepted for them, and a row that detect wrote meanwhile stands.
+    Under the documents' locks nothing newer is accepted for them, and a row that detect wrote meanwhile is not changed.
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
@@ -368,7 +369,7 @@ _WANT = f"""
     ORDER BY d.id
     ON CONFLICT DO NOTHING RETURNING document_id
 """  # noqa: S608 — constants of this module
-"""For a store that is made anew: everything is pending, except a document that nobody may read."""
+"""For a store that is replaced: everything is pending, except a document that nobody may read."""
 _SHARE = """
     INSERT INTO index_state AS mine (document_id, generation, store, want_seq, seq, settled_at, pending_since, next_at,
         claimed, confirmed, confirmed_hashes, refused, attempts, error)
@@ -384,12 +385,12 @@ _SHARE = """
         seq = least(mine.seq, mine.want_seq - 1), next_at = excluded.next_at
     WHERE NOT mine.claimed @> excluded.claimed
 """
-"""For a store that is shared: the origin's state holds, locked so that it is never more settled here than there. Where
-detect was faster, only what may stand in the index besides is taken over, to be deleted if nobody wants it."""
+"""For a store that is shared: the origin's state is copied under a lock, so that it is never more settled here than
+there. Where detect was faster, only the origin's claimed entries are added, to be deleted if they are not desired."""
 
 
 async def _copy_vectors(connection: Connection, build: Build, ids: list[UUID], fresh: list[UUID]) -> None:
-    """Copy the rows of wanted chunks with equal ids, and settle those of ``fresh`` documents that have all of theirs:
+    """Copy the rows of desired chunks with equal ids, and settle the ``fresh`` documents that then have all their rows:
     nobody else has written rows for them yet."""
     if not await table_exists(connection, build.origin.chunk_table):
         return
@@ -429,11 +430,11 @@ async def _copy_vectors(connection: Connection, build: Build, ids: list[UUID], f
     )
 
 
-async def lend(
+async def origin_vectors(
     connection: Connection, generation: str, chunks: Collection[UUID]
 ) -> list[tuple[UUID, str, list[float]]]:
-    """(chunk, text, vector) of those of these chunks that the origin of a build has, where one model made both: a
-    document that changed before it was filled in costs no more embeddings than its change."""
+    """(chunk, text, vector) of the chunks among these that the origin of a build has, where one model made both: a
+    document that changed before it was filled in costs only the embeddings of its change."""
     cursor = await connection.execute(
         "SELECT theirs.chunk_table FROM builds b JOIN generations mine ON mine.name = b.generation"
         " JOIN generations theirs ON theirs.name = b.origin"

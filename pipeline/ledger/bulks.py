@@ -45,7 +45,7 @@ class Unwanted(NamedTuple):
     """Those of them that the ledger holds to stand in the index: a delete that was accepted was not processed yet."""
 
 
-async def opened(connection: Connection, index: str, entries: Sequence[Entry], *, check_in_seconds: float) -> UUID:
+async def record_open(connection: Connection, index: str, entries: Sequence[Entry], *, check_in_seconds: float) -> UUID:
     """Record a bulk that is about to be sent; returns its id. In the transaction that claims its documents."""
     ordered = sorted(entries)
     digest = hashlib.blake2b(index.encode(), digest_size=16)
@@ -70,7 +70,7 @@ async def opened(connection: Connection, index: str, entries: Sequence[Entry], *
     return bulk
 
 
-async def answered(connection: Connection, bulk: UUID) -> None:
+async def record_answered(connection: Connection, bulk: UUID) -> None:
     """Every operation of one sending was answered. The row stays while another sending of the same bulk was not, and
     where the claim is older than ANSWERED_SECONDS: the entries may have been accepted after a delete of them was
     forgotten, and whoever confirms that delete after us undoes our looking at them again."""

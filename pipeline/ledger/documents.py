@@ -58,7 +58,7 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class DocumentEvent:
     """One line of a document's history."""
 
     kind: str
@@ -78,7 +78,7 @@ class Accepted:
     state: State
     lane: Lane
     draws_seq: bool
-    history: tuple[Happened, ...]
+    history: tuple[DocumentEvent, ...]
     changed_at: datetime | None = None
     """When the source changed, for freshness."""
     fields: Fields | None = None
@@ -315,7 +315,7 @@ def manifest_row(document: UUID, generation: str, manifest: Manifest) -> tuple[A
     )
 
 
-def _event_row(h: Happened, seq: int | None) -> tuple[Any, ...]:
+def _event_row(h: DocumentEvent, seq: int | None) -> tuple[Any, ...]:
     return h.kind, h.outcome, h.version, h.observed_at, seq if h.seq is None else h.seq, h.lane
 
 

@@ -161,5 +161,5 @@ async def drop_table(connection: Connection, table: str) -> None:
         await connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(table)))
 
 
-async def cleared(connection: Connection, retired: Generation) -> None:
+async def mark_cleared(connection: Connection, retired: Generation) -> None:
     await connection.execute("UPDATE generations SET cleared_at = clock_timestamp() WHERE name = %s", [retired.name])

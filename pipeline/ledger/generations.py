@@ -133,7 +133,8 @@ def _made_by(generation: Generation, embedder: Embedder) -> bool:
 
 
 def same_model(one: Generation, other: Generation) -> bool:
-    """Whether the vector of a text is the same in both: then it is copied (``builds.lend`` asks the same in SQL)."""
+    """Whether the vector of a text is the same in both: then it is copied (``builds.origin_vectors`` has
+    the same condition in SQL)."""
     return (one.model, one.revision, one.dimensions, one.document_prefix) == (
         other.model,
         other.revision,

@@ -63,7 +63,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class TrailEntry:
     """One line of a letter's trail."""
 
     at: datetime
@@ -193,7 +193,7 @@ async def get(connection: Connection, letter_ids: Collection[str]) -> dict[str, 
     return {letter.id: letter for letter in await cursor.fetchall()}
 
 
-async def replayed(connection: Connection, done: Sequence[tuple[str, Stored | None]]) -> None:
+async def mark_replayed(connection: Connection, done: Sequence[tuple[str, Stored | None]]) -> None:
     """They were sent again and stand there now; None: not sent, because something newer was known."""
     await connection.execute(
         "UPDATE dead_letters l SET replayed_at = now(), replayed_partition = w.partition, replayed_offset = w.place"
@@ -238,12 +238,12 @@ async def undo_dismissal(
     return [id_ for (id_,) in await cursor.fetchall()]
 
 
-async def trail(connection: Connection, id_: str) -> list[Judged]:
+async def trail(connection: Connection, id_: str) -> list[TrailEntry]:
     """The decisions about a letter, oldest first."""
     cursor = await connection.execute(
         "SELECT at, action, by, reason FROM dead_letter_trail WHERE letter_id = %s ORDER BY id", [storable(id_)]
     )
-    return [Judged(*row) for row in await cursor.fetchall()]
+    return [TrailEntry(*row) for row in await cursor.fetchall()]
 
 
 async def newer_identity_known(connection: Connection, message: IdentityChanged) -> bool:

@@ -1,4 +1,4 @@
-"""The audit trail in Postgres: adding to it, finding in it, and reading it through for a check."""
+"""The audit trail in Postgres: adding records, searching them, and reading all of them for a check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.core.trail import Day, Finding, Head, Keys, Record, Sealed, check_
 from pipeline.stores.postgres import Connection
 
 MOST_ATTEMPTS = 100
-"""At one head: each that fails is one of another process that was committed."""
+"""Attempts to add one head: each that fails means that another process has committed a head."""
 _COLUMNS: LiteralString = (
     "chain, number, at, tenant, actor, credential, access, action, object, documents, decision, reason, address,"
     " request, process, key_id, mac"
@@ -27,17 +27,17 @@ _OF_DAY = sql.SQL("SELECT {columns} FROM trail.records WHERE day = %s ORDER BY d
 _HEADS = sql.SQL("SELECT number, at, day, chain, count, digest, key_id, mac FROM trail.heads ORDER BY number")
 
 
-class Taken(Retryable):
-    """A record has this place in its chain, or somebody's open transaction holds it. Which one it is a writer cannot
-    see: everybody's login may add it."""
+class PlaceTaken(Retryable):
+    """Another record has this place in its chain, or an open transaction locks it. A writer cannot see which, because
+    every login may add records."""
 
 
-class Held(Retryable):
-    """Somebody's open transaction holds the number of the next head."""
+class HeadLocked(Retryable):
+    """An open transaction locks the number of the next head."""
 
 
 async def add(connection: Connection, records: Sequence[Sealed]) -> None:
-    """All of them, or none: in one statement. Raises Taken, psycopg.Error."""
+    """Add all of these records or none, in one statement. Raises PlaceTaken, psycopg.Error."""
     row = sql.SQL("(%s, %s, %s, %s, %s, %s, %s, %s::text[], %s, %s, %s::uuid[], %s, %s, %s, %s, %s, %s, %s)")
     statement = sql.SQL("INSERT INTO trail.records (day, {columns}) VALUES {rows}").format(
         columns=sql.SQL(_COLUMNS), rows=sql.SQL(", ").join([row] * len(records))
@@ -46,19 +46,19 @@ async def add(connection: Connection, records: Sequence[Sealed]) -> None:
     try:
         await connection.execute(statement, values)
     except (UniqueViolation, LockNotAvailable) as error:
-        raise Taken("another record has this place in the audit trail", service="postgres") from error
+        raise PlaceTaken("another record has this place in the audit trail", service="postgres") from error
 
 
 async def prepare(connection: Connection, day: date) -> None:
-    """So that records of this day, today or nearly so, can be added. Raises psycopg.Error."""
+    """Create the partition for records of this day, which is today or close to it. Raises psycopg.Error."""
     cursor = await connection.execute("SELECT to_regclass(%s) IS NULL", [f"trail.records_{day:%Y%m%d}"])
     if (await cursor.fetchone() or [False])[0]:
         await connection.execute("SELECT trail.prepare()")
 
 
 async def add_head(connection: Connection, keys: Keys, at: datetime, last: Sealed) -> Head:
-    """That the chain ends with this record now. The caller holds a transaction, which goes on if this fails. Raises
-    Held, psycopg.Error."""
+    """Record that the chain ends with this record now. The caller's transaction survives a failure. Raises
+    HeadLocked, psycopg.Error."""
     for attempt in range(1, MOST_ATTEMPTS + 1):
         newest = await newest_head(connection)
         number, previous = (1, b"") if newest is None else (newest.number + 1, newest.mac)
@@ -75,7 +75,7 @@ async def add_head(connection: Connection, keys: Keys, at: datetime, last: Seale
             if attempt == MOST_ATTEMPTS:
                 raise
         except LockNotAvailable as error:
-            raise Held("an open transaction holds the audit trail's next head", service="postgres") from error
+            raise HeadLocked("an open transaction holds the audit trail's next head", service="postgres") from error
         else:
             return head
     raise AssertionError
@@ -106,7 +106,7 @@ def _values(sealed: Sealed) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class RecordFilter:
     """A selection of records; None and empty match any."""
 
     document: UUID | None = None
@@ -120,7 +120,7 @@ class Chosen:
     since: datetime | None = None
     until: datetime | None = None
     after: str | None = None
-    """The last page's last record, as ``place_of`` says it."""
+    """The last record of the page before, as ``place_of`` writes it."""
 
     def where(self) -> tuple[sql.Composable, dict[str, Any]]:
         """A condition and its parameters. Raises ValueError for an ``after`` that is no place."""
@@ -157,7 +157,7 @@ class Chosen:
 
 
 def place_of(sealed: Sealed) -> str:
-    """Where a page ends."""
+    """The position of a record, for the next page."""
     return f"{sealed.record.at.isoformat()}_{sealed.chain}_{sealed.number}"
 
 
@@ -166,7 +166,7 @@ def _place(text: str) -> tuple[datetime, UUID, int]:
     return datetime.fromisoformat(at).astimezone(UTC), UUID(chain), int(number)
 
 
-async def page(connection: Connection, chosen: Chosen, limit: int) -> list[Sealed]:
+async def page(connection: Connection, chosen: RecordFilter, limit: int) -> list[Sealed]:
     """The newest first. Raises ValueError, psycopg.Error."""
     condition, selection = chosen.where()
     cursor = await connection.execute(
@@ -179,7 +179,7 @@ async def page(connection: Connection, chosen: Chosen, limit: int) -> list[Seale
 
 
 async def days(connection: Connection) -> list[date]:
-    """That have a partition, in order."""
+    """The days that have a partition, in order."""
     cursor = await connection.execute(
         "SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
         " WHERE i.inhparent = 'trail.records'::regclass ORDER BY 1"
@@ -188,7 +188,7 @@ async def days(connection: Connection) -> list[date]:
 
 
 async def of_day(connection: Connection, day: date) -> AsyncIterator[Sealed]:
-    """In the order that a check wants. The caller holds a transaction. Raises psycopg.Error."""
+    """The records of a day in the order that a check needs. The caller holds a transaction. Raises psycopg.Error."""
     async with connection.cursor("trail") as cursor:
         cursor.itersize = 5_000
         await cursor.execute(_OF_DAY, [day])
@@ -197,7 +197,7 @@ async def of_day(connection: Connection, day: date) -> AsyncIterator[Sealed]:
 
 
 async def heads(connection: Connection) -> list[Head]:
-    """All, in order. Raises psycopg.Error."""
+    """All heads, in order. Raises psycopg.Error."""
     cursor = await connection.execute(_HEADS)
     return [_as_head(row) for row in await cursor.fetchall()]
 
@@ -210,7 +210,7 @@ async def newest_head(connection: Connection) -> Head | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class TrailReport:
     records: int
     heads: int
     findings: Sequence[Finding]
@@ -218,7 +218,7 @@ class Examined:
 
 async def examine(
     connection: Connection, keys: Keys, *, retention_days: float, since: datetime | None, noted: Mapping[int, bytes]
-) -> Examined:
+) -> TrailReport:
     """Read the whole trail and check it. retention_days: the age up to which records must exist; 0: any. since: check
     only records of that day and later. noted: heads that were stored elsewhere, number → code. Raises psycopg.Error."""
     now = datetime.now(UTC)
@@ -242,7 +242,7 @@ async def examine(
                     findings += checked.record(sealed)
             findings += checked.end()
             records += checked.records
-    return Examined(records, len(known), findings)
+    return TrailReport(records, len(known), findings)
 
 
 def _as_head(row: Sequence[Any]) -> Head:

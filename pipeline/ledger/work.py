@@ -265,7 +265,7 @@ async def raise_want(connection: Connection, generation: str, store: Store, docu
     return seq
 
 
-async def failed(
+async def set_aside(
     connection: Connection, generation: str, store: Store, document: UUID, *, error: str, retry_in_seconds: float
 ) -> None:
     """One document failed while others succeed: set it aside with its reason; the sweeper brings it back."""
@@ -314,7 +314,7 @@ async def pending_backfill(connection: Connection) -> dict[str, tuple[int, datet
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class PendingWork:
     """Work that stayed pending past its time."""
 
     identity: Identity
@@ -322,7 +322,7 @@ class Due:
     lane: Lane
 
 
-async def due(connection: Connection, *, limit: int, again_in_seconds: float) -> list[Due]:
+async def due(connection: Connection, *, limit: int, again_in_seconds: float) -> list[PendingWork]:
     """Take pending work whose time has come, each (document, generation) once, and put it off: by again_in_seconds, or
     by as long as it has been pending already (what waits in a long queue is not hinted over and over).
 
@@ -348,6 +348,6 @@ async def due(connection: Connection, *, limit: int, again_in_seconds: float) ->
         [limit, again_in_seconds],
     )
     return [
-        Due(Identity(id_, tenant, source, external_id), generation, lane)
+        PendingWork(Identity(id_, tenant, source, external_id), generation, lane)
         for id_, tenant, source, external_id, generation, lane in await cursor.fetchall()
     ]

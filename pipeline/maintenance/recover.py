@@ -51,7 +51,7 @@ class OnProgress(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class RaisedSequence:
     """ledger_seq, before and after."""
 
     before: int
@@ -63,19 +63,19 @@ class Rewound:
     """The moments that detect and identities go back to."""
 
     records: int
-    """To be read again."""
+    """The number of records that are read again."""
     since: datetime
     """The start from which documents are read again: TIME, or earlier where detect lagged behind at the backup."""
     missing: tuple[str, ...]
-    """One line for each partition that no longer keeps all of it."""
+    """One line for each partition that no longer has all of these records."""
     until: Mapping[str, Mapping[Partition, int]]
     """stage → partition → the offset at which it has caught up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Convergence:
     failed: int
-    """Documents that were set aside: everything else both stores hold."""
+    """Documents that were set aside. Both stores hold everything else."""
 
 
 class Recovery:
@@ -127,7 +127,7 @@ class Recovery:
                 row = await (await connection.execute("SELECT max(at) FROM document_events")).fetchone()
         return row[0] - FAILOVER_MARGIN if row and row[0] else BEGINNING
 
-    async def raise_sequence(self) -> Raised:
+    async def raise_sequence(self) -> RaisedSequence:
         """Numbers drawn from now on are above every version that Elasticsearch holds: else each write would be refused
         and tried again. Raises Misconfigured when an index that the ledger names is gone."""
         highest = 0
@@ -153,7 +153,7 @@ class Recovery:
                 await connection.execute(  # never back: others may draw numbers meanwhile
                     "SELECT setval('ledger_seq', %(to)s) FROM ledger_seq WHERE last_value < %(to)s", {"to": after}
                 )
-        return Raised(before, after)
+        return RaisedSequence(before, after)
 
     async def strays(self) -> list[str]:
         """Indexes with our names that belong to no generation: created after the backup, and unused now."""
@@ -220,7 +220,7 @@ class Recovery:
         look unchanged. Raises Retryable while Postgres is away."""
         return await republish(self._pool)
 
-    async def settled(self) -> Settled:
+    async def settled(self) -> Convergence:
         """Wait until both stores hold what the ledger wants as of now. Raises Retryable when nobody works on it."""
         first: int | None = None
         looked = monotonic()
@@ -238,7 +238,7 @@ class Recovery:
             first = left if first is None else first
             self._progress("converging", max(0, first - left), max(first, left))
             if not left:
-                return Settled(failed)
+                return Convergence(failed)
             if monotonic() - looked > LOOK_SECONDS:
                 looked = monotonic()
                 await self._require_served([store for store, count in pending.items() if count])

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pipeline.core.fold import Delete, State, Step, Upsert, fold
 from pipeline.core.model import Manifest
-from pipeline.ledger.documents import Accepted, Happened, Identity, Known, Superseded
+from pipeline.ledger.documents import Accepted, DocumentEvent, Identity, Known, Superseded
 from pipeline.stages.events import Arrival
 from topics.messages import DocumentUpserted
 
@@ -154,7 +154,7 @@ def decision(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
     text_changed = content is not None and state.content_hash != before.state.content_hash
     meta_changed = content is not None and state.meta_hash != before.state.meta_hash
     history = tuple(
-        Happened(
+        DocumentEvent(
             arrival.kind,
             outcome(step),
             getattr(arrival.event, "version", None),

@@ -194,7 +194,7 @@ class KeywordSink(Last):
                         [(p.work.identity.id, p.work.want_seq, p.touched) for p in moved],
                     )
                     if answered is not None:
-                        await bulks.answered(connection, answered)
+                        await bulks.record_answered(connection, answered)
                 for document, version in ahead.items():  # Elasticsearch is ahead of the ledger: catch up, write again
                     async with connection.transaction():
                         await work.raise_want(connection, generation.name, "keywords", document, version)
@@ -207,7 +207,7 @@ class KeywordSink(Last):
 
 async def _open_bulk(connection: Connection, index: str, plans: Sequence[_Plan]) -> UUID | None:
     entries = [Entry(p.work.identity.id, w.id, w.version) for p in plans for w in p.writes if w.body is not None]
-    return await bulks.opened(connection, index, entries, check_in_seconds=CHECK_SECONDS) if entries else None
+    return await bulks.record_open(connection, index, entries, check_in_seconds=CHECK_SECONDS) if entries else None
 
 
 def _versions_ahead(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:

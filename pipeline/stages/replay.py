@@ -172,7 +172,7 @@ class Replayer:
     async def _mark(self, done: Sequence[tuple[str, Stored | None]]) -> None:
         with translated("dead letters"):
             async with self._pool.connection() as connection:
-                await letters.replayed(connection, done)
+                await letters.mark_replayed(connection, done)
 
 
 async def read_letter(reader: Reader, letter: Letter) -> Sealed:

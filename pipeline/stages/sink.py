@@ -143,7 +143,7 @@ async def set_aside(
                 wait = backoff(
                     w.attempts + 1, base=SET_ASIDE_BASE_SECONDS, cap=SET_ASIDE_CAP_SECONDS, retry_after=None, random=1.0
                 )
-                await work.failed(connection, generation, store, document, error=reason, retry_in_seconds=wait)
+                await work.set_aside(connection, generation, store, document, error=reason, retry_in_seconds=wait)
     metrics.failed_documents.labels(sink=store).inc()
     # Never the traceback's texts: Postgres and Elasticsearch quote the row or entry that they refuse.
     frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)[-FRAMES_SHOWN:]]

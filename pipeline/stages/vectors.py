@@ -195,7 +195,7 @@ class VectorSink(Last):
         """Vectors that the generation's origin has already are not embedded again."""
         with translated("vectors"):
             async with self._pool.connection() as connection:
-                lent = await builds.lend(connection, generation.name, chunks)
+                lent = await builds.origin_vectors(connection, generation.name, chunks)
         for chunk, text, vector in lent:
             self._cached[generation.name, chunk] = (text, np.asarray(vector, dtype=np.float32))
 
@@ -315,7 +315,7 @@ class Bills:
         try:
             with translated("vectors"):
                 async with self._pool.connection() as connection:
-                    await builds.spent(connection, generation.name, tokens)
+                    await builds.add_tokens(connection, generation.name, tokens)
         except BaseException:  # also when it is cancelled
             self._owed[generation.name] += tokens
             raise

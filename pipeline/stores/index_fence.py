@@ -85,7 +85,7 @@ def require_all(known: Known, now: Seen) -> None:
         raise Retryable(f"look at index {known.index}: some of its shards have not started", service="elasticsearch")
 
 
-def further(known: Known, now: Seen) -> dict[int, Shard]:
+def latest_shards(known: Known, now: Seen) -> dict[int, Shard]:
     """The shards to remember, each with the highest checkpoint that was seen in its history. Pure."""
     shards = {**known.shards, **now.shards}
     for n in known.shards.keys() & now.shards.keys():
@@ -185,7 +185,7 @@ async def accept_first(connection: Connection, index: str, now: Seen) -> None:
 async def remember(connection: Connection, known: Known, now: Seen) -> None:
     """Record the progress of the same index. Where another worker has recorded it meanwhile, the next look adds to
     that."""
-    shards = further(known, now)
+    shards = latest_shards(known, now)
     if shards != known.shards:
         await connection.execute(
             "UPDATE keyword_indexes SET shards = %s WHERE keyword_index = %s AND changes = %s AND shards = %s",
@@ -196,7 +196,7 @@ async def remember(connection: Connection, known: Known, now: Seen) -> None:
 async def fence(connection: Connection, known: Known, now: Seen, why: Change) -> bool:
     """Record that the index is another one: from now on nothing that was confirmed counts. Returns whether this is the
     first process that recorded it."""
-    shards = now.shards if why == "recreated" else further(known, now)
+    shards = now.shards if why == "recreated" else latest_shards(known, now)
     cursor = await connection.execute(
         "UPDATE keyword_indexes SET index_uuid = %s, shards = %s, changes = changes + 1, change = %s,"
         " changed_at = clock_timestamp(), position = NULL, compared_at = NULL"
@@ -206,7 +206,7 @@ async def fence(connection: Connection, known: Known, now: Seen, why: Change) ->
     return cursor.rowcount == 1
 
 
-async def compared(connection: Connection, known: Known, position: UUID | None) -> None:
+async def record_compared(connection: Connection, known: Known, position: UUID | None) -> None:
     """Every document up to ``position`` was compared with the changed index; None: all of them were."""
     await connection.execute(
         "UPDATE keyword_indexes SET position = %(position)s,"

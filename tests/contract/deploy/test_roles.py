@@ -288,7 +288,7 @@ async def test_every_role_adds_to_the_audit_trail_and_its_reader_alone_reads_it(
     assert count == 2
     if role == "penstock_trail_reader":
         async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
-            assert len(await trail_table.page(connection, trail_table.Chosen(person=role), 10)) == 2
+            assert len(await trail_table.page(connection, trail_table.RecordFilter(person=role), 10)) == 2
             examined = await trail_table.examine(connection, Keys(), retention_days=0, since=None, noted={})
             assert (examined.findings, examined.records >= 2) == ([], True)
     if role == "penstock_worker":

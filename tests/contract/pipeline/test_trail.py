@@ -31,7 +31,7 @@ from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.identity import document_id
 from pipeline.core.trail import Keys, Record, Sealed, seal
 from pipeline.ledger import trail as table
-from pipeline.ledger.trail import Chosen, Examined
+from pipeline.ledger.trail import RecordFilter, TrailReport
 from pipeline.runtime.settings import Settings, TrailSettings
 from pipeline.stores.postgres import Connection
 from pipeline.trail import Trail, open_trail
@@ -61,7 +61,7 @@ class Place:
     async def records(self, **chosen: Any) -> list[Sealed]:
         """The oldest first."""
         async with self.library.pool.connection() as connection:
-            return (await table.page(connection, Chosen(**chosen), 10_000))[::-1]
+            return (await table.page(connection, RecordFilter(**chosen), 10_000))[::-1]
 
     async def written(self, request: str, count: int = 1) -> list[Sealed]:
         """The records of a request, as soon as there are so many."""
@@ -76,12 +76,12 @@ class Place:
         [sealed] = await self.written(response.headers["request-id"])
         return sealed.record
 
-    async def examined(self, **fields: Any) -> Examined:
+    async def examined(self, **fields: Any) -> TrailReport:
         async with self.library.pool.connection() as connection:
             return await examined(connection, **fields)
 
 
-async def examined(connection: Connection, **fields: Any) -> Examined:
+async def examined(connection: Connection, **fields: Any) -> TrailReport:
     asked: dict[str, Any] = {"retention_days": 0, "since": None, "noted": {}, **fields}
     return await table.examine(connection, KEYS, **asked)
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from deploy.local.stack import Stack
 from pipeline.audit import runs
 from pipeline.audit.examine import Examiner
-from pipeline.audit.mend import Mended, Mender
+from pipeline.audit.mend import Mender, RepairResult
 from pipeline.audit.reading import Limits
 from pipeline.audit.runs import Run
 from pipeline.audit.sample import sample
@@ -113,7 +113,7 @@ class Audited:
                 if not (left and r.repaired)
             }
 
-    async def mend(self, run: Run, wait_seconds: float = 30) -> Mended:
+    async def mend(self, run: Run, wait_seconds: float = 30) -> RepairResult:
         producer: Any = self.waking
         mended = await Mender(self.examiner, Keywords(self.library.es), producer).mend(
             run.id, wait_seconds=wait_seconds

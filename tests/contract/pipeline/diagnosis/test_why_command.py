@@ -95,7 +95,7 @@ async def test_what_the_dead_letter_of_an_unknown_document_needs(library: Librar
     assert "--undo" in dismissed["next"]
     async with library.pool.connection() as connection:
         await letters.undo_dismissal(connection, [letter["id"]], by="ann", reason=None)
-        await letters.replayed(connection, [(letter["id"], None)])
+        await letters.mark_replayed(connection, [(letter["id"], None)])
     assert (await told(home, tenant, "never.md"))[1]["state"] == "replayed"
     shown = await penstock(home, "never.md", "--tenant", tenant)
     assert letter["id"] in shown.stdout

@@ -144,7 +144,7 @@ async def test_letters_that_need_no_dismissal_are_named_and_the_others_are_dismi
 ) -> None:
     replayed, before, mine = await bury(library, tenant, "a.md", "b.md", "c.md")
     async with library.pool.connection() as connection:
-        await letters.replayed(connection, [(replayed, None)])
+        await letters.mark_replayed(connection, [(replayed, None)])
     await answer(home, "dismiss", before, "--reason", "earlier", "--by", "bob")
     done = await penstock(home, "dismiss", replayed, before, "no:such:1", mine, "--reason", WHY)
     assert done.exit_code == 1

@@ -201,8 +201,8 @@ async def test_entries_of_a_document_that_was_removed_from_the_ledger_go_too(sit
     library, index = site.library, site.library.generation.keyword_index
     document_id, chunk = uuid4(), uuid4()
     async with library.pool.connection() as connection:
-        await bulks.opened(connection, index, [Entry(document_id, chunk, 7)], check_in_seconds=0)
-        await bulks.opened(connection, "an-index-that-is-gone", [Entry(document_id, chunk, 7)], check_in_seconds=0)
+        await bulks.record_open(connection, index, [Entry(document_id, chunk, 7)], check_in_seconds=0)
+        await bulks.record_open(connection, "an-index-that-is-gone", [Entry(document_id, chunk, 7)], check_in_seconds=0)
     await site.keywords.apply([Write(index, chunk, 7, {"document_id": str(document_id), "text": "left over"})])
     assert await LateBulks(library.pool, site.keywords, Metrics()).check_due() == 1
     assert await site.entries(document_id) == 0

@@ -15,7 +15,7 @@ from elastic_transport import ObjectApiResponse
 from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.errors import IndexFenced, Retryable
-from pipeline.stores.index_fence import Change, Known, Seen, Shard, change, further, look, require, require_all
+from pipeline.stores.index_fence import Change, Known, Seen, Shard, change, latest_shards, look, require, require_all
 from query.retrieval import stores as offers
 from query.retrieval.stores import Stores, Timeouts
 from query.retrieval.vectors import Tuning
@@ -90,9 +90,9 @@ async def test_a_primary_that_still_replays_its_operations_says_nothing() -> Non
 
 def test_the_highest_checkpoint_of_a_history_is_remembered() -> None:
     now = Seen("uuid", {0: Shard("a", 7), 1: Shard("c", 3)}, {0: 12, 1: 5})
-    assert further(KNOWN, now) == {0: Shard("a", 10), 1: Shard("c", 3)}
-    assert further(KNOWN, seen(s0=("a", 30))) == {0: Shard("a", 30), 1: Shard("b", 20)}
-    assert further(KNOWN, seen(s0=("a", 4)))[0] == Shard("a", 4), "it was set back: its numbers go on from there"
+    assert latest_shards(KNOWN, now) == {0: Shard("a", 10), 1: Shard("c", 3)}
+    assert latest_shards(KNOWN, seen(s0=("a", 30))) == {0: Shard("a", 30), 1: Shard("b", 20)}
+    assert latest_shards(KNOWN, seen(s0=("a", 4)))[0] == Shard("a", 4), "it was set back: its numbers go on from there"
 
 
 async def test_of_a_shard_that_is_away_nothing_is_known() -> None:
