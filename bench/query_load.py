@@ -33,7 +33,7 @@ from bench.load_runs import SHARES, load, percentile, summary, tag
 from bench.load_service import served
 from query.access.callers import readable
 from query.retrieval.search import CANDIDATES, SPARE
-from query.retrieval.vectors import Asked, Tuning, choose, nearest
+from query.retrieval.vectors import NeighbourQuery, Tuning, choose_scan, nearest
 from tests.support.query.library import Library
 
 RECALL_QUESTIONS, GRAPH_QUESTIONS = 100, 20
@@ -57,13 +57,13 @@ async def recall(library: Library, corpus: Corpus, vectors: WordVectors) -> dict
         took: dict[str, list[float]] = {"chosen": [], "exact": []}
         scans: Counter[str] = Counter()
         async with library.pool.connection() as connection:
-            request = Asked(library.generation, caller, await readable(connection, caller))
+            request = NeighbourQuery(library.generation, caller, await readable(connection, caller))
             of = {"limit": DEPTH, "tuning": tuning}
             for n, question in zip(range(RECALL_QUESTIONS), corpus.questions(7), strict=False):
                 vector = vectors.vector(question)
 
                 async def ten(
-                    scan: Any, vector: Any = vector, request: Asked = request, of: Any = of
+                    scan: Any, vector: Any = vector, request: NeighbourQuery = request, of: Any = of
                 ) -> tuple[set[Any], str]:
                     rows, used = await nearest(connection, request, vector, scan, timeout_seconds=30, **of)
                     return {row.chunk_id for row in rows[:10]}, used
@@ -71,7 +71,7 @@ async def recall(library: Library, corpus: Corpus, vectors: WordVectors) -> dict
                 start = perf_counter()
                 exact, _ = await ten("exact")
                 took["exact"].append(perf_counter() - start)
-                way = await choose(connection, request, **of)  # a service caches it for some seconds
+                way = await choose_scan(connection, request, **of)  # a service caches it for some seconds
                 start = perf_counter()
                 chosen, used = await ten(way)
                 took["chosen"].append(perf_counter() - start)

@@ -72,7 +72,7 @@ class Variant:
 
 TEXT_ONLY = ("query.retrieval.keywords.clauses", plain)
 RRF = ("query.retrieval.ranking.fuse", reciprocal_ranks)
-NO_WORDS = ("query.retrieval.feedback.typical", no_words)
+NO_WORDS = ("query.retrieval.feedback.expansion_words", no_words)
 VARIANTS = (
     Variant("vector alone", "vector"),
     Variant("keyword alone, text only", "keyword", instead=(TEXT_ONLY,)),

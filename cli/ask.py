@@ -94,7 +94,7 @@ async def _ask(
     from pipeline.runtime.settings import load
     from pipeline.trail import access, recorded
     from query import settings
-    from query.model import check, shown_in
+    from query.model import check, shown_documents
     from query.modes.material import Question
 
     check(query, 1 if top is None else top, "hybrid")
@@ -111,7 +111,7 @@ async def _ask(
         question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
 
         async def note(sources: Sources) -> None:
-            shown = [*shown_in(passage.result for passage in sources.passages), *sorted(sources.behind)]
+            shown = [*shown_documents(passage.result for passage in sources.passages), *sorted(sources.behind)]
             by = access(principals, tags)
             await service.trail.write(recorded("answer", tenant=tenant, access=by, documents=shown))
 
@@ -129,7 +129,7 @@ async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tup
     from cli.why import names
     from pipeline.diagnosis import story
     from pipeline.stores.postgres import translated
-    from query.access.callers import sayable
+    from query.access.callers import storable
     from query.access.tenant_rows import rows_of
     from query.model import BadQuery
 
@@ -140,7 +140,7 @@ async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tup
         except ValueError:
             with translated("ask"):
                 async with rows_of(service.pool, tenant) as connection:
-                    matches = await story.find(connection, tenant, sayable(names(document)))
+                    matches = await story.find(connection, tenant, storable(names(document)))
             if len(matches) != 1:
                 what = f"may mean {len(matches)} documents" if matches else "is no document"
                 raise BadQuery(f"{document!r} {what} of tenant {tenant!r}: give its id") from None

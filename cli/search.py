@@ -19,7 +19,7 @@ from pipeline.runtime.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, development_
 
 if TYPE_CHECKING:
     from query.access.filters import Filters
-    from query.model import Found, Mode
+    from query.model import Mode, SearchResults
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -115,7 +115,7 @@ def _here(request: dict[str, Any], tenant: str, principals: Sequence[str], tags:
 
 async def _search(
     query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
-) -> Found:
+) -> SearchResults:
     from pipeline.observability import tracing
     from query.access.filters import check as check_filters
     from query.model import check
@@ -128,7 +128,7 @@ async def _search(
 
 async def _run_search(
     query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
-) -> Found:
+) -> SearchResults:
     import asyncio
 
     from pipeline.runtime.settings import dist, load
@@ -141,14 +141,14 @@ async def _run_search(
         embedders.start()  # while the clients are imported and connected
         await asyncio.sleep(0)
     from cli.recorded import recording
-    from query.model import shown_in
+    from query.model import shown_documents
     from query.retrieval.search import open_search
     from query.settings import load as load_query
 
     async with open_search(settings, embedders, load_query()) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
         response = await library.search(query, caller, top=top, mode=mode, filters=filters)
-    documents = shown_in(response.results)
+    documents = shown_documents(response.results)
     await recording("search", tenant=tenant, documents=documents, principals=principals, tags=tags)
     return response
 

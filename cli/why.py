@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.diagnosis.story_model import Person, QueryRank, Story
     from pipeline.runtime.settings import Settings
     from pipeline.stores.postgres import Connection
-    from query.model import Found, Result
+    from query.model import Result, SearchResults
 
 
 def why(
@@ -99,16 +99,16 @@ async def _report(
     from cli.stack import local_outages
     from pipeline.diagnosis.story_gather import StoryReport, StoryRequest, gather
     from pipeline.runtime.settings import load
-    from query.access.callers import sayable
+    from query.access.callers import storable
 
     async def check_access(connection: Connection, story: Story) -> Person:
         return await _person(connection, story, tenant, principals, tags)
 
-    if not sayable([tenant]):
+    if not storable([tenant]):
         return StoryReport()
     settings = load()
     report = await gather(
-        StoryRequest(tenant, sayable(names(document)), source),
+        StoryRequest(tenant, storable(names(document)), source),
         settings,
         outages=local_outages,
         check_access=check_access if principals or tags else None,
@@ -124,10 +124,10 @@ async def _person(
 ) -> Person:
     from pipeline.diagnosis.story import memberships
     from pipeline.diagnosis.story_model import Person
-    from query.access.callers import decide, identify, sayable
+    from query.access.callers import decide, identify, storable
 
     caller = await identify(connection, tenant, principals=principals, tags=tags)
-    groups = await memberships(connection, tenant, sayable(principals))
+    groups = await memberships(connection, tenant, storable(principals))
     decision = decide(caller, story.access.acl_tags, story.access.required_tags)
     return Person((*principals, *tags), decision.may_read, decision.by, decision.lacks, groups)
 
@@ -175,7 +175,7 @@ def _documents(result: Result) -> set[tuple[str, str]]:
     return {(passage.source, passage.external_id) for passage in (result.passage, *result.also)}
 
 
-def _why_not(response: Found, max_results: int) -> str:
+def _why_not(response: SearchResults, max_results: int) -> str:
     degraded = f" ({'; '.join(response.degraded)})" if response.degraded else ""
     if not response.relevant:
         return f"nothing that is about the question was found{degraded}"

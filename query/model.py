@@ -1,4 +1,4 @@
-"""What a search is asked and what it answers."""
+"""The request and the results of a search."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ RANKERS: tuple[Ranker, Ranker] = ("vector", "keyword")
 Facts = dict[str, int | str | bool]
 
 MAX_QUERY_CHARACTERS = 8_000
-"""Longer than any question; whoever sends more has sent a document by mistake."""
+"""Longer than any question: more is a document that was sent by mistake."""
 MAX_TOP = 100
 
 
 class BadQuery(PenstockError):
-    """The question itself cannot be answered (empty, too long, an impossible count): asking again changes nothing."""
+    """The query itself is invalid (empty, too long, an impossible count); a retry fails again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A passage that a store offers. Nothing about it is believed before it is verified."""
+    """A passage that a store proposes. Nothing about it is trusted before it is verified against the ledger."""
 
     chunk_id: UUID
     document_id: UUID
     text: str
-    """Equal in both stores: the id is a hash of it."""
+    """The text, equal in both stores because the chunk's id is a hash of it."""
     score: float
     """BM25 or cosine; larger is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Where a candidate stands by the ledger, now."""
+    """A candidate's document and position, as the ledger has them at the time of the query."""
 
     chunk_id: UUID
     document_id: UUID
@@ -59,30 +59,30 @@ class Passage:
     source_modified_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Rows may be older than the check at intake."""
+        """Drop an address that cannot be opened: rows may be older than the check at ingestion."""
         object.__setattr__(self, "source_url", openable(self.source_url))
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A passage as it is shown: one chunk, or neighbouring ones as one text."""
+    """A passage as it is returned: one chunk, or neighbouring chunks as one text."""
 
     passage: Passage
-    """Of its best chunk."""
+    """The document and position of its best chunk."""
     text: str
     score: float
-    """Of the fusion: comparable within one answer only."""
+    """The score of the fusion, comparable within one response only."""
     ranks: Mapping[Ranker, int]
-    """From 1, in each ranking that holds it, of what the caller may read and either store offered; of several chunks,
-    the best."""
+    """Its rank, from 1, in each store's ranking of the passages that the caller may read; of several chunks, the best
+    rank."""
     chunk_ids: tuple[UUID, ...] = ()
-    """Of all its chunks, in reading order. Given none: the passage's own."""
+    """The ids of all its chunks, in reading order. Empty when constructed: the passage's own id."""
     also: tuple[Passage, ...] = ()
-    """Where the caller may read the same once more, in other documents."""
+    """Passages of other documents that say the same and that the caller may read."""
     rerank_score: float | None = None
-    """By the reranker, where one was asked: larger is better, comparable within one answer only."""
+    """The reranker's score, if it was reranked: larger is better, comparable within one response only."""
     headings: tuple[str, ...] = ()
-    """What its best chunk stands under, outermost first."""
+    """The headings above its best chunk, outermost first."""
 
     def __post_init__(self) -> None:
         if not self.chunk_ids:
@@ -107,7 +107,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that was done. Counts are of what the caller may read, never of what was withheld."""
+    """One step of a search. Its counts include only what the caller may read, never what was withheld."""
 
     name: str
     took_ms: float
@@ -119,29 +119,29 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResults:
     results: Sequence[Result]
     steps: Sequence[Step]
     took_ms: float
     relevant: bool = True
-    """False: nothing that was found is about the question, and nothing is shown (query/retrieval/ranking.py)."""
+    """False: no candidate is relevant to the query, and no result is returned (query/retrieval/ranking.py)."""
 
     @property
     def degraded(self) -> tuple[str, ...]:
-        """Why this answer is less than it could be, one line for each part that failed."""
+        """One line for each part of the search that failed."""
         return tuple(str(step.facts.get("reason", step.name)) for step in self.steps if step.degraded)
 
 
-def shown_in(results: Iterable[Result]) -> list[UUID]:
-    """The documents that these passages are of, with those that say the same, in order."""
+def shown_documents(results: Iterable[Result]) -> list[UUID]:
+    """The documents of these passages and of the passages that say the same, in order."""
     passages = (passage for result in results for passage in (result.passage, *result.also))
     return list(dict.fromkeys(passage.document_id for passage in passages))
 
 
 def check(query: str, top: int, mode: str) -> str:
-    """The query as it is asked. Raises BadQuery."""
-    # What a terminal may hand over and no store takes: lone surrogates and NUL. The rest as documents are kept: a name
-    # that a Mac wrote (NFD), or a word with an invisible hyphen, is the one that stands there.
+    """The normalised query. Raises BadQuery."""
+    # A terminal may pass lone surrogates and NUL, which no store accepts. The rest is normalised as documents are, so
+    # that a name in NFD (from a Mac) or a word with a soft hyphen matches.
     text = clean(query.encode("utf-8", "replace").decode().replace("\x00", " ")).strip()
     if not text:
         raise BadQuery("the query is empty")
@@ -154,21 +154,21 @@ def check(query: str, top: int, mode: str) -> str:
     return text
 
 
-def as_json(found: Found) -> dict[str, Any]:
-    """What the command and the service answer; JSON's own types throughout."""
+def as_json(response: SearchResults) -> dict[str, Any]:
+    """The response of the command and the service, in JSON's own types."""
     return {
-        "results": [result_as_json(result) for result in found.results],
-        "steps": [{"step": s.name, "took_ms": s.took_ms, **s.facts} for s in found.steps],
-        "took_ms": found.took_ms,
-        "relevant": found.relevant,
-        "degraded": list(found.degraded),
+        "results": [result_as_json(result) for result in response.results],
+        "steps": [{"step": s.name, "took_ms": s.took_ms, **s.facts} for s in response.steps],
+        "took_ms": response.took_ms,
+        "relevant": response.relevant,
+        "degraded": list(response.degraded),
     }
 
 
 def result_as_json(result: Result) -> dict[str, Any]:
     passage = result.passage
     return {
-        **_place(passage),
+        **_passage_as_json(passage),
         "chunk_index": passage.chunk_index,
         "text": result.text,
         "score": round(result.score, 6),
@@ -176,7 +176,7 @@ def result_as_json(result: Result) -> dict[str, Any]:
         "ranks": dict(result.ranks),
         "rerank_score": None if result.rerank_score is None else round(result.rerank_score, 6),
         "chunk_ids": [str(id_) for id_ in result.chunk_ids],
-        "also": [_place(other) for other in result.also],
+        "also": [_passage_as_json(other) for other in result.also],
         "author": passage.author,
         "media_type": passage.media_type,
         "source_modified_at": passage.source_modified_at.isoformat() if passage.source_modified_at else None,
@@ -184,7 +184,7 @@ def result_as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _place(passage: Passage) -> dict[str, Any]:
+def _passage_as_json(passage: Passage) -> dict[str, Any]:
     return {
         "chunk_id": str(passage.chunk_id),
         "document_id": str(passage.document_id),

@@ -98,7 +98,7 @@ class Problem(Exception):  # RFC 9457's term
 
 
 def of(error: Exception) -> Problem:
-    """The problem to respond with. The text of an error is passed on only if it is about the query or a fence: other
+    """The problem to respond with. The text of an error is included only if it is about the query or a fence: other
     texts may name internal servers."""
     match error:
         case Problem():

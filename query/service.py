@@ -1,4 +1,4 @@
-"""Everything that answers a question, opened by settings and closed in order."""
+"""All parts of the query service, opened from the settings and closed in order."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from query.evaluation.shadow import Shadow, open_shadow
 from query.modes.gather import Modes
 from query.rerank.guarded import open_reranker
 from query.retrieval.search import Search, Timeouts
-from query.retrieval.timeouts import Budget, share
+from query.retrieval.timeouts import TimeBudget, time_budget
 from query.settings import QuerySettings
 from query.telemetry import QueryMetrics
 
 GATHER_SECONDS = 10.0
-"""For deciding on a mode and reading whole documents, besides a search."""
+"""Time to decide on a mode and to read whole documents, in addition to a search."""
 
 
 @dataclass(slots=True)
 class Service:
-    """Owns what it holds; safe to share between tasks."""
+    """The query service's parts, which it owns. Safe to share between tasks."""
 
     settings: Settings
     query: QuerySettings
-    budget: Budget
+    budget: TimeBudget
     metrics: QueryMetrics
     pool: Pool
     es: AsyncElasticsearch
@@ -48,13 +48,13 @@ class Service:
     trail: Trail
 
     @property
-    def waits_elsewhere(self) -> bool:
-        """Whether a search waits for a server that embeds or reranks."""
+    def uses_remote_models(self) -> bool:
+        """Whether a search waits for a remote server that embeds or reranks."""
         return self.settings.embedding.provider != "local" or self.query.rerank.url is not None
 
     @property
     def answer_seconds(self) -> float:
-        """For a whole answer: what it is made from is found, then it is written."""
+        """The time limit of a whole answer: gathering its material, then writing it."""
         return GATHER_SECONDS + self.budget.total + self.query.chat.timeout_seconds
 
 
@@ -67,12 +67,15 @@ async def open_service(
     metrics: QueryMetrics | None = None,
     name: str = "query",
 ) -> AsyncIterator[Service]:
-    """embedders: instead of the generations' own; closed at the end either way. name: of the process, in the audit
-    trail. Raises Retryable when Postgres cannot
-    be reached, Misconfigured."""
+    """Open the service and close it at the end.
+
+    embedders: replace the embedders of the settings; they are closed at the end in either case.
+    name: the name of this process in the audit trail.
+    Raises Retryable when Postgres cannot be reached, and Misconfigured.
+    """
     metrics = metrics or QueryMetrics()
     reranks = bool(query.rerank.url or query.rerank.onnx_path)
-    budget = share(query.serve.search_seconds, query.rerank.timeout_seconds if reranks else 0.0)
+    budget = time_budget(query.serve.search_seconds, query.rerank.timeout_seconds if reranks else 0.0)
     async with AsyncExitStack() as closing:
         embedders = embedders or GenerationEmbedders.by_settings(settings.embedding, dist() / "models", metrics=metrics)
         closing.push_async_callback(embedders.aclose)

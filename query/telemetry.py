@@ -66,7 +66,7 @@ class PartLabels(NamedTuple):
 
 
 class QueryMetrics:
-    """One registry a process and test."""
+    """All metrics of the query service, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -245,14 +245,14 @@ class QueryMetrics:
         self.trail.labels(outcome=outcome).inc(records)
 
     def answered(self, model: str, *, prompt: int, answer: int, money: float) -> None:
-        """prompt, answer: tokens."""
+        """Count the tokens (prompt, answer) and the money of a written answer."""
         self.tokens.labels(kind="prompt", model=model).inc(prompt)
         self.tokens.labels(kind="answer", model=model).inc(answer)
         self.answer_cost.labels(model=model).inc(money)
         charge(tokens=prompt + answer, money=money)
 
     def reranked(self, outcome: str, price_per_thousand: float) -> None:
-        """What is remembered, or was not asked, costs nothing."""
+        """Count a reranking by its outcome. Only a call of the reranker costs money: cached scores do not."""
         self.rerank.labels(outcome=outcome).inc()
         if outcome == "reranked":
             self.rerank_cost.inc(price_per_thousand / 1_000)
@@ -263,5 +263,5 @@ class QueryMetrics:
         self.embedding_cost.inc(money)
         charge(money=money)
 
-    def embedding_asked(self, outcome: EmbeddingOutcome, seconds: float) -> None:
+    def question_embedding_timed(self, outcome: EmbeddingOutcome, seconds: float) -> None:
         self.embedding_seconds.labels(outcome=outcome).observe(seconds)

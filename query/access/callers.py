@@ -1,8 +1,8 @@
-"""Who is asking, and what that caller may read at this moment.
+"""The caller of a query, and what it may read at this moment.
 
-A caller is a tenant and a set of qualified tags (``source/tag``). Tags come from the ledger's memberships or from
-whoever operates the command line; never from an unauthenticated client. No tags: nothing is read. Names are compared
-code point by code point: neither case nor Unicode form is folded. The model on one page: docs/access.md.
+A caller is a tenant and a set of qualified tags (``source/tag``). Tags come from the ledger's memberships or from the
+operator of the command line, never from an unauthenticated client. A caller without tags reads nothing. Names are
+compared code point by code point: neither case nor Unicode form is folded. docs/access.md describes the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.stores.postgres import Connection
 class Caller:
     tenant: str
     tags: frozenset[str]
-    """Qualified. Good for one query: what a principal holds may have changed at the next one."""
+    """Qualified tags, valid for one query: the principal's groups may have changed by the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class Readable:
 async def identify(
     connection: Connection, tenant: str, *, principals: Sequence[str] = (), tags: Sequence[str] = ()
 ) -> Caller:
-    """The caller that holds what all these principals and tags hold.
+    """The caller that has the access of all these principals and tags.
 
     A principal holds its groups in every source of the tenant, and ``user:PRINCIPAL`` in each of them; an unknown
-    one holds only the latter. A tag that begins with the name of a source and ``/`` is taken as it is; any other
-    stands for the tag of that name in every source. Names that no message can carry open nothing. Canaries' sources are
-    their reader's alone: everybody else would carry twice the tags.
+    principal holds only the latter. A tag that begins with the name of a source and ``/`` is used as it is; any other
+    stands for the tag of that name in every source. Names that no message can contain grant nothing. The sources of
+    canaries are considered only for the canaries' own reader, because they would double everyone else's tags.
     """
-    if not sayable([tenant]):
+    if not storable([tenant]):
         return Caller(tenant, frozenset())
-    principals, tags = sayable(principals), sayable(tags)
+    principals, tags = storable(principals), storable(tags)
     held: set[str] = set()
     sources = await sources_of(connection, tenant)
     if PRINCIPAL not in principals:
@@ -64,13 +64,13 @@ async def identify(
     return Caller(tenant, frozenset(held))
 
 
-def sayable(names: Iterable[str]) -> list[str]:
-    """Without those that hold U+0000 or a lone surrogate: no message can carry them and no store can be asked."""
+def storable(names: Iterable[str]) -> list[str]:
+    """The names without U+0000 and lone surrogates: no message can contain the others and no store accepts them."""
     return [name for name in names if "\x00" not in name and name == name.encode("utf-8", "replace").decode()]
 
 
 async def sources_of(connection: Connection, tenant: str) -> tuple[str, ...]:
-    """The sources that a tenant has documents of: one index probe each, however many documents there are."""
+    """The sources of a tenant's documents, with one index probe each, however many documents there are."""
     cursor = await connection.execute(
         """
         WITH RECURSIVE found (source) AS (
@@ -96,7 +96,8 @@ _READABLE = """
 
 
 async def readable(connection: Connection, caller: Caller) -> Readable:
-    """Any of acl_tags, all of required_tags, within the tenant."""
+    """The access sets of the tenant that the caller satisfies: it holds any of their acl_tags and all of their
+    required_tags."""
     if not caller.tags:
         return Readable((), (), ())
     cursor = await connection.execute(_READABLE, {"tenant": caller.tenant, "tags": sorted(caller.tags)})
@@ -107,18 +108,18 @@ async def readable(connection: Connection, caller: Caller) -> Readable:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a caller may read what carries certain tags, and what decides it."""
+    """Whether a caller may read a document with certain tags, and which tags decide it."""
 
     may_read: bool
     by: tuple[str, ...]
-    """The acl_tags that the caller holds; none: nothing lets it in."""
+    """The acl_tags that the caller holds; with none it has no access."""
     lacks: tuple[str, ...]
-    """The required_tags that it does not hold."""
+    """The required_tags that the caller does not hold."""
 
 
 def decide(caller: Caller, acl_tags: Collection[str], required_tags: Collection[str]) -> Decision:
-    """The rule itself, for one document of the caller's tenant: to explain an answer, never to give one (that is
-    ``query.access.verify``, on the ledger)."""
+    """The access rule for one document of the caller's tenant. It explains a decision and never makes one: that is done
+    by ``query.access.verify``, on the ledger."""
     by = tuple(tag for tag in acl_tags if tag in caller.tags)
     lacks = tuple(tag for tag in required_tags if tag not in caller.tags)
     return Decision(bool(by) and not lacks, by, lacks)

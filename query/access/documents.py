@@ -1,7 +1,7 @@
-"""Documents as their readers may see them, from the ledger, now.
+"""Documents as a caller may read them, from the ledger.
 
-Whether a caller may read is decided in the same statement that reads: what may not be read and what does not exist take
-the same way, and the same answer comes of it.
+The statement that reads also decides whether the caller may read. A document that it may not read and one that does not
+exist take the same path and have the same result.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pipeline.stores.postgres import Connection
 from query.access.callers import Caller, readable
 
 FACET_DOCUMENTS = 20_000
-"""Readable documents that facets are gathered from, at most …"""
+"""The most readable documents that facets are gathered from."""
 FACET_DOCUMENTS_A_SET = 200
-"""… and of one access set. A set belongs to one source (tags do), and the sources take turns: one with a hundred
-thousand sets does not hide another."""
+"""The most documents of one access set that facets are gathered from. A set belongs to one source, as its tags do, and
+the sources take turns, so that one with a hundred thousand sets does not hide another."""
 FACET_VALUES = 50
 
 
@@ -33,10 +33,10 @@ class Document:
     media_type: str | None
     source_modified_at: datetime | None
     text: str
-    """Normalised, whole, in reading order."""
+    """The whole normalised text, in reading order."""
 
     def __post_init__(self) -> None:
-        """Rows may be older than the check at intake."""
+        """Drop an address that cannot be opened: rows may be older than the check at ingestion."""
         object.__setattr__(self, "source_url", openable(self.source_url))
 
 
@@ -48,7 +48,7 @@ _MAY_READ = """
 
 
 async def read(connection: Connection, caller: Caller, document: UUID) -> Document | None:
-    """None: there is none, or none that this caller may read. Raises psycopg.Error."""
+    """The document, or None if it does not exist or this caller may not read it. Raises psycopg.Error."""
     cursor = await connection.execute(
         "SELECT d.id, d.external_id, d.source, coalesce(d.title, ''), d.source_url, d.author, d.media_type,"  # noqa: S608 — constants of this module
         " d.source_modified_at, coalesce((SELECT text FROM document_bodies b WHERE b.document_id = d.id), '')"
@@ -60,7 +60,7 @@ async def read(connection: Connection, caller: Caller, document: UUID) -> Docume
 
 
 async def may_read(connection: Connection, caller: Caller, document: UUID) -> bool:
-    """Raises psycopg.Error."""
+    """Whether the document exists and this caller may read it. Raises psycopg.Error."""
     cursor = await connection.execute("SELECT true" + _MAY_READ, _values(caller, document))
     return await cursor.fetchone() is not None
 
@@ -71,7 +71,7 @@ def _values(caller: Caller, document: UUID) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Facets:
-    """What there is to narrow a search to, of what the caller may read; the most frequent first."""
+    """Values to filter a search by, from the documents that the caller may read, the most frequent first."""
 
     sources: list[str]
     authors: list[str]
@@ -104,12 +104,12 @@ _FACETS = """
 
 
 async def facets(connection: Connection, caller: Caller) -> Facets:
-    """Raises psycopg.Error."""
-    may = await readable(connection, caller)
+    """The facets of the documents that the caller may read. Raises psycopg.Error."""
+    access = await readable(connection, caller)
     cursor = await connection.execute(
         _FACETS,
         {
-            "ids": list(may.access_ids),
+            "ids": list(access.access_ids),
             "tenant": caller.tenant,
             "of_a_set": FACET_DOCUMENTS_A_SET,
             "documents": FACET_DOCUMENTS,

@@ -1,4 +1,4 @@
-"""What a question is narrowed to, besides what its asker may read."""
+"""Filters, which narrow a search further than the caller's access does."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from uuid import UUID
 from psycopg import sql
 
 from pipeline.ledger.entry import to_the_hour
-from query.access.callers import sayable
+from query.access.callers import storable
 from query.model import BadQuery
 
-MOST_VALUES = 1_000
-"""Of one filter; a longer list is no filter that somebody chose."""
+MAX_FILTER_VALUES = 1_000
+"""The most values of one filter: no person chooses more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """All that is given must hold; of each tuple, any one. Empty: everything."""
+    """Conditions that all must hold; of a tuple, any one value matches. Empty: everything matches."""
 
     sources: tuple[str, ...] = ()
     authors: tuple[str, ...] = ()
     media_types: tuple[str, ...] = ()
-    """As the ledger has them (``text/markdown``, no parameters); ``text/*`` stands for all that begin so."""
+    """Media types as the ledger has them (``text/markdown``, without parameters); ``text/*`` matches all types that
+    begin with ``text/``."""
     since: datetime | None = None
     before: datetime | None = None
-    """Of the document's time at its source; aware. One without a time is left out by either."""
+    """Bounds of the document's modification time at its source, with a time zone. Either bound leaves out documents
+    without such a time."""
     documents: tuple[UUID, ...] = ()
 
     def __bool__(self) -> bool:
@@ -35,7 +37,7 @@ class Filters:
 
     @property
     def families(self) -> list[str]:
-        """What a wanted media type may begin with: ``text/``."""
+        """The prefixes of media types that match, such as ``text/``."""
         return [kind.lower().removesuffix("*") for kind in self.media_types if kind.endswith("/*")]
 
     @property
@@ -47,22 +49,22 @@ NONE = Filters()
 
 
 def check(filters: Filters) -> None:
-    """Raises BadQuery where no store could be asked so."""
+    """Raises BadQuery if no store accepts these filters."""
     for field in fields(filters):
         value = getattr(filters, field.name)
         if isinstance(value, datetime):
             if value.tzinfo is None:
                 raise BadQuery(f"{field.name} has no time zone: write, for example, 2026-01-31T00:00:00Z")
         elif isinstance(value, tuple):
-            if len(value) > MOST_VALUES:
-                raise BadQuery(f"{field.name} has {len(value)} values; the maximum is {MOST_VALUES}")
+            if len(value) > MAX_FILTER_VALUES:
+                raise BadQuery(f"{field.name} has {len(value)} values; the maximum is {MAX_FILTER_VALUES}")
             texts = [text for text in value if isinstance(text, str)]
-            if len(sayable(texts)) < len(texts):
+            if len(storable(texts)) < len(texts):
                 raise BadQuery(f"{field.name} contains a character that no document can contain")
 
 
 def conditions(filters: Filters) -> sql.Composable:
-    """What ``documents d`` must satisfy, to be put behind other conditions; its values are ``values(filters)``."""
+    """SQL conditions on ``documents d``, to append to other conditions; their parameters are ``values(filters)``."""
     where = []
     if filters.sources:
         where.append("d.source = ANY(%(sources)s::text[])")
@@ -79,7 +81,7 @@ def conditions(filters: Filters) -> sql.Composable:
         where.append("d.source_modified_at < %(before)s")
     if filters.documents:
         where.append("d.id = ANY(%(filter_documents)s::uuid[])")
-    return sql.SQL("".join(f" AND {condition}" for condition in where))  # nothing in it is a caller's
+    return sql.SQL("".join(f" AND {condition}" for condition in where))  # constants of this module
 
 
 def values(filters: Filters) -> dict[str, Any]:
@@ -94,30 +96,30 @@ def values(filters: Filters) -> dict[str, Any]:
     }
 
 
-def _a_little_later(moment: datetime) -> datetime:
+def _millisecond_later(moment: datetime) -> datetime:
     try:
         return moment + timedelta(milliseconds=1)
-    except OverflowError:  # the last moment that there is: "any time"
+    except OverflowError:  # datetime.max, which means "any time"
         return moment
 
 
 def clauses(filters: Filters) -> list[dict[str, Any]]:
-    """The same in Elasticsearch's terms: filter clauses of a bool query. They let pass a little more where a moment is
-    given, which the ledger decides: an entry knows the hour only."""
-    wanted: list[dict[str, Any]] = []
+    """The filter clauses of an Elasticsearch bool query. With a time bound they match slightly too much, because an
+    entry stores the hour only; the ledger then decides."""
+    required: list[dict[str, Any]] = []
     if filters.sources:
-        wanted.append({"terms": {"source": list(filters.sources)}})
+        required.append({"terms": {"source": list(filters.sources)}})
     if filters.authors:
-        wanted.append({"terms": {"author": list(filters.authors)}})
+        required.append({"terms": {"author": list(filters.authors)}})
     if filters.media_types:
         kinds: list[dict[str, Any]] = [{"prefix": {"media_type": family}} for family in filters.families]
         kinds.append({"terms": {"media_type": filters.exact_types}})
-        wanted.append({"bool": {"should": kinds, "minimum_should_match": 1}})
+        required.append({"bool": {"should": kinds, "minimum_should_match": 1}})
     since = to_the_hour(filters.since) if filters.since else None
-    before = _a_little_later(filters.before) if filters.before else None  # it counts whole milliseconds: no more
+    before = _millisecond_later(filters.before) if filters.before else None  # Elasticsearch counts whole ms
     moments = {name: at.isoformat() for name, at in (("gte", since), ("lt", before)) if at is not None}
     if moments:
-        wanted.append({"range": {"source_modified_at": moments}})
+        required.append({"range": {"source_modified_at": moments}})
     if filters.documents:
-        wanted.append({"terms": {"document_id": [str(id_) for id_ in filters.documents]}})
-    return wanted
+        required.append({"terms": {"document_id": [str(id_) for id_ in filters.documents]}})
+    return required

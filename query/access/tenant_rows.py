@@ -1,7 +1,7 @@
-"""Connections that show the rows of one tenant, and no others: the server's own condition, behind ours.
+"""Connections on which Postgres shows only the rows of one tenant: row-level security, in addition to our conditions.
 
-Where the login is one that is held to a tenant (a member of ``penstock_query``), a transaction that names none sees no
-row of any. Whoever forgets the tenant in a statement, or here, finds nothing: docs/adr/0053-rows-by-tenant.md.
+With a login that is a member of ``penstock_query``, a transaction that names no tenant sees no rows. A statement that
+forgets the tenant therefore returns nothing: docs/adr/0053-rows-by-tenant.md.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from pipeline.stores.postgres import Connection, Pool
-from query.access.callers import sayable
+from query.access.callers import storable
 
 NO_TENANT = ""
-"""For what is nobody's: generations, the state of an index."""
+"""The tenant of rows that belong to none, such as generations and the state of an index."""
 
-_OPEN = frozenset({TransactionStatus.INTRANS, TransactionStatus.INERROR})
+_IN_TRANSACTION = frozenset({TransactionStatus.INTRANS, TransactionStatus.INERROR})
 
 
 @asynccontextmanager
 async def rows_of(pool: Pool, tenant: str) -> AsyncIterator[Connection]:
-    """A connection in one transaction, within which it shows this tenant's rows. What is written is there at the end.
-    Raises PoolTimeout, psycopg.Error."""
+    """A connection in one transaction that sees this tenant's rows; the transaction is committed at the end. Raises
+    PoolTimeout and psycopg.Error."""
     async with pool.connection() as connection:
-        await connection.set_autocommit(True)  # else BEGIN would be a question of its own, to be waited for
+        await connection.set_autocommit(True)  # else BEGIN would be a round trip of its own
         try:
-            # As text: one message, which no prepared statement could be.
+            # Two statements in one message, which a prepared statement cannot be.
             await connection.execute(
                 sql.SQL("BEGIN; SELECT set_config('penstock.tenant', {}, true)").format(_literal(tenant)), prepare=False
             )
@@ -36,21 +36,21 @@ async def rows_of(pool: Pool, tenant: str) -> AsyncIterator[Connection]:
             await connection.commit()
         finally:
             try:
-                if connection.pgconn.transaction_status in _OPEN:
+                if connection.pgconn.transaction_status in _IN_TRANSACTION:
                     await connection.rollback()
             finally:  # also when this task is cancelled meanwhile
                 if connection.pgconn.transaction_status == TransactionStatus.IDLE:
                     await connection.set_autocommit(False)
 
 
-async def see(connection: Connection, tenant: str) -> None:
-    """To the end of the transaction that the connection is in, it shows this tenant's rows."""
+async def set_tenant(connection: Connection, tenant: str) -> None:
+    """Let the connection see this tenant's rows until its current transaction ends."""
     await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [_named(tenant)])
 
 
 def _named(tenant: str) -> str:
-    """A name that no message can carry is nobody's."""
-    return tenant if sayable([tenant]) else ""
+    """The tenant, or no tenant for a name that no message can contain."""
+    return tenant if storable([tenant]) else ""
 
 
 def _literal(tenant: str) -> sql.Literal:

@@ -1,4 +1,4 @@
-"""The last word on every candidate: the ledger's, on the primary, now. What the stores hold is only a hint."""
+"""Verification of every candidate against the ledger, on the primary. What the stores hold is only a hint."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from query.model import Passage
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """What the manifest says of one chunk."""
+    """The manifest's data on one chunk."""
 
     spans: tuple[Span, ...]
     headings: tuple[str, ...]
 
 
-class Refers(Protocol):
-    """Names a chunk and its document."""
+class Verifiable(Protocol):
+    """A reference to a chunk and its document."""
 
     @property
     def chunk_id(self) -> UUID: ...
@@ -34,8 +34,8 @@ class Refers(Protocol):
     def document_id(self) -> UUID: ...
 
 
-# One look at each index for each candidate (OFFSET 0): joined, a planner reads all documents to look up two hundred, or
-# begins at the access sets and reads every readable document.
+# OFFSET 0 forces one index probe for each candidate and table. With plain joins, a planner reads all documents to look
+# up two hundred, or begins at the access sets and reads every readable document.
 _VERIFY = """
     SELECT c.chunk_id, d.id, d.external_id, d.source, coalesce(d.title, ''), d.source_url, p.position - 1,
         d.author, d.media_type, d.source_modified_at
@@ -57,7 +57,7 @@ _VERIFY = """
       AND p.position IS NOT NULL
 """
 
-# Index probes for each of the documents, as above.
+# OFFSET 0 forces index probes for each of the documents, as above.
 READS_ALL = sql.SQL("""
     NOT EXISTS (
         SELECT FROM unnest({documents}) AS made_of (id)
@@ -72,19 +72,19 @@ READS_ALL = sql.SQL("""
         )
     )
 """)
-"""The condition that a caller (``tenant`` and ``tags``, as in ``verify``) may read every one of ``documents`` now: an
-expression of type uuid[] that is not NULL. For what was made from documents, because it shows what stands in them."""
+"""The condition that a caller (``tenant`` and ``tags``, as in ``verify``) may read every one of ``documents`` now. That
+is an expression of type uuid[] that is not NULL. It protects what was made from documents, such as answers."""
 
 
 async def verify(
     connection: Connection,
     generation: str,
     caller: Caller,
-    candidates: Iterable[Refers],
+    candidates: Iterable[Verifiable],
     filters: Filters = NONE,
 ) -> dict[UUID, Passage]:
-    """Of these candidates, those that exist, are not deleted, may be read by this caller, pass the filters and stand in
-    the document's manifest, each as the ledger has it now. One statement."""
+    """The candidates that exist, are not deleted, may be read by this caller, pass the filters and are in the
+    document's manifest, by chunk id, each as the ledger has it now. It is one statement."""
     offered = {c.chunk_id: c.document_id for c in candidates}
     if not offered or not caller.tags:
         return {}
@@ -103,8 +103,8 @@ async def verify(
 
 
 async def describe(connection: Connection, generation: str, passages: Iterable[Passage]) -> dict[UUID, Detail]:
-    """Spans and heading paths of chunks that still stand in their documents' manifests. Apart from ``verify``: a long
-    document's spans are long, and only what is shown needs them."""
+    """Spans and heading paths of chunks that are still in their documents' manifests. It is separate from ``verify``
+    because the spans of a long document are long and only returned passages need them."""
     documents = {p.chunk_id: p.document_id for p in passages}
     if not documents:
         return {}

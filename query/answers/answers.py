@@ -60,7 +60,7 @@ _log = structlog.get_logger(__name__)
 class Gathers(Protocol):
     """``query.modes.gather.Modes``."""
 
-    async def gather(self, question: Question, caller: Caller, klass: CallerClass) -> Material: ...
+    async def gather(self, question: Question, caller: Caller, caller_class: CallerClass) -> Material: ...
 
 
 class Answers:
@@ -94,13 +94,13 @@ class Answers:
         self,
         question: Question,
         caller: Caller,
-        klass: CallerClass = "standard",
+        caller_class: CallerClass = "standard",
         *,
         on_sources: Callable[[Sources], None] = lambda sources: None,
     ) -> Answer:
         """The answer at once. on_sources: told what it will be made from. Raises BadQuery; Retryable or Misconfigured
         where there is no material."""
-        async with aclosing(self.answer(question, caller, klass)) as events:
+        async with aclosing(self.answer(question, caller, caller_class)) as events:
             async for event in events:
                 match event:
                     case Sources():
@@ -112,7 +112,7 @@ class Answers:
         raise AssertionError("an answer ends with Done or Failed")
 
     async def answer(
-        self, question: Question, caller: Caller, klass: CallerClass = "standard"
+        self, question: Question, caller: Caller, caller_class: CallerClass = "standard"
     ) -> AsyncGenerator[Event, None]:
         """Sources, then Delta and Cited as it is written, then Done; or Failed, and nothing before it.
 
@@ -120,7 +120,7 @@ class Answers:
         Closing it early closes the request to the model.
         """
         try:
-            material = await self._modes.gather(question, caller, klass)
+            material = await self._modes.gather(question, caller, caller_class)
         except PenstockError as error:
             self._count("failed")
             yield Failed(error)

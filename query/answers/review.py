@@ -20,7 +20,7 @@ from psycopg import sql
 from pipeline.ledger import generations
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, Pool, translated
-from query.access.callers import Caller, sayable
+from query.access.callers import Caller, storable
 from query.access.tenant_rows import rows_of
 from query.access.verify import READS_ALL
 from query.answers.model import Answer, Numbered
@@ -147,7 +147,7 @@ async def give(connection: Connection, caller: Caller, voice: Sequence[bytes], f
         ("note", feedback.note, MOST_NOTE_CHARACTERS),
         ("query", feedback.query, MOST_QUERY_CHARACTERS),
     ):
-        if value is not None and (len(value) > most or not sayable([value])):
+        if value is not None and (len(value) > most or not storable([value])):
             raise BadQuery(f"{name} is too long (at most {most} characters) or holds what no message can carry")
     asks = {
         "tenant": caller.tenant,

@@ -35,7 +35,7 @@ class Entry(BaseModel):
     tenant: str = Field(min_length=1)
     principal: str | None = Field(None, min_length=1)
     tags: tuple[str, ...] = ()
-    klass: CallerClass = Field("standard", alias="class")
+    caller_class: CallerClass = Field("standard", alias="class")
     operator: bool = False
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class KeyFile:
         if match is None or match[1].expires <= datetime.now(UTC):
             return None
         name, entry = match
-        return Who("key", entry.tenant, entry.principal, entry.tags, entry.klass, entry.operator, name)
+        return Who("key", entry.tenant, entry.principal, entry.tags, entry.caller_class, entry.operator, name)
 
     def _read(self) -> None:
         before = self._error

@@ -135,7 +135,7 @@ def _as_it_says(headers: Headers) -> Who:
         raise Problem("forbidden", "development mode serves this machine only, and this request came through a proxy")
     named, tenant = _utf8(headers.get(AS)), _utf8(headers.get(TENANT)) or "default"
     principal = named or local_user()
-    return Who("development", tenant, principal, klass="extended", operator=named is None)
+    return Who("development", tenant, principal, caller_class="extended", operator=named is None)
 
 
 def _utf8(value: str | None) -> str | None:

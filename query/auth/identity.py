@@ -21,7 +21,7 @@ class Who:
     principal: str | None
     """None: a service that holds fixed tags."""
     tags: tuple[str, ...] = ()
-    klass: CallerClass = "standard"
+    caller_class: CallerClass = "standard"
     operator: bool = False
     key: str | None = None
     """The name of an API key."""

@@ -76,7 +76,7 @@ async def who(token: str, keys: KeySet, settings: AuthSettings) -> Who:
         "token",
         tenant,
         principal,
-        klass="extended" if settings.extended_role in held else "standard",
+        caller_class="extended" if settings.extended_role in held else "standard",
         operator=settings.operator_role in held,
     )
 

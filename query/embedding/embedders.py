@@ -134,7 +134,7 @@ class GenerationEmbedders:
             embedder: Embedder = import_module(CHOOSE).for_generation(generation, settings, models)
             if metrics is not None:
                 embedder.on_question = metrics.question_embedded
-                embedder.on_request = metrics.embedding_asked
+                embedder.on_request = metrics.question_embedding_timed
             return embedder
 
         return cls(load, embed_seconds=embed_seconds)

@@ -17,7 +17,7 @@ from pipeline.runtime.settings import Settings, dist
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Connection, Pool
 from query.access.callers import Caller, identify
-from query.access.tenant_rows import see
+from query.access.tenant_rows import set_tenant
 from query.embedding.embedders import GenerationEmbedders
 from query.evaluation import dataset as datasets
 from query.evaluation import golden as judgements
@@ -26,7 +26,7 @@ from query.evaluation.dataset import Judgements
 from query.evaluation.measures import Interval
 from query.evaluation.service import connected
 from query.evaluation.shadow import Shadowed, shadowed
-from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, Found
+from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, SearchResults
 from query.retrieval.search import Search, Timeouts
 from query.settings import RetrievalSettings
 
@@ -82,7 +82,7 @@ class _Asked:
     caller: Caller
     golden: judgements.Golden | None = None
 
-    def ranking(self, found: Found) -> Sequence[str]:
+    def ranking(self, found: SearchResults) -> Sequence[str]:
         return rank.documents(found) if self.golden is None else judgements.ranking(self.golden, found)
 
 
@@ -112,7 +112,7 @@ async def compare(
         if dataset is None:
             questions, judged = await _golden(connection)
         else:
-            await see(connection, tenant)
+            await set_tenant(connection, tenant)
             caller = await identify(connection, tenant, principals=principals, tags=tags)
             questions, judged = await asyncio.to_thread(_collection, dataset, caller)
     async with AsyncExitStack() as closing:
@@ -160,7 +160,7 @@ async def _golden(connection: Connection) -> tuple[dict[str, _Asked], Judgements
         )
     questions = {}
     for golden in left:
-        await see(connection, golden.tenant)
+        await set_tenant(connection, golden.tenant)
         caller = await identify(connection, golden.tenant, principals=golden.principals, tags=golden.tags)
         questions[str(golden.id)] = _Asked(golden.text, caller, golden)
     return questions, {str(golden.id): judgements.gains(golden) for golden in left}

@@ -14,9 +14,9 @@ from uuid import UUID, uuid5
 
 from pipeline.core.identity import document_id
 from pipeline.stores.postgres import Connection
-from query.access.tenant_rows import see
+from query.access.tenant_rows import set_tenant
 from query.evaluation.dataset import BadDataset
-from query.model import Found
+from query.model import SearchResults
 
 NAMESPACE = UUID("6f1f3a56-5e0b-5c0e-9d5f-0d6f0f4f7a11")
 LONGEST_ANCHOR = 500
@@ -164,7 +164,7 @@ async def standing(connection: Connection, golden: Sequence[Golden]) -> tuple[li
     lost, left = 0, []
     for question in golden:
         ids = {document_id(question.tenant, j.source, j.external_id): None for j in question.judged}
-        await see(connection, question.tenant)
+        await set_tenant(connection, question.tenant)
         cursor = await connection.execute(
             "SELECT d.id, b.text FROM documents d JOIN document_bodies b ON b.document_id = d.id"
             " WHERE d.id = ANY(%s) AND d.deleted_at IS NULL AND d.version IS NOT NULL",
@@ -185,7 +185,7 @@ async def standing(connection: Connection, golden: Sequence[Golden]) -> tuple[li
     return left, lost
 
 
-def ranking(golden: Golden, found: Found) -> list[str]:
+def ranking(golden: Golden, found: SearchResults) -> list[str]:
     """The answer as a ranking of what was judged: each where the first passage that holds it stands, anything else
     with a name of its own. A near-duplicate that is only named beside another counts as shown there."""
     ranked: list[str] = []

@@ -9,7 +9,7 @@ from typing import Protocol
 from query.access.callers import Caller
 from query.evaluation.dataset import Dataset
 from query.evaluation.measures import Rankings
-from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, Found, Mode
+from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, Mode, SearchResults
 
 AT_ONCE = 4
 
@@ -17,7 +17,7 @@ AT_ONCE = 4
 class Searches(Protocol):
     """``query.retrieval.search.Search``, without reranking."""
 
-    async def search(self, query: str, caller: Caller, *, top: int, mode: Mode, rerank: bool) -> Found: ...
+    async def search(self, query: str, caller: Caller, *, top: int, mode: Mode, rerank: bool) -> SearchResults: ...
 
 
 async def rank(
@@ -55,7 +55,7 @@ async def rank(
     return dict(found), degraded
 
 
-def documents(found: Found) -> list[str]:
+def documents(found: SearchResults) -> list[str]:
     """External ids, each where its best passage stands; that of a near-duplicate right behind the one it repeats."""
     ranked: dict[str, None] = {}
     for result in found.results:

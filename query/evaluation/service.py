@@ -20,7 +20,7 @@ from pipeline.observability.labels import gauge
 from pipeline.stores.leader import leading
 from pipeline.stores.postgres import Connection, Pool, translated
 from query.access.callers import Caller, identify
-from query.access.tenant_rows import see
+from query.access.tenant_rows import set_tenant
 from query.answers import chat as chats
 from query.answers.answers import Answers
 from query.answers.chat import Chat
@@ -30,7 +30,7 @@ from query.evaluation import golden as judgements
 from query.evaluation.golden import Golden
 from query.evaluation.judge import Embeds, Grades, grade
 from query.evaluation.measures import measure
-from query.model import Found
+from query.model import SearchResults
 from query.modes.material import Question
 from query.settings import EvalSettings
 
@@ -52,7 +52,7 @@ Means = dict[tuple[str, str], tuple[float, int]]
 class Searches(Protocol):
     async def search(
         self, query: str, caller: Caller, *, top: int = ..., generation: Generation | None = ...
-    ) -> Found: ...
+    ) -> SearchResults: ...
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Evaluation:
 
     async def _caller(self, golden: Golden) -> Caller:
         async with connected(self.pool) as connection:
-            await see(connection, golden.tenant)
+            await set_tenant(connection, golden.tenant)
             return await identify(connection, golden.tenant, principals=golden.principals, tags=golden.tags)
 
     def show(self, started: datetime, means: Means, before: Means) -> None:

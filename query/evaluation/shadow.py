@@ -26,7 +26,7 @@ from query.access.filters import NONE, Filters
 from query.embedding.embedders import Embedders
 from query.embedding.generations import Following
 from query.limits.charging import charge_to
-from query.model import Found, Mode
+from query.model import Mode, SearchResults
 from query.retrieval.search import Search
 from query.retrieval.stores import Timeouts
 from query.settings import RetrievalSettings, ShadowSettings
@@ -50,7 +50,7 @@ class Searches(Protocol):
         filters: Filters,
         rerank: bool,
         generation: Generation | None,
-    ) -> Found: ...
+    ) -> SearchResults: ...
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Shadow:
     ) -> None:
         charge_to(None)  # who asked has nothing of it
 
-        async def ask(generation: Generation) -> Found:
+        async def ask(generation: Generation) -> SearchResults:
             return await search.search(
                 query, caller, top=2 * DEPTH, mode=mode, filters=filters, rerank=False, generation=generation
             )
@@ -201,7 +201,7 @@ PERSISTENCE = 0.9
 """p of rank-biased overlap: the first ten ranks have 86 % of the weight (Webber, Moffat and Zobel 2010)."""
 
 
-def documents(found: Found) -> list[str]:
+def documents(found: SearchResults) -> list[str]:
     """The first DEPTH documents, each where its best passage stands. Not passages: another generation may cut
     otherwise."""
     ranked = {str(result.passage.document_id): None for result in found.results}

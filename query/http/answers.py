@@ -20,7 +20,7 @@ from query.answers.model import Cited, Delta, Done, Failed, Sources, answer_json
 from query.http.audit_trail import EVENT_STREAM, note
 from query.http.dependencies import Asker, Reader, Serving, model_writes, note_mode
 from query.http.schemas import AnswerRequest, AnswerResponse
-from query.model import AnswerMode, CallerClass, shown_in
+from query.model import AnswerMode, CallerClass, shown_documents
 from query.modes.gather import SEARCHED, narrowed
 from query.modes.material import Question
 from query.service import Service
@@ -49,10 +49,10 @@ async def answers(asked: AnswerRequest, request: Request, service: Serving, aske
     """An answer from passages that the caller may read, with a citation for each claim."""
     question = asked.to_question(asker.principal)
     if asked.stream or EVENT_STREAM in request.headers.get("accept", ""):
-        return EventStream(_told(service, request, question, caller, asker.klass))
+        return EventStream(_told(service, request, question, caller, asker.caller_class))
     async with asyncio.timeout(service.answer_seconds):
         answer = await service.answers.whole(
-            question, caller, asker.klass, on_sources=lambda sources: _found(request, sources)
+            question, caller, asker.caller_class, on_sources=lambda sources: _found(request, sources)
         )
     note(request, object=f"answer:{answer.answer_id}")
     note_mode(request, answer.mode)
@@ -61,14 +61,14 @@ async def answers(asked: AnswerRequest, request: Request, service: Serving, aske
 
 
 async def _told(
-    service: Service, request: Request, question: Question, caller: Caller, klass: CallerClass
+    service: Service, request: Request, question: Question, caller: Caller, caller_class: CallerClass
 ) -> AsyncGenerator[Event, None]:
     began, first = perf_counter(), True
     service.metrics.streams.inc()
     try:
         async with (
             asyncio.timeout(service.answer_seconds),
-            aclosing(service.answers.answer(question, caller, klass)) as events,
+            aclosing(service.answers.answer(question, caller, caller_class)) as events,
         ):
             async for event in events:
                 match event:
@@ -89,7 +89,7 @@ async def _told(
 def _found(request: Request, sources: Sources) -> None:
     """For the audit trail all that the answer is made from, cited or not, and what history that is read along was."""
     model_writes(request)
-    note(request, [*shown_in(passage.result for passage in sources.passages), *sorted(sources.behind)])
+    note(request, [*shown_documents(passage.result for passage in sources.passages), *sorted(sources.behind)])
 
 
 def _shadow(service: Service, question: Question, caller: Caller, mode: AnswerMode) -> None:

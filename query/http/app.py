@@ -77,7 +77,7 @@ def app(service: Service, authenticator: Authenticator, quotas: Quotas, meter: M
         limits=Limits(
             service.query.serve,
             service.metrics,
-            waits_elsewhere=service.waits_elsewhere,
+            uses_remote_models=service.uses_remote_models,
             weight=lambda tenant: quotas.of(tenant).weight,
         ),
         meter=meter,

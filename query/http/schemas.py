@@ -225,7 +225,7 @@ class CallerResponse(ResponseBody):
     principal: str | None
     key: str | None = Field(description="Name of the API key, if the caller is a service.")
     kind: Literal["token", "key", "development"]
-    klass: CallerClass = Field(serialization_alias="class")  # "class" is a keyword in Python
+    caller_class: CallerClass = Field(serialization_alias="class")  # "class" is a keyword in Python
     operator: bool
 
 

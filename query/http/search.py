@@ -33,7 +33,7 @@ async def search(asked: SearchRequest, request: Request, service: Serving, calle
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
     service.shadow.offer(asked.query, caller, mode=asked.mode, filters=asked.filters.filters())
-    note(request, model.shown_in(outcome.results))
+    note(request, model.shown_documents(outcome.results))
     return model.as_json(outcome)
 
 
@@ -54,6 +54,6 @@ async def me(asker: Asker) -> CallerResponse:
         principal=asker.principal,
         key=asker.key,
         kind=asker.kind,
-        klass=asker.klass,
+        caller_class=asker.caller_class,
         operator=asker.operator,
     )

@@ -43,13 +43,13 @@ def kind_of(path: str) -> Kind:
     return "search" if path in SEARCHING else "read"
 
 
-def searches_at_once(serve: ServeSettings, *, waits_elsewhere: bool) -> int:
+def searches_at_once(serve: ServeSettings, *, uses_remote_models: bool) -> int:
     """As it is set, or by the processors that this process may use. waits_elsewhere: for a server that embeds or
     reranks."""
     if serve.concurrent is not None:
         return serve.concurrent
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(processors, LEAST_AT_ONCE), MOST_AT_ONCE) * (AWAY_FACTOR if waits_elsewhere else 1)
+    return min(max(processors, LEAST_AT_ONCE), MOST_AT_ONCE) * (AWAY_FACTOR if uses_remote_models else 1)
 
 
 class Place:
@@ -70,7 +70,7 @@ class Limits:
         settings: ServeSettings,
         metrics: QueryMetrics,
         *,
-        waits_elsewhere: bool = False,
+        uses_remote_models: bool = False,
         weight: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
         """waits_elsewhere: as ``searches_at_once``. weight: of a tenant's share."""
@@ -79,7 +79,7 @@ class Limits:
         self._rate = RateLimitItemPerMinute(settings.requests_per_minute)
         self._window = MovingWindowRateLimiter(MemoryStorage())
         self._at_once: Counter[tuple[str, ...]] = Counter()
-        work = SEARCH * searches_at_once(settings, waits_elsewhere=waits_elsewhere)
+        work = SEARCH * searches_at_once(settings, uses_remote_models=uses_remote_models)
         self._work = _Room(Shares(work, waiting=settings.waiting, largest=SEARCH, weight=weight), metrics)
         self._answers = _Room(Shares(settings.answers_at_once, waiting=settings.waiting, weight=weight), metrics)
 

@@ -1,6 +1,6 @@
-"""Which mode answers a question: a pure decision on facts that are gathered one by one, only as far as they are needed.
+"""The choice of an answer mode: a pure decision on facts that are gathered one by one, only as far as needed.
 
-The order is docs/modes.md's: explicit → focused → long context → what is not embedded yet → semantic or hybrid.
+The order is that of docs/modes.md: explicit → focused → long context → missing embeddings → semantic or hybrid.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Literal
 from query.model import AnswerMode
 
 SLIGHTLY_OVER = 1.25
-"""Times the budget that is still read without retrieval: the newest four fifths of it are better than a search."""
+"""How many times the budget is still read without retrieval: the newest four fifths of it are better than a search."""
 MOST_OVER = 2.0
-"""Times the budget that is read, trimmed, where too much has no vector yet; of more than that less than half would be
-left, and keywords find all of it."""
+"""How many times the budget is read, trimmed, if too many chunks have no vector yet. Of more, less than half would be
+left, while a keyword search covers all of it."""
 MOST_MISSING = 0.20
-"""Share of the readable chunks without embedding up to which a search by meaning is believed."""
+"""The largest share of readable chunks without an embedding up to which a vector search is trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What the caller may read of what was chosen, by the manifests."""
+    """The size of the selected documents that the caller may read, from the manifests."""
 
     tokens: int
     documents: int
     complete: bool
-    """False: counting ended (or failed) before all of it was seen; there is more than this."""
+    """False: counting stopped or failed early, and there is more than this."""
 
 
 UNKNOWN_SIZE = Size(0, 0, False)
@@ -34,12 +34,12 @@ UNKNOWN_SIZE = Size(0, 0, False)
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of what the caller may read has no vector yet."""
+    """How many of the readable chunks have no vector yet."""
 
     chunks: int
     missing: int
     sampled: bool = False
-    """Of a sample of the documents, where there are many."""
+    """Whether the counts are those of a sample, because there are many documents."""
 
     @property
     def share(self) -> float:
@@ -51,13 +51,13 @@ UNKNOWN_COVERAGE = Coverage(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """None: not looked at yet."""
+    """The facts that are known so far; None: not gathered yet."""
 
     budget_tokens: int
     explicit: AnswerMode | None = None
     documents_named: bool = False
     personal: bool = False
-    """All that may be searched is one person's own."""
+    """Whether all searchable documents belong to one person."""
     size: Size | None = None
     coverage: Coverage | None = None
 
@@ -66,34 +66,37 @@ class Known:
 class Decision:
     mode: AnswerMode
     reason: str
-    """Shown to whoever asked."""
+    """One line for the caller."""
 
 
 Needed = Literal["size", "coverage"]
-"""The fact that the decision waits for."""
+"""The fact that is needed next."""
 
 
 def decide(known: Known) -> Decision | Needed:
-    """Law: it asks for a fact only where the answer depends on it, and never twice for the same one."""
+    """The decision, or the fact that it needs next.
+
+    Law: it requests a fact only if the decision depends on it, and never the same fact twice.
+    """
     if known.explicit is not None:
-        return Decision(known.explicit, "asked for")
+        return Decision(known.explicit, "requested")
     if known.documents_named:
-        return Decision("focused", "documents are named")
+        return Decision("focused", "the request names documents")
     if known.size is None:
         return "size"
     if fits(known.size, known.budget_tokens, 1.0):
-        return Decision("long_context", "everything readable fits the budget")
+        return Decision("long_context", "all readable documents fit the budget")
     if fits(known.size, known.budget_tokens, SLIGHTLY_OVER):
-        return Decision("long_context", "slightly more is readable than the budget holds: the newest of it")
+        return Decision("long_context", "the readable documents slightly exceed the budget: the newest are used")
     if known.coverage is None:
         return "coverage"
     if known.coverage.share > MOST_MISSING:
         if fits(known.size, known.budget_tokens, MOST_OVER):
-            return Decision("long_context", "too much has no embedding yet: the newest is read whole")
-        return Decision("keyword", "too much has no embedding yet, and all of it is too long to be read whole")
+            return Decision("long_context", "too many passages have no embedding yet: the newest documents are used")
+        return Decision("keyword", "too many passages have no embedding yet, and the documents exceed the budget")
     if known.personal:
-        return Decision("semantic", "a personal collection: by meaning and by time")
-    return Decision("hybrid", "more is readable than the budget holds")
+        return Decision("semantic", "a personal collection is searched by meaning and by time")
+    return Decision("hybrid", "the readable documents exceed the budget")
 
 
 def fits(size: Size, budget_tokens: int, times: float) -> bool:
@@ -101,5 +104,5 @@ def fits(size: Size, budget_tokens: int, times: float) -> bool:
 
 
 def most_tokens(budget_tokens: int) -> int:
-    """Where counting may stop: from there on every decision is the same."""
+    """Where counting may stop, because more tokens do not change the decision."""
     return int(MOST_OVER * budget_tokens)

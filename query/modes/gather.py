@@ -13,12 +13,12 @@ from pipeline.embedding.tokens import byte_pairs
 from pipeline.ledger import generations
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, Pool, translated
-from query.access.callers import Caller, readable, sayable
+from query.access.callers import Caller, readable, storable
 from query.access.filters import Filters
 from query.access.filters import check as check_filters
 from query.access.tenant_rows import rows_of
 from query.embedding.embedders import Embedders
-from query.model import AnswerMode, BadQuery, CallerClass, Facts, Found, Mode, Result, check
+from query.model import AnswerMode, BadQuery, CallerClass, Facts, Mode, Result, SearchResults, check
 from query.modes import decide as deciding
 from query.modes.budget import HISTORY_SHARE, budget_tokens
 from query.modes.decide import Coverage, Decision, Known
@@ -71,7 +71,7 @@ class Modes:
         reranked = rerank is not None and bool(rerank.url or rerank.onnx_path)
         self._top = rerank.top if rerank is not None and reranked else PLAIN_TOP
 
-    async def gather(self, question: Question, caller: Caller, klass: CallerClass) -> Material:
+    async def gather(self, question: Question, caller: Caller, caller_class: CallerClass) -> Material:
         """Law: mode, passages, steps and notes are as if what this caller may not read did not exist.
 
         Raises BadQuery; Retryable or Misconfigured where the ledger cannot be asked, or nothing can be searched.
@@ -79,7 +79,7 @@ class Modes:
         text = check(question.text, self._top if question.top is None else question.top, "hybrid")
         filters = narrowed(question)
         # In a thread: the first one loads the encoding, which takes a second.
-        budget = await asyncio.to_thread(budget_tokens, text, klass, self._settings, self._chat)
+        budget = await asyncio.to_thread(budget_tokens, text, caller_class, self._settings, self._chat)
         return await _Gathering(self, question, text, caller, budget, filters).run()
 
 
@@ -261,12 +261,12 @@ class _Gathering:
         steps = [*self.steps.done, *outcome.steps]
         return Material(mode, results, False, steps, self.notes, self.history, outcome.relevant or bool(recent))
 
-    async def _ask(self, scope: Scope, mode: AnswerMode, top: int) -> Found:
+    async def _ask(self, scope: Scope, mode: AnswerMode, top: int) -> SearchResults:
         return await self.modes._search.search(
             self.text, self.caller, top=top, mode=SEARCHED[mode], filters=self.filters, generation=scope.generation
         )
 
-    async def _recent(self, scope: Scope, found: Found) -> list[Result]:
+    async def _recent(self, scope: Scope, found: SearchResults) -> list[Result]:
         """The newest documents' first passages, without those that were found."""
         try:
             with self.steps.step("recent") as facts:
@@ -321,7 +321,7 @@ def narrowed(question: Question) -> Filters:
     filters = question.filters
     check_filters(filters)
     if question.collection is not None:
-        if not sayable([question.collection]):
+        if not storable([question.collection]):
             raise BadQuery("the collection's name holds characters that no source's name has")
         if filters.sources and question.collection not in filters.sources:
             raise BadQuery("the collection is not among the sources of the filter: nothing can be both")

@@ -28,7 +28,7 @@ from pipeline.embedding.port import Vectors
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, Pool, translated
-from query.access.callers import Caller, sayable
+from query.access.callers import Caller, storable
 from query.access.tenant_rows import rows_of
 from query.access.verify import READS_ALL
 from query.embedding.embedders import Embedders, require_same
@@ -119,7 +119,7 @@ async def history(
     (float32, unit length); None: there is none (the model is away). budget_tokens: counted as cl100k. Raises
     psycopg.Error."""
     tenant = caller.tenant
-    if len(sayable([tenant, member])) < 2:
+    if len(storable([tenant, member])) < 2:
         return EMPTY
     cursor = await connection.execute(
         "SELECT tokens, is_chunked FROM conversation_members WHERE tenant = %s AND member = %s", [tenant, member]
@@ -285,7 +285,7 @@ def _fitting(pieces: Sequence[Piece], budget_tokens: int) -> list[Piece]:
 
 async def needs_vector(connection: Connection, tenant: str, member: str) -> bool:
     """Its stored flag: a history that was never too long is served whole."""
-    if len(sayable([tenant, member])) < 2:
+    if len(storable([tenant, member])) < 2:
         return False
     cursor = await connection.execute(
         "SELECT is_chunked FROM conversation_members WHERE tenant = %s AND member = %s", [tenant, member]

@@ -1,4 +1,4 @@
-"""What an answer is made from: found or read whole, by the mode that was decided on."""
+"""The material of an answer: retrieved passages or whole documents, depending on the answer mode."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class Question:
     mode: AnswerMode | None = None
     """None: the service decides."""
     documents: tuple[UUID, ...] = ()
-    """Answer from these, whole."""
+    """Documents to read whole and to answer from."""
     collection: str | None = None
-    """A source: answer from it alone."""
+    """The only source to answer from."""
     filters: Filters = NONE
     top: int | None = None
-    """Passages; None: as the settings say."""
+    """The number of passages; None: the settings' default."""
     member: str | None = None
-    """Whose conversation history is read along: the authenticated principal, never a name that a client sent."""
+    """The member whose conversation history is used: the authenticated principal, never a name from the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
     mode: AnswerMode
     passages: Sequence[Result]
-    """Found: the best first. Whole documents: in reading order, document by document."""
+    """Retrieved passages, the best first; or whole documents, one after another in reading order."""
     whole: bool
-    """Whether passages are documents in reading order, and are to be kept so."""
+    """Whether the passages are whole documents, whose order must stay."""
     steps: Sequence[Step]
     notes: Sequence[str] = ()
-    """What whoever reads the answer should know of what is missing, one line each: trimmed, degraded, not embedded."""
+    """Notes for the reader on what is missing, one line each: trimmed, degraded or not embedded."""
     history: History | None = None
     relevant: bool = True
-    """False: nothing that was found is about the question."""
+    """False: no retrieved passage is relevant to the question."""
     budget_tokens: int | None = None
-    """Of whole documents: what their passages fit, headings included (cl100k). None: they were found, and what they
-    may fill is the settings' ``context_tokens``."""
+    """The tokens that whole documents fit into, including headings (cl100k). None: the passages were retrieved, and the
+    setting ``context_tokens`` is their limit."""

@@ -1,4 +1,4 @@
-"""A ranking of chunks → what is shown: neighbours as one text, the same thing once, not all from one document. Pure."""
+"""Turn a ranking of chunks into passages: neighbours merged, duplicates removed, documents mixed. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.core.model import Span
 from query.access.verify import Detail
 from query.model import Passage, Ranker, Result
 
-MERGED = 3
-"""Chunks that one passage may be made of; a longer run is a document, and is read as one."""
-SHINGLE = 3
-"""Words. Two texts with the same words in another order are two texts."""
-ALIKE = 0.9
-"""Share of shingles in common (Jaccard) from which on two passages say the same."""
+MAX_MERGED_CHUNKS = 3
+"""The most chunks that one passage is made of; whoever needs a longer text reads the document."""
+SHINGLE_WORDS = 3
+"""The words in a shingle. Because of shingles, texts with the same words in another order are different texts."""
+MIN_SIMILARITY = 0.9
+"""The share of common shingles (Jaccard) from which on two passages are duplicates."""
 
-SKETCH = 8
+SKETCH_SIZE = 8
 
 _WORD = re.compile(r"\w+")
 
@@ -39,7 +39,7 @@ class Hit:
 
 @dataclass(slots=True)
 class Group:
-    """What is shown as one: chunks that follow each other, the best first, and where else the same stands."""
+    """Adjacent chunks that form one passage, the best first, and duplicates of them in other documents."""
 
     hits: list[Hit]
     also: list[Passage] = field(default_factory=list)
@@ -49,28 +49,28 @@ class Group:
         return self.hits[0].passage.document_id
 
     @property
-    def in_order(self) -> list[Hit]:
+    def in_reading_order(self) -> list[Hit]:
         return sorted(self.hits, key=lambda hit: hit.passage.chunk_index)
 
-    def takes(self, hit: Hit) -> bool:
-        """It stands just before or just behind, and there is room."""
-        if hit.passage.document_id != self.document or len(self.hits) >= MERGED:
+    def accepts(self, hit: Hit) -> bool:
+        """Whether the chunk is directly before or after the group and the group has room for it."""
+        if hit.passage.document_id != self.document or len(self.hits) >= MAX_MERGED_CHUNKS:
             return False
-        places = [h.passage.chunk_index for h in self.hits]
-        return hit.passage.chunk_index in (min(places) - 1, max(places) + 1)
+        indexes = [h.passage.chunk_index for h in self.hits]
+        return hit.passage.chunk_index in (min(indexes) - 1, max(indexes) + 1)
 
 
 def exact_first(hits: Sequence[Hit], named: Sequence[str]) -> list[Hit]:
-    """named: the question's identifiers. Who names one wants the passages that hold it, before all that only hold its
-    parts or look alike; the more of them the better. Else the order stays."""
+    """Move passages that contain the query's identifiers to the front: the more of them, the further. Otherwise the
+    order stays. named: the identifiers."""
     if not named:
         return list(hits)
-    wanted = set(named)
+    identifiers = set(named)
 
     def count(hit: Hit) -> int:
         text = f"{hit.passage.title}\n{hit.text}"
-        looked_at = text.lower().replace("\\", "/")
-        return len(wanted & exact_names(text)) if any(name in looked_at for name in wanted) else 0
+        lowered = text.lower().replace("\\", "/")
+        return len(identifiers & exact_names(text)) if any(name in lowered for name in identifiers) else 0
 
     return sorted(hits, key=lambda hit: -count(hit))
 
@@ -79,107 +79,108 @@ def arrange(hits: Sequence[Hit], *, top: int, per_document: int) -> list[Group]:
     """The first ``top`` passages of a ranking, best first, with at most ``per_document`` of one document unless nothing
     else is left.
 
-    A chunk next to one that is shown already joins it; one that says the same as a shown one of another document is
-    named there. Neither takes a place of its own.
+    A chunk that is adjacent to a chosen passage is merged into it; a duplicate of a chosen passage of another document
+    is listed in that passage's ``also``. Neither counts as a passage of its own.
     """
-    shown = _Shown()
+    chosen = _Groups()
     spare: list[Hit] = []
     count: dict[UUID, int] = {}
     for hit in hits:
-        if shown.joins(hit):
+        if chosen.merge(hit):
             continue
-        if len(shown.groups) == top:
+        if len(chosen.groups) == top:
             break
         document = hit.passage.document_id
         count[document] = count.get(document, 0) + 1
         if count[document] <= per_document:
-            shown.add(hit)
+            chosen.add(hit)
         else:
             spare.append(hit)
     for hit in spare:
-        if not shown.joins(hit) and len(shown.groups) < top:
-            shown.add(hit)
-    return shown.groups
+        if not chosen.merge(hit) and len(chosen.groups) < top:
+            chosen.add(hit)
+    return chosen.groups
 
 
-class _Shown:
-    """The groups so far, found by document and by what they say."""
+class _Groups:
+    """The chosen groups, indexed by document and by the fingerprints of their texts."""
 
     def __init__(self) -> None:
         self.groups: list[Group] = []
         self._of_document: dict[UUID, list[Group]] = {}
-        self._saying: dict[tuple[int, Set[str]], list[tuple[_Said, Group]]] = {}
-        self._said: dict[str, _Said] = {}
+        self._by_sketch: dict[tuple[int, Set[str]], list[tuple[_Fingerprint, Group]]] = {}
+        self._fingerprints: dict[str, _Fingerprint] = {}
 
     def add(self, hit: Hit) -> None:
         group = Group([hit])
         self.groups.append(group)
         self._of_document.setdefault(group.document, []).append(group)
-        self._learn(hit, group)
+        self._index(hit, group)
 
-    def joins(self, hit: Hit) -> bool:
-        said = self._look(hit.text)
+    def merge(self, hit: Hit) -> bool:
+        """Whether the hit was merged into a chosen group, as a duplicate or as a neighbour."""
+        fingerprint = self._fingerprint(hit.text)
         compared: set[int] = set()
-        for value in said.sketch:
-            for other, group in self._saying.get((value, said.numbers), ()):
+        for value in fingerprint.sketch:
+            for other, group in self._by_sketch.get((value, fingerprint.numbers), ()):
                 if hit.passage.document_id == group.document or id(other) in compared:
                     continue
-                if said.is_like(other):
+                if fingerprint.is_similar(other):
                     group.also.append(hit.passage)
                     return True
                 compared.add(id(other))
         for group in self._of_document.get(hit.passage.document_id, ()):
-            if group.takes(hit):
+            if group.accepts(hit):
                 group.hits.append(hit)
-                self._learn(hit, group)
+                self._index(hit, group)
                 return True
         return False
 
-    def _learn(self, hit: Hit, group: Group) -> None:
-        said = self._look(hit.text)
-        for value in said.sketch:
-            self._saying.setdefault((value, said.numbers), []).append((said, group))
+    def _index(self, hit: Hit, group: Group) -> None:
+        fingerprint = self._fingerprint(hit.text)
+        for value in fingerprint.sketch:
+            self._by_sketch.setdefault((value, fingerprint.numbers), []).append((fingerprint, group))
 
-    def _look(self, text: str) -> _Said:
-        """Once a text: of a thousand copies with another number each, any two would be taken apart otherwise."""
-        if text not in self._said:
-            self._said[text] = _Said.of(text)
-        return self._said[text]
+    def _fingerprint(self, text: str) -> _Fingerprint:
+        """The fingerprint of a text, which is computed once."""
+        if text not in self._fingerprints:
+            self._fingerprints[text] = _Fingerprint.of(text)
+        return self._fingerprints[text]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Said:
-    """What a text says. Texts that differ in a number or an identifier are two, as the release notes of two versions
-    are: only those with the same ``numbers`` are compared at all."""
+class _Fingerprint:
+    """A text in a form that shows duplicates. Texts that differ in a number or an identifier are not duplicates (such
+    as the release notes of two versions): only texts with the same ``numbers`` are compared."""
 
     shingles: Set[int]
-    """Their hashes: nearly the same words in the same order."""
+    """The hashes of the text's shingles."""
     sketch: Sequence[int]
-    """Minima of a hash over the shingles (Broder 1997): of two texts that are alike at least one is in both, but for
-    odds of ALIKE's complement to the power of SKETCH. So they are compared with few others."""
+    """The smallest hashes (MinHash: Broder 1997). Two duplicates have at least one in common, except with probability
+    (1 - MIN_SIMILARITY) ** SKETCH_SIZE, so a text is compared with few others."""
     numbers: Set[str]
 
     @classmethod
-    def of(cls, text: str) -> _Said:
+    def of(cls, text: str) -> _Fingerprint:
         words = _WORD.findall(text.lower())
-        shingles = zip(*(words[n:] for n in range(min(SHINGLE, len(words)))), strict=False)
+        shingles = zip(*(words[n:] for n in range(min(SHINGLE_WORDS, len(words)))), strict=False)
         hashes = frozenset(map(hash, shingles))
         numbers = frozenset(
             (*exact_names(text), *(word for word in words if not word.isalpha() and any(map(str.isdigit, word))))
         )
-        return cls(hashes, nsmallest(SKETCH, hashes), numbers)
+        return cls(hashes, nsmallest(SKETCH_SIZE, hashes), numbers)
 
-    def is_like(self, other: _Said) -> bool:
-        """Given that their numbers are the same."""
+    def is_similar(self, other: _Fingerprint) -> bool:
+        """Whether the texts are duplicates, provided that their numbers are the same."""
         common = len(self.shingles & other.shingles)
-        return common >= ALIKE * (len(self.shingles) + len(other.shingles) - common)
+        return common >= MIN_SIMILARITY * (len(self.shingles) + len(other.shingles) - common)
 
 
 def present(group: Group, details: Mapping[UUID, Detail]) -> Result:
-    """A group as a result. Where the manifest has moved on meanwhile (no details), its best chunk alone."""
+    """A group as a result; only its best chunk if the manifest has changed meanwhile (details are missing)."""
     best = group.hits[0]
     detail = details.get(best.passage.chunk_id)
-    hits = group.in_order if all(hit.passage.chunk_id in details for hit in group.hits) else [best]
+    hits = group.in_reading_order if all(hit.passage.chunk_id in details for hit in group.hits) else [best]
     text = best.text if len(hits) == 1 else joined([(details[h.passage.chunk_id].spans, h.text) for h in hits])
     return Result(
         best.passage,
@@ -194,10 +195,10 @@ def present(group: Group, details: Mapping[UUID, Detail]) -> Result:
 
 
 def joined(chunks: Sequence[tuple[Sequence[Span], str]]) -> str:
-    """Chunks of one document (their spans, their texts) as one text, in reading order: what they both hold stands once.
+    """Chunks of one document (their spans and texts) as one text in reading order, without their overlaps.
 
-    Law: every character that a span covers is in it, once. Between spans that do not touch there was white space, or
-    text that is not shown: a line break stands there.
+    Law: every character that a span covers is in it exactly once. Spans that do not touch, because of white space or
+    text that is not shown, are separated by a line break.
     """
     pieces: list[tuple[int, str]] = []
     for spans, text in chunks:
@@ -220,8 +221,8 @@ def joined(chunks: Sequence[tuple[Sequence[Span], str]]) -> str:
     return text
 
 
-def renamed(result: Result, current: Mapping[UUID, Passage]) -> Result:
-    """A remembered result with title, place and author as the ledger has them now."""
+def refreshed(result: Result, current: Mapping[UUID, Passage]) -> Result:
+    """A cached result with title, address and author as the ledger has them now."""
     return replace(
         result,
         passage=current[result.passage.chunk_id],

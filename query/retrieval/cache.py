@@ -1,10 +1,9 @@
-"""What was asked before: vectors of questions, and answers.
+"""Caches of query vectors and of search results.
 
-An answer is kept for an access set, never for anybody else, and is given again only after the ledger was asked once
-more: every passage that it shows or counts must still be readable by this caller, and no store may have followed since
-in a document that this caller may read. So a revocation, a deletion or an edit is answered as without a cache, and
-nothing that happens to what the caller may not read shows, not even in how long an answer takes
-(docs/adr/0019-retrieval.md).
+Results are cached for one set of readable access sets and are returned again only after a check against the ledger:
+every passage that they contain or count must still be readable by this caller, and no store may have changed a document
+that this caller may read. So revocations, deletions and edits take effect as without a cache, and changes to documents
+that the caller may not read are not visible, not even in the response time (docs/adr/0019-retrieval.md).
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ from query.access.callers import Caller, Readable
 from query.access.filters import Filters
 from query.model import Mode, Result, Step
 
-KEPT_SECONDS = 300.0
-"""However quiet it is: what the ledger cannot tell (a restored index, another server's analysis) shows after this."""
-VECTORS_KEPT_SECONDS = 3_600.0
-"""What somebody asked stands in memory no longer than this (`penstock forget` says so)."""
-MOST_CHANGES = 1_000
-"""Settled documents that are looked at one by one; after more of them an answer is worked out anew."""
+RESULTS_TTL_SECONDS = 300.0
+"""The lifetime of cached results: changes that the ledger does not record (a restored index, other analysis settings)
+take effect after it."""
+VECTORS_TTL_SECONDS = 3_600.0
+"""The longest time that a caller's query is held in memory; `penstock forget` reports it."""
+MAX_SETTLED_DOCUMENTS = 1_000
+"""The most changed documents that are checked one by one; after more of them, the search runs again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Two questions with equal keys, asked at the same moment, have the same answer."""
+    """Two searches with equal keys at the same moment have the same results."""
 
     query: str
     mode: Mode
@@ -44,12 +44,12 @@ class Key:
     generation: Generation
     tenant: str
     access: bytes
-    """``access_of`` what the caller may read."""
+    """The ``access_digest`` of what the caller may read."""
 
 
-def access_of(readable: Readable) -> bytes:
-    """Equal where as much is readable, whatever the order. 32 bytes: a wide reader satisfies 100,000 access sets, and
-    thousands of answers are kept."""
+def access_digest(readable: Readable) -> bytes:
+    """A digest that is equal for equal access, whatever the order. It has 32 bytes: a caller may satisfy 100,000 access
+    sets, and thousands of results are cached."""
     digest = blake2b(array("q", sorted(readable.access_ids)).tobytes(), digest_size=32)
     for tags in (readable.acl_tags, readable.required_tags):
         digest.update("\0".join(["", *sorted(tags), ""]).encode())
@@ -57,52 +57,52 @@ def access_of(readable: Readable) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class ChunkKey:
     chunk_id: UUID
     document_id: UUID
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class CachedResults:
     results: Sequence[Result]
     steps: Sequence[Step]
     relevant: bool
-    counted: Sequence[Ref]
-    """Everything that was ranked: the steps' counts tell of it."""
+    counted: Sequence[ChunkKey]
+    """Everything that was ranked, because the counts in the steps depend on it."""
     snapshot: str
-    """pg_snapshot taken before the stores were asked."""
+    """The pg_snapshot from before the stores were queried."""
 
 
 Embedded = tuple[Embedder, Vectors]
 
 
 class Cache:
-    """Bounded; safe within one event loop."""
+    """Both caches, of bounded size. Safe to use within one event loop."""
 
     def __init__(self, size: int) -> None:
-        """size: questions whose vectors are kept, and answers; 0: none of either."""
-        self._vectors: TTLCache[tuple[str, str, int, str], Embedded] = TTLCache(size, VECTORS_KEPT_SECONDS)
-        self._answers: TTLCache[Key, Remembered] = TTLCache(size, KEPT_SECONDS)
+        """size: the most query vectors, and the most results; 0 disables both caches."""
+        self._vectors: TTLCache[tuple[str, str, int, str], Embedded] = TTLCache(size, VECTORS_TTL_SECONDS)
+        self._results: TTLCache[Key, CachedResults] = TTLCache(size, RESULTS_TTL_SECONDS)
         self.enabled = size > 0
 
     def vector(self, generation: Generation, caller: Caller, query: str) -> Embedded | None:
-        """By that generation's model. For whoever holds the same tags: nobody else learns from the time what was
-        asked."""
+        """The query's vector by that generation's model. Only callers with the same tags share it, so that response
+        times do not reveal other callers' queries."""
         return self._vectors.get((generation.name, caller.tenant, hash(caller.tags), query))
 
-    def keep_vector(self, generation: Generation, caller: Caller, query: str, embedded: Embedded) -> None:
+    def store_vector(self, generation: Generation, caller: Caller, query: str, embedded: Embedded) -> None:
         if self.enabled:
             self._vectors[generation.name, caller.tenant, hash(caller.tags), query] = embedded
 
-    def answer(self, key: Key) -> Remembered | None:
-        return self._answers.get(key)
+    def results(self, key: Key) -> CachedResults | None:
+        return self._results.get(key)
 
-    def keep_answer(self, key: Key, remembered: Remembered) -> None:
+    def store_results(self, key: Key, results: CachedResults) -> None:
         if self.enabled:
-            self._answers[key] = remembered
+            self._results[key] = results
 
     def forget(self, key: Key) -> None:
-        self._answers.pop(key, None)
+        self._results.pop(key, None)
 
 
 async def snapshot(connection: Connection) -> str:
@@ -112,24 +112,25 @@ async def snapshot(connection: Connection) -> str:
 
 
 async def changed_since(
-    connection: Connection, taken: str, generation: str, caller: Caller, readable: Readable
+    connection: Connection, before: str, generation: str, caller: Caller, readable: Readable
 ) -> bool:
-    """Whether a store has followed the ledger, in a document that the caller may read, in a transaction that a snapshot
-    did not see. Reads what was settled since and no more than MOST_CHANGES of that, however long a transaction that
-    has nothing to do with it stays open.
+    """Whether a store was updated, for a document that the caller may read, in a transaction that the snapshot
+    ``before`` did not see.
 
-    Ids of transactions that are yet to come were brought along from another server, by a ledger restored from a dump.
+    It reads at most MAX_SETTLED_DOCUMENTS rows, all of them settled since, even while an unrelated transaction stays
+    open for long. Rows with ids of future transactions are ignored: a ledger that was restored from a dump has them
+    from another server.
     """
     cursor = await connection.execute(
         """
         WITH settled AS MATERIALIZED (
             SELECT document_id FROM (
                 SELECT document_id, generation FROM index_state
-                WHERE settled_xid >= pg_snapshot_xmax(%(taken)s::pg_snapshot)
+                WHERE settled_xid >= pg_snapshot_xmax(%(before)s::pg_snapshot)
                   AND settled_xid < pg_snapshot_xmax(pg_current_snapshot())
-                UNION ALL  -- and what was under way then
+                UNION ALL  -- and transactions that were in progress then
                 SELECT document_id, generation FROM index_state
-                WHERE settled_xid = ANY(ARRAY(SELECT pg_snapshot_xip(%(taken)s::pg_snapshot)))
+                WHERE settled_xid = ANY(ARRAY(SELECT pg_snapshot_xip(%(before)s::pg_snapshot)))
             ) unseen
             WHERE generation = %(generation)s
             LIMIT %(most)s + 1
@@ -140,9 +141,9 @@ async def changed_since(
         )
         """,
         {
-            "taken": taken,
+            "before": before,
             "generation": generation,
-            "most": MOST_CHANGES,
+            "most": MAX_SETTLED_DOCUMENTS,
             "tenant": caller.tenant,
             "ids": list(readable.access_ids),
         },

@@ -19,15 +19,16 @@ from query.access.filters import clauses as narrowing
 from query.model import Candidate
 
 TERMS_A_CLAUSE = 65_536
-"""index.max_terms_count."""
-MOST_REQUIRED = 500
-"""Required tags that are asked for exactly. Each counts as a clause, of which a small server takes 1,024
-(indices.query.bool.max_clause_count) for a whole query."""
+"""The most terms of a ``terms`` clause (index.max_terms_count)."""
+MAX_REQUIRED_TAGS = 500
+"""The most required tags that a query compares exactly. Each counts as a clause, and a small server accepts 1,024
+clauses in a whole query (indices.query.bool.max_clause_count)."""
 IDENTIFIER_BOOST = 100.0
-"""Above every sum of BM25: who names an identifier wants the passages that hold it."""
+"""More than any BM25 score, so that passages with an identifier of the query come first."""
 PART_BOOST = 0.1
-"""Enough to be found by "config" where only config.yaml stands, and not to move the order of what the words find."""
-MOST_IDENTIFIERS = 20
+"""Enough for "config" to match a passage that contains only config.yaml, too little to change the order of passages
+that match by words."""
+MAX_IDENTIFIERS = 20
 _WORD = re.compile(r"[^\W_]{2,}")
 
 
@@ -42,10 +43,10 @@ async def bm25(
     excluded: Collection[UUID] = (),
     limit: int,
 ) -> list[Candidate]:
-    """The best passages by keyword among those whose entry says that this caller may read them, best first.
+    """The best passages by keyword among those that this caller may read according to the index, best first.
 
-    excluded: chunks that were offered before and turned out to be withheld; they shall not stand in the way again.
-    es: with the timeout that a search has. Raises Retryable or Misconfigured.
+    excluded: chunks that an earlier round returned and the ledger withheld. es: a client with the timeout of a search.
+    Raises Retryable or Misconfigured.
     """
     with translated(f"search {generation.keyword_index}"):
         answer = await es.search(
@@ -62,14 +63,14 @@ async def bm25(
     ]
 
 
-async def relevance(
+async def bm25_scores(
     es: AsyncElasticsearch, generation: Generation, ids: Sequence[UUID], query: str, more: Mapping[str, float]
 ) -> dict[UUID, float]:
-    """BM25 of those of these chunks that hold any of the words. The caller has seen that all of them may be read.
+    """BM25 of these chunks, without those that contain none of the words. All of them must be verified already.
 
-    more: words that are asked for besides the query's, and their worth. Raises Retryable or Misconfigured.
+    more: additional words and their weights. Raises Retryable or Misconfigured.
     """
-    bool_query = {"filter": {"ids": {"values": [str(id_) for id_ in ids]}}, "must": _about(query, more)}
+    bool_query = {"filter": {"ids": {"values": [str(id_) for id_ in ids]}}, "must": _content(query, more)}
     with translated(f"search {generation.keyword_index}"):
         answer = await es.search(
             index=generation.keyword_index,
@@ -89,79 +90,82 @@ def build(
     filters: Filters = NONE,
     excluded: Collection[UUID] = (),
 ) -> dict[str, Any]:
-    """Access and filters first, then what is asked for."""
-    bool_query: dict[str, Any] = {"filter": [*_may_read(tenant, readable), *narrowing(filters)], "must": _about(query)}
+    """The whole query: access, filters and content."""
+    bool_query: dict[str, Any] = {
+        "filter": [*_may_read(tenant, readable), *narrowing(filters)],
+        "must": _content(query),
+    }
     if excluded:
         bool_query["must_not"] = [{"ids": {"values": [str(id_) for id_ in excluded]}}]
     return {"bool": bool_query}
 
 
-def _about(query: str, more: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """What ``query.retrieval.keywords`` says of the words, or an identifier, or a part of one."""
-    words = " ".join(query.split()[:MOST_WORDS]).lower()
+def _content(query: str, more: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The query's content: passages match by words, by an identifier, or by a part of an identifier."""
+    words = " ".join(query.split()[:MAX_QUERY_WORDS]).lower()
     matches: list[Mapping[str, Any]] = [
         {"bool": clauses(query, more)},
         {"terms": {"identifiers": sorted({*_WORD.findall(words)}), "boost": PART_BOOST}},
         *(
             {"constant_score": {"filter": {"term": {"identifiers": identifier}}, "boost": IDENTIFIER_BOOST}}
-            for identifier in identifiers(query)[:MOST_IDENTIFIERS]
+            for identifier in identifiers(query)[:MAX_IDENTIFIERS]
         ),
     ]
     return {"bool": {"should": matches, "minimum_should_match": 1}}
 
 
-def _portions(values: Sequence[str]) -> list[Sequence[str]]:
+def _batches(values: Sequence[str]) -> list[Sequence[str]]:
     return [values[n : n + TERMS_A_CLAUSE] for n in range(0, len(values), TERMS_A_CLAUSE)]
 
 
 def _may_read(tenant: str, readable: Readable) -> Sequence[Mapping[str, Any]]:
     acl = readable.acl_tags
     if not acl:
-        return [{"match_none": {}}]  # a bool of no clauses would match everything, whatever its minimum_should_match
+        return [{"match_none": {}}]  # a bool query without clauses would match everything
     return [{"term": {"tenant": tenant}}, _any_of("acl_tags", acl), _required(readable.required_tags)]
 
 
 def _required(held: Sequence[str]) -> Mapping[str, Any]:
-    """All of an entry's required tags are held. Of very many: at least one of them, besides EVERYONE; the ledger, which
-    has the last word anyway, sorts out who lacks another one."""
-    if len(held) <= MOST_REQUIRED:
+    """The caller holds all of an entry's required tags. Of more than MAX_REQUIRED_TAGS it must hold at least one
+    besides EVERYONE; the ledger, which verifies every candidate, then removes the others."""
+    if len(held) <= MAX_REQUIRED_TAGS:
         terms = [EVERYONE, *held]
         return {"terms_set": {"required_tags": {"terms": terms, "minimum_should_match_field": "required_count"}}}
     return _any_of("required_tags", held, {"term": {"required_count": 1}})
 
 
 def _any_of(field: str, values: Sequence[str], *others: Mapping[str, Any]) -> Mapping[str, Any]:
-    matches = [*others, *({"terms": {field: some}} for some in _portions(values))]
+    matches = [*others, *({"terms": {field: batch}} for batch in _batches(values))]
     return {"bool": {"should": matches, "minimum_should_match": 1}}
 
 
 TITLE_BOOST, HEADINGS_BOOST, PHRASE_BOOST = 4.0, 1.5, 1.0
 PHRASE_SLOP = 50
-"""Words that may stand between the query's, or how far they may have changed places: near each other, in any order."""
-MOST_WORDS = 150
-"""Words of a query that are looked up; the rest of a pasted page adds clauses and no meaning …"""
-MOST_CHARACTERS = 1_500
-"""… and so many characters, where words are not set apart: of Chinese or Japanese each is a term, and 8,000 of them in
-a phrase with slop took 1.8 s of 1,500 entries."""
+"""How many positions the query's words may be moved: near each other, in any order."""
+MAX_QUERY_WORDS = 150
+"""The most words of a query that are searched for; the rest of a pasted page adds clauses and no meaning."""
+MAX_MATCHED_CHARACTERS = 1_500
+"""The most characters of a query that are searched for. In Chinese or Japanese each character is a term, and a phrase
+of 8,000 terms with slop took 1.8 s on 1,500 entries."""
 
 
 def clauses(words: str, more: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """A bool query's clauses, to stand beside its filters.
+    """The clauses of a bool query, without its filters.
 
-    Words count where they stand (text, title, headings, one field as far as BM25 is concerned: BM25F), and once more,
-    unstemmed, where all of them stand near each other. more: words that are asked for besides, and their worth.
+    Words match in text, title and headings, which BM25F scores as one field, and once more, unstemmed, where all of
+    them are near each other. more: additional words and their weights.
     """
-    looked_up = " ".join(words.split()[:MOST_WORDS])[:MOST_CHARACTERS]
+    text = " ".join(words.split()[:MAX_QUERY_WORDS])[:MAX_MATCHED_CHARACTERS]
     own = {
         "must": {
             "combined_fields": {
-                "query": looked_up,
+                "query": text,
                 "fields": ["text", f"title^{TITLE_BOOST}", f"headings^{HEADINGS_BOOST}"],
             }
         },
-        "should": {"match_phrase": {"text.exact": {"query": looked_up, "slop": PHRASE_SLOP, "boost": PHRASE_BOOST}}},
+        "should": {"match_phrase": {"text.exact": {"query": text, "slop": PHRASE_SLOP, "boost": PHRASE_BOOST}}},
     }
     if not more:
         return own
-    besides = [{"match": {"text": {"query": word, "boost": worth}}} for word, worth in more.items()]
-    return {"should": [{"bool": own}, *besides], "minimum_should_match": 1}
+    added = [{"match": {"text": {"query": word, "boost": weight}}} for word, weight in more.items()]
+    return {"should": [{"bool": own}, *added], "minimum_should_match": 1}

@@ -34,12 +34,12 @@ COMMON = frozenset(COMMON_WORDS.split())
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Below both, what was found is noise."""
+    """The thresholds of relevance: below both, the results are noise."""
 
     cosine: float
     coverage: float
     source: str
-    """Where the two numbers come from."""
+    """The measurement that both numbers come from."""
 
 
 FLOORS: Mapping[str, Floor] = {
@@ -48,29 +48,32 @@ FLOORS: Mapping[str, Floor] = {
 
 
 def stems(text: str) -> set[str]:
-    """The words that say something, without their most common English endings: compared, never shown."""
+    """The content words without their most common English endings. They are compared, never shown."""
     words = {word.lower().removesuffix("'s") for word in _WORD.findall(text)} - COMMON
     return {_ENDING.sub("", word) if len(word) > 4 else word for word in words}
 
 
-def coverage(asked: set[str], text: str) -> float:
-    """Share of the asked stems that a text holds; of none, 0."""
-    return len(asked & stems(text)) / len(asked) if asked else 0.0
+def coverage(query_stems: set[str], text: str) -> float:
+    """The share of the query's stems that a text contains; 0 if the query has none."""
+    return len(query_stems & stems(text)) / len(query_stems) if query_stems else 0.0
 
 
-def best_coverage(asked: set[str], texts: Iterable[str]) -> float:
-    """Of any one text. A stem stands in a text only where its letters do: most texts need not be cut into words."""
+def best_coverage(query_stems: set[str], texts: Iterable[str]) -> float:
+    """The highest coverage of any of the texts. Substring search skips most texts before they are split into words."""
     best = 0.0
     for text in texts:
         lowered = text.lower()
-        if sum(stem in lowered for stem in asked) > best * len(asked):
-            best = max(best, coverage(asked, text))
+        if sum(stem in lowered for stem in query_stems) > best * len(query_stems):
+            best = max(best, coverage(query_stems, text))
     return best
 
 
-def judge(query: str, cosine: float | None, texts: Iterable[str], model: str) -> tuple[bool, Facts]:
-    """Whether to answer, and why. cosine: of the nearest passage; None: it was not asked for or could not be.
-    texts: the passages that were found, with their titles; read only as far as they are needed."""
+def assess(query: str, cosine: float | None, texts: Iterable[str], model: str) -> tuple[bool, Facts]:
+    """Whether the candidates are relevant to the query, and why.
+
+    cosine: that of the nearest passage; None if there is no vector search or it failed.
+    texts: the candidates with their titles, read only as far as needed.
+    """
     facts: Facts = {} if cosine is None else {"cosine": f"{cosine:.2f}"}
     floor = FLOORS.get(model)
     if floor is None or cosine is None:
@@ -83,8 +86,8 @@ def judge(query: str, cosine: float | None, texts: Iterable[str], model: str) ->
     return best >= floor.coverage, {**facts, "coverage": f"{best:.2f}", "coverage floor": f"{floor.coverage:.2f}"}
 
 
-def ranked(offers: Offers, passages: Mapping[UUID, Passage], steps: Steps, depth: int) -> list[Hit]:
-    """The fusion of what may be shown, the first ``depth`` of each store."""
+def rank_candidates(offers: Offers, passages: Mapping[UUID, Passage], steps: Steps, depth: int) -> list[Hit]:
+    """The fusion of both stores' readable candidates, the first ``depth`` of each."""
     with steps.step("fuse"):
         texts = {c.chunk_id: c.text for offer in offers.values() for c in offer.candidates}
         rankings = {ranker: offer.ranking(depth, passages) for ranker, offer in offers.items() if offer.error is None}
@@ -94,18 +97,18 @@ def ranked(offers: Offers, passages: Mapping[UUID, Passage], steps: Steps, depth
     return [Hit(passages[f.chunk_id], texts[f.chunk_id], f.score, f.ranks) for f in fused]
 
 
-def reaches_further(offers: Offers, passages: Mapping[UUID, Passage], depth: int) -> bool:
-    """Whether a store has more that may be shown than the ``depth`` that were taken of it."""
+def has_more(offers: Offers, passages: Mapping[UUID, Passage], depth: int) -> bool:
+    """Whether a store has more readable candidates than the ``depth`` that were ranked."""
     return any(offer.error is None and offer.ranking(depth, passages).next_score for offer in offers.values())
 
 
-def relevant(
+def is_relevant(
     query: str, hits: Sequence[Hit], offers: Offers, passages: Mapping[UUID, Passage], model: str, steps: Steps
 ) -> bool:
-    """Whether to answer at all (query/retrieval/ranking.py)."""
+    """Whether the candidates are relevant to the query; the step records why."""
     with steps.step("confidence") as facts:
         nearest = offers["vector"].ranking(1, passages).scores if "vector" in offers else ()
         texts = (f"{hit.passage.title}\n{hit.text}" for hit in hits)
-        enough, why = judge(query, nearest[0] if nearest else None, texts, model)
-        facts.update({"relevant": enough, **why})
-    return enough
+        verdict, reasons = assess(query, nearest[0] if nearest else None, texts, model)
+        facts.update({"relevant": verdict, **reasons})
+    return verdict

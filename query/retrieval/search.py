@@ -1,7 +1,7 @@
-"""Hybrid retrieval: ANN ∥ BM25 → verify against the ledger → fuse → second look → rerank → arrange.
+"""Hybrid retrieval: ANN ∥ BM25 → verify against the ledger → fuse → feedback → rerank → arrange.
 
-Verified before fused, and asked again where much is withheld: ranks, scores and counts are as if what is withheld had
-never been there.
+Candidates are verified before they are fused, and a store is queried again if much is withheld. Ranks, scores and
+counts are therefore the same as if the withheld passages did not exist.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from query.access.filters import NONE, Filters
 from query.access.filters import check as check_filters
 from query.access.verify import verify
 from query.embedding.embedders import Embedders, is_same
-from query.model import Found, Mode, Passage, Result, check
+from query.model import Mode, Passage, Result, SearchResults, check
 from query.rerank.guarded import open_reranker
 from query.rerank.reranker import Reranker, rerank
-from query.retrieval.arrange import Hit, arrange, exact_first, present, renamed
-from query.retrieval.cache import Cache, Embedded, Key, Ref, Remembered, access_of, changed_since, snapshot
-from query.retrieval.feedback import second_look
-from query.retrieval.ranking import ranked, reaches_further, relevant
+from query.retrieval.arrange import Hit, arrange, exact_first, present, refreshed
+from query.retrieval.cache import Cache, CachedResults, ChunkKey, Embedded, Key, access_digest, changed_since, snapshot
+from query.retrieval.feedback import rank_with_feedback
+from query.retrieval.ranking import has_more, is_relevant, rank_candidates
 from query.retrieval.steps import Steps
-from query.retrieval.stores import Embedding, Question, Scope, Stores, Timeouts
+from query.retrieval.stores import Embedding, Query, Scope, Stores, Timeouts
 from query.retrieval.vectors import Tuning
 from query.settings import QuerySettings, RerankSettings, RetrievalSettings
 from query.telemetry import QueryMetrics
@@ -42,15 +42,15 @@ from query.telemetry import QueryMetrics
 __all__ = ["Search", "Timeouts", "Tuning", "open_search"]
 
 CANDIDATES = 64
-"""Of each store that are fused."""
-DEEPEST = 1_000
-"""Where looking for more passages ends, when those that were found are few and the same again and again."""
+"""How many candidates of each store are fused."""
+MAX_DEPTH = 1_000
+"""The most candidates of each store, when most of the candidates are duplicates and the search goes deeper."""
 SPARE = 10
-"""Asked for besides: one says where the ranking ends, the others stand in for what is withheld."""
+"""Candidates that are requested in addition: one marks where the ranking ends, the others replace withheld ones."""
 
 
 class Search:
-    """Safe to share between tasks. Owns nothing that it is given."""
+    """The search over both stores. Safe to share between tasks. It does not close its arguments."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Search:
         reranker: Reranker | None = None,
         rerank_pool: int = 50,
     ) -> None:
-        """embedders: None answers by keyword alone. rerank_pool: passages that the reranker reads."""
+        """embedders: None means keyword search only. rerank_pool: how many passages the reranker reads."""
         self._stores = Stores(
             pool,
             es,
@@ -79,9 +79,9 @@ class Search:
         self._reranker = reranker
         self._rerank_pool = rerank_pool
         self._cache = Cache(self._settings.cached_queries)
-        self._under_way = 0
+        self._active_searches = 0
         self._pinned: Generation | None = None
-        """By the query before: most likely the next one's, too."""
+        """The generation of the previous query, which is most likely that of the next one, too."""
 
     async def identify(self, tenant: str, *, principals: Sequence[str] = (), tags: Sequence[str] = ()) -> Caller:
         """See ``query.access.callers.identify``. Raises Retryable."""
@@ -89,7 +89,7 @@ class Search:
             return await identify(connection, tenant, principals=principals, tags=tags)
 
     async def require_index(self, generation: Generation) -> None:
-        """Raises IndexFenced, Retryable or Misconfigured when keywords cannot be searched for now."""
+        """Raises IndexFenced, Retryable or Misconfigured while keyword search is not possible."""
         await self._stores.require_index(generation)
 
     async def search(
@@ -102,133 +102,132 @@ class Search:
         filters: Filters = NONE,
         rerank: bool = True,
         generation: Generation | None = None,
-    ) -> Found:
-        """The best ``top`` passages that this caller may read now; none, where nothing is about the question.
+    ) -> SearchResults:
+        """The best ``top`` passages that this caller may read now; none, if nothing is relevant to the query.
 
-        filters: what may be found besides. rerank: where a reranker is set, it has the last word on the order.
-        generation: None asks the one that is active now; whichever it is, its model, table and index answer together.
-        Law: fewer than ``top`` only when no more can be found. A store or model that fails is left out and named in
-        ``steps``. Raises BadQuery; Retryable or Misconfigured when nothing can answer, or the ledger cannot be asked.
+        rerank: whether the reranker, if one is configured, decides the order.
+        generation: None searches the active one. The model, table and index are always of the same generation.
+        Law: there are fewer than ``top`` only if no more match. A store or model that fails is left out and named in
+        ``steps``. Raises BadQuery; Retryable or Misconfigured when no store answers or the ledger is not available.
         """
-        question = Question(check(query, top, mode), top, mode, rerank)
+        question = Query(check(query, top, mode), top, mode, rerank)
         check_filters(filters)
         steps = Steps()
         likely = generation or self._pinned
         embedding = None if likely is None else self._embedding(question, caller, likely, steps)
-        self._under_way += 1
+        self._active_searches += 1
         try:
             scope = await steps.timed("access", self._pin(caller, filters, generation))
             if scope.generation != likely:
-                await _give_up(embedding)
+                await _cancel(embedding)
                 embedding = self._embedding(question, caller, scope.generation, steps)
             if generation is None:
                 self._pinned = scope.generation
             key = Key(question.text, mode, top, filters, rerank, scope.generation, caller.tenant, scope.access)
-            if (known := await self._again(key, scope, steps)) is not None:
-                return known
-            return await self._find(question, scope, embedding, steps, key)
+            if (cached := await self._from_cache(key, scope, steps)) is not None:
+                return cached
+            return await self._search(question, scope, embedding, steps, key)
         finally:
-            self._under_way -= 1
-            await _give_up(embedding)
+            self._active_searches -= 1
+            await _cancel(embedding)
 
-    def _embedding(self, question: Question, caller: Caller, generation: Generation, steps: Steps) -> Embedding | None:
+    def _embedding(self, question: Query, caller: Caller, generation: Generation, steps: Steps) -> Embedding | None:
         if question.mode == "keyword" or self._embedders is None:
             return None
         work = self._embed(question.text, caller, generation, self._embedders)
         return asyncio.create_task(steps.timed("embed", work))
 
     async def _embed(self, text: str, caller: Caller, generation: Generation, embedders: Embedders) -> Embedded:
-        known = self._cache.vector(generation, caller, text)
-        self._count("embeddings", hit=known is not None)
-        if known is None:
+        embedded = self._cache.vector(generation, caller, text)
+        self._count("embeddings", hit=embedded is not None)
+        if embedded is None:
             async with time_limit(self._stores.timeouts.embed, "the embedding model"):
-                known = await embedders.of(generation).embed(text)
-            if is_same(known[0], generation):
-                self._cache.keep_vector(generation, caller, text, known)
-        return known
+                embedded = await embedders.of(generation).embed(text)
+            if is_same(embedded[0], generation):
+                self._cache.store_vector(generation, caller, text, embedded)
+        return embedded
 
     async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None) -> Scope:
         async with self._stores.connection(self._stores.timeouts.ledger, "search", caller.tenant) as connection:
-            may = await readable(connection, caller)
-            # Tags that no readable set mentions open nothing: whoever is in 5,000 groups need not carry them along.
-            needed = Caller(caller.tenant, frozenset({*may.acl_tags, *may.required_tags}))
+            access = await readable(connection, caller)
+            # Tags that no readable set mentions grant nothing: a caller in 5,000 groups does without them from here on.
+            needed = Caller(caller.tenant, frozenset({*access.acl_tags, *access.required_tags}))
             pinned = generation or await generations.active(connection)
-            taken = await snapshot(connection)
-        return Scope(pinned, needed, may, filters, taken, access_of(may))
+            before = await snapshot(connection)
+        return Scope(pinned, needed, access, filters, before, access_digest(access))
 
-    # What was answered before
+    # The cache
 
-    async def _again(self, key: Key, scope: Scope, steps: Steps) -> Found | None:
-        """The remembered answer, if it is today's."""
-        known = self._cache.answer(key)
-        if known is not None:
+    async def _from_cache(self, key: Key, scope: Scope, steps: Steps) -> SearchResults | None:
+        """The cached results, if they are still valid."""
+        cached = self._cache.results(key)
+        if cached is not None:
             tenant = scope.caller.tenant
             async with self._stores.connection(self._stores.timeouts.ledger, "search", tenant) as connection:
-                current = await verify(connection, scope.generation.name, scope.caller, known.counted, scope.filters)
-                since = known.snapshot, scope.generation.name, scope.caller, scope.readable
-                if len(current) < len(known.counted) or await changed_since(connection, *since):
+                current = await verify(connection, scope.generation.name, scope.caller, cached.counted, scope.filters)
+                since = cached.snapshot, scope.generation.name, scope.caller, scope.readable
+                if len(current) < len(cached.counted) or await changed_since(connection, *since):
                     self._cache.forget(key)
-                    known = None
-        self._count("results", hit=known is not None)
-        if known is None:
+                    cached = None
+        self._count("results", hit=cached is not None)
+        if cached is None:
             return None
-        # Of what was done then the facts are told, which are this answer's, and no times: whose question it was that
-        # is remembered is nobody's business.
-        results = [renamed(result, current) for result in known.results]
-        done = [replace(step, took_ms=0.0) for step in known.steps if step.name not in {s.name for s in steps.done}]
-        return Found(results, [*steps.done, *done], steps.took_ms, known.relevant)
+        # The facts of the cached steps hold for this response, too; their times might reveal another caller's query.
+        results = [refreshed(result, current) for result in cached.results]
+        done = [replace(step, took_ms=0.0) for step in cached.steps if step.name not in {s.name for s in steps.done}]
+        return SearchResults(results, [*steps.done, *done], steps.took_ms, cached.relevant)
 
-    def _keep(self, key: Key, found: Found, passages: Mapping[UUID, Passage], taken: str) -> None:
-        if found.degraded:
+    def _cache_results(self, key: Key, results: SearchResults, passages: Mapping[UUID, Passage], before: str) -> None:
+        if results.degraded:
             return
-        counted = [Ref(passage.chunk_id, passage.document_id) for passage in passages.values()]
-        self._cache.keep_answer(key, Remembered(found.results, found.steps, found.relevant, counted, taken))
+        counted = [ChunkKey(passage.chunk_id, passage.document_id) for passage in passages.values()]
+        self._cache.store_results(key, CachedResults(results.results, results.steps, results.relevant, counted, before))
 
     def _count(self, cache: str, *, hit: bool) -> None:
         if self._metrics is not None:
             self._metrics.cache.labels(cache, "hit" if hit else "miss").inc()
 
-    # What is worked out
+    # The search
 
-    async def _find(
-        self, question: Question, scope: Scope, embedding: Embedding | None, steps: Steps, key: Key
-    ) -> Found:
-        # Who may read nothing goes the same way as who finds nothing: a shortcut would tell them apart.
+    async def _search(
+        self, question: Query, scope: Scope, embedding: Embedding | None, steps: Steps, key: Key
+    ) -> SearchResults:
+        # A caller without access takes the same path as one without matches, so that times do not distinguish them.
         depth = max(CANDIDATES, 2 * question.top)
         while True:
             offers, passages = await self._stores.offers(question, scope, embedding, steps, depth=depth, spare=SPARE)
-            hits = ranked(offers, passages, steps, depth)
-            if depth >= DEEPEST or not reaches_further(offers, passages, depth) or self._suffice(question, hits):
+            hits = rank_candidates(offers, passages, steps, depth)
+            if depth >= MAX_DEPTH or not has_more(offers, passages, depth) or self._suffice(question, hits):
                 break
-            depth = min(DEEPEST, 4 * depth)  # a hundred copies of one passage are one passage
-        about = relevant(question.text, hits, offers, passages, scope.generation.model, steps)
-        in_haste = False
-        if about and hits and embedding is not None and self._settings.feedback and question.mode == "hybrid":
-            in_haste = self._under_way > self._settings.feedback_at_once
-            if in_haste:
+            depth = min(MAX_DEPTH, 4 * depth)  # duplicates count once
+        relevant = is_relevant(question.text, hits, offers, passages, scope.generation.model, steps)
+        skipped_feedback = False
+        if relevant and hits and embedding is not None and self._settings.feedback and question.mode == "hybrid":
+            skipped_feedback = self._active_searches > self._settings.feedback_at_once
+            if skipped_feedback:
                 with steps.step("feedback") as facts:
-                    facts["skipped"] = "many ask at this moment"
-            elif again := await second_look(
+                    facts["skipped"] = "too many concurrent searches"
+            elif reranked := await rank_with_feedback(
                 self._stores, question, scope, embedding, steps, offers, passages, hits, depth=depth
             ):
-                hits = again
-        results = await self._results(question, scope, hits if about else [], steps)
-        outcome = Found(results, steps.done, steps.took_ms, about)
-        if not in_haste:  # who asks again in a calmer moment shall have the better answer
-            self._keep(key, outcome, passages, scope.snapshot)
+                hits = reranked
+        results = await self._results(question, scope, hits if relevant else [], steps)
+        outcome = SearchResults(results, steps.done, steps.took_ms, relevant)
+        if not skipped_feedback:  # so that a later search, under less load, has the better ranking
+            self._cache_results(key, outcome, passages, scope.snapshot)
         return outcome
 
-    def _suffice(self, question: Question, hits: Sequence[Hit]) -> bool:
+    def _suffice(self, question: Query, hits: Sequence[Hit]) -> bool:
         return len(arrange(hits, top=question.top, per_document=self._settings.per_document)) == question.top
 
-    async def _results(self, question: Question, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
+    async def _results(self, question: Query, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
         named = identifiers(question.text) if question.mode != "vector" else ()
         hits = exact_first(hits, named)
         if question.rerank and self._reranker is not None:
             hits = await rerank(
                 self._reranker, question.text, hits, tenant=scope.caller.tenant, pool=self._rerank_pool, steps=steps
             )
-            hits = exact_first(hits, named)  # what a question names by its identifier, no likeness outweighs
+            hits = exact_first(hits, named)  # an identifier of the query outweighs similarity
         with steps.step("arrange") as facts:
             groups = arrange(hits, top=question.top, per_document=self._settings.per_document)
             shown = [hit.passage for group in groups for hit in group.hits]
@@ -238,7 +237,7 @@ class Search:
         return results
 
 
-async def _give_up(embedding: Embedding | None) -> None:
+async def _cancel(embedding: Embedding | None) -> None:
     if embedding is not None:
         embedding.cancel()
         await asyncio.gather(embedding, return_exceptions=True)
@@ -248,8 +247,11 @@ async def _give_up(embedding: Embedding | None) -> None:
 async def open_search(
     settings: Settings, embedders: Embedders | None, query: QuerySettings | None = None
 ) -> AsyncIterator[Search]:
-    """A Search on connections of its own, closed at the end together with the embedders. query: None reranks nothing
-    and takes the defaults. Raises Retryable when Postgres cannot be reached, Misconfigured."""
+    """A Search on connections of its own, closed at the end together with the embedders.
+
+    query: None uses the default settings without a reranker. Raises Retryable when Postgres cannot be reached, and
+    Misconfigured.
+    """
     rerank = query.rerank if query else RerankSettings(url=None, onnx_path=None)
     async with AsyncExitStack() as closing:
         if embedders is not None:

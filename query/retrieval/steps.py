@@ -1,4 +1,4 @@
-"""What a search did, with times: shown to whoever asked."""
+"""The steps of a search with their times, which the response includes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STORES: Mapping[str, tracing.Attributes] = {
     "verify": {"db.system.name": "postgresql"},
     "keywords": {"db.system.name": "elasticsearch"},
 }
-"""Steps that are one store's work."""
+"""The span attributes of steps that query one store."""
 TRACED = frozenset(
     {
         "answer_tokens",
@@ -35,16 +35,16 @@ TRACED = frozenset(
         "unsupported",
     }
 )
-"""Facts that a span holds too: sizes and names of ours. The others may speak of what was asked."""
+"""Facts that are also recorded in spans: sizes and names of our own. Other facts may contain parts of the query."""
 
 
-def since(start: float) -> float:
+def milliseconds_since(start: float) -> float:
     """Milliseconds since a ``perf_counter`` reading."""
     return round((perf_counter() - start) * 1000, 1)
 
 
 class Steps:
-    """One search's record. Facts may be added to a step after it ended."""
+    """The record of one search. Facts may be added to a step after it has ended."""
 
     def __init__(self) -> None:
         self._began = perf_counter()
@@ -52,10 +52,10 @@ class Steps:
 
     @contextmanager
     def step(self, name: str) -> Iterator[Facts]:
-        """Record what happens inside. A failure is recorded as degraded, with its reason, and goes on its way.
+        """Record the body as a step. An error is recorded as degraded, with its reason, and is raised again.
 
-        What is done again is one step, with the times of all and the facts of the last: how often a store had to be
-        asked would tell how much was withheld.
+        Repetitions of a step are one step, with the sum of the times and the facts of the last: how often a store was
+        queried would reveal how much was withheld.
         """
         facts: Facts = {}
         start = perf_counter()
@@ -66,7 +66,7 @@ class Steps:
                 facts |= {"degraded": True, "reason": str(error)}
                 raise
             finally:
-                self._record(Step(name, since(start), facts))
+                self._record(Step(name, milliseconds_since(start), facts))
                 span.note({f"penstock.{key}": facts[key] for key in TRACED & facts.keys()})
 
     def _record(self, step: Step) -> None:
@@ -82,4 +82,4 @@ class Steps:
 
     @property
     def took_ms(self) -> float:
-        return since(self._began)
+        return milliseconds_since(self._began)

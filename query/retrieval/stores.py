@@ -1,4 +1,4 @@
-"""What both stores offer to a question, and how much of it may be shown."""
+"""Candidates of both stores for a query, verified against the ledger."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from query.model import Candidate, Facts, Mode, Passage, Ranker
 from query.retrieval import vectors
 from query.retrieval.cache import Embedded
 from query.retrieval.fusion import Ranking
-from query.retrieval.keywords import bm25, relevance
+from query.retrieval.keywords import bm25, bm25_scores
 from query.retrieval.steps import Steps
-from query.retrieval.vectors import Asked, Scan, Tuning
+from query.retrieval.vectors import NeighbourQuery, Scan, Tuning
 
-SOONER = 0.95
-"""Of the time that a scan has: Postgres ends it by itself, before we would have to cancel it."""
-SCANS_KEPT, SCAN_KEPT_SECONDS = 1_000, 5.0
-"""How neighbours are best looked for changes with the table's size and its graph, not from one question to the next."""
-INDEX_LOOK_SECONDS = 10.0
-"""A keyword index is searched when it was seen to be the one that the ledger filled at most so long ago."""
-INDEX_KEPT_SECONDS = 60.0
-"""So long it is searched when looking at it fails: a server that is too busy to be looked at is not a changed index."""
-MOST_CANDIDATES = 1000
-"""Of one round, when much of what Elasticsearch offers is withheld."""
+SCAN_TIME_SHARE = 0.95
+"""The share of a scan's time after which Postgres ends it by itself, before we would have to cancel it."""
+MAX_CACHED_SCANS, SCAN_TTL_SECONDS = 1_000, 5.0
+"""The cache of chosen scans: the best one depends on the size of the table and on its graph, which change slowly."""
+INDEX_CHECK_SECONDS = 10.0
+"""How long a successful check that a keyword index is the one that the ledger filled stays valid."""
+INDEX_TRUST_SECONDS = 60.0
+"""How long an index is still searched after its last successful check when new checks fail: a busy server is no reason
+to assume that the index has changed."""
+MAX_CANDIDATES_PER_ROUND = 1000
+"""The most candidates that one round requests from Elasticsearch when many of them are withheld."""
 
 _NAMES: Mapping[Ranker, str] = {"vector": "pgvector", "keyword": "Elasticsearch"}
 
@@ -50,18 +51,19 @@ Embedding = asyncio.Future[Embedded]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. A store that is slower is left out, and the answer says so."""
+    """Time limits in seconds. A store that is slower is left out, and the response says so."""
 
     keywords: float = 5.0
     vectors: float = 5.0
-    """Of each of two steps: what the first, counting what may be read, leaves is the scan's."""
+    """The limit of each of two steps: counting what may be read, and the scan, which also gets what counting leaves."""
     ledger: float = 10.0
     embed: float = 65.0
-    """The query's vector, the model's loading included: a minute the first time on a machine, when it is converted."""
+    """The limit for the query's vector, including loading the model: a minute the first time on a machine, because the
+    model is converted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Query:
     text: str
     top: int
     mode: Mode
@@ -70,47 +72,47 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What one query is asked within: pinned once, so that both stores answer for the same generation and access."""
+    """The generation and access of one query, read once so that both stores use the same."""
 
     generation: Generation
     caller: Caller
     readable: Readable
     filters: Filters
     snapshot: str
-    """The ledger's, before any store was asked."""
+    """The ledger's pg_snapshot from before any store was queried."""
     access: bytes
-    """``query.retrieval.cache.access_of`` what is readable."""
+    """The ``query.retrieval.cache.access_digest`` of ``readable``."""
 
 
 @dataclass(slots=True)
 class Offer:
-    """One store's candidates, best first, or why there are none."""
+    """One store's candidates, best first, or the error if there are none."""
 
     limit: int
-    """How many it was asked for."""
+    """How many candidates were requested."""
     candidates: list[Candidate] = field(default_factory=list)
     facts: Facts = field(default_factory=dict)
     error: PenstockError | None = None
     withheld: frozenset[UUID] = frozenset()
-    """Chunks that it offered in vain, in this round or before."""
+    """Candidates of this round and earlier ones that the caller may not read."""
 
-    def look(self, passages: Mapping[UUID, Passage]) -> None:
-        """Remember what may not be shown."""
+    def note_withheld(self, passages: Mapping[UUID, Passage]) -> None:
+        """Record the candidates that are not among the verified passages."""
         self.withheld |= {c.chunk_id for c in self.candidates if c.chunk_id not in passages}
 
-    def is_too_slow(self, name: str, seconds: float) -> None:
-        """In the words of any other slowness: how much was withheld is not told."""
+    def mark_timed_out(self, name: str, seconds: float) -> None:
+        """Record a timeout, in the same words as any other, so that it does not reveal how much was withheld."""
         self.error = Retryable(f"{name} did not answer within {seconds:g} s")
         self.facts |= {"degraded": True, "reason": str(self.error)}
 
-    def holds(self, depth: int, passages: Mapping[UUID, Passage]) -> bool:
-        """More than ``depth`` of what was offered may be shown, or there is no more to offer than was asked for."""
+    def suffices(self, depth: int, passages: Mapping[UUID, Passage]) -> bool:
+        """Whether more than ``depth`` candidates may be read, or the store has no more candidates."""
         return len(self.candidates) < self.limit or sum(c.chunk_id in passages for c in self.candidates) > depth
 
     def ranking(self, depth: int, passages: Mapping[UUID, Passage]) -> Ranking:
-        shown = [c for c in self.candidates if c.chunk_id in passages]
-        first = shown[:depth]
-        following = shown[depth].score if len(shown) > depth else 0.0
+        verified = [c for c in self.candidates if c.chunk_id in passages]
+        first = verified[:depth]
+        following = verified[depth].score if len(verified) > depth else 0.0
         return Ranking([c.chunk_id for c in first], [c.score for c in first], following)
 
 
@@ -118,8 +120,8 @@ Offers = Mapping[Ranker, Offer]
 
 
 class Stores:
-    """Both stores and the ledger, as a search asks them. A pool connection is held for one store's statements, never
-    while a model or Elasticsearch is waited for."""
+    """The queries that a search makes to both stores and the ledger. A pool connection is held only for one store's
+    statements, never while waiting for a model or Elasticsearch."""
 
     def __init__(
         self,
@@ -129,21 +131,21 @@ class Stores:
         tuning: Tuning,
         on_index_fence: Callable[[bool], None] = lambda fenced: None,
     ) -> None:
-        """on_index_fence: told at every look whether the keyword index is refused."""
+        """on_index_fence: called after every check with whether the keyword index is fenced."""
         self._pool = pool
         self._on_index_fence = on_index_fence
-        self._looked: dict[str, float] = {}
-        """Keyword index → when it was last seen to be the one that the ledger filled, on time.monotonic()."""
-        self._looking: dict[str, asyncio.Task[None]] = {}
-        """Keyword index → the look that is under way, which all questions share."""
-        self._es = es.options(request_timeout=timeouts.keywords)  # once: it copies the client
+        self._index_checked_at: dict[str, float] = {}
+        """The time (time.monotonic()) of the last successful check of each keyword index."""
+        self._checks: dict[str, asyncio.Task[None]] = {}
+        """The running check of each keyword index, which all searches share."""
+        self._es = es.options(request_timeout=timeouts.keywords)  # here, because options() copies the client
         self.timeouts = timeouts
         self._tuning = tuning
-        self._scans: TTLCache[tuple[object, ...], Scan] = TTLCache(SCANS_KEPT, SCAN_KEPT_SECONDS)
+        self._scans: TTLCache[tuple[object, ...], Scan] = TTLCache(MAX_CACHED_SCANS, SCAN_TTL_SECONDS)
 
     async def offers(
         self,
-        question: Question,
+        question: Query,
         scope: Scope,
         embedding: Embedding | None,
         steps: Steps,
@@ -151,78 +153,80 @@ class Stores:
         depth: int,
         spare: int,
     ) -> tuple[Offers, Mapping[UUID, Passage]]:
-        """What the stores of this mode offer, and all of it that may be shown: ``depth`` of each and one more, unless
-        there are no more. Raises Retryable or Misconfigured when nothing can answer.
+        """The candidates of this mode's stores, and the passages among them that may be read: ``depth`` of each store
+        and one more, unless there are no more. Raises Retryable or Misconfigured when no store answers.
 
-        Who offered too little is asked again, and then what was withheld is excluded or the ledger asked on the way.
+        A store with too few readable candidates is queried again: the keyword index without the withheld ones, and the
+        vector table with a check of each row against the ledger.
         """
         rankers: tuple[Ranker, ...] = ("vector", "keyword") if question.mode == "hybrid" else (question.mode,)
         offers = {ranker: Offer(0) for ranker in rankers}
         short: Sequence[Ranker] = rankers
-        give_up = perf_counter() + self.timeouts.ledger
+        deadline = perf_counter() + self.timeouts.ledger
         first = True
 
-        async def seen(ranker: Ranker) -> None:
-            """What it offers, and what the ledger says of it, while the other one is still at work."""
+        async def query(ranker: Ranker) -> None:
+            """Query one store and verify its candidates, concurrently with the other store."""
             if ranker in short:
                 if ranker == "vector":
-                    asked = self._vectors(scope, embedding, steps, depth + spare, proven=not first)
+                    offer = self._vectors(scope, embedding, steps, depth + spare, verified=not first)
                 else:
-                    limit = max(depth + spare, min(MOST_CANDIDATES, offers[ranker].limit * 4))
-                    asked = self._keywords(question.text, scope, steps, limit, offers[ranker].withheld)
-                offers[ranker] = await asked
+                    limit = max(depth + spare, min(MAX_CANDIDATES_PER_ROUND, offers[ranker].limit * 4))
+                    offer = self._keywords(question.text, scope, steps, limit, offers[ranker].withheld)
+                offers[ranker] = await offer
             with steps.step("verify"):
                 new = [c for c in offers[ranker].candidates if c.chunk_id not in passages]
                 passages.update(await self.verify(scope, new))
 
         while True:
             passages: dict[UUID, Passage] = {}
-            await gather_or_cancel(*(seen(ranker) for ranker in rankers))
-            _require_one(offers)
+            await gather_or_cancel(*(query(ranker) for ranker in rankers))
+            _require_answer(offers)
             for ranker in short:
-                offers[ranker].look(passages)
-            short = [ranker for ranker, offer in offers.items() if not offer.holds(depth, passages)]
+                offers[ranker].note_withheld(passages)
+            short = [ranker for ranker, offer in offers.items() if not offer.suffices(depth, passages)]
             if not short:
                 return offers, passages
-            if perf_counter() > give_up:
+            if perf_counter() > deadline:
                 for ranker in short:
-                    offers[ranker].is_too_slow(_NAMES[ranker], self.timeouts.ledger)
-                _require_one(offers)
+                    offers[ranker].mark_timed_out(_NAMES[ranker], self.timeouts.ledger)
+                _require_answer(offers)
                 return offers, passages
             first = False
 
     async def _vectors(
-        self, scope: Scope, embedding: Embedding | None, steps: Steps, limit: int, *, proven: bool
+        self, scope: Scope, embedding: Embedding | None, steps: Steps, limit: int, *, verified: bool
     ) -> Offer:
         seconds = 2 * self.timeouts.vectors
         offer = Offer(limit)
         try:
             if embedding is None:
-                raise Misconfigured("no embedding model is set: only keyword search can answer")
+                raise Misconfigured("no embedding model is configured: only keyword search is possible")
             made_by, vector = await asyncio.shield(embedding)
             with steps.step("vectors") as offer.facts:
                 require_same(made_by, scope.generation)
-                ends = perf_counter() + seconds
+                deadline = perf_counter() + seconds
                 async with self.connection(seconds, "vector search", scope.caller.tenant) as connection:
-                    asked = Asked(scope.generation, scope.caller, scope.readable, scope.filters, proven)
-                    scan = await self._scan(connection, asked, scope.access, limit)
-                    offer.candidates, _ = await vectors.nearest(  # how it scanned would tell how much others have
+                    query = NeighbourQuery(scope.generation, scope.caller, scope.readable, scope.filters, verified)
+                    scan = await self._scan(connection, query, scope.access, limit)
+                    # The kind of scan is no fact of the step: it would reveal how much the caller may not read.
+                    offer.candidates, _ = await vectors.nearest(
                         connection,
-                        asked,
+                        query,
                         vector,
                         scan,
                         limit=limit,
-                        timeout_seconds=SOONER * (ends - perf_counter()),
+                        timeout_seconds=SCAN_TIME_SHARE * (deadline - perf_counter()),
                         tuning=self._tuning,
                     )
         except PenstockError as error:
             offer.error = error
         return offer
 
-    async def _scan(self, connection: Connection, asked: Asked, access: bytes, limit: int) -> Scan:
-        key = asked.generation.chunk_table, asked.caller.tenant, access, asked.filters, limit
+    async def _scan(self, connection: Connection, query: NeighbourQuery, access: bytes, limit: int) -> Scan:
+        key = query.generation.chunk_table, query.caller.tenant, access, query.filters, limit
         if (scan := self._scans.get(key)) is None:
-            scan = self._scans[key] = await vectors.choose(connection, asked, limit=limit, tuning=self._tuning)
+            scan = self._scans[key] = await vectors.choose_scan(connection, query, limit=limit, tuning=self._tuning)
         return scan
 
     async def _keywords(
@@ -254,51 +258,51 @@ class Stores:
         return offer
 
     async def require_index(self, generation: Generation) -> None:
-        """Raises IndexFenced while the keyword index is not the one that the ledger filled; Misconfigured, or Retryable
-        for longer than INDEX_KEPT_SECONDS, when that cannot be found out."""
+        """Raises IndexFenced while the keyword index is not the one that the ledger filled. Raises Misconfigured, or
+        Retryable INDEX_TRUST_SECONDS after the last successful check, when it cannot be checked."""
         index = generation.keyword_index
-        if self._looked_within(INDEX_LOOK_SECONDS, index):
+        if self._checked_within(INDEX_CHECK_SECONDS, index):
             return
-        if (looking := self._looking.get(index)) is None:
-            looking = self._looking[index] = asyncio.create_task(self._look(index))
-            looking.add_done_callback(lambda done: self._looked_at(index, done))
-        kept = self._looked_within(INDEX_KEPT_SECONDS, index)
-        # Who is cancelled leaves the look to the others. Where there is something to go by, half of the time is left
-        # for the search.
-        await asyncio.wait({looking}, timeout=self.timeouts.keywords / 2 if kept else None)
-        if not looking.done():
+        if (check := self._checks.get(index)) is None:
+            check = self._checks[index] = asyncio.create_task(self._check_index(index))
+            check.add_done_callback(lambda done: self._index_checked(index, done))
+        trusted = self._checked_within(INDEX_TRUST_SECONDS, index)
+        # A cancelled search leaves the check to the others. With a recent check, half of the time is left for the
+        # search.
+        await asyncio.wait({check}, timeout=self.timeouts.keywords / 2 if trusted else None)
+        if not check.done():
             return
         try:
-            looking.result()
+            check.result()
         except IndexFenced:
             raise
         except Retryable:
-            if not self._looked_within(INDEX_KEPT_SECONDS, index):
+            if not self._checked_within(INDEX_TRUST_SECONDS, index):
                 raise
 
-    def _looked_at(self, index: str, looking: asyncio.Task[None]) -> None:
-        del self._looking[index]
-        if not looking.cancelled():
-            looking.exception()  # seen, even if everybody who asked has gone
+    def _index_checked(self, index: str, check: asyncio.Task[None]) -> None:
+        del self._checks[index]
+        if not check.cancelled():
+            check.exception()  # retrieved even if no search waits any more, else asyncio logs it
 
-    def _looked_within(self, seconds: float, index: str) -> bool:
-        return monotonic() - self._looked.get(index, float("-inf")) < seconds
+    def _checked_within(self, seconds: float, index: str) -> bool:
+        return monotonic() - self._index_checked_at.get(index, float("-inf")) < seconds
 
-    async def _look(self, index: str) -> None:
+    async def _check_index(self, index: str) -> None:
         """Raises as ``require_index``."""
         began = monotonic()
         async with self.connection(self.timeouts.ledger, "search", NO_TENANT) as connection:
             known = await index_fence.load(connection, index)
         try:
-            if known is not None:  # else no worker has looked at it yet
+            if known is not None:  # else no worker has recorded it yet
                 with es_translated(f"search {index}"):
                     await index_fence.require(known, self._es)
         except IndexFenced:
-            self._looked.pop(index, None)
+            self._index_checked_at.pop(index, None)
             self._on_index_fence(True)
             raise
         self._on_index_fence(False)
-        self._looked[index] = began
+        self._index_checked_at[index] = began
 
     async def verify(self, scope: Scope, candidates: Sequence[Candidate]) -> dict[UUID, Passage]:
         if not candidates:
@@ -310,18 +314,18 @@ class Stores:
         async with self.connection(self.timeouts.vectors, "vector search", scope.caller.tenant) as connection:
             return await vectors.embeddings(connection, scope.generation, ids)
 
-    async def likeness(self, scope: Scope, ids: Sequence[UUID], vector: Vectors) -> dict[UUID, float]:
+    async def cosine_scores(self, scope: Scope, ids: Sequence[UUID], vector: Vectors) -> dict[UUID, float]:
         """See ``query.retrieval.vectors.likeness``."""
         if not ids:
             return {}
         async with self.connection(self.timeouts.vectors, "vector search", scope.caller.tenant) as connection:
-            return await vectors.likeness(connection, scope.generation, ids, vector)
+            return await vectors.cosine_scores(connection, scope.generation, ids, vector)
 
-    async def relevance(
+    async def bm25_scores(
         self, scope: Scope, ids: Sequence[UUID], text: str, more: Mapping[str, float]
     ) -> dict[UUID, float]:
         """See ``query.retrieval.keywords.relevance``."""
-        return await relevance(self._es, scope.generation, ids, text, more) if ids else {}
+        return await bm25_scores(self._es, scope.generation, ids, text, more) if ids else {}
 
     async def describe(self, scope: Scope, passages: Sequence[Passage]) -> dict[UUID, Detail]:
         async with self.connection(self.timeouts.ledger, "search", scope.caller.tenant) as connection:
@@ -329,15 +333,15 @@ class Stores:
 
     @asynccontextmanager
     async def connection(self, seconds: float, doing: str, tenant: str) -> AsyncIterator[Connection]:
-        """It shows the rows of this tenant alone."""
+        """A connection that sees only the rows of this tenant."""
         async with time_limit(seconds, "Postgres"):
             with translated(doing):
                 async with rows_of(self._pool, tenant) as connection:
                     yield connection
 
 
-def _require_one(offers: Offers) -> None:
-    """Raise when no store answered."""
+def _require_answer(offers: Offers) -> None:
+    """Raise the stores' errors if no store answered."""
     errors = [offer.error for offer in offers.values() if offer.error is not None]
     if len(errors) == len(offers):
         if len(errors) == 1 and isinstance(errors[0], IndexFenced):

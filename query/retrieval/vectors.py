@@ -1,15 +1,15 @@
-"""Nearest neighbours from pgvector: through the graph where the caller reads much, exactly where that is little.
+"""Nearest neighbours from pgvector: through the HNSW graph if the caller may read much, by an exact scan if little.
 
-The graph filters while it walks: to find n rows where r of t rows pass, it visits about n · t / r. An exact scan reads
-the r rows once each, and a visit costs about as much as VISIT_COST rows. So the scan is the cheaper one up to
-r = √(VISIT_COST · n · t), and that is where we change over. (It is the better one too: the narrower the filter, the
-more of the nearest a walk misses.) Rows that pass are those that access and the question's filters leave.
+The graph filters while it is walked: to find n rows if r of t rows pass, it visits about n · t / r rows. An exact scan
+reads the r rows once each, and a visit costs about as much as VISIT_COST rows. So the scan is cheaper up to
+r = √(VISIT_COST · n · t), which is where we switch. (It is also more accurate: the narrower the filter, the more of the
+nearest rows a walk misses.) The rows that pass are those that access and the query's filters leave.
 
-Rows that wait outside of the graph (docs/adr/0030) are read exactly, in the statement that walks: no row is missing
-from both, and none is in both. Where there is no graph, everything is.
+Rows that are not in the graph yet (docs/adr/0030) are read exactly, in the same statement as the walk: every row is in
+exactly one of both parts. Without a graph, all rows are read exactly.
 
-Without filters a walk believes the rows' own access_id and looks nothing up. With them, or when too much of what it
-offered turned out to be withheld, it asks the ledger about every row that it visits.
+Without filters, a walk trusts the rows' own access_id and looks nothing up. With filters, or when too many candidates
+were withheld, it checks every visited row against the ledger.
 """
 
 from __future__ import annotations
@@ -33,45 +33,46 @@ from query.access.filters import NONE, Filters, conditions, values
 from query.model import Candidate
 
 Scan = Literal["graph", "whole graph", "exact"]
-"""whole graph: one over all rows, as an older version left it; no row waits outside of that."""
+"""whole graph: a graph over all rows, as an older version created it; no row is outside of it."""
 
 VISIT_COST = 8
-"""Measured: 22 µs a visit against 4 µs a row (60,000 rows of 384 dimensions, in memory); of 100,000 rows of 1,536
-dimensions, a tenth readable, the walk took 41 ms where reading the 9,968 rows took 34."""
-
+"""The cost of visiting a row in the graph, in rows of an exact scan. Measured: 22 µs for a visit and 4 µs for a row
+(60,000 rows of 384 dimensions, in memory); on 100,000 rows of 1,536 dimensions, a tenth of them readable, the walk took
+41 ms and reading the 9,968 rows took 34 ms."""
 
 OVERFETCH = 2
-"""Of 64 nearest with a quarter of all rows readable, a walk for 64 finds 96 %, for 128 97 % (worst 77 and 86 %)."""
+"""How many times the limit a walk fetches. With a quarter of all rows readable, a walk for 64 finds 96 % of the 64
+nearest and a walk for 128 finds 97 % (worst case 77 % and 86 %)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     ef_search: int = 300
-    """Of 100,000 made-up passages of 1,536 dimensions the graph finds .960 of the ten nearest with 228, .973 with 300,
-    and takes a sixth longer (docs/load.md)."""
+    """The size of the walk's candidate list. On 100,000 synthetic passages of 1,536 dimensions the graph finds .960 of
+    the ten nearest with 228 and .973 with 300, which takes a sixth longer (docs/load.md)."""
     max_scan_tuples: int = 200_000
-    """Where a walk gives up. The changeover keeps the expected walk below it up to 50 M rows."""
+    """The most rows that a walk visits. The switch to exact scans keeps the expected walk below it up to 50 M rows."""
     always_exact_rows: int = 5_000
-    """An exact scan of so few takes 15–35 ms; also the answer before the table's size is known."""
+    """So few rows are always scanned exactly, which takes 15–35 ms; also before the size of the table is known."""
     random_page_cost: float = 1.0
-    """The index is in memory or the service is too slow anyway; with the default a sequential scan looks cheaper."""
+    """The planner's setting for an index in memory; with the default, a sequential scan looks cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is near to what, and for whom."""
+class NeighbourQuery:
+    """The conditions of a search for nearest neighbours."""
 
     generation: Generation
     caller: Caller
     readable: Readable
     filters: Filters = NONE
-    proven: bool = False
-    """Offer only what the ledger and the manifest say may be shown: slower, and nothing of it is withheld later."""
+    verified: bool = False
+    """Return only rows that the ledger and the manifest confirm: slower, but none of them is withheld later."""
 
 
-async def choose(connection: Connection, asked: Asked, *, limit: int, tuning: Tuning) -> Scan:
-    """Count what access and filters leave, but no further than the changeover."""
-    graph, rows, per_document = await _size(connection, asked.generation)
+async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: int, tuning: Tuning) -> Scan:
+    """The scan for a query. It counts the rows that access and filters leave, up to where the graph is better."""
+    graph, rows, per_document = await _size(connection, query.generation)
     if graph is None:
         return "exact"
     most_rows = max(tuning.always_exact_rows, isqrt(VISIT_COST * OVERFETCH * limit * rows))
@@ -89,11 +90,11 @@ async def choose(connection: Connection, asked: Asked, *, limit: int, tuning: Tu
                 ) counted
             ) <= %(rows)s
             """
-        ).format(chunks=sql.Identifier(asked.generation.chunk_table), filters=conditions(asked.filters)),
+        ).format(chunks=sql.Identifier(query.generation.chunk_table), filters=conditions(query.filters)),
         {
-            **values(asked.filters),
-            "tenant": asked.caller.tenant,
-            "ids": list(asked.readable.access_ids),
+            **values(query.filters),
+            "tenant": query.caller.tenant,
+            "ids": list(query.readable.access_ids),
             "rows": most_rows,
             "documents": max(1, most_rows // per_document),
         },
@@ -104,8 +105,8 @@ async def choose(connection: Connection, asked: Asked, *, limit: int, tuning: Tu
 
 
 async def _size(connection: Connection, generation: Generation) -> tuple[Scan | None, int, int]:
-    """How its graph is walked, if it has one; rows of the chunk table and rows a document, as the planner estimates
-    them."""
+    """The kind of graph, if there is a valid one, and the planner's estimates of the rows of the chunk table and of the
+    rows per document."""
     cursor = await connection.execute(
         "SELECT (SELECT bool_or(i.indpred IS NOT NULL) FROM pg_index i JOIN pg_class g ON g.oid = i.indexrelid"
         "  JOIN pg_am a ON a.oid = g.relam WHERE i.indrelid = c.oid AND a.amname = 'hnsw' AND i.indisvalid),"
@@ -120,7 +121,7 @@ async def _size(connection: Connection, generation: Generation) -> tuple[Scan | 
 
 async def nearest(
     connection: Connection,
-    asked: Asked,
+    query: NeighbourQuery,
     vector: Vectors,
     scan: Scan,
     *,
@@ -128,25 +129,26 @@ async def nearest(
     timeout_seconds: float,
     tuning: Tuning,
 ) -> tuple[list[Candidate], Scan]:
-    """The nearest passages among those that this caller may read, nearest first, and how they were found.
+    """The nearest passages among those that this caller may read, nearest first, and the scan that returned them.
 
-    A walk that ends with too few is followed by an exact scan: fewer than ``limit`` means that there are no more.
+    A walk with too few results is followed by an exact scan: fewer than ``limit`` means that there are no more.
     """
-    ends = monotonic() + timeout_seconds
+    deadline = monotonic() + timeout_seconds
     async with connection.pipeline(), connection.transaction():
         await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, timeout_seconds, tuning))
-        candidates = await _candidates(connection, *build(asked, vector, scan, limit=limit))
+        candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
         if scan != "exact" and len(candidates) < limit:
             scan = "exact"
-            await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, ends - monotonic(), tuning))
-            candidates = await _candidates(connection, *build(asked, vector, scan, limit=limit))
+            await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, deadline - monotonic(), tuning))
+            candidates = await _candidates(connection, *build(query, vector, scan, limit=limit))
     return candidates, scan
 
 
-async def likeness(
+async def cosine_scores(
     connection: Connection, generation: Generation, ids: Sequence[UUID], vector: Vectors
 ) -> dict[UUID, float]:
-    """Cosine of each of these chunks to the vector, where the generation holds it. Raises psycopg.Error."""
+    """The cosine of each of these chunks to the vector; a chunk that the generation lacks is absent. Raises
+    psycopg.Error."""
     cursor = await connection.execute(
         sql.SQL("SELECT id, 1 - (embedding <=> %s) FROM {chunks} WHERE id = ANY(%s::uuid[])").format(
             chunks=sql.Identifier(generation.chunk_table)
@@ -164,7 +166,7 @@ async def embeddings(connection: Connection, generation: Generation, ids: Sequen
             chunks=sql.Identifier(generation.chunk_table)
         ),
         [list(ids)],
-        binary=True,  # as text, 1,536 numbers are parsed one by one
+        binary=True,  # in text form, 1,536 numbers would be parsed one by one
     )
     return {
         id_: np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value, dtype=np.float32)
@@ -173,7 +175,7 @@ async def embeddings(connection: Connection, generation: Generation, ids: Sequen
 
 
 async def _candidates(connection: Connection, statement: sql.Composed, values: dict[str, Any]) -> list[Candidate]:
-    # Never prepared: the best plan depends on the values (who asks), and a generic one cannot see them.
+    # Never prepared: the best plan depends on the values (the caller's access), which a generic plan ignores.
     cursor = await connection.execute(statement, values, prepare=False)
     return [Candidate(*row) for row in await cursor.fetchall()]
 
@@ -187,10 +189,10 @@ LOCAL_SETTINGS = """
 
 
 def local_settings(scan: Scan, limit: int, timeout_seconds: float, tuning: Tuning) -> Sequence[str]:
-    """The few rows that wait outside are found by their index, whatever share of the table they were when Postgres last
-    counted them."""
+    """The parameters of LOCAL_SETTINGS. With "graph", sequential scans are off so that the few rows outside of the
+    graph are read through their index, whatever the planner's statistics say of their number."""
     ef_search = min(1000, max(tuning.ef_search, 2 * limit))
-    milliseconds = max(1, round(timeout_seconds * 1000))  # 0: as long as it likes
+    milliseconds = max(1, round(timeout_seconds * 1000))  # 0 would mean no limit
     return [
         str(ef_search),
         str(tuning.max_scan_tuples),
@@ -216,7 +218,7 @@ _GRAPH = """
     SELECT id, document_id, text, 1 - distance FROM (TABLE inside UNION ALL TABLE outside) nearest
     ORDER BY distance + 0, id LIMIT %(limit)s
 """
-"""+ 0: the planner takes the walk's order for the distances', which it only nearly is, and would not sort."""
+"""``+ 0`` forces a sort: the planner assumes that the walk's order is that of the distances, which is not exact."""
 _WHOLE_GRAPH = """
     WITH inside AS MATERIALIZED ({walk})
     SELECT id, document_id, text, 1 - distance FROM inside ORDER BY distance + 0, id LIMIT %(limit)s
@@ -226,39 +228,40 @@ _EXACT = """
         SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance
         FROM documents d JOIN {chunks} c ON c.document_id = d.id
         WHERE {mine} {filters} {listed} OFFSET 0
-    ) found ORDER BY distance, id LIMIT %(limit)s
+    ) nearest ORDER BY distance, id LIMIT %(limit)s
 """
-"""OFFSET 0: each distance is computed once, though it is both shown and sorted by; and never by a walk."""
+"""OFFSET 0: each distance is computed once, though it is returned and sorted by, and never through the graph."""
 _MINE = "d.tenant = %(tenant)s AND d.access_id = ANY(%(ids)s::bigint[]) AND d.deleted_at IS NULL"
 _IN_LEDGER = "AND EXISTS (SELECT FROM documents d WHERE d.id = c.document_id AND {mine} {filters} {listed} OFFSET 0)"
-"""OFFSET 0: asked for each row that the walk visits. As a join, all that may be read would be collected first."""
+"""OFFSET 0: evaluated for each row that the walk visits. A join would first collect all rows that may be read."""
 _LISTED = """AND EXISTS (
     SELECT FROM manifests m
     WHERE m.document_id = c.document_id AND m.generation = %(generation)s AND c.id = ANY(m.chunk_ids) OFFSET 0)"""
 
 
-def build(asked: Asked, vector: Vectors, scan: Scan, *, limit: int) -> tuple[sql.Composed, dict[str, Any]]:
-    """relaxed_order hands rows over slightly out of order: twice as many are taken and sorted again."""
-    generation = asked.generation
+def build(query: NeighbourQuery, vector: Vectors, scan: Scan, *, limit: int) -> tuple[sql.Composed, dict[str, Any]]:
+    """The statement and its parameters. Because relaxed_order returns rows slightly out of order, OVERFETCH times as
+    many are fetched and sorted again."""
+    generation = query.generation
     parts = {
         "mine": sql.SQL(_MINE),
-        "filters": conditions(asked.filters),
-        "listed": sql.SQL(_LISTED if asked.proven else ""),
+        "filters": conditions(query.filters),
+        "listed": sql.SQL(_LISTED if query.verified else ""),
     }
     chunks = sql.Identifier(generation.chunk_table)
     if scan == "exact":
         statement = sql.SQL(_EXACT).format(chunks=chunks, **parts)
     else:
-        ledger = sql.SQL(_IN_LEDGER).format(**parts) if asked.filters or asked.proven else sql.SQL("")
+        ledger = sql.SQL(_IN_LEDGER).format(**parts) if query.filters or query.verified else sql.SQL("")
         inside = sql.SQL("c.in_graph AND" if scan == "graph" else "")
         walk = sql.SQL(_WALK).format(chunks=chunks, ledger=ledger, inside=inside)
         outside = sql.SQL(_OUTSIDE).format(chunks=chunks, ledger=ledger)
         statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, outside=outside)
     return statement, {
-        **values(asked.filters),
+        **values(query.filters),
         "vector": value(generation, vector),
-        "ids": list(asked.readable.access_ids),
-        "tenant": asked.caller.tenant,
+        "ids": list(query.readable.access_ids),
+        "tenant": query.caller.tenant,
         "generation": generation.name,
         "limit": limit,
         "walked": OVERFETCH * limit,

@@ -506,7 +506,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a remembered answer is not verified again",
         _RETRIEVAL,
-        "len(current) < len(known.counted) or",
+        "len(current) < len(cached.counted) or",
         "False or",
         (_AGAIN + "::test_a_remembered_answer_never_outlives_what_it_is_made_from",),
     ),

@@ -19,8 +19,8 @@ from query.evaluation import golden as judgements
 from query.evaluation import service as evaluation
 from query.evaluation.golden import Golden, Judged
 from query.model import BadQuery, check
-from query.retrieval.cache import access_of
-from query.retrieval.keywords import MOST_CHARACTERS, bm25, clauses
+from query.retrieval.cache import access_digest
+from query.retrieval.keywords import MAX_MATCHED_CHARACTERS, bm25, clauses
 from query.settings import AuthSettings, ChatSettings
 from tests.contract.query.test_retrieval import Desk
 from tests.fakes.chat import FakeChat
@@ -61,8 +61,8 @@ async def test_what_nobody_sees_is_no_question() -> None:
 
 async def test_a_page_without_spaces_is_no_query_of_thousands_of_terms() -> None:
     asked = clauses("釧路湿原国立公園" * 1000)
-    assert len(asked["must"]["combined_fields"]["query"]) == MOST_CHARACTERS
-    assert len(asked["should"]["match_phrase"]["text.exact"]["query"]) == MOST_CHARACTERS
+    assert len(asked["must"]["combined_fields"]["query"]) == MAX_MATCHED_CHARACTERS
+    assert len(asked["should"]["match_phrase"]["text.exact"]["query"]) == MAX_MATCHED_CHARACTERS
 
 
 async def test_who_is_let_into_ten_thousand_restricted_pages_is_answered_by_keyword(
@@ -160,14 +160,14 @@ async def test_a_wide_reader_is_a_small_key() -> None:
     """2,000 answers for somebody who satisfies 200,000 access sets held 16 GB of numbers."""
     ids = range(1_000_000, 1_200_000)
     wide = Readable((*ids,), ("wiki/a", "wiki/b"), ())
-    assert len(access_of(wide)) == 32
-    assert access_of(wide) == access_of(Readable((*reversed(ids),), ("wiki/b", "wiki/a"), ()))
+    assert len(access_digest(wide)) == 32
+    assert access_digest(wide) == access_digest(Readable((*reversed(ids),), ("wiki/b", "wiki/a"), ()))
     others = [
         Readable((*ids, 7), ("wiki/a", "wiki/b"), ()),
         Readable((*ids,), ("wiki/a",), ()),
         Readable((*ids,), ("wiki/a",), ("wiki/b",)),
     ]
-    assert len({access_of(one) for one in [wide, *others]}) == 4
+    assert len({access_digest(one) for one in [wide, *others]}) == 4
 
 
 # What is told

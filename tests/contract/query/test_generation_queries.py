@@ -26,7 +26,7 @@ from pipeline.runtime.settings import dist
 from pipeline.stores.postgres import Connection
 from query.embedding.embedders import GenerationEmbedders, QueryEmbedder
 from query.embedding.generations import Following
-from query.model import Found
+from query.model import SearchResults
 from query.modes.gather import Modes
 from query.modes.material import Question
 from query.retrieval.search import Search
@@ -215,7 +215,7 @@ async def test_a_query_under_way_ends_on_the_generation_that_it_pinned(site: Sit
     search = Search(library.pool, library.es, embedders)
     caller = await library.caller("acme", "staff")
 
-    async def ask(text: str) -> Found:
+    async def ask(text: str) -> SearchResults:
         return await search.search(text, caller, mode="vector")
 
     site.models["g1"].open.clear()
@@ -340,7 +340,7 @@ async def test_what_an_answer_is_made_from_is_of_one_generation(site: Site) -> N
     caller = await site.library.caller("acme", "staff")
 
     class Overtaken(Search):
-        async def search(self, *arguments: Any, **named: Any) -> Found:
+        async def search(self, *arguments: Any, **named: Any) -> SearchResults:
             await site.cut_over()
             return await super().search(*arguments, **named)
 

@@ -19,7 +19,7 @@ import pytest_asyncio
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from pipeline.stores import graph
-from query.model import Found, Mode, Passage, as_json
+from query.model import Mode, Passage, SearchResults, as_json
 from query.retrieval.search import Search
 from tests.support.query.leak_paths import Paths, cramped
 from tests.support.query.leaks import Asker, DocumentKey, Event, Living, Model, World, may_read
@@ -48,18 +48,18 @@ def key_of(asker: Asker, passage: Passage) -> DocumentKey:
     return asker.tenant, passage.source, passage.external_id
 
 
-def keys(asker: Asker, found: Found) -> list[DocumentKey]:
+def keys(asker: Asker, found: SearchResults) -> list[DocumentKey]:
     """Of every document that is named, as a result or as where the same stands once more."""
     return [key_of(asker, passage) for result in found.results for passage in (result.passage, *result.also)]
 
 
-def facts(found: Found) -> dict[str, dict[str, object]]:
+def facts(found: SearchResults) -> dict[str, dict[str, object]]:
     steps = {step.name: dict(step.facts) for step in found.steps}
     assert len(steps) == len(found.steps), "a step shown twice tells how often something was asked again"
     return steps
 
 
-def check_readable(asker: Asker, found: Found, now: dict[DocumentKey, Living], *, all_shown: bool) -> None:
+def check_readable(asker: Asker, found: SearchResults, now: dict[DocumentKey, Living], *, all_shown: bool) -> None:
     """Nothing of what may not be read: no passage, no word, no count, no gap in the ranks."""
     for result in found.results:
         for passage in (result.passage, *result.also):
@@ -230,7 +230,7 @@ def concerns(event: Event, readable: dict[DocumentKey, Living], asker: Asker) ->
     return (event.tenant, event.source, event.external_id) in readable
 
 
-def told(paths: Paths, found: Found) -> dict[str, Any]:
+def told(paths: Paths, found: SearchResults) -> dict[str, Any]:
     """Everything that the caller is told but for times and the name of the test's index."""
     answer = as_json(found)
     del answer["took_ms"]
@@ -291,7 +291,7 @@ def compare(one: dict[str, Any], other: dict[str, Any], *, exact: bool, all_show
         return
     assert _but_arranged(one["steps"]) == _but_arranged(other["steps"])
     if all_shown:
-        assert shown_in(one) == shown_in(other)
+        assert shown_documents(one) == shown_documents(other)
     assert all(result["score"] >= 0 for result in (*one["results"], *other["results"]))
 
 
@@ -300,7 +300,7 @@ def _but_arranged(steps: str) -> str:
     return re.sub(r"\{'step': 'arrange', 'results': \d+\}", "", steps)
 
 
-def shown_in(answer: dict[str, Any]) -> list[tuple[str, ...]]:
+def shown_documents(answer: dict[str, Any]) -> list[tuple[str, ...]]:
     """Every chunk that is shown, as a result, in one, or as where the same stands once more."""
     chunks = [(str(chunk),) for result in answer["results"] for chunk in result["chunk_ids"]]
     return sorted([*chunks, *((str(twin["chunk_id"]),) for result in answer["results"] for twin in result["also"])])

@@ -12,7 +12,7 @@ from pipeline.embedding.port import Vectors
 from query.access.callers import Caller
 from query.access.filters import Filters
 from query.embedding.embedders import QueryEmbedder
-from query.model import Found
+from query.model import SearchResults
 from query.retrieval.search import Search
 from query.settings import RetrievalSettings
 from query.telemetry import QueryMetrics
@@ -46,7 +46,7 @@ class Desk:
         found = await self.found(query, await self.library.caller(self.tenant, *tags), filters=filters)
         return sorted(result.passage.title for result in found.results)
 
-    async def found(self, query: str, caller: Caller, *, filters: Filters | None = None) -> Found:
+    async def found(self, query: str, caller: Caller, *, filters: Filters | None = None) -> SearchResults:
         return await self.search.search(query, caller, filters=filters or Filters())
 
     def hits(self, cache: str = "results") -> int:
@@ -68,7 +68,7 @@ async def test_the_same_question_is_worked_out_once(desk: Desk) -> None:
     assert second.results == first.results
     assert second.relevant
 
-    def told(found: Found) -> list[tuple[str, dict[str, object]]]:
+    def told(found: SearchResults) -> list[tuple[str, dict[str, object]]]:
         return sorted((step.name, dict(step.facts)) for step in found.steps)
 
     assert told(second) == told(first), "whether somebody asked before is not told"

@@ -16,7 +16,7 @@ from query.embedding.embedders import QueryEmbedder
 from query.model import MODES, BadQuery
 from query.retrieval import vectors
 from query.retrieval.search import Search
-from query.retrieval.vectors import Asked, Tuning
+from query.retrieval.vectors import NeighbourQuery, Tuning
 from tests.support.query.library import Library, WordEmbedder, document
 from tests.support.query.retrieval_kit import find, names
 from topics.messages import DocumentUpserted
@@ -145,9 +145,9 @@ async def test_a_filtered_walk_stays_in_the_graph_and_a_narrow_filter_is_exact(l
     async with library.pool.connection() as connection:
         may = await readable(connection, caller)
 
-        async def look(filters: Filters, *, proven: bool = False) -> tuple[str, str, int]:
-            asked = Asked(library.generation, caller, may, filters, proven)
-            scan = await vectors.choose(connection, asked, limit=50, tuning=tuning)
+        async def look(filters: Filters, *, verified: bool = False) -> tuple[str, str, int]:
+            asked = NeighbourQuery(library.generation, caller, may, filters, verified)
+            scan = await vectors.choose_scan(connection, asked, limit=50, tuning=tuning)
             statement, values = vectors.build(asked, vector, scan, limit=50)
             async with connection.transaction():
                 await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 5, tuning))
@@ -156,7 +156,7 @@ async def test_a_filtered_walk_stays_in_the_graph_and_a_narrow_filter_is_exact(l
             found, used = await vectors.nearest(
                 connection, asked, vector, scan, limit=50, timeout_seconds=30, tuning=tuning
             )
-            assert used == ("exact" if proven else scan)
+            assert used == ("exact" if verified else scan)
             return scan, plan, len(found)
 
         scan, plan, count = await look(Filters(authors=("often",)))
@@ -167,7 +167,7 @@ async def test_a_filtered_walk_stays_in_the_graph_and_a_narrow_filter_is_exact(l
         assert (scan, count) == ("exact", 50)
         assert "hnsw" not in plan
         assert "Seq Scan on chunks_g1" not in plan
-        scan, plan, count = await look(NONE, proven=True)
+        scan, plan, count = await look(NONE, verified=True)
         assert (scan, count) == ("graph", 0), "no manifest names these rows: looked for in the graph, then everywhere"
         assert "chunks_g1_hnsw" in plan
     await library.execute(

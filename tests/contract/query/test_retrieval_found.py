@@ -143,7 +143,7 @@ async def test_more_withheld_passages_than_a_round_takes_do_not_starve_a_reader(
     """The stores still offer all of them, and first."""
     monkeypatch.setattr(retrieval, "CANDIDATES", 4)
     monkeypatch.setattr(retrieval, "SPARE", 1)
-    monkeypatch.setattr(offers, "MOST_CANDIDATES", 10)
+    monkeypatch.setattr(offers, "MAX_CANDIDATES_PER_ROUND", 10)
     gone = [document(f"g{n}.md", f"Beacon beacon beacon {n}.", tenant=tenant) for n in range(45)]
     left = [
         document(f"left{n}.md", f"Note {n} mentions a beacon once among quite a few other words.", tenant=tenant)
@@ -164,7 +164,7 @@ async def test_a_store_that_never_comes_to_what_may_be_shown_is_left_out(
 ) -> None:
     monkeypatch.setattr(retrieval, "CANDIDATES", 2)
     monkeypatch.setattr(retrieval, "SPARE", 1)
-    monkeypatch.setattr(offers, "MOST_CANDIDATES", 3)
+    monkeypatch.setattr(offers, "MAX_CANDIDATES_PER_ROUND", 3)
     gone = [document(f"g{n}.md", f"Buoy buoy buoy {n}.", tenant=tenant) for n in range(12)]
     await library.put(*gone, document("left.md", "A note on some buoy among quite a few other words.", tenant=tenant))
     await library.accept(*(deletion(d) for d in gone))

@@ -34,10 +34,10 @@ from pipeline.stores.elasticsearch import connect
 from query.access.callers import Caller, readable
 from query.access.verify import verify
 from query.embedding.embedders import QueryEmbedder
-from query.model import MODES, BadQuery, Found, Mode, as_json
+from query.model import MODES, BadQuery, Mode, SearchResults, as_json
 from query.retrieval import vectors
 from query.retrieval.search import Search, Timeouts
-from query.retrieval.vectors import Asked, Tuning
+from query.retrieval.vectors import NeighbourQuery, Tuning
 from tests.faults.puppet import Outbox
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 from tests.support.query.questions import QUESTIONS
@@ -54,7 +54,7 @@ class Offered(NamedTuple):
     document_id: UUID
 
 
-def external_ids(found: Found) -> list[str]:
+def external_ids(found: SearchResults) -> list[str]:
     """The twins of a result behind it."""
     return [passage.external_id for result in found.results for passage in (result.passage, *result.also)]
 
@@ -463,8 +463,8 @@ async def test_wide_access_walks_the_graph_and_narrow_access_is_exact(stack: Sta
             can = {caller: await readable(connection, caller) for caller in (wide, narrow)}
 
             async def plan(caller: Caller) -> str:
-                asked = Asked(library.generation, caller, can[caller])
-                scan = await vectors.choose(connection, asked, **limits)
+                asked = NeighbourQuery(library.generation, caller, can[caller])
+                scan = await vectors.choose_scan(connection, asked, **limits)
                 statement, values = vectors.build(asked, centre, scan, limit=50)
                 async with connection.transaction():
                     await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 5, tuning))
@@ -474,7 +474,7 @@ async def test_wide_access_walks_the_graph_and_narrow_access_is_exact(stack: Sta
             async def nearest(caller: Caller, scan: vectors.Scan) -> tuple[set[UUID], vectors.Scan]:
                 found, used = await vectors.nearest(
                     connection,
-                    Asked(library.generation, caller, can[caller]),
+                    NeighbourQuery(library.generation, caller, can[caller]),
                     centre,
                     scan,
                     timeout_seconds=30,

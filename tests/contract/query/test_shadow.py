@@ -13,7 +13,7 @@ from deploy.local.stack import Stack
 from query.evaluation.shadow import documents, overlap, rank_biased
 from query.mcp import tools
 from query.mcp.shapes import SearchArguments
-from query.model import Found
+from query.model import SearchResults
 from query.retrieval.search import Search
 from query.service import Service
 from query.settings import ShadowSettings
@@ -68,7 +68,7 @@ class Held(Search):
         self.may = asyncio.Event()
         self.waiting = 0
 
-    async def search(self, *arguments: Any, **named: Any) -> Found:
+    async def search(self, *arguments: Any, **named: Any) -> SearchResults:
         self.waiting += 1
         await self.may.wait()
         return await super().search(*arguments, **named)

@@ -63,7 +63,7 @@ class ByHand:
     def __init__(self, given: Material) -> None:
         self.given = given
 
-    async def gather(self, question: Question, caller: Caller, klass: CallerClass) -> Material:
+    async def gather(self, question: Question, caller: Caller, caller_class: CallerClass) -> Material:
         return self.given
 
 

@@ -30,7 +30,7 @@ from pipeline.stores.postgres import create_chunk_table
 from query.embedding.embedders import GenerationEmbedders
 from query.evaluation.place import assembled, empty
 from query.http.serve import serving
-from query.model import Found
+from query.model import SearchResults
 from query.service import Service
 from query.settings import AuthSettings, QuerySettings, ServeSettings
 from tests.fakes.openai import FakeOpenAI
@@ -203,5 +203,5 @@ def _embedding(models: Mapping[str, Model]) -> EmbeddingSettings:
     )  # type: ignore[arg-type]
 
 
-def names(found: Found) -> list[str]:
+def names(found: SearchResults) -> list[str]:
     return [result.passage.external_id for result in found.results]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from query.access.filters import NONE, Filters
-from query.model import Found, Mode
+from query.model import Mode, SearchResults
 from query.retrieval.search import Search
 from tests.support.query.library import Library
 
@@ -17,10 +17,10 @@ async def find(
     mode: Mode = "hybrid",
     top: int = 10,
     search: Search | None = None,
-) -> Found:
+) -> SearchResults:
     caller = await library.caller(tenant, "staff")
     return await (search or library.search).search(query, caller, mode=mode, top=top, filters=filters)
 
 
-def names(found: Found) -> list[str]:
+def names(found: SearchResults) -> list[str]:
     return [result.passage.external_id for result in found.results]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.core.identifiers import held
 from query.access.verify import Detail
-from query.model import Found, Passage, as_json
-from query.retrieval.arrange import MERGED, Hit, arrange, exact_first, joined, present, renamed
+from query.model import Passage, SearchResults, as_json
+from query.retrieval.arrange import MAX_MERGED_CHUNKS, Hit, arrange, exact_first, joined, present, refreshed
 
 SPACE = UUID(int=1)
 
@@ -28,7 +28,11 @@ def hit(document: str, index: int, text: str = "", *, score: float = 1.0, rank: 
 def shape(hits: Sequence[Hit], *, top: int = 10, per_document: int = 2) -> list[tuple[str, list[int], list[str]]]:
     """Document, chunk indexes in reading order, twins."""
     return [
-        (g.hits[0].passage.external_id, [h.passage.chunk_index for h in g.in_order], [a.external_id for a in g.also])
+        (
+            g.hits[0].passage.external_id,
+            [h.passage.chunk_index for h in g.in_reading_order],
+            [a.external_id for a in g.also],
+        )
         for g in arrange(hits, top=top, per_document=per_document)
     ]
 
@@ -42,8 +46,8 @@ def test_neighbours_become_one_passage_in_reading_order() -> None:
 
 
 def test_a_long_run_is_not_one_passage() -> None:
-    groups = shape([hit("a", n) for n in range(MERGED + 1)], per_document=9)
-    assert groups == [("a", list(range(MERGED)), []), ("a", [MERGED], [])]
+    groups = shape([hit("a", n) for n in range(MAX_MERGED_CHUNKS + 1)], per_document=9)
+    assert groups == [("a", list(range(MAX_MERGED_CHUNKS)), []), ("a", [MAX_MERGED_CHUNKS], [])]
 
 
 def test_a_neighbour_takes_no_place() -> None:
@@ -124,7 +128,7 @@ def test_a_merged_passage_as_it_is_shown() -> None:
     assert result.chunk_ids == (first.passage.chunk_id, second.passage.chunk_id)
     assert result.passage is second.passage
     assert result.headings == ("Top", "Sub")
-    shown = as_json(Found([result], [], 1.0))["results"][0]
+    shown = as_json(SearchResults([result], [], 1.0))["results"][0]
     assert shown["chunk_ids"] == [str(id_) for id_ in result.chunk_ids]
 
 
@@ -143,5 +147,5 @@ def test_a_remembered_result_has_todays_title() -> None:
         h.passage.chunk_id: Passage(h.passage.chunk_id, h.passage.document_id, "x", "wiki", "New", None, 3)
         for h in (one, twin)
     }
-    again = renamed(result, now)
+    again = refreshed(result, now)
     assert (again.passage.title, again.also[0].title, again.text) == ("New", "New", LONG)

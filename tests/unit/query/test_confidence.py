@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from query.retrieval.ranking import FLOORS, coverage, judge, stems
+from query.retrieval.ranking import FLOORS, assess, coverage, stems
 
 MODEL = "all-MiniLM-L6-v2"
 FLOOR = FLOORS[MODEL]
 
 
 def test_far_away_and_with_few_words_in_common_is_noise() -> None:
-    enough, why = judge("how do I bake sourdough bread", FLOOR.cosine - 0.05, ["Flow around a blunt body"], MODEL)
+    enough, why = assess("how do I bake sourdough bread", FLOOR.cosine - 0.05, ["Flow around a blunt body"], MODEL)
     assert not enough
     assert why == {"cosine": "0.25", "floor": "0.30", "coverage": "0.00", "coverage floor": "0.75"}
 
 
 def test_near_enough_needs_no_words() -> None:
-    assert judge("holidays", FLOOR.cosine, ["Vacation days"], MODEL)[0]
+    assert assess("holidays", FLOOR.cosine, ["Vacation days"], MODEL)[0]
 
 
 def test_the_asked_words_themselves_are_enough() -> None:
-    assert judge("the lanterns of the canals", 0.05, ["Lanterns by a canal"], MODEL)[0]
-    assert judge("PROJ-4821", 0.0, ["Closed PROJ-4821."], MODEL)[0]
+    assert assess("the lanterns of the canals", 0.05, ["Lanterns by a canal"], MODEL)[0]
+    assert assess("PROJ-4821", 0.0, ["Closed PROJ-4821."], MODEL)[0]
 
 
 def test_nothing_found_is_nothing_relevant() -> None:
-    assert not judge("anything", None, [], MODEL)[0]
-    assert not judge("anything", None, [], "unheard of")[0]
+    assert not assess("anything", None, [], MODEL)[0]
+    assert not assess("anything", None, [], "unheard of")[0]
 
 
 def test_an_unknown_model_has_no_floor_and_says_so() -> None:
-    assert judge("bread", -1.0, ["Flow"], "unheard of") == (True, {"cosine": "-1.00", "floor": "none for this model"})
+    assert assess("bread", -1.0, ["Flow"], "unheard of") == (True, {"cosine": "-1.00", "floor": "none for this model"})
 
 
 def test_without_a_vector_words_were_matched_already() -> None:
-    assert judge("bread", None, ["Flow"], MODEL) == (True, {"floor": "none without a vector"})
+    assert assess("bread", None, ["Flow"], MODEL) == (True, {"floor": "none without a vector"})
 
 
 @pytest.mark.parametrize(

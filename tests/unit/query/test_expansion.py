@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from query.retrieval.feedback import PASSAGES, WORDS, WORDS_WEIGHT, Weighed, moved, typical, weighed
+from query.retrieval.feedback import PASSAGES, WORDS, WORDS_WEIGHT, WeightedPassage, expansion_words, move_vector, weigh
 
 FIRST, SECOND = UUID(int=1), UUID(int=2)
 
@@ -17,28 +17,28 @@ FIRST, SECOND = UUID(int=1), UUID(int=2)
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=9))
 def test_the_first_passages_share_one_and_better_ones_have_more(scores: list[float]) -> None:
     found = [(UUID(int=n), "text", score) for n, score in enumerate(sorted(scores, reverse=True))]
-    weights = [passage.weight for passage in weighed(found)]
+    weights = [passage.weight for passage in weigh(found)]
     assert len(weights) == min(PASSAGES, len(scores))
     assert sum(weights) == pytest.approx(1)
     assert weights == sorted(weights, reverse=True)
 
 
 def test_one_clear_hit_has_nearly_all_the_say() -> None:
-    assert weighed([(FIRST, "", 9.0), (SECOND, "", 2.0)])[0].weight > 0.99
+    assert weigh([(FIRST, "", 9.0), (SECOND, "", 2.0)])[0].weight > 0.99
 
 
 def test_the_vector_moves_towards_the_passages_as_far_as_each_counts() -> None:
     question = np.array([1, 0, 0], dtype=np.float32)
     held = {FIRST: np.array([0, 1, 0], dtype=np.float32), SECOND: np.array([0, 0, 1], dtype=np.float32)}
-    there = moved(question, [Weighed(FIRST, "", 0.75), Weighed(SECOND, "", 0.25)], held)
+    there = move_vector(question, [WeightedPassage(FIRST, "", 0.75), WeightedPassage(SECOND, "", 0.25)], held)
     assert there == pytest.approx(np.array([1, 0.75, 0.25]) / np.linalg.norm([1, 0.75, 0.25]))
-    assert moved(question, [Weighed(FIRST, "", 1.0)], {}) == pytest.approx(question)
+    assert move_vector(question, [WeightedPassage(FIRST, "", 1.0)], {}) == pytest.approx(question)
 
 
 def test_typical_words_are_frequent_there_and_rare_elsewhere() -> None:
-    passages = [Weighed(FIRST, "the turbine blade and the turbine housing of the engine", 1.0)]
+    passages = [WeightedPassage(FIRST, "the turbine blade and the turbine housing of the engine", 1.0)]
     others = [f"engine report number {n} of the works" for n in range(9)]
-    words = typical(passages, [passages[0].text, *others])
+    words = expansion_words(passages, [passages[0].text, *others])
     assert max(words, key=lambda word: words[word]) == "turbine"
     assert words["engine"] < words["blade"]
     assert "the" not in words
@@ -47,7 +47,7 @@ def test_typical_words_are_frequent_there_and_rare_elsewhere() -> None:
 
 @given(st.lists(st.text("abcdefgh ", max_size=60), min_size=1, max_size=6))
 def test_words_are_few_and_their_worth_is_bounded(texts: list[str]) -> None:
-    passages = weighed([(UUID(int=n), text, 1.0) for n, text in enumerate(texts)])
-    words = typical(passages, texts)
+    passages = weigh([(UUID(int=n), text, 1.0) for n, text in enumerate(texts)])
+    words = expansion_words(passages, texts)
     assert len(words) <= WORDS
     assert sum(words.values()) == pytest.approx(WORDS_WEIGHT if words else 0)

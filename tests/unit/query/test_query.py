@@ -11,8 +11,8 @@ from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.runtime.tasks import time_limit
 from query.access.callers import Readable
 from query.embedding.embedders import QueryEmbedder
-from query.model import Found, Step, as_json
-from query.retrieval.keywords import MOST_WORDS, TERMS_A_CLAUSE, build, clauses
+from query.model import SearchResults, Step, as_json
+from query.retrieval.keywords import MAX_QUERY_WORDS, TERMS_A_CLAUSE, build, clauses
 from query.retrieval.steps import Steps
 
 READABLE = Readable((1,), ("wiki/staff",), ("wiki/r",))
@@ -38,7 +38,7 @@ def test_no_tag_is_no_match_not_no_filter() -> None:
 
 def test_a_pasted_page_is_cut() -> None:
     words = clauses("word " * 5000)["must"]["combined_fields"]["query"]
-    assert len(words.split()) == MOST_WORDS
+    assert len(words.split()) == MAX_QUERY_WORDS
     assert len(json.dumps(build("acme", READABLE, "word " * 5000))) < 3_000
 
 
@@ -46,7 +46,7 @@ def test_a_failing_step_is_recorded_and_still_fails() -> None:
     steps = Steps()
     with pytest.raises(Retryable), steps.step("keywords"):
         raise Retryable("Elasticsearch is away")
-    found = Found([], steps.done, steps.took_ms)
+    found = SearchResults([], steps.done, steps.took_ms)
     assert found.degraded == ("Elasticsearch is away",)
     [step] = as_json(found)["steps"]
     assert step == {
@@ -68,7 +68,7 @@ def test_a_step_that_is_done_again_is_one_step() -> None:
 
 
 def test_a_step_that_went_well_is_not_degraded() -> None:
-    assert Found([], [Step("verify", 1.0, {"passages": 3})], 2.0).degraded == ()
+    assert SearchResults([], [Step("verify", 1.0, {"passages": 3})], 2.0).degraded == ()
 
 
 async def test_what_takes_too_long_may_heal() -> None:

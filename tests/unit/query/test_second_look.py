@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from query.model import Candidate, Passage, Ranker
-from query.retrieval.feedback import counted
+from query.retrieval.feedback import feedback_candidates
 from query.retrieval.stores import Offer
 
 DEPTH, SPARE = 4, 16
@@ -31,4 +31,4 @@ def test_as_many_count_however_much_is_withheld(withheld: int) -> None:
     }
     first = [UUID(int=n) for n in range(withheld, withheld + DEPTH + 1)]
     last = [UUID(int=n) for n in reversed(range(max(withheld, SPARE - 1), DEPTH + SPARE))]
-    assert list(counted(offers, shown, DEPTH)) == list(dict.fromkeys([*first, *last]))
+    assert list(feedback_candidates(offers, shown, DEPTH)) == list(dict.fromkeys([*first, *last]))

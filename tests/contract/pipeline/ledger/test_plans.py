@@ -117,7 +117,7 @@ async def ledger(space: Space) -> AsyncIterator[AsyncConnection[Any]]:
 async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledger: AsyncConnection[Any]) -> None:
     cursor = await ledger.execute("SELECT id FROM documents ORDER BY md5(id::text) LIMIT 100")
     ids = [id_ for (id_,) in await cursor.fetchall()]
-    offered = [cache.Ref(id_, id_) for id_ in ids]
+    offered = [cache.ChunkKey(id_, id_) for id_ in ids]
     everybody = Caller("acme", frozenset(f"wiki/{n}" for n in range(1, 101)))
     middle = sorted(ids)[50]
     active: Generation = await generations.active(ledger)

@@ -23,7 +23,7 @@ from pipeline.stores import graph
 from pipeline.stores.postgres import Connection, migrate, unlimited
 from query.access.callers import readable
 from query.retrieval import vectors
-from query.retrieval.vectors import Asked, Tuning
+from query.retrieval.vectors import NeighbourQuery, Tuning
 from tests.support.query.library import Library, WordEmbedder, document
 
 pytestmark = pytest.mark.stack
@@ -86,7 +86,7 @@ async def nearest(library: Library, scan: vectors.Scan | None = None) -> tuple[l
     caller = await library.caller("acme", "staff")
     vector = np.asarray(WordEmbedder()._vector("heron"))
     async with library.pool.connection() as connection:
-        asked = Asked(library.generation, caller, await readable(connection, caller))
+        asked = NeighbourQuery(library.generation, caller, await readable(connection, caller))
         there, *_ = await vectors._size(connection, library.generation)
         found, used = await vectors.nearest(
             connection, asked, vector, scan or there or "exact", limit=30, timeout_seconds=30, tuning=Tuning()
@@ -113,7 +113,7 @@ async def test_what_a_walk_hands_over_is_sorted_by_distance_whatever_order_it_cl
     async with library.pool.connection() as connection:
         await graph.move(connection, library.generation, limit=60)
         may = await readable(connection, caller := await library.caller("acme", "staff"))
-        asked = Asked(library.generation, caller, may)
+        asked = NeighbourQuery(library.generation, caller, may)
         settings = vectors.local_settings("graph", 30, 30, Tuning())
         await connection.execute(vectors.LOCAL_SETTINGS, settings)
         await connection.execute("SET LOCAL enable_sort = off")  # of few rows no sort is worth avoiding
@@ -334,7 +334,7 @@ async def test_both_halves_are_found_by_their_index_whatever_the_statistics_say(
     async with library.pool.connection() as connection:
         assert await graph.move(connection, library.generation, limit=3_000) == 3_000
         caller = await library.caller("acme", "staff")
-        asked = Asked(library.generation, caller, await readable(connection, caller))
+        asked = NeighbourQuery(library.generation, caller, await readable(connection, caller))
         vector = np.asarray(WordEmbedder()._vector("heron"))
         statement, values = vectors.build(asked, vector, "graph", limit=30)
         async with connection.transaction():

@@ -20,7 +20,7 @@ from pipeline.stores import index_fence
 from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.keywords import Keywords
 from query.embedding.embedders import QueryEmbedder
-from query.model import Found
+from query.model import SearchResults
 from query.retrieval import stores as offers
 from query.retrieval.search import Search
 from query.settings import RetrievalSettings
@@ -35,7 +35,7 @@ SNAPSHOTS = "keyword-index-snapshots"
 
 @pytest.fixture
 async def audited(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Audited]:
-    monkeypatch.setattr(offers, "INDEX_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(offers, "INDEX_CHECK_SECONDS", 0.0)
     async with Audited.create(stack) as audited:
         yield audited
 
@@ -59,7 +59,7 @@ async def change_of(audited: Audited) -> str | None:
     return change
 
 
-async def search(audited: Audited, mode: Any = "hybrid") -> Found:
+async def search(audited: Audited, mode: Any = "hybrid") -> SearchResults:
     library = audited.library
     caller = await library.caller("acme", "wiki/staff", "wiki/board")
     forgetful = RetrievalSettings(cached_queries=0)
@@ -67,7 +67,7 @@ async def search(audited: Audited, mode: Any = "hybrid") -> Found:
     return await asked.search("length", caller, mode=mode, top=50)
 
 
-def shown(found: Found) -> set[str]:
+def shown(found: SearchResults) -> set[str]:
     return {result.passage.external_id for result in found.results}
 
 
@@ -353,7 +353,7 @@ async def test_an_index_that_nobody_has_looked_at_yet_is_searched(audited: Audit
 async def test_a_running_service_answers_without_keywords_and_says_why(
     world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offers, "INDEX_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(offers, "INDEX_CHECK_SECONDS", 0.0)
     library = world.library
     await library.put(document("a.md", "The harbour.", tenant=tenant, acl_tags=["user:ann"]))
     producer: Any = None

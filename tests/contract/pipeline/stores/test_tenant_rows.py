@@ -49,7 +49,7 @@ from query.modes import history as conversations
 from query.modes import history as past
 from query.modes import survey
 from query.retrieval import cache, vectors
-from query.retrieval.vectors import Asked, Tuning
+from query.retrieval.vectors import NeighbourQuery, Tuning
 from tests.support.deploy.roles_kit import logins, run_file
 from tests.support.pipeline.tenant_rows_kit import Ids, Mutating, connected, empty, fill, ids_of, sites
 from tests.support.query.library import Library, WordEmbedder, document
@@ -122,7 +122,7 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
     may = Readable(ids.access, ("wiki/staff",), ())
     narrow = Filters(sources=("wiki",), authors=("ann",))
     scope = survey.Scope(generation, HELD, caller.tags, ids.access, NONE)
-    offered = [cache.Ref(chunk, document) for chunk, document in ids.chunks.items()]
+    offered = [cache.ChunkKey(chunk, document) for chunk, document in ids.chunks.items()]
     vector = await library.embedder.embed_query("text")
     ask: list[Callable[[], Awaitable[Any]]] = [
         lambda: access.identify(connection, HELD, principals=["ann"], tags=["staff"]),
@@ -168,10 +168,10 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
     few = Tuning(always_exact_rows=len(ids.documents) // 2)
     for filters in (NONE, narrow):
         ask.append(lambda filters=filters: verify(connection, generation.name, caller, offered, filters))  # type: ignore[misc]
-        asked = Asked(generation, caller, may, filters)
-        ask.append(lambda asked=asked: vectors.choose(connection, asked, limit=1, tuning=few))  # type: ignore[misc]
-        for proven in (False, True):
-            asked = replace(asked, proven=proven)
+        asked = NeighbourQuery(generation, caller, may, filters)
+        ask.append(lambda asked=asked: vectors.choose_scan(connection, asked, limit=1, tuning=few))  # type: ignore[misc]
+        for verified in (False, True):
+            asked = replace(asked, verified=verified)
             ask += [
                 lambda asked=asked, scan=scan: connection.execute(*vectors.build(asked, vector, scan, limit=50))  # type: ignore[misc]
                 for scan in ("exact", "graph", "whole graph")
@@ -218,10 +218,10 @@ async def test_a_statement_without_a_tenant_condition_finds_nothing_of_another(p
     ids, generation = await ids_of(place.library), place.library.generation
     [mine] = {len(ids.chunks) // 2}
     vector = await place.library.embedder.embed_query("text")
-    offered = [cache.Ref(chunk, document) for chunk, document in ids.chunks.items()]
+    offered = [cache.ChunkKey(chunk, document) for chunk, document in ids.chunks.items()]
     async with connected(place.query) as connection:
         await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
-        assert len(await vectors.likeness(connection, generation, list(ids.chunks), vector)) == mine
+        assert len(await vectors.cosine_scores(connection, generation, list(ids.chunks), vector)) == mine
         assert len(await vectors.embeddings(connection, generation, list(ids.chunks))) == mine
         assert len(await describe(connection, generation.name, offered)) == mine  # type: ignore[arg-type]
         told = [await story.read(connection, id_) for id_ in ids.documents]
@@ -394,7 +394,7 @@ async def test_a_search_takes_the_same_ways_below_the_policies(place: Place) -> 
     """The walk through the graph asks for a document's tenant only of the rows that it returns; where the statement has
     the condition itself, the server's is asked once."""
     generation, ids = place.library.generation, await ids_of(place.library)
-    asked = Asked(generation, Caller(HELD, frozenset({"wiki/staff"})), Readable(ids.access[:1], (), ()))
+    asked = NeighbourQuery(generation, Caller(HELD, frozenset({"wiki/staff"})), Readable(ids.access[:1], (), ()))
     vector = await place.library.embedder.embed_query("text")
     async with connected(place.query) as connection:
         await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])

@@ -216,7 +216,7 @@ class Unanswerable:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def gather(self, question: Question, caller: Caller, klass: CallerClass) -> Material:
+    async def gather(self, question: Question, caller: Caller, caller_class: CallerClass) -> Material:
         raise self.error
 
 

@@ -153,10 +153,10 @@ class Remembering:
     def __init__(self, modes: Modes) -> None:
         self.modes = modes
 
-    async def gather(self, question: Question, caller: Caller, klass: CallerClass) -> Material:
+    async def gather(self, question: Question, caller: Caller, caller_class: CallerClass) -> Material:
         at = datetime.now(UTC)
         history = History("whole", [Piece("I am ill.", at, at, 4)], 0, 4)
-        return replace(await self.modes.gather(question, caller, klass), history=history)
+        return replace(await self.modes.gather(question, caller, caller_class), history=history)
 
 
 async def test_what_was_written_with_somebodys_history_is_not_kept(library: Library, tenant: str) -> None:

@@ -33,10 +33,9 @@ from query.evaluation.judge import grade, precision
 from query.evaluation.rank import rank
 from query.evaluation.report import report
 from query.evaluation.service import EvalMetrics, Evaluation, newest, run_if_due
-from query.model import MODES, Found
-from query.retrieval import feedback as second_look
+from query.model import MODES, SearchResults
+from query.retrieval import feedback, vectors
 from query.retrieval import search as retrieval
-from query.retrieval import vectors
 from query.retrieval.search import Search
 from query.settings import ChatSettings, EvalSettings, RetrievalSettings
 from tests.fakes.chat import FakeChat
@@ -172,7 +171,7 @@ async def test_judgements_are_added_exported_taken_in_and_measured_by_command(li
 # The second look
 
 
-def by_keyword(found: Found) -> set[str]:
+def by_keyword(found: SearchResults) -> set[str]:
     return {result.passage.external_id for result in found.results if "keyword" in result.ranks}
 
 
@@ -236,7 +235,7 @@ async def test_words_that_the_second_look_adds_rank_what_was_offered_and_find_no
     assert await ranks(feedback=True) == {"keyword", "vector"}
     monkeypatch.setattr(retrieval, "CANDIDATES", 2)
     monkeypatch.setattr(retrieval, "SPARE", 1)
-    monkeypatch.setattr(retrieval, "DEEPEST", 2)
+    monkeypatch.setattr(retrieval, "MAX_DEPTH", 2)
     assert await ranks(feedback=True) == set(), "neither store had offered it: nobody has asked whether it may be shown"
 
 
@@ -244,10 +243,10 @@ async def test_a_second_look_that_takes_too_long_leaves_the_first_and_says_so(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = await library.caller("acme", "staff")
-    monkeypatch.setattr(second_look, "SHARE", 0)
+    monkeypatch.setattr(feedback, "TIME_SHARE", 0)
     found = await library.search.search("Deimos", caller)
     assert by_keyword(found) == {"mars"}
-    assert found.degraded == ("the second look did not answer within 0 s",)
+    assert found.degraded == ("relevance feedback did not answer within 0 s",)
 
 
 async def test_while_many_ask_one_look_has_to_do_and_that_answer_is_not_remembered(library: Library) -> None:
@@ -275,7 +274,7 @@ async def test_nobody_learns_from_passages_that_only_others_read(library: Librar
     await library.put(deletion(document("board", secret)))
 
 
-def external_ids(found: Found) -> list[str]:
+def external_ids(found: SearchResults) -> list[str]:
     return [result.passage.external_id for result in found.results]
 
 

@@ -22,7 +22,7 @@ import pytest_asyncio
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
-from query.access.callers import sayable
+from query.access.callers import storable
 from tests.fakes.issuer import Issuer, bearer, issuing
 from tests.support.query.http_kit import service_over, write_keys
 from tests.support.query.leak_paths import Paths
@@ -62,7 +62,7 @@ def callers(worlds: list[World], issuer: Issuer, keys: Path) -> list[HttpCaller]
                 claims = {"groups": list(world._tags), "tags": list(world._tags), "scope": " ".join(world._tags)}
                 token = issuer.token(tenant=asker.tenant, email=principal, **claims)
                 found.append(HttpCaller(world, Asker(asker.tenant, (principal,), ()), bearer(token)))
-            if tags := sayable(asker.tags):  # no file of text holds the others
+            if tags := storable(asker.tags):  # no file of text holds the others
                 key = f"key-{len(entries)}"
                 entries[key] = {"key": key, "tenant": asker.tenant, "tags": tags}
                 found.append(HttpCaller(world, Asker(asker.tenant, (), tuple(tags)), {"X-Api-Key": key}))

@@ -316,7 +316,7 @@ async def test_an_explicit_mode_wins(library: Library, tenant: str, mode: str) -
     caller = await library.caller(tenant, "staff")
     found = await gather(library, caller, Question("tide7", mode=mode), budget=400)  # type: ignore[arg-type]
     assert found.mode == mode
-    assert step(found, "mode") == {"mode": mode, "reason": "asked for"}
+    assert step(found, "mode") == {"mode": mode, "reason": "requested"}
     assert "embedded" not in [s.name for s in found.steps]
     if mode == "long_context":
         assert documents_of(found)[0] == "11.md"

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from deploy.local.stack import Stack
 from query.embedding.embedders import QueryEmbedder
-from query.model import Found
+from query.model import SearchResults
 from query.rerank.guarded import Outcome, open_reranker
 from query.rerank.reranker import Reranker
 from query.retrieval.search import Search
@@ -66,7 +66,7 @@ class Reranked:
             library.pool, library.es, QueryEmbedder(lambda: library.embedder), reranker=reranker, rerank_pool=pool
         )
 
-    async def ask(self, question: str, *tags: str, **options: Any) -> Found:
+    async def ask(self, question: str, *tags: str, **options: Any) -> SearchResults:
         caller = await self.library.caller("acme", *(tags or ("staff",)))
         return await self.search.search(question, caller, **options)
 
@@ -88,11 +88,11 @@ async def connect(library: Library, fake: FakeRerank) -> AsyncIterator[Any]:
         await reranker.aclose()
 
 
-def names(found: Found) -> list[str]:
+def names(found: SearchResults) -> list[str]:
     return [result.passage.external_id for result in found.results]
 
 
-def step(found: Found) -> dict[str, Any]:
+def step(found: SearchResults) -> dict[str, Any]:
     [facts] = [step.facts for step in found.steps if step.name == "rerank"]
     return dict(facts)
 
@@ -228,7 +228,7 @@ async def test_who_leaves_spoils_nothing_for_the_others(connect: Any, fake: Fake
     found = await asyncio.gather(*searches, return_exceptions=True)
     assert all(isinstance(one, asyncio.CancelledError) for one in found[::2])
     for one, wanted in zip(found[1::2], JUDGED.values(), strict=True):
-        assert isinstance(one, Found)
+        assert isinstance(one, SearchResults)
         assert names(one)[0] == wanted
     while fake.stats.left < len(searches) / 2:
         await asyncio.sleep(0.005)

@@ -32,7 +32,7 @@ from pipeline.stages.stage import Incoming
 from pipeline.stores.elasticsearch import GC_DELETES
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from query.access.callers import Readable, identify
-from query.retrieval.cache import access_of
+from query.retrieval.cache import access_digest
 from tests.simulation.faults import RATES
 from tests.simulation.kafka import PARTITIONS
 from tests.simulation.keyword_store import GC_DELETES_SECONDS, Elasticsearch
@@ -380,5 +380,5 @@ def test_groups_of_one_source_open_nothing_in_another(bench: Bench) -> None:
 
 def test_who_may_read_other_documents_has_another_key() -> None:
     mine = Readable((1, 2), ("s/a",), ())
-    assert access_of(mine) == access_of(Readable((2, 1), ("s/a",), ()))
-    assert len({access_of(r) for r in (mine, Readable((1, 3), ("s/a",), ()), Readable((1, 2), ("s/b",), ()))}) == 3
+    assert access_digest(mine) == access_digest(Readable((2, 1), ("s/a",), ()))
+    assert len({access_digest(r) for r in (mine, Readable((1, 3), ("s/a",), ()), Readable((1, 2), ("s/b",), ()))}) == 3

@@ -115,12 +115,12 @@ async def test_questions_share_a_look_and_outlast_one_that_fails(monkeypatch: py
         await asyncio.sleep(0)
         if (outcome := outcomes.pop(0)) is not None:
             if isinstance(outcome, IndexFenced):
-                del stores._looked[index]
+                del stores._index_checked_at[index]
             raise outcome
-        stores._looked[index] = monotonic()
+        stores._index_checked_at[index] = monotonic()
 
-    monkeypatch.setattr(stores, "_look", look)
-    monkeypatch.setattr(offers, "INDEX_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(stores, "_check_index", look)
+    monkeypatch.setattr(offers, "INDEX_CHECK_SECONDS", 0.0)
     await asyncio.gather(*(stores.require_index(generation) for _ in range(5)))
     assert len(looks) == 1
     await stores.require_index(generation)

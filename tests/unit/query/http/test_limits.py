@@ -15,7 +15,7 @@ from query.auth.identity import Who
 from query.limits.concurrency import Kind, Limits, searches_at_once
 from query.model import BadQuery
 from query.problems import KINDS, Problem
-from query.retrieval.timeouts import share
+from query.retrieval.timeouts import time_budget
 from query.settings import ServeSettings
 from query.telemetry import QueryMetrics
 
@@ -126,10 +126,10 @@ async def test_while_a_model_writes_its_answer_others_search() -> None:
 
 def test_an_idle_process_takes_as_many_searches_as_it_has_processors_for() -> None:
     serve = ServeSettings()
-    at_once = searches_at_once(serve, waits_elsewhere=False)
+    at_once = searches_at_once(serve, uses_remote_models=False)
     assert 2 <= at_once <= 4
-    assert searches_at_once(serve, waits_elsewhere=True) == 4 * at_once
-    assert searches_at_once(ServeSettings(concurrent=17), waits_elsewhere=True) == 17
+    assert searches_at_once(serve, uses_remote_models=True) == 4 * at_once
+    assert searches_at_once(ServeSettings(concurrent=17), uses_remote_models=True) == 17
 
 
 async def test_nobody_waits_for_ever_and_no_place_is_lost() -> None:
@@ -154,7 +154,7 @@ async def test_nobody_waits_for_ever_and_no_place_is_lost() -> None:
 @given(st.floats(0.5, 120), st.floats(0, 1))
 def test_the_parts_end_before_the_whole(seconds: float, part: float) -> None:
     rerank = part * seconds / 2
-    budget = share(seconds, rerank)
+    budget = time_budget(seconds, rerank)
     assert budget.total <= seconds * (1 + 1e-9)
     assert min(budget.ledger, budget.embed, budget.vectors, budget.keywords) > 0.05 * seconds
     assert budget.rerank == rerank
@@ -162,7 +162,7 @@ def test_the_parts_end_before_the_whole(seconds: float, part: float) -> None:
 
 def test_a_reranker_may_not_eat_the_search() -> None:
     with pytest.raises(Misconfigured, match="RERANK_TIMEOUT_SECONDS"):
-        share(10, 5.1)
+        time_budget(10, 5.1)
 
 
 # Problems

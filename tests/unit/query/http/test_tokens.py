@@ -51,7 +51,7 @@ async def test_a_good_token_says_who_asks(issuer: Issuer) -> None:
         assert await tokens.who(issuer.token(), keys, settings) == Who("token", "acme", "ann")
         roles = ["penstock-operator", "penstock-extended", 7]
         assert await tokens.who(issuer.token(roles=roles), keys, settings) == Who(
-            "token", "acme", "ann", klass="extended", operator=True
+            "token", "acme", "ann", caller_class="extended", operator=True
         )
         # One service for one tenant: whatever the token says.
         pinned = AuthSettings(**issuer.settings(tenant="globex", principal_claim="sub"))

@@ -129,12 +129,12 @@ def test_the_thresholds_are_those_of_the_docs() -> None:
     st.integers(16, 9_000),
 )
 def test_the_budget_leaves_room_for_question_prompt_and_answer(
-    question: str, klass: CallerClass, window: int, answer: int
+    question: str, caller_class: CallerClass, window: int, answer: int
 ) -> None:
     retrieval = RetrievalSettings()
-    budget = budget_tokens(question, klass, retrieval, ChatSettings(window_tokens=window, answer_tokens=answer))
+    budget = budget_tokens(question, caller_class, retrieval, ChatSettings(window_tokens=window, answer_tokens=answer))
     asked = byte_pairs().count([question])[0]
-    assert 0 <= budget <= (150_000 if klass == "extended" else 30_000)
+    assert 0 <= budget <= (150_000 if caller_class == "extended" else 30_000)
     assert budget == 0 or budget + asked + answer + PROMPT_TOKENS <= window
 
 
