@@ -111,7 +111,10 @@ async def _ask(
         question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
 
         async def note(sources: Sources) -> None:
-            shown = [*shown_documents(passage.result for passage in sources.passages), *sorted(sources.behind)]
+            shown = [
+                *shown_documents(passage.result for passage in sources.passages),
+                *sorted(sources.history_documents),
+            ]
             by = access(principals, tags)
             await service.trail.write(recorded("answer", tenant=tenant, access=by, documents=shown))
 

@@ -659,7 +659,7 @@ async def _all(pool: Pool, statement: str, **values: Any) -> list[tuple[Any, ...
 
 
 async def _person(pool: Pool, tenant: str, name: str) -> Scope:
-    from query.answers.review import givers_of
+    from query.answers.review import author_digests_of_person
     from query.settings import load
 
     answers = await _all(
@@ -669,7 +669,7 @@ async def _person(pool: Pool, tenant: str, name: str) -> Scope:
         tenant=tenant,
         person=name,
     )
-    givers = givers_of(load().feedback.secrets(), tenant, name)
+    givers = author_digests_of_person(load().feedback.secrets(), tenant, name)
     return _scope(tenant, person=name, givers=givers, answers=[answer for (answer,) in answers])
 
 

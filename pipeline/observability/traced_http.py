@@ -50,5 +50,5 @@ class Traced:
                 if route := getattr(scope.get("route"), "path", None):
                     span.rename(f"{method} {route}")
                     span.note({"http.route": route})
-                if tenant := getattr(scope.get("state", {}).get("who"), "tenant", None):
+                if tenant := getattr(scope.get("state", {}).get("identity"), "tenant", None):
                     span.note({"penstock.tenant": tenant})

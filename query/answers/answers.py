@@ -1,7 +1,7 @@
-"""A question → an answer whose every claim points to what it was read in. docs/answers.md describes it.
+"""Answers with a citation for every claim. docs/answers.md describes them.
 
-The order is: material, context, model, then checks; whatever the model does, what is shown is checked, and without a
-model (or when it fails) the answer is the passages themselves.
+The order is: material, context, model, checks. Whatever the model writes is checked before it counts. Without a model,
+or when it fails, the answer consists of quotations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.core.normalise import clean
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.stores.postgres import Pool
 from query.access.callers import Caller
-from query.answers.chat import Chat, End, Rest, TooSlow
+from query.answers.chat import Backoff, Chat, End, TooSlow
 from query.answers.context import Context, build, room_for_passages
 from query.answers.model import (
     NO_INFORMATION,
@@ -33,42 +33,42 @@ from query.answers.model import (
     Done,
     Event,
     Failed,
-    Numbered,
+    NumberedPassage,
     Sources,
     Usage,
 )
 from query.answers.prompt import Message, ask
 from query.answers.review import enqueue
 from query.answers.sentences import quotations
-from query.answers.support import NOTHING, Judged, is_no_information, judge
-from query.answers.writing import Found, Writing
+from query.answers.support import NOTHING, SupportReport, check_answer, is_no_information
+from query.answers.writing import AnswerSanitizer, Findings
 from query.limits.charging import charge
 from query.model import CallerClass
 from query.modes.budget import PROMPT_TOKENS
-from query.modes.history import record_made_from
+from query.modes.history import record_provenance
 from query.modes.material import Material, Question
 from query.retrieval.steps import Steps
 from query.settings import ChatSettings
 from query.telemetry import QueryMetrics
 
-CROWDED = "the question leaves no room for passages in the model's window: these are the passages that match best"
+NO_ROOM = "the question leaves no room for passages in the model's window: these are the passages that match best"
 NO_MODEL = "no answering model is configured: these are the passages that match best"
 
 _log = structlog.get_logger(__name__)
 
 
-class Gathers(Protocol):
-    """``query.modes.gather.Modes``."""
+class Gatherer(Protocol):
+    """Gathers the material of an answer, as ``query.modes.gather.Modes`` does."""
 
     async def gather(self, question: Question, caller: Caller, caller_class: CallerClass) -> Material: ...
 
 
 class Answers:
-    """Safe to share between tasks. Owns nothing that it is given."""
+    """Answers questions. Safe to share between tasks. It does not close its arguments."""
 
     def __init__(
         self,
-        modes: Gathers,
+        modes: Gatherer,
         chat: Chat | None,
         pool: Pool | None,
         settings: ChatSettings,
@@ -76,18 +76,18 @@ class Answers:
         metrics: QueryMetrics | None = None,
         key: Callable[[], str] = lambda: secrets.token_hex(6),
     ) -> None:
-        """chat: None: answers are quotations. pool: for the review queue; None: there is none. key: of the delimiters,
-        drawn for each question."""
+        """chat: None means that answers are quotations. pool: holds the review queue; None means that there is none.
+        key: returns a new key for the delimiters of each prompt."""
         self._modes = modes
         self._chat = chat
         self._pool = pool
         self._settings = settings
         self._metrics = metrics
         self._key = key
-        self._rest = Rest()
+        self._backoff = Backoff()
 
-    def unnoticed(self) -> Answers:
-        """The same for what the service asks itself: neither counted nor put into the queue, for nobody got it."""
+    def for_evaluation(self) -> Answers:
+        """The same without metrics and review queue, for questions that the service itself asks."""
         return Answers(self._modes, self._chat, None, self._settings)
 
     async def whole(
@@ -98,8 +98,8 @@ class Answers:
         *,
         on_sources: Callable[[Sources], None] = lambda sources: None,
     ) -> Answer:
-        """The answer at once. on_sources: told what it will be made from. Raises BadQuery; Retryable or Misconfigured
-        where there is no material."""
+        """The whole answer. on_sources: called with the answer's material before it is written. Raises BadQuery;
+        Retryable or Misconfigured if the material cannot be gathered."""
         async with aclosing(self.answer(question, caller, caller_class)) as events:
             async for event in events:
                 match event:
@@ -114,10 +114,10 @@ class Answers:
     async def answer(
         self, question: Question, caller: Caller, caller_class: CallerClass = "standard"
     ) -> AsyncGenerator[Event, None]:
-        """Sources, then Delta and Cited as it is written, then Done; or Failed, and nothing before it.
+        """Sources, then Delta and Cited while the answer is written, then Done; or only Failed.
 
-        Law: what ``Done`` holds was checked, whatever the model did; a model that fails is no failure of the answer.
-        Closing it early closes the request to the model.
+        Law: the answer in ``Done`` is checked, whatever the model did; a failing model does not fail the answer.
+        Closing the generator early closes the request to the model.
         """
         try:
             material = await self._modes.gather(question, caller, caller_class)
@@ -135,7 +135,7 @@ class Answers:
 
 
 class _Answering:
-    """One question's."""
+    """The state of one answer while it is made."""
 
     def __init__(self, answers: Answers, question: Question, caller: Caller, material: Material) -> None:
         self.answers = answers
@@ -150,28 +150,28 @@ class _Answering:
         self.began = time.perf_counter()
         self.end: End | None = None
         self.context = Context([], 0, 0)
-        self.is_crowded = False
+        self.has_no_room = False
 
     async def run(self) -> AsyncGenerator[Event, None]:
         async with aclosing(self._events()) as events:
             async for event in events:
                 if isinstance(event, Done):
-                    await self._note_made_from(event.answer)
+                    await self._record_provenance(event.answer)
                 yield event
 
-    async def _note_made_from(self, answer: Answer) -> None:
-        """So that it can be read along in a later question. Where the database is away it is not recorded, and so not
-        read along."""
+    async def _record_provenance(self, answer: Answer) -> None:
+        """Record the documents of an answer, so that the history of a later question may include it. During an outage
+        of the database it is not recorded and is later left out of the history."""
         if (pool := self.answers._pool) is None:
             return
         documents: set[UUID] = set()
-        if answer.relevant:  # else the same words whatever was read
+        if answer.relevant:  # else the text is always the same
             documents |= {p.result.passage.document_id for p in self.context.passages}
-            wrote = answer.model is not None or answer.degraded  # or began to
-            if wrote and self.material.history is not None:  # it may say again what it read there
+            model_wrote = answer.model is not None or answer.degraded  # or at least began to
+            if model_wrote and self.material.history is not None:  # it may repeat parts of the history
                 documents |= self.material.history.documents
         try:
-            await record_made_from(pool, self.caller.tenant, self.id, documents)
+            await record_provenance(pool, self.caller.tenant, self.id, documents)
         except PenstockError as error:
             _log.warning("answer_sources_not_recorded", error=str(error))
 
@@ -179,7 +179,7 @@ class _Answering:
         material = self.material
         if material.relevant and material.passages:
             with self.steps.step("context") as facts:
-                # In a thread: to count what a whole collection holds takes a second.
+                # In a thread, because counting the tokens of a whole collection takes a second.
                 self.context = await asyncio.to_thread(self._build)
                 facts |= {"passages": len(self.context.shown), "tokens": self.context.tokens}
                 facts |= {"left_out": self.context.left_out}
@@ -188,44 +188,44 @@ class _Answering:
                 cut = sum(shown.passage.cut for shown in self.context.shown)
                 metrics.left_out.inc(self.context.left_out + cut)
         passages = self.context.passages
-        behind = material.history.documents if passages and material.history is not None else ()
-        yield Sources(passages, material.mode, tuple(self.notes), tuple(self.steps.done), behind)
+        history_documents = material.history.documents if passages and material.history is not None else ()
+        yield Sources(passages, material.mode, tuple(self.notes), tuple(self.steps.done), history_documents)
         if not passages:
             yield Delta(NO_INFORMATION)
             yield Done(self._no_information(model=None))
             return
-        if self.answers._chat is None or self.is_crowded:
-            self.notes.append(CROWDED if self.answers._chat else NO_MODEL)
-            done = await self._quoted(passages, degraded=self.answers._chat is not None)
+        if self.answers._chat is None or self.has_no_room:
+            self.notes.append(NO_ROOM if self.answers._chat else NO_MODEL)
+            done = await self._answer_with_quotations(passages, degraded=self.answers._chat is not None)
             yield Delta(done.text)
             yield Done(done)
             return
-        async with aclosing(self._written(self.answers._chat, passages)) as events:
+        async with aclosing(self._stream_model(self.answers._chat, passages)) as events:
             async for event in events:
                 yield event
 
     def _build(self) -> Context:
         room = room_for_passages(self.question, self.material, self.settings, _count)
         context = build(self.material.passages, whole=self.material.whole, budget_tokens=room, count=_count)
-        self.is_crowded = not context.shown and bool(context.left_out)
-        if self.is_crowded:
+        self.has_no_room = not context.shown and bool(context.left_out)
+        if self.has_no_room:
             most = self.settings.context_tokens
             context = build(self.material.passages, whole=self.material.whole, budget_tokens=most, count=_count)
         return context
 
     # With a model
 
-    async def _written(self, chat: Chat, passages: Sequence[Numbered]) -> AsyncGenerator[Event, None]:
-        writing, text, waits = Writing(passages), "", False
+    async def _stream_model(self, chat: Chat, passages: Sequence[NumberedPassage]) -> AsyncGenerator[Event, None]:
+        writing, text, waits = AnswerSanitizer(passages), "", False
         try:
             with self.steps.step("chat") as facts:
                 facts["model"] = chat.model
-                self.answers._rest.require_over()
+                self.answers._backoff.require_elapsed()
                 waits = True
                 async with aclosing(chat.stream(self._messages())) as pieces:
                     async for piece in pieces:
                         self.end = piece if isinstance(piece, End) else None
-                        known = len(writing.found.cited)
+                        known = len(writing.findings.cited)
                         shown = writing.end() if isinstance(piece, End) else writing.feed(piece)
                         shown = shown if text else shown.lstrip()
                         if shown and not text:
@@ -233,34 +233,34 @@ class _Answering:
                         text += shown
                         if shown:
                             yield Delta(shown)
-                        for n in writing.found.cited[known:]:
+                        for n in writing.findings.cited[known:]:
                             yield Cited(n)
-                usage, waits = self._used(chat.model, text), False
+                usage, waits = self._record_usage(chat.model, text), False
                 facts |= {"prompt_tokens": usage.prompt, "answer_tokens": usage.answer}
                 if not text.strip():
-                    raise Retryable("the model wrote nothing", service="chat")
+                    raise Retryable("the model returned an empty answer", service="chat")
         except (GeneratorExit, asyncio.CancelledError):
-            if waits:  # the reader left, and the model was paid for it all the same
+            if waits:  # the client disconnected, but the model's work costs money
                 self._charge_estimate(text)
             raise
         except PenstockError as error:
             if waits and (text or isinstance(error, TooSlow)):
                 self._charge_estimate(text)
-            self.answers._rest.begin(error)
+            self.answers._backoff.begin(error)
             self.notes.append(f"the answering model failed ({error}): these are the passages that match best")
-            quoted = await self._quoted(passages, degraded=True)
+            quoted = await self._answer_with_quotations(passages, degraded=True)
             if not text:
                 yield Delta(quoted.text)
             yield Done(quoted)
             return
-        yield Done(await self._checked(chat.model, text.strip(), writing.found, passages))
+        yield Done(await self._check(chat.model, text.strip(), writing.findings, passages))
 
     def _messages(self) -> list[Message]:
         today = datetime.now(UTC).date()
         history = self.material.history
         return ask(self.question, self.context.shown, key=self.answers._key(), today=today, history=history)
 
-    def _used(self, model: str, text: str) -> Usage:
+    def _record_usage(self, model: str, text: str) -> Usage:
         usage = self.end.usage if self.end else Usage()
         if self.end and self.end.reason == "length":
             self.notes.append(f"the answer was cut at the model's limit of {self.settings.answer_tokens} tokens")
@@ -269,37 +269,37 @@ class _Answering:
         if metrics := self.answers._metrics:
             used = {"prompt": usage.prompt, "answer": usage.answer}
             metrics.answered(model, **used, money=self.settings.money(**used))
-            if not usage.prompt:  # its server does not say
+            if not usage.prompt:  # the server does not report usage
                 self._charge_estimate(text)
         return usage
 
     def _charge_estimate(self, text: str) -> None:
-        """Of what was read and written, where the model's server has not said how much it was."""
+        """Charge an estimate of the tokens, because the model's server has not reported them."""
         history = sum(piece.tokens for piece in self.material.history.pieces) if self.material.history else 0
         used = {"prompt": self.context.tokens + history + PROMPT_TOKENS, "answer": _count(text)}
         charge(tokens=sum(used.values()), money=self.settings.money(**used))
 
-    async def _checked(self, model: str, text: str, found: Found, passages: Sequence[Numbered]) -> Answer:
+    async def _check(self, model: str, text: str, findings: Findings, passages: Sequence[NumberedPassage]) -> Answer:
         if is_no_information(text):
             return self._no_information(model=model)
         with self.steps.step("check") as facts:
-            judged = await asyncio.to_thread(judge, text, found, passages)
-            facts |= {"claims": judged.verdict.claims, "unsupported": len(judged.verdict.unsupported)}
-        self.notes += judged.notes
-        self.answers._count("grounded" if judged.grounded else "unsupported")
+            report = await asyncio.to_thread(check_answer, text, findings, passages)
+            facts |= {"claims": report.verdict.claims, "unsupported": len(report.verdict.unsupported)}
+        self.notes += report.notes
+        self.answers._count("grounded" if report.grounded else "unsupported")
         if metrics := self.answers._metrics:
-            metrics.support.observe(judged.verdict.support)
-            for reason in judged.reasons:
+            metrics.support.observe(report.verdict.support)
+            for reason in report.reasons:
                 metrics.review.labels(reason).inc()
-        cited = [p for p in passages if p.n in found.cited]
-        answer = self._answer(text, cited, model=model, grounded=judged.grounded, judged=judged)
-        if judged.reasons:
+        cited = [p for p in passages if p.n in findings.cited]
+        answer = self._answer(text, cited, model=model, grounded=report.grounded, report=report)
+        if report.reasons:
             queued = await self._record(answer, passages)
             answer = replace(answer, review=queued, steps=tuple(self.steps.done))
         return answer
 
-    async def _record(self, answer: Answer, passages: Sequence[Numbered]) -> bool:
-        """Whether it is in the queue. The answer does not wait for a database that is away."""
+    async def _record(self, answer: Answer, passages: Sequence[NumberedPassage]) -> bool:
+        """Put the answer into the review queue. False if that fails; the answer does not wait for an outage."""
         pool, history = self.answers._pool, self.material.history
         if pool is None:
             return False
@@ -312,9 +312,9 @@ class _Answering:
             return False
         return True
 
-    # Without one
+    # Without a model
 
-    async def _quoted(self, passages: Sequence[Numbered], *, degraded: bool = False) -> Answer:
+    async def _answer_with_quotations(self, passages: Sequence[NumberedPassage], *, degraded: bool = False) -> Answer:
         if degraded and (metrics := self.answers._metrics):
             metrics.degraded.labels("chat").inc()
         self.answers._count("failed" if degraded else "passages")
@@ -328,15 +328,15 @@ class _Answering:
     def _answer(
         self,
         text: str,
-        cited: Sequence[Numbered],
+        cited: Sequence[NumberedPassage],
         *,
         model: str | None,
         grounded: bool,
         relevant: bool = True,
         degraded: bool = False,
-        judged: Judged | None = None,
+        report: SupportReport | None = None,
     ) -> Answer:
-        verdict = judged.verdict if judged else NOTHING
+        verdict = report.verdict if report else NOTHING
         return Answer(
             text,
             tuple(cited),
@@ -351,7 +351,7 @@ class _Answering:
             tuple(verdict.unsupported),
             verdict.support,
             verdict.density,
-            tuple(judged.reasons) if judged else (),
+            tuple(report.reasons) if report else (),
             usage=self.end.usage if self.end else Usage(),
         )
 

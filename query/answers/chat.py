@@ -1,4 +1,4 @@
-"""What the answers ask of a chat model."""
+"""The interface to a chat model."""
 
 from __future__ import annotations
 
@@ -12,61 +12,62 @@ from query.answers.model import Usage
 from query.answers.prompt import Message
 from query.settings import ChatSettings
 
-LONGEST_REST_SECONDS = 60.0
+MAX_BACKOFF_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why the model stopped, and what it cost. length: at its limit of tokens; filtered: its server would not go on."""
+    """Why the model stopped, and its usage. length: the limit of tokens; filtered: the server's content filter."""
 
     reason: Literal["stop", "length", "filtered"]
     usage: Usage
 
 
 class TooSlow(Retryable):
-    """The server has the question and did not answer in time. That it was read, and thought about, has its price."""
+    """The server received the request and did not answer in time. The request may still cost money."""
 
 
 class Chat(Protocol):
-    """Writes an answer to messages. Safe to share between tasks. It is given no tools."""
+    """Writes an answer to messages. Safe to share between tasks. It has no tools."""
 
     @property
     def model(self) -> str: ...
 
     def stream(self, messages: Sequence[Message]) -> AsyncGenerator[str | End, None]:
-        """Pieces of the text as they are written, then End. Closing it early closes the request.
+        """Pieces of the text as they are written, then End. Closing the generator early closes the request.
 
-        Raises Retryable (Deferred, TooSlow) when the server is away, slow, breaks off or answers nonsense, at any time;
-        Misconfigured when it refuses. Whoever asked reads why: no error names an address.
+        Raises Retryable (Deferred, TooSlow) at any time when the server is unavailable or slow, breaks off or sends an
+        invalid response; Misconfigured when it refuses the request. No error names an address, because callers read
+        the errors.
         """
 
     async def complete(
-        self, messages: Sequence[Message], *, most_tokens: int | None = None, as_json: bool = False
+        self, messages: Sequence[Message], *, max_tokens: int | None = None, as_json: bool = False
     ) -> tuple[str, Usage]:
-        """The whole text at once. as_json: the server is asked for one JSON object. Raises as ``stream``."""
+        """The whole text. as_json: request one JSON object. Raises the errors of ``stream``."""
 
     async def aclose(self) -> None: ...
 
 
-class Rest:
-    """The time for which a server asked to be left alone (a 429 with ``Retry-After``)."""
+class Backoff:
+    """The pause that a server has requested with 429 and ``Retry-After``."""
 
     def __init__(self) -> None:
         self._until = 0.0
 
-    def require_over(self) -> None:
-        """Raises Deferred while it lasts."""
+    def require_elapsed(self) -> None:
+        """Raises Deferred during the pause."""
         left = self._until - time.monotonic()
         if left > 0:
-            raise Deferred(f"its server asked to be left alone for another {left:.0f} s", service="chat")
+            raise Deferred(f"the server requested a pause of another {left:.0f} s", service="chat")
 
     def begin(self, error: PenstockError) -> None:
         if isinstance(error, Deferred) and error.retry_after:
-            self._until = max(self._until, time.monotonic() + min(error.retry_after, LONGEST_REST_SECONDS))
+            self._until = max(self._until, time.monotonic() + min(error.retry_after, MAX_BACKOFF_SECONDS))
 
 
 def by_settings(settings: ChatSettings) -> Chat | None:
-    """None: no model is configured. Raises Misconfigured when its server is set, and no model of it."""
+    """The configured chat model, or None. Raises Misconfigured when a server is set without a model."""
     if not settings.base_url and not settings.api_key:
         return None
     from query.answers.openai_chat import OpenAIChat  # here: openai takes half a second to import

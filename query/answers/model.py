@@ -1,4 +1,4 @@
-"""What an answer is, and the events that it comes in."""
+"""Answers, and the events of a streamed answer."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pipeline.core.errors import PenstockError
 from query.model import AnswerMode, Result, Step, result_as_json
 
 NO_INFORMATION = "I don't have information on this."
-"""The whole answer when nothing that the caller may read is about the question. The model is told to say this."""
+"""The whole answer if nothing that the caller may read is relevant. The prompt tells the model to use it."""
 
 Reason = Literal["unsupported", "uncited", "bad_citation", "active_content"]
-"""Why an answer stands in the review queue: a sentence that its passages do not support, too few citations, a number
-that no passage has, an image, link or markup that was taken out."""
+"""Why an answer is in the review queue: sentences that its passages do not support, too few citations, a citation of a
+passage that does not exist, or removed images, links or markup."""
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
-    """A passage that the answer was made from. ``n`` is what ``[n]`` in the answer points to: from 1, the best first;
-    of whole documents, in reading order."""
+class NumberedPassage:
+    """A passage that the answer is made from. ``[n]`` in the answer refers to its ``n``: from 1, the best first, or in
+    reading order for whole documents."""
 
     n: int
     result: Result
     text: str
-    """What the model was shown of it: visible text, perhaps cut."""
+    """The text that the model read: visible text, possibly cut."""
     cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as the model's server counts them."""
+    """The tokens of a request, as the model's server counts them."""
 
     prompt: int = 0
     answer: int = 0
@@ -41,70 +41,70 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class Answer:
     text: str
-    """Markdown without images, links only to the passages' sources; ``[n]`` only where passage n exists."""
-    cited: Sequence[Numbered]
-    """In the order of their numbers."""
+    """Markdown without images, with links only to the passages' sources and ``[n]`` only if passage n exists."""
+    cited: Sequence[NumberedPassage]
+    """The cited passages, in the order of their numbers."""
     mode: AnswerMode
     steps: Sequence[Step]
     grounded: bool
-    """Every claim is supported by passages it cites. True also where nothing is claimed: quotations, and
+    """Whether every claim is supported by the passages that it cites. Also true without claims: for quotations and
     NO_INFORMATION."""
     relevant: bool
-    """False: nothing that was read is about the question."""
+    """False: no passage is relevant to the question."""
     answer_id: UUID
     notes: Sequence[str] = ()
     model: str | None = None
-    """None: no model wrote this; the text is made of quotations."""
+    """None: the text consists of quotations."""
     degraded: bool = False
-    """A model is configured, and failed: the text is made of quotations."""
+    """Whether the text consists of quotations because the configured model failed."""
     unsupported: Sequence[str] = ()
-    """Sentences of the text that the passages they cite do not say."""
+    """Sentences of the text that the cited passages do not support."""
     support: float = 1.0
-    """Share of the claims that are supported."""
+    """The share of claims that are supported."""
     density: float = 1.0
-    """Share of the claims that carry a citation of their own."""
+    """The share of claims that have a citation of their own."""
     reasons: Sequence[Reason] = ()
     review: bool = False
-    """It was put into the review queue."""
+    """True if it is in the review queue."""
     usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The first event: what the answer will be made from."""
+    """The first event: the passages that the answer is made from."""
 
-    passages: Sequence[Numbered]
+    passages: Sequence[NumberedPassage]
     mode: AnswerMode
     notes: Sequence[str]
     steps: Sequence[Step]
-    behind: Collection[UUID] = ()
-    """Documents that the history was made of which is read along: shown to nobody as passages."""
+    history_documents: Collection[UUID] = ()
+    """The documents that the included history was made from; they are not among the passages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of the answer as it is being written; ``Done`` has the answer that counts."""
+    """A piece of the answer while it is written; the answer in ``Done`` replaces all pieces."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cited:
-    """The answer has just cited passage n for the first time."""
+    """The answer cites passage n for the first time."""
 
     n: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last event."""
+    """The last event, with the checked answer."""
 
     answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The only event, or the last one: there is no answer. BadQuery, Retryable or Misconfigured."""
+    """The last event if there is no answer. The error is BadQuery, Retryable or Misconfigured."""
 
     error: PenstockError
 
@@ -121,8 +121,8 @@ def sources_json(event: Sources) -> dict[str, Any]:
     }
 
 
-def passage_json(passage: Numbered) -> dict[str, Any]:
-    """A citation: the contract's fields, and where the passage stands."""
+def passage_json(passage: NumberedPassage) -> dict[str, Any]:
+    """A citation, with the document and the position of its passage."""
     place = passage.result.passage
     return {
         "n": passage.n,
@@ -138,7 +138,7 @@ def passage_json(passage: Numbered) -> dict[str, Any]:
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
-    """The plain answer of the HTTP interface and of ``penstock ask --json``."""
+    """The response of /v1/answers and of ``penstock ask --json``."""
     return {
         "answer": answer.text,
         "citations": [passage_json(passage) for passage in answer.cited],

@@ -30,10 +30,12 @@ T = TypeVar("T")
 
 
 class OpenAIChat:
+    """A ``query.answers.chat.Chat``."""
+
     def __init__(self, settings: ChatSettings) -> None:
-        """Raises Misconfigured when no model is named."""
+        """Raises Misconfigured when no model is configured."""
         if not settings.model:
-            raise Misconfigured("a chat server is set, but no model of it: set PENSTOCK_CHAT_MODEL", service="chat")
+            raise Misconfigured("a chat server is configured without a model: set PENSTOCK_CHAT_MODEL", service="chat")
         self.model = settings.model
         self._settings = settings
         self._client = openai.AsyncOpenAI(
@@ -73,20 +75,20 @@ class OpenAIChat:
                 except Retryable:
                     if reason is None:
                         raise
-                    break  # it had said that it was done
+                    break  # the answer was complete already
                 text, stopped, counted = _read(chunk)
                 reason, usage = stopped or reason, counted or usage
                 if text:
                     written = True
                     yield text
         if reason is None:
-            raise Retryable("the chat server broke off in the middle", service="chat")
+            raise Retryable("the chat server ended the answer before it was complete", service="chat")
         yield End(reason, usage)
 
     async def complete(
-        self, messages: Sequence[Message], *, most_tokens: int | None = None, as_json: bool = False
+        self, messages: Sequence[Message], *, max_tokens: int | None = None, as_json: bool = False
     ) -> tuple[str, Usage]:
-        request = self._request(messages, most_tokens)
+        request = self._request(messages, max_tokens)
         if as_json:
             request["response_format"] = {"type": "json_object"}
         ends = time.monotonic() + self._settings.timeout_seconds
@@ -95,7 +97,7 @@ class OpenAIChat:
             answer = await self._within(ends, self._client.chat.completions.create(**request))
             text, _, usage = _read(answer)
             if not text:
-                raise Retryable("the chat server answered nothing", service="chat")
+                raise Retryable("the chat server sent an empty answer", service="chat")
             _measure(measured, text)
             _measure(measured, End("stop", usage or Usage()))
         return text, usage or Usage()
@@ -103,28 +105,28 @@ class OpenAIChat:
     async def aclose(self) -> None:
         await self._client.close()
 
-    def _request(self, messages: Sequence[Message], most_tokens: int | None = None) -> dict[str, Any]:
-        # OpenAI's newer models refuse max_tokens; other servers know nothing else.
+    def _request(self, messages: Sequence[Message], max_tokens: int | None = None) -> dict[str, Any]:
+        # OpenAI's newer models refuse max_tokens; other servers know only that one.
         limit = "max_tokens" if self._settings.base_url else "max_completion_tokens"
         request: dict[str, Any] = {
             "model": self.model,
             "messages": cast(
                 list[ChatCompletionMessageParam], [{"role": m.role, "content": m.content} for m in messages]
             ),
-            limit: most_tokens or self._settings.answer_tokens,
+            limit: max_tokens or self._settings.answer_tokens,
         }
         if self._settings.temperature is not None:
             request["temperature"] = self._settings.temperature
         return request
 
     async def _within(self, deadline: float, work: Awaitable[T]) -> T:
-        """Raises Retryable at the deadline (of ``time.monotonic``), and every failure as one of ours."""
+        """Raises Retryable at the deadline (of ``time.monotonic``), and translates every error of the client."""
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await work
         except (TimeoutError, openai.APITimeoutError) as error:
-            is_away = isinstance(error.__cause__, httpx.ConnectTimeout | httpx.PoolTimeout)
-            raise (Retryable if is_away else TooSlow)("the chat server is too slow", service="chat") from error
+            is_unreachable = isinstance(error.__cause__, httpx.ConnectTimeout | httpx.PoolTimeout)
+            raise (Retryable if is_unreachable else TooSlow)("the chat server is too slow", service="chat") from error
         except openai.APIStatusError as error:
             raise self._refusal(error) from None  # its text may quote the request
         except openai.APIConnectionError as error:
@@ -133,21 +135,19 @@ class OpenAIChat:
         except openai.APIError as error:  # an error that came in the stream
             raise Retryable(f"the chat server broke off ({_label(error)})", service="chat") from None
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
-            # The cause would quote what it answered: name it by its kind only.
-            raise Retryable(
-                f"the chat server answers what cannot be read ({type(error).__name__})", service="chat"
-            ) from None
+            # The cause would quote the response: name only its type.
+            raise Retryable(f"the chat server's response is invalid ({type(error).__name__})", service="chat") from None
 
     def _refusal(self, error: openai.APIStatusError) -> Retryable | Misconfigured:
         status, label = error.status_code, _label(error)
-        said = f"the chat server answers {status} {label}".rstrip()
+        said = f"the chat server responded with {status} {label}".rstrip()
         match classify_http(status, error.code or error.type):
             case "retry":
                 wait = retry_after_seconds(error.response.headers, now=datetime.now(UTC))
                 kind = Deferred if status == 429 else Retryable
                 return kind(said, retry_after=wait, service="chat")
             case "quota":
-                return Deferred(f"{said}: its account is used up, raise the limit", service="chat")
+                return Deferred(f"{said}: the account's quota is exhausted, raise its limit", service="chat")
             case "poison":
                 return Misconfigured(
                     f"{said}: check PENSTOCK_CHAT_MODEL, _WINDOW_TOKENS, _ANSWER_TOKENS and _TEMPERATURE",
@@ -162,7 +162,7 @@ _STOPPED: dict[str, Literal["stop", "length", "filtered"]] = {"length": "length"
 
 
 def _read(answer: Any) -> tuple[str, Literal["stop", "length", "filtered"] | None, Usage | None]:
-    """Text, why it stopped and the usage, of a chunk or of a whole answer: the client checks neither."""
+    """The text, the reason for stopping and the usage of a chunk or a whole answer, which the client does not check."""
     text, stopped, usage = "", None, None
     if not isinstance(answer, openai.BaseModel):
         raise TypeError("no completion")

@@ -1,9 +1,9 @@
-"""What the model is asked. Pure: the delimiter's key is handed in.
+"""The prompt of an answer. Pure: the delimiters' key is an argument.
 
-Whatever a document says stands between two lines that carry a key which is drawn anew for each question: its author
-cannot know it, and nothing in it looks like such a line (``visible.quotable``). The rule is said before the passages
-and again after them. The model is given no tools, so the worst that a document can bring about is words, and those are
-checked (``written``, ``support``).
+Every passage is between two lines that contain a key, which is random for each question. The author of a document
+cannot know the key, and nothing in a passage looks like such a line (``visible.quotable``). The rules are stated before
+the passages and again after them. The model has no tools, so the worst effect of a document is text, which is checked
+(``writing``, ``support``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from query.answers.context import Shown
+from query.answers.context import PromptPassage
 from query.answers.model import NO_INFORMATION
 from query.answers.visible import quotable
 from query.modes.history import History
@@ -50,10 +50,10 @@ class Message:
 
 
 def ask(
-    question: str, shown: Sequence[Shown], *, key: str, today: date, history: History | None = None
+    question: str, shown: Sequence[PromptPassage], *, key: str, today: date, history: History | None = None
 ) -> list[Message]:
-    """key: unguessable, letters and digits. history: the asker's own earlier conversation, quoted like the rest,
-    because its answers were made from documents."""
+    """The messages to the model. key: unguessable, letters and digits. history: the caller's own earlier conversation,
+    which is quoted like passages because its answers were made from documents."""
     rules = _RULES.format(
         begin=_line("passage", "N", key),
         end=_line("end", "N", key),

@@ -1,8 +1,8 @@
-"""Answers that somebody should look at, and what people thought of answers and passages.
+"""The review queue, and feedback on answers and passages.
 
-Operators read the queue, and need not be allowed to read the documents. So an entry shows ids, scores and the question;
-what the model wrote is made of documents, and is shown only to who may read every one of them now. Why, and what it
-costs: docs/adr/0020-review-queue.md.
+Operators read the queue and may not be allowed to read the documents. An entry therefore shows ids, scores and the
+question; the model's text, which is made from documents, is included only for operators who may read all of them now.
+docs/adr/0020-review-queue.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pipeline.stores.postgres import Connection, Pool, translated
 from query.access.callers import Caller, storable
 from query.access.tenant_rows import rows_of
 from query.access.verify import READS_ALL
-from query.answers.model import Answer, Numbered
+from query.answers.model import Answer, NumberedPassage
 from query.model import BadQuery
 
-MOST_NOTE_CHARACTERS = 2_000
-MOST_QUERY_CHARACTERS = 8_000
-MOST_LISTED = 200
-MOST_KEPT = 1_000
-"""Verdicts of one caller; the latest are kept."""
+MAX_NOTE_CHARACTERS = 2_000
+MAX_FEEDBACK_QUERY_CHARACTERS = 8_000
+MAX_LISTED_ANSWERS = 200
+MAX_FEEDBACK_PER_CALLER = 1_000
+"""The most ratings of one caller that are stored, the latest."""
 
 Thumb = Literal["up", "down"]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class ReviewEntry:
     answer_id: UUID
-    asked_at: datetime
+    created_at: datetime
     question: str
     mode: str
     model: str
@@ -47,20 +47,27 @@ class Waiting:
     reasons: Sequence[str]
     documents: Sequence[UUID]
     chunks: Sequence[UUID]
-    """``[n]`` is the n-th of these."""
+    """The passages: ``[n]`` refers to the n-th of them."""
     answer: str | None
-    """None: this operator may not read every document that it was made from, or nobody may read it (history)."""
+    """None: this operator may not read every document that the answer was made from, or the answer used a member's
+    history and nobody may read it."""
     unsupported: Sequence[str] | None
     up: int
     down: int
-    """What people thought of it."""
+    """The numbers of ratings."""
 
 
 async def record(
-    connection: Connection, tenant: str, question: str, answer: Answer, shown: Sequence[Numbered], *, private: bool
+    connection: Connection,
+    tenant: str,
+    question: str,
+    answer: Answer,
+    shown: Sequence[NumberedPassage],
+    *,
+    private: bool,
 ) -> None:
-    """shown: every passage that the model read, cited or not. private: a member's own history was read along, so the
-    text is not kept. Raises psycopg.Error."""
+    """Put an answer into the queue. shown: every passage that the model read, cited or not. private: the answer used a
+    member's own history, so its text is not stored. Raises psycopg.Error."""
     ordered = sorted(shown, key=lambda p: p.n)
     await connection.execute(
         "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents,"
@@ -98,24 +105,24 @@ _WAITING = sql.SQL("""
 """).format(reads_all=READS_ALL.format(documents=sql.SQL("r.documents")))
 
 
-async def waiting(
+async def list_pending(
     connection: Connection, operator: Caller, *, limit: int = 50, before: datetime | None = None
-) -> list[Waiting]:
-    """The operator's tenant's open entries, the newest first. before: the last page's last ``asked_at``.
+) -> list[ReviewEntry]:
+    """The open entries of the operator's tenant, the newest first. before: the last ``asked_at`` of the previous page.
 
-    Whether this caller is an operator is for whoever calls to know. Raises BadQuery, psycopg.Error.
+    The caller of this function checks that this is an operator. Raises BadQuery and psycopg.Error.
     """
-    if not 1 <= limit <= MOST_LISTED:
-        raise BadQuery(f"limit is {limit}, must be 1 to {MOST_LISTED}")
+    if not 1 <= limit <= MAX_LISTED_ANSWERS:
+        raise BadQuery(f"limit is {limit}, must be 1 to {MAX_LISTED_ANSWERS}")
     cursor = await connection.execute(
         _WAITING,
         {"tenant": operator.tenant, "tags": sorted(operator.tags), "before": before, "limit": limit},
     )
-    return [Waiting(*row) for row in await cursor.fetchall()]
+    return [ReviewEntry(*row) for row in await cursor.fetchall()]
 
 
 async def resolve(connection: Connection, tenant: str, answer_id: UUID, verdict: Literal["right", "wrong"]) -> bool:
-    """Somebody has looked at it. False: this tenant has no such entry open. Raises psycopg.Error."""
+    """Close an entry after its review. False: this tenant has no such open entry. Raises psycopg.Error."""
     cursor = await connection.execute(
         "UPDATE answer_reviews SET resolved_at = now(), resolved_as = %s"
         " WHERE answer_id = %s AND tenant = %s AND resolved_at IS NULL",
@@ -133,39 +140,41 @@ class Feedback:
     note: str | None = None
 
 
-async def give(connection: Connection, caller: Caller, voice: Sequence[bytes], feedback: Feedback) -> None:
-    """One voice a person and answer or passage; a later one replaces it. voice: what ``givers`` says of who was
-    authenticated, as ``caller``.
+async def store_feedback(connection: Connection, caller: Caller, authors: Sequence[bytes], feedback: Feedback) -> None:
+    """Store a rating; a person's later rating of the same answer or passage replaces it.
 
-    What the caller cannot have been shown is not kept, and nothing says so: the reply would tell whether there is such
-    a thing. Whoever knows the random id of an answer and may read all that it was made from was shown it; a passage
-    counts when its document may be read. Raises BadQuery, psycopg.Error.
+    authors: the ``author_digests`` of the authenticated caller. A rating of something that the caller cannot have been
+    shown is silently discarded, because an error would reveal whether it exists. A caller was shown an answer if it
+    knows the random id and may read everything that the answer was made from; for a passage it must be able to read the
+    document. Raises BadQuery and psycopg.Error.
     """
     if (feedback.answer_id is None) == (feedback.chunk_id is None):
-        raise BadQuery("feedback is about an answer or about a passage: give answer_id or chunk_id, and not both")
+        raise BadQuery("feedback rates either an answer or a passage: set answer_id or chunk_id, not both")
     for name, value, most in (
-        ("note", feedback.note, MOST_NOTE_CHARACTERS),
-        ("query", feedback.query, MOST_QUERY_CHARACTERS),
+        ("note", feedback.note, MAX_NOTE_CHARACTERS),
+        ("query", feedback.query, MAX_FEEDBACK_QUERY_CHARACTERS),
     ):
         if value is not None and (len(value) > most or not storable([value])):
-            raise BadQuery(f"{name} is too long (at most {most} characters) or holds what no message can carry")
-    asks = {
+            raise BadQuery(f"{name} is longer than {most} characters or contains an invalid character")
+    parameters = {
         "tenant": caller.tenant,
         "tags": sorted(caller.tags),
         "answer": feedback.answer_id,
         "chunk": feedback.chunk_id,
-        "giver": voice[0],
-        "earlier": list(voice[1:]),
+        "giver": authors[0],
+        "earlier": list(authors[1:]),
         "subject": _subject(feedback),
         "query": feedback.query,
         "verdict": feedback.verdict,
         "note": feedback.note,
-        "most": MOST_KEPT,
+        "most": MAX_FEEDBACK_PER_CALLER,
     }
     table = (await generations.active(connection)).chunk_table
-    cursor = await connection.execute(_GIVE.format(chunks=sql.Identifier(table), reads_all=_READS_SHOWN), asks)
+    cursor = await connection.execute(
+        _STORE_FEEDBACK.format(chunks=sql.Identifier(table), reads_all=_READS_SHOWN), parameters
+    )
     if cursor.rowcount:
-        await connection.execute(_ONLY_THE_LATEST, asks)
+        await connection.execute(_DELETE_OLDER, parameters)
 
 
 _SHOWN = """
@@ -175,14 +184,14 @@ _SHOWN = """
     ) shown WHERE {reads_all}
 """
 _READS_SHOWN = READS_ALL.format(documents=sql.SQL("shown.documents"))
-_GIVE = sql.SQL(
+_STORE_FEEDBACK = sql.SQL(
     "INSERT INTO answer_feedback (tenant, giver, subject, answer_id, chunk_id, query, verdict, note)"
     " SELECT %(tenant)s, %(giver)s, %(subject)s, %(answer)s::uuid, %(chunk)s::uuid, %(query)s, %(verdict)s, %(note)s"
     f" WHERE EXISTS ({_SHOWN})"
     " ON CONFLICT (tenant, giver, subject)"
     " DO UPDATE SET verdict = excluded.verdict, note = excluded.note, query = excluded.query, given_at = now()"
 )
-_ONLY_THE_LATEST = """
+_DELETE_OLDER = """
     DELETE FROM answer_feedback f WHERE f.tenant = %(tenant)s AND (
         f.giver = ANY(%(earlier)s::bytea[]) AND f.subject = %(subject)s
         OR f.giver = %(giver)s AND f.subject IN (
@@ -191,35 +200,36 @@ _ONLY_THE_LATEST = """
         )
     )
 """
-"""What was given under an older key about the same, and of one giver what is beyond the newest MOST_KEPT."""
+"""Deletes ratings of the same subject under older keys, and the caller's ratings beyond the newest
+MAX_FEEDBACK_PER_CALLER."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class StoredFeedback:
     verdict: Thumb
     answer_id: UUID | None
     chunk_id: UUID | None
     query: str | None
     note: str | None
-    given_at: datetime
+    stored_at: datetime
 
 
-async def given(connection: Connection, tenant: str, *, limit: int = 50) -> list[Given]:
-    """What was said lately in a tenant, for its operators; the newest first. Raises BadQuery, psycopg.Error."""
-    if not 1 <= limit <= MOST_LISTED:
-        raise BadQuery(f"limit is {limit}, must be 1 to {MOST_LISTED}")
+async def list_feedback(connection: Connection, tenant: str, *, limit: int = 50) -> list[StoredFeedback]:
+    """The latest feedback in a tenant, for its operators, the newest first. Raises BadQuery and psycopg.Error."""
+    if not 1 <= limit <= MAX_LISTED_ANSWERS:
+        raise BadQuery(f"limit is {limit}, must be 1 to {MAX_LISTED_ANSWERS}")
     cursor = await connection.execute(
         "SELECT verdict, answer_id, chunk_id, query, note, given_at FROM answer_feedback"
         " WHERE tenant = %s ORDER BY given_at DESC LIMIT %s",
         [tenant, limit],
     )
-    return [Given(*row) for row in await cursor.fetchall()]
+    return [StoredFeedback(*row) for row in await cursor.fetchall()]
 
 
-def waiting_json(entry: Waiting) -> dict[str, Any]:
+def entry_json(entry: ReviewEntry) -> dict[str, Any]:
     return {
         "answer_id": str(entry.answer_id),
-        "asked_at": entry.asked_at.isoformat(),
+        "asked_at": entry.created_at.isoformat(),
         "question": entry.question,
         "mode": entry.mode,
         "model": entry.model,
@@ -239,31 +249,31 @@ def _subject(feedback: Feedback) -> bytes:
     return hashlib.sha256(str(about).encode()).digest()
 
 
-def givers(keys: Sequence[bytes], tenant: str, *, principal: str | None, key: str | None) -> list[bytes]:
-    """Under which feedback of a caller stands: the first is how it is stored now, the others how it was stored under
-    older keys of the installation. A person is the same by whatever token or API key; a service is known by the name of
-    its API key. Who has the table and not the keys cannot find out whose it is by guessing names."""
+def author_digests(keys: Sequence[bytes], tenant: str, *, principal: str | None, key: str | None) -> list[bytes]:
+    """The digests under which feedback of a caller is stored: the first is the current one, the others are those of
+    older keys of the installation. A person has the same digests with any token or API key; a service is identified by
+    the name of its API key. Without the keys, the author of a row cannot be found by guessing names."""
     kind, name = ("key", key or "") if principal is None else ("person", principal)
     text = "\0".join((tenant, kind, name)).encode("utf-8", "surrogatepass")
     return [hmac.digest(secret, text, "sha256") for secret in keys]
 
 
-def givers_of(keys: Sequence[bytes], tenant: str, person: str) -> list[bytes]:
-    """Under which all feedback of a person may stand: without a key, too, as it was stored before there were keys."""
+def author_digests_of_person(keys: Sequence[bytes], tenant: str, person: str) -> list[bytes]:
+    """All digests under which feedback of a person may be stored, including those from before there were keys."""
     plain = [
         hashlib.sha256(f"{tenant}|{kind}\0{tenant}\0\0{person}".encode("utf-8", "replace")).digest()
         for kind in ("token", "development")
     ]
-    return givers(keys, tenant, principal=person, key=None) + plain
+    return author_digests(keys, tenant, principal=person, key=None) + plain
 
 
 RECORD_SECONDS = 2.0
 
 
 async def enqueue(
-    pool: Pool, tenant: str, question: str, answer: Answer, shown: Sequence[Numbered], *, private: bool
+    pool: Pool, tenant: str, question: str, answer: Answer, shown: Sequence[NumberedPassage], *, private: bool
 ) -> None:
-    """See ``query.answers.review.record``. Raises PenstockError, within RECORD_SECONDS."""
+    """``record`` on a connection of its own. Raises PenstockError within RECORD_SECONDS."""
     async with time_limit(RECORD_SECONDS, "Postgres"):
         with translated("the review queue"):
             async with rows_of(pool, tenant) as connection:

@@ -1,4 +1,4 @@
-"""Where sentences end, roughly, in prose and in Markdown. Pure."""
+"""Sentences and their words, approximately, in prose and Markdown. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from query.answers.model import Numbered
+from query.answers.model import NumberedPassage
 from query.answers.visible import disarmed
 
 _END = re.compile(
@@ -23,7 +23,7 @@ _ABBREVIATION = re.compile(
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Positions after each sentence, its closing quotes and its citations; the last one is the text's end."""
+    """The position after each sentence with its closing quotes and citations; the last one is the end of the text."""
     ends: list[int] = []
     for end in _END.finditer(text):
         at = end.end()
@@ -39,7 +39,7 @@ def _is_abbreviation(text: str, after: int) -> bool:
 
 
 def sentences(text: str) -> list[str]:
-    """Without surrounding white space; none is empty."""
+    """The sentences of a text, without surrounding white space and without empty ones."""
     starts = [0, *sentence_ends(text)]
     return [part for start, end in pairwise(starts) if (part := text[start:end].strip())]
 
@@ -57,7 +57,7 @@ COMMON = NEGATIONS | frozenset(
     der die das den dem des ein eine einen einem einer und oder ist sind war wird werden mit von zu im am auf für aus
     bei nach als auch wie es er sie man sich dass""".split()  # noqa: SIM905
 )
-"""Words that stand in every text, in English and German. Of other languages they count as words."""
+"""Words that occur in every text, in English and German."""
 _NUMERALS = {
     word: str(n)
     for n, word in enumerate(
@@ -92,16 +92,16 @@ _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Terms:
     words: frozenset[str]
-    """Stems of words that mean something; where words are not divided (Chinese, Japanese), pairs of letters."""
+    """Stems of content words; in scripts without spaces between words (Chinese, Japanese), pairs of characters."""
     numbers: frozenset[str]
     names: frozenset[str]
-    """Those of the words that are identifiers, abbreviations, or capital where the sentence does not begin."""
+    """The words that are identifiers, abbreviations or capitalised within a sentence."""
     negated: bool
 
 
-def read(text: str) -> Said:
+def terms_of(text: str) -> Terms:
     text = text.replace("\u2019", "'")
     words: set[str] = set()
     numbers: set[str] = set()
@@ -118,12 +118,12 @@ def read(text: str) -> Said:
             if _is_name(token, first=n == 0):
                 names.add(stem(lower))
     negated = any(token.lower() in NEGATIONS for token in tokens)
-    return Said(frozenset(words), frozenset(numbers), frozenset(names), negated)
+    return Terms(frozenset(words), frozenset(numbers), frozenset(names), negated)
 
 
-def together(*several: Said) -> Said:
+def union_terms(*several: Terms) -> Terms:
     nothing: frozenset[str] = frozenset()
-    return Said(
+    return Terms(
         nothing.union(*(s.words for s in several)),
         nothing.union(*(s.numbers for s in several)),
         nothing.union(*(s.names for s in several)),
@@ -131,13 +131,13 @@ def together(*several: Said) -> Said:
     )
 
 
-def share(part: frozenset[str], whole: frozenset[str]) -> float:
-    """Of ``part`` that ``whole`` holds; 1 of nothing."""
+def overlap(part: frozenset[str], whole: frozenset[str]) -> float:
+    """The share of ``part`` that ``whole`` contains; 1 if ``part`` is empty."""
     return len(part & whole) / len(part) if part else 1.0
 
 
 def stem(word: str) -> str:
-    """Roughly: enough for two forms of a word to meet."""
+    """An approximate stem, which is equal for most forms of a word."""
     if len(word) <= 4 or not word.isascii() or not word.isalpha():
         return word
     for ending in _ENDINGS:
@@ -155,49 +155,52 @@ def _is_name(token: str, *, first: bool) -> bool:
 
 
 def _number(token: str) -> str:
-    """1,000 and 1000, 3.0 and 3, ``three`` and 3 are equal."""
+    """A normal form of numbers: 1,000 and 1000, 3.0 and 3, ``three`` and 3 are equal."""
     token = _NUMERALS.get(token, token)
     token = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", token).rstrip(".,:/-")
     return re.sub(r"\.0+(?=\D|$)", "", token)
 
 
 _HEADING = re.compile(r"#{1,6}\s")
-MOST_PASSAGES = 5
-MOST_CHARACTERS = 480
-"""Of one quotation."""
+MAX_QUOTED_PASSAGES = 5
+MAX_QUOTATION_CHARACTERS = 480
+"""The longest quotation."""
 
 
-def quotations(question: str, passages: Sequence[Numbered], *, ranked: bool) -> tuple[str, list[Numbered]]:
-    """The stretch of each passage that has most of the question's words, as Markdown quotations with ``[n]``; and the
-    passages that are quoted. ranked: the best come first; else those with most of the words are taken."""
-    question_words = read(question)
+def quotations(
+    question: str, passages: Sequence[NumberedPassage], *, ranked: bool
+) -> tuple[str, list[NumberedPassage]]:
+    """Markdown quotations with ``[n]`` of the excerpt of each passage that contains most of the question's words, and
+    the quoted passages. ranked: the passages are ordered by relevance; else those with most of the words are quoted."""
+    question_words = terms_of(question)
     quoted = [
         (passage, *excerpt(question_words, passage.text))
-        for passage in (passages[:MOST_PASSAGES] if ranked else passages)
+        for passage in (passages[:MAX_QUOTED_PASSAGES] if ranked else passages)
     ]
-    quoted = sorted((q for q in quoted if q[2]), key=lambda q: 0 if ranked else -q[1])[:MOST_PASSAGES]
+    quoted = sorted((q for q in quoted if q[2]), key=lambda q: 0 if ranked else -q[1])[:MAX_QUOTED_PASSAGES]
     return "\n\n".join(f"{_as_quotation(text)} [{p.n}]" for p, _, text in quoted), [p for p, _, _ in quoted]
 
 
-def excerpt(wanted: Said, text: str) -> tuple[int, str]:
-    """How many of the words it has, and whole sentences, as long as there are any that are short enough."""
+def excerpt(question: Terms, text: str) -> tuple[int, str]:
+    """The excerpt with most of the question's words, and how many it has. It consists of whole sentences if any are
+    short enough."""
     text = disarmed(text)
     ends = [0, *sentence_ends(text)]
     best, stretch_, last = -1, "", 0
     for first in range(len(ends) - 1):
         last = max(last, first + 1)
-        while last + 1 < len(ends) and ends[last + 1] - ends[first] <= MOST_CHARACTERS:
+        while last + 1 < len(ends) and ends[last + 1] - ends[first] <= MAX_QUOTATION_CHARACTERS:
             last += 1
-        said = read(stretch := text[ends[first] : ends[last]].strip())
-        hits = len(wanted.words & said.words) + len(wanted.numbers & said.numbers)
+        said = terms_of(stretch := text[ends[first] : ends[last]].strip())
+        hits = len(question.words & said.words) + len(question.numbers & said.numbers)
         if hits > best:
             best, stretch_ = hits, stretch
-    if len(stretch_) > MOST_CHARACTERS:
-        stretch_ = stretch_[: stretch_.rfind(" ", 0, MOST_CHARACTERS)].rstrip() + " …"
+    if len(stretch_) > MAX_QUOTATION_CHARACTERS:
+        stretch_ = stretch_[: stretch_.rfind(" ", 0, MAX_QUOTATION_CHARACTERS)].rstrip() + " …"
     return best, stretch_
 
 
 def _as_quotation(text: str) -> str:
-    """Headings are left out: the passage's title stands beside it, and in a quotation they shout."""
+    """A Markdown quotation without headings, which would be too prominent."""
     lines = [line for line in text.splitlines() if not _HEADING.match(line)] or [text.strip("# ")]
     return "\n".join(f"> {line}" if line.strip() else ">" for line in "\n".join(lines).strip().splitlines())

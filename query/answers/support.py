@@ -1,11 +1,10 @@
-"""Whether the passages that a sentence cites say what it says: by words, numbers and names. Pure.
+"""Whether cited passages support a sentence, by words, numbers and names. Pure.
 
-A claim is supported when enough of its words stand close together in what it cites, and all of its numbers and nearly
-all of its names stand there too. The thresholds were chosen on the hand-made pairs of
-tests/unit/query/answers/test_support.py, which is a small set. What this cannot see: a paraphrase in words of its own
-(taken for unsupported: the answer goes to review), a true sentence turned round in the same words (taken for supported,
-except for a negation), and an answer in another language than its passages. It decides what people look at, nothing
-else.
+A claim is supported if enough of its words are close together in the passages that it cites, which must also contain
+all of its numbers and nearly all of its names. The thresholds were chosen on the hand-made pairs of
+tests/unit/query/answers/test_support.py, which is a small set. It does not recognise a free paraphrase (counted as
+unsupported, so that the answer goes to review), a true sentence reversed in the same words (counted as supported,
+except for a negation), or an answer in another language than its passages. It only decides which answers people review.
 """
 
 from __future__ import annotations
@@ -14,36 +13,36 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from query.answers.model import NO_INFORMATION, Numbered, Reason
-from query.answers.sentences import Said, read, sentences, share, together
-from query.answers.writing import Found
+from query.answers.model import NO_INFORMATION, NumberedPassage, Reason
+from query.answers.sentences import Terms, overlap, sentences, terms_of, union_terms
+from query.answers.writing import Findings
 
-ENOUGH_WORDS = 0.6
-"""Share of a claim's words that must stand in the best stretch of each passage it cites, taken together."""
-ENOUGH_NAMES = 0.75
-NEARLY_THE_SAME = 0.75
-"""Share of words, both ways, from which a negation on one side only is a contradiction and no accident."""
-STRETCH = 3
-"""Neighbouring sentences that are read together."""
-LEAST_WORDS = 3
-"""A sentence with fewer claims nothing that could be checked, unless it has a number or a name."""
+MIN_WORD_SHARE = 0.6
+"""The share of a claim's words that the best windows of all cited passages together must contain."""
+MIN_NAME_SHARE = 0.75
+CONTRADICTION_SIMILARITY = 0.75
+"""The share of common words, in both directions, from which a negation on one side only is a contradiction."""
+WINDOW_SENTENCES = 3
+"""The number of adjacent sentences that form a window."""
+MIN_CLAIM_WORDS = 3
+"""The fewest words of a sentence that is checked, unless it contains a number or a name."""
 
 _CITATION = re.compile(r"\[(\d+)\]")
 _FENCED = re.compile(r"^ {0,3}(`{3,12}|~{3,12})[^\n]*\n.*?(?:^ {0,3}\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _ITEM = re.compile(r"^(?:[-*+•>|\s]|\d{1,3}[.)]\s)+")
-"""A list's marks are no numbers that a passage would have to say."""
+"""List markers, which are not numbers that a passage must contain."""
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t][^\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A sentence of the answer that says something that can be checked."""
+    """A sentence of the answer that can be checked."""
 
     text: str
-    """Without its citations."""
+    """The sentence without its citations."""
     cites: tuple[int, ...]
     own: bool
-    """Whether the citations stand in it; else they are those of its paragraph."""
+    """Whether the sentence itself has the citations; else they are those of its paragraph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,11 @@ class Verdict:
     claims: int
     unsupported: Sequence[str]
     cited: int
-    """Claims with a citation of their own."""
+    """How many claims have a citation of their own."""
 
     @property
     def support(self) -> float:
-        """1.0 where nothing is claimed."""
+        """The share of supported claims; 1.0 without claims."""
         return 1 - len(self.unsupported) / self.claims if self.claims else 1.0
 
     @property
@@ -64,46 +63,50 @@ class Verdict:
 
 
 class Evidence:
-    """A passage, read once for all claims."""
+    """A passage, analysed once for all claims."""
 
     def __init__(self, text: str) -> None:
-        self.sentences = [read(sentence) for sentence in sentences(text)]
-        self.all = together(*self.sentences)
-        self._stretches = [
-            together(*self.sentences[at : at + STRETCH]) for at in range(max(1, len(self.sentences) - STRETCH + 1))
+        self.sentences = [terms_of(sentence) for sentence in sentences(text)]
+        self.all = union_terms(*self.sentences)
+        self._windows = [
+            union_terms(*self.sentences[at : at + WINDOW_SENTENCES])
+            for at in range(max(1, len(self.sentences) - WINDOW_SENTENCES + 1))
         ]
 
-    def best(self, said: Said) -> Said:
-        return max(self._stretches, key=lambda s: len(said.words & s.words))
+    def best(self, said: Terms) -> Terms:
+        return max(self._windows, key=lambda s: len(said.words & s.words))
 
-    def contradicts(self, said: Said) -> bool:
-        """It says nearly the same words, with a negation on one side only."""
+    def contradicts(self, said: Terms) -> bool:
+        """Whether a sentence has nearly the same words, with a negation on one side only."""
         close = [
             s
             for s in self.sentences
-            if share(said.words, s.words) >= NEARLY_THE_SAME and share(s.words, said.words) >= NEARLY_THE_SAME
+            if overlap(said.words, s.words) >= CONTRADICTION_SIMILARITY
+            and overlap(s.words, said.words) >= CONTRADICTION_SIMILARITY
         ]
         return bool(close) and all(s.negated != said.negated for s in close)
 
 
 def examine(answer: str, passages: Mapping[int, str]) -> Verdict:
-    """passages: by the numbers that the answer cites them with, each with its title in front."""
+    """Check every claim of an answer. passages: the texts by the numbers of their citations, each with its title in
+    front."""
     claims = claims_of(answer)
     needed = {n for claim in claims for n in claim.cites}
-    evidence = {n: Evidence(text) for n, text in passages.items() if n in needed}
-    unsupported = [claim.text for claim in claims if not supported(claim, evidence)]
+    evidence_text = {n: Evidence(text) for n, text in passages.items() if n in needed}
+    unsupported = [claim.text for claim in claims if not is_supported(claim, evidence_text)]
     return Verdict(len(claims), unsupported, sum(claim.own for claim in claims))
 
 
 def claims_of(answer: str) -> list[Claim]:
-    """Sentences without a citation are held to those of their paragraph. Code and headings claim nothing."""
+    """The claims of an answer. A sentence without citations has those of its paragraph. Code and headings are not
+    claims."""
     claims = []
     for paragraph in re.split(r"\n\s*\n", _HEADING.sub("", _FENCED.sub("\n\n", answer))):
         around = cites(paragraph)
         for sentence in sentences(paragraph):
             text = re.sub(r"\s+([.,;:!?])", r"\1", " ".join(_CITATION.sub("", sentence).split()))
             text = _ITEM.sub("", text).strip()
-            if says_something(text):
+            if is_checkable(text):
                 own = cites(sentence)
                 claims.append(Claim(text, own or around, bool(own)))
     return claims
@@ -113,16 +116,16 @@ def cites(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(n) for n in _CITATION.findall(text)))
 
 
-def says_something(text: str) -> bool:
-    """Not so: questions, what introduces a list, and that there is no information."""
+def is_checkable(text: str) -> bool:
+    """Whether a sentence can be checked: not questions, introductions of lists, and NO_INFORMATION."""
     if text.endswith(("?", ":")) or is_no_information(text):
         return False
-    said = read(text)
-    return len(said.words) >= LEAST_WORDS or bool(said.numbers or said.names)
+    said = terms_of(text)
+    return len(said.words) >= MIN_CLAIM_WORDS or bool(said.numbers or said.names)
 
 
 def is_no_information(text: str) -> bool:
-    """The sentence that the model is told to say, perhaps with another apostrophe or a citation behind it."""
+    """Whether a text is NO_INFORMATION, possibly with another apostrophe or a citation."""
 
     def plain(words: str) -> str:
         return re.sub(r"[^\w ]", "", _CITATION.sub("", words).lower()).strip()
@@ -130,60 +133,63 @@ def is_no_information(text: str) -> bool:
     return plain(text) in (plain(NO_INFORMATION), plain("I do not have information on this"))
 
 
-def supported(claim: Claim, evidence: Mapping[int, Evidence]) -> bool:
-    said = read(claim.text)
-    cited = [evidence[n] for n in claim.cites if n in evidence]
+def is_supported(claim: Claim, evidence_text: Mapping[int, Evidence]) -> bool:
+    said = terms_of(claim.text)
+    cited = [evidence_text[n] for n in claim.cites if n in evidence_text]
     if not cited:
         return False
-    near = together(*(passage.best(said) for passage in cited))
-    anywhere = together(*(passage.all for passage in cited))
+    near = union_terms(*(passage.best(said) for passage in cited))
+    anywhere = union_terms(*(passage.all for passage in cited))
     return (
-        share(said.words, near.words) >= ENOUGH_WORDS
+        overlap(said.words, near.words) >= MIN_WORD_SHARE
         and said.numbers <= anywhere.numbers
-        and share(said.names, anywhere.words) >= ENOUGH_NAMES
+        and overlap(said.names, anywhere.words) >= MIN_NAME_SHARE
         and not any(passage.contradicts(said) for passage in cited)
     )
 
 
 REVIEW_SUPPORT = 0.8
-"""An answer whose claims are supported to a smaller share is looked at …"""
+"""An answer with a smaller share of supported claims is reviewed."""
 REVIEW_DENSITY = 0.5
-"""… and one of whose claims fewer carry a citation."""
+"""An answer with a smaller share of claims that have citations is reviewed."""
 
 NOTHING = Verdict(0, (), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class SupportReport:
     verdict: Verdict
     grounded: bool
     reasons: Sequence[Reason]
     notes: Sequence[str]
 
 
-def judge(text: str, found: Found, passages: Sequence[Numbered]) -> Judged:
-    """text: as it is shown."""
-    verdict = examine(text, {p.n: evidence(p) for p in passages})
+def check_answer(text: str, findings: Findings, passages: Sequence[NumberedPassage]) -> SupportReport:
+    """The checks of an answer. text: the answer as it is returned."""
+    verdict = examine(text, {p.n: evidence_text(p) for p in passages})
     notes = []
-    if bad := len(found.bad_citations):
-        notes.append(f"{bad} {'citation' if bad == 1 else 'citations'} of no passage taken out of the answer")
-    if found.removed:
-        notes.append("images, links or markup taken out of the answer")
-    return Judged(verdict, bool(found.cited) and not verdict.unsupported, why_review(verdict, found), notes)
+    if bad := len(findings.bad_citations):
+        noun = "citation" if bad == 1 else "citations"
+        notes.append(f"{bad} {noun} of no existing passage removed from the answer")
+    if findings.removed:
+        notes.append("images, links or markup removed from the answer")
+    return SupportReport(
+        verdict, bool(findings.cited) and not verdict.unsupported, review_reasons(verdict, findings), notes
+    )
 
 
-def evidence(passage: Numbered) -> str:
-    """What a claim is held to: the text, with what stands above it."""
+def evidence_text(passage: NumberedPassage) -> str:
+    """The text that claims are checked against: the passage with its title and headings."""
     place = passage.result.passage
     above = [place.title or place.external_id, *passage.result.headings]
     return "\n\n".join([*above, passage.text])
 
 
-def why_review(verdict: Verdict, found: Found) -> list[Reason]:
+def review_reasons(verdict: Verdict, findings: Findings) -> list[Reason]:
     checks: dict[Reason, bool] = {
         "unsupported": verdict.support < REVIEW_SUPPORT,
         "uncited": verdict.density < REVIEW_DENSITY,
-        "bad_citation": bool(found.bad_citations),
-        "active_content": bool(found.removed),
+        "bad_citation": bool(findings.bad_citations),
+        "active_content": bool(findings.removed),
     }
     return [reason for reason, holds in checks.items() if holds]

@@ -1,7 +1,7 @@
-"""What a person would see of a document's text, made safe to quote to a model. Pure.
+"""The visible text of a document, made safe to quote to a model. Pure.
 
-Ingestion has cleaned texts already; titles, authors and texts of older versions pass here once more, because whatever
-a model reads and a person does not is where instructions are hidden.
+Ingestion cleans texts already. Titles, authors and texts of older versions are cleaned here again, because instructions
+to a model are hidden in text that it reads and that people do not see.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pipeline.core.normalise import clean
 
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]")
-"""Left by ``clean`` where a script or a flag may need them; a quotation does without."""
+"""Characters that ``clean`` keeps because some scripts or flags need them; a quotation does not."""
 _CODE = re.compile(
     r"(^ {0,3}(`{3,12}|~{3,12})[^\n]*\n.*?(?:^ {0,3}\2[`~]*[ \t]*$|\Z)|`[^`\n]+`)", re.DOTALL | re.MULTILINE
 )
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _MARKDOWN_COMMENT = re.compile(r"^[ \t]{0,3}\[[^\]\n]{0,100}\]:[ \t]*(?:#|<>)[ \t]*[(\"'].*$", re.MULTILINE)
-"""``[//]: # (…)``: a link definition that nothing uses and no page shows."""
+"""``[//]: # (…)``: a link definition that is used as a comment and is never displayed."""
 _TAG = re.compile(r"<(/?)([a-z][a-z0-9]*)\b([^<>]{0,2000})>", re.IGNORECASE)
 _HIDDEN_ELEMENTS = frozenset(("script", "style", "template", "noscript", "head", "object", "iframe", "svg", "title"))
 _VOID = frozenset(("area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"))
@@ -33,7 +33,7 @@ _TEMPLATE = re.compile(
     r"|<(?:start|end)_of_(?:turn|text|image)>|<(?:bos|eos)>|</?think>",
     re.IGNORECASE,
 )
-"""Marks that chat templates end a turn with: some servers read them in a message as if they had written them."""
+"""Markers that chat templates end a turn with; some servers interpret them in the text of a message."""
 _MARKS = r"(?:[^\w\n]|_){0,40}"
 _ROLE = re.compile(
     rf"^(?={_MARKS}(?:system|assistant|user|developer|human|tool|instructions?)(?:\s+(?:prompt|message|note))?{_MARKS}:"
@@ -44,21 +44,21 @@ _ROLE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _FENCES = str.maketrans({"\u27e6": "[", "\u27e7": "]", "\u301a": "[", "\u301b": "]", "\u2e28": "(", "\u2e29": ")"})
-"""The brackets of our own delimiters, and those that look like them."""
+"""The brackets of our own delimiters, and similar ones."""
 _REFERENCE = re.compile(r"[\[\u3010](\d{1,3}(?:\s*[,;–-]\s*\d{1,3})*)[\]\u3011](?!\()")
 
 
 def visible(text: str) -> str:
-    """Without what no page shows: zero-width, direction and tag characters, comments, elements that are not displayed.
-    Code is left as it is, for it is shown."""
+    """The text without what is not displayed: zero-width, direction and tag characters, comments and hidden elements.
+    Code stays as it is, because it is displayed."""
     text = _UNSEEN.sub("", clean(text))
     return _outside_code(text, lambda part: _MARKDOWN_COMMENT.sub("", _without_hidden(_COMMENT.sub("", part)))).strip()
 
 
-def one_line(text: str, most_characters: int = 200) -> str:
-    """A title or a name."""
+def one_line(text: str, max_characters: int = 200) -> str:
+    """A visible title or name in one line, shortened to max_characters."""
     flat = " ".join(visible(text).split())
-    return flat if len(flat) <= most_characters else flat[:most_characters].rstrip() + " …"
+    return flat if len(flat) <= max_characters else flat[:max_characters].rstrip() + " …"
 
 
 def quotable(text: str) -> str:
@@ -67,10 +67,10 @@ def quotable(text: str) -> str:
 
 
 def disarmed(text: str) -> str:
-    """Nothing in it looks like a delimiter, a turn of a chat or one of our citations. text: visible.
+    """Replace everything that looks like a delimiter, a turn of a chat or one of our citations. text: ``visible`` text.
 
-    Marks of a reference (``[3]``) become ``(3)``: a model that copies a sentence must not cite by accident what the
-    document's author cited. Inside code they stay.
+    A reference mark (``[3]``) becomes ``(3)``, because a model that copies a sentence must not repeat the document's
+    own citations. Inside code it stays.
     """
     text = _TEMPLATE.sub(lambda m: m[0].translate(_BROKEN), text.translate(_FENCES))
     text = _ROLE.sub("\u2502 ", text)
@@ -90,10 +90,10 @@ def _outside_code(text: str, change: Changer) -> str:
 
 
 def _without_hidden(text: str) -> str:
-    """An element that does not end in this passage hides all of the rest of it. One walk over all tags: a passage may
-    hold a hundred thousand hidden elements, each of another name."""
+    """The text without hidden elements; one that does not end in this passage hides the rest of it. It is a single pass
+    over all tags, because a passage may contain a hundred thousand hidden elements."""
     parts, at = [], 0
-    hidden, depth = "", 0  # the name of the hidden element that is open, and how many of that name are
+    hidden, depth = "", 0  # the name of the open hidden element, and its nesting depth
     for tag in _TAG.finditer(text):
         is_end, name, attributes = bool(tag[1]), tag[2].lower(), tag[3]
         if depth:

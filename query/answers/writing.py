@@ -1,10 +1,10 @@
-"""What a model wrote, made safe to show while it is still writing. Pure.
+"""Sanitising a model's text while it is still being written. Pure.
 
-An answer may be rendered as Markdown by whoever shows it. A document that got the model to write an image would make
-the reader's browser send what the image's address says, without a click; a link would send it with one. So images and
-markup that loads or acts are taken out, links stay only to the sources of the passages, and addresses that no passage
-has are taken out too. (Of markup the words stay: ``<`` becomes ``‹``.) Citations are brought into one form, and those
-of passages that do not exist are taken out.
+Clients may render an answer as Markdown. If a document made the model write an image, the reader's browser would send
+data in the image's address without a click; a link would send it with one. Therefore images and active markup are
+removed, links stay only if they lead to sources of the passages, and addresses that no passage contains are removed.
+(The words of markup stay: ``<`` becomes ``‹``.) Citations get a uniform format, and those of passages that do not exist
+are removed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import regex
 
-from query.answers.model import Numbered
+from query.answers.model import NumberedPassage
 
 _SPAN = r"(?:[^()]|\([^()]{0,500}\)){0,4000}"
 _NUMBERS = r"\d{1,4}(?:[ \t]*[,;\u2013-][ \t]*\d{1,4}){0,20}"
@@ -22,9 +22,10 @@ _URL = r"(?:(?:https?|ftp)://|www\.)[^\s<>\"'`]{0,4000}"
 _SWALLOWING = (
     "script|style|textarea|title|template|xmp|plaintext|noscript|noembed|noframes|iframe|object|svg|math|select"
 )
-"""Elements that need no attribute to act, or to swallow what follows."""
+"""Elements that are active without attributes, or that hide the text after them."""
 _ATTRIBUTES = 300
-"""Characters behind an element's name within which an attribute must get its value; without an end by then, it has."""
+"""The number of characters after an element's name within which an attribute is recognised; an element that has not
+ended by then counts as one with attributes."""
 _CONSTRUCT = regex.compile(
     r"(?P<image>!(?=\[))"
     r"|(?P<cite>[ \t]{0,8}[\[\u3010](?P<numbers>" + _NUMBERS + r")(?:\u2020[^\]\u3011\n]{0,100})?[\]\u3011]"
@@ -40,7 +41,7 @@ _CONSTRUCT = regex.compile(
     r"|(?P<ticks>`{1,20})",
     regex.IGNORECASE | regex.DOTALL,
 )
-"""At any place, the first alternative that fits."""
+"""A construct at a position; the first alternative that matches wins."""
 
 
 def _prefixes(*words: str) -> str:
@@ -62,45 +63,45 @@ _PENDING = regex.compile(
     r"|`{1,19})\Z",
     regex.IGNORECASE | regex.DOTALL,
 )
-"""What may still become a construct, or a longer one, with the next piece."""
+"""The beginning of a construct that the next piece may complete or extend."""
 _START = regex.compile(r"[!\[\]\u3010<`\t hfw]", regex.IGNORECASE)
-"""An address may begin within a word: what a renderer takes for one differs."""
+"""Characters that may begin a construct. An address may begin within a word, because renderers differ."""
 _TRAILING = ".,;:!?)]}…*_"
 
 
 @dataclass(slots=True)
-class Found:
-    """What was met so far."""
+class Findings:
+    """Citations and removals in the text so far."""
 
     cited: list[int] = field(default_factory=list)
-    """In the order of their first mention."""
+    """The numbers of cited passages, in the order of their first citation."""
     bad_citations: list[int] = field(default_factory=list)
     removed: int = 0
-    """Images, links, addresses and markup."""
+    """How many images, links, addresses and elements were removed."""
 
 
-class Writing:
-    """One answer. ``feed`` returns what may be shown now; ``end`` the rest. Law: however the text is cut into pieces,
-    what comes out is the same."""
+class AnswerSanitizer:
+    """Sanitises one answer. ``feed`` returns the text that may be shown now, ``end`` the rest. Law: the result is the
+    same however the text is cut into pieces."""
 
-    def __init__(self, passages: Collection[Numbered]) -> None:
-        self.found = Found()
+    def __init__(self, passages: Collection[NumberedPassage]) -> None:
+        self.findings = Findings()
         self._numbers = frozenset(p.n for p in passages)
         self._sources = frozenset(p.result.passage.source_url for p in passages if p.result.passage.source_url)
         self._texts = [p.text for p in passages]
-        self._held = ""
+        self._buffer = ""
         self._code = ""
-        """The backticks that opened the code that is being written."""
+        """The backticks that opened the current code; empty outside of code."""
 
     def feed(self, piece: str) -> str:
-        self._held += piece
+        self._buffer += piece
         return self._scan(last=False)
 
     def end(self) -> str:
         return self._scan(last=True)
 
     def _scan(self, *, last: bool) -> str:
-        text, at, out = self._held, 0, list[str]()
+        text, at, out = self._buffer, 0, list[str]()
         while at < len(text):
             start = _START.search(text, at)
             if start is None:
@@ -112,12 +113,12 @@ class Writing:
             if not last and _PENDING.match(text, at):
                 break
             match = _CONSTRUCT.match(text, at)
-            out.append(self._said(match) if match else text[at])
+            out.append(self._replacement(match) if match else text[at])
             at = match.end() if match else at + 1
-        self._held = text[at:]
+        self._buffer = text[at:]
         return "".join(out)
 
-    def _said(self, match: regex.Match[str]) -> str:
+    def _replacement(self, match: regex.Match[str]) -> str:
         groups, whole = match.groupdict(), str(match[0])
         if groups["ticks"]:
             self._tick(whole)
@@ -130,12 +131,12 @@ class Writing:
         if groups["auto"] or groups["url"]:
             return self._address(groups["address"] or groups["url"])
         if groups["unseen"]:
-            return " "  # and not nothing: what stands before and after must not become one construct
+            return " "  # not empty: the text before and after must not form one construct
         if groups["comment"]:
-            return "\u2039!--"  # to be seen, as the rest of it
+            return "\u2039!--"  # visible, like the rest of the comment
         if groups["broken"] is not None:
-            return "] "  # neither a link nor, before a colon, what defines one, wherever that may stand
-        self.found.removed += 1
+            return "] "  # so that it is neither a link nor, before a colon, a link definition
+        self.findings.removed += 1
         return {"image": "", "link": "]"}.get(_kind(groups), "\u2039")
 
     def _tick(self, ticks: str) -> None:
@@ -147,9 +148,9 @@ class Writing:
     def _cite(self, whole: str, numbers: str) -> str:
         named = list(dict.fromkeys(_each(numbers)))
         for n in named:
-            known = self.found.cited if n in self._numbers else self.found.bad_citations
-            if n not in known:
-                known.append(n)
+            citations = self.findings.cited if n in self._numbers else self.findings.bad_citations
+            if n not in citations:
+                citations.append(n)
         shown = "".join(f"[{n}]" for n in named if n in self._numbers)
         return whole[: len(whole) - len(whole.lstrip())] + shown if shown else ""
 
@@ -158,9 +159,9 @@ class Writing:
         if address in self._sources or bare in self._sources:
             return address
         if any(bare in text for text in self._texts):
-            # A passage's own words: shown, but as code, which no renderer makes a link of.
+            # An address from a passage is shown as code, which no renderer turns into a link.
             return address if self._code else f"`{bare}`{address[len(bare) :]}"
-        self.found.removed += 1
+        self.findings.removed += 1
         return "(address removed)"
 
 
@@ -169,19 +170,19 @@ def _kind(groups: dict[str, str | None]) -> str:
 
 
 def _address_in(target: str) -> str:
-    """Of a link: without its title."""
+    """The address of a link without its title."""
     words = target.split()
     return words[0].strip("<>") if words else ""
 
 
 def _each(numbers: str) -> Iterable[int]:
-    """``1, 3-5`` → 1 3 4 5; a range of more than ten is its two ends."""
+    """The numbers of a citation: ``1, 3-5`` becomes 1 3 4 5; of a range of more than ten only both ends."""
     for part in regex.split(r"[,;]", numbers):
         ends = [int(end) for end in regex.split(r"[\u2013-]", part) if end.strip()]
         yield from range(ends[0], ends[1] + 1) if len(ends) == 2 and 0 < ends[1] - ends[0] <= 10 else ends
 
 
-def scrubbed(text: str, passages: Collection[Numbered]) -> tuple[str, Found]:
-    """A whole text at once."""
-    writing = Writing(passages)
-    return writing.feed(text) + writing.end(), writing.found
+def sanitize(text: str, passages: Collection[NumberedPassage]) -> tuple[str, Findings]:
+    """Sanitise a whole text."""
+    writing = AnswerSanitizer(passages)
+    return writing.feed(text) + writing.end(), writing.findings

@@ -1,4 +1,4 @@
-"""Services' API keys: a file of their SHA-256, read again whenever it changes."""
+"""API keys of services: a file of their SHA-256 digests, which is read again whenever it changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime.credentials import KeyExpiry
-from query.auth.identity import Who
+from query.auth.identity import Identity
 from query.model import CallerClass
 
 log = structlog.get_logger()
@@ -29,9 +29,11 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sha256: str = Field(pattern=_HEX.pattern, min_length=64, max_length=64)
-    """``printf %s KEY | sha256sum``. A key is at least 32 random characters: its hash is all that is compared."""
+    """The output of ``printf %s KEY | sha256sum``. A key has at least 32 random characters; only digests are
+    compared."""
     expires: KeyExpiry
-    """From then on the key is refused. To replace a key, add a second entry, change the service, drop the first."""
+    """The key is refused from then on. To replace a key, add a second entry, change the service and delete the
+    first."""
     tenant: str = Field(min_length=1)
     principal: str | None = Field(None, min_length=1)
     tags: tuple[str, ...] = ()
@@ -39,20 +41,20 @@ class Entry(BaseModel):
     operator: bool = False
 
     @model_validator(mode="after")
-    def _reads_as_somebody(self) -> Entry:
+    def _has_access(self) -> Entry:
         if self.principal is not None and self.tags:
             raise ValueError("set either principal or tags, not both")
         if self.principal is None and not self.tags and not self.operator:
-            raise ValueError("set principal or tags: this key could read nothing")
+            raise ValueError("set principal or tags, or the key can read nothing")
         return self
 
 
 class KeyFile:
-    """The keys as the file has them now. A file that cannot be read opens for nobody: which keys it took away is not
+    """The current keys of the file. While the file cannot be read, no key is accepted, because revoked keys are not
     known."""
 
     def __init__(self, path: Path) -> None:
-        """Raises Misconfigured when it cannot be read."""
+        """Raises Misconfigured when the file cannot be read."""
         self._path = path
         self._seen: _Signature | None = None
         self._entries: dict[str, Entry] | None = None
@@ -61,21 +63,21 @@ class KeyFile:
         if self._entries is None:
             raise Misconfigured(f"PENSTOCK_AUTH_KEYS_FILE: {path}: {self._error}")
 
-    def who(self, key: str) -> Who | None:
-        """The service that holds this key; None: nobody, or it has expired. Raises Misconfigured while the file cannot
-        be read."""
+    def identify(self, key: str) -> Identity | None:
+        """The service that this key belongs to; None if the key is unknown or has expired. Raises Misconfigured while
+        the file cannot be read."""
         self._read()
         if self._entries is None:
             raise Misconfigured(f"PENSTOCK_AUTH_KEYS_FILE: {self._path}: {self._error}")
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
         match: tuple[str, Entry] | None = None
-        for name, entry in self._entries.items():  # each in constant time, and all: how long it takes tells nothing
+        for name, entry in self._entries.items():  # all of them, in constant time
             if hmac.compare_digest(digest, entry.sha256):
                 match = name, entry
         if match is None or match[1].expires <= datetime.now(UTC):
             return None
         name, entry = match
-        return Who("key", entry.tenant, entry.principal, entry.tags, entry.caller_class, entry.operator, name)
+        return Identity("key", entry.tenant, entry.principal, entry.tags, entry.caller_class, entry.operator, name)
 
     def _read(self) -> None:
         before = self._error
@@ -93,21 +95,22 @@ class KeyFile:
         except ValueError as error:
             self._error = str(error)
         if self._entries is None:
-            if self._error != before:  # a file that is gone is looked for at every request
+            if self._error != before:  # log once: a missing file is checked at every request
                 log.error("keys_file_unreadable", path=str(self._path), error=self._error)
         else:
             log.info("keys_file_read", path=str(self._path), keys=len(self._entries))
 
     @property
     def next_expiry(self) -> float:
-        """When the first key that is still valid ends, in seconds since the epoch; 0: there is none."""
+        """When the next key expires, in seconds since the epoch; 0: no valid key."""
         now = datetime.now(UTC)
-        ends = [entry.expires.timestamp() for entry in (self._entries or {}).values() if entry.expires > now]
-        return min(ends, default=0.0)
+        expiries = [entry.expires.timestamp() for entry in (self._entries or {}).values() if entry.expires > now]
+        return min(expiries, default=0.0)
 
 
 def parse(text: str) -> dict[str, Entry]:
-    """Raises ValueError (TOMLDecodeError, ValidationError among them) that names the entry and never a hash."""
+    """The entries of the file by name. Raises ValueError (such as TOMLDecodeError) that names the entry and never a
+    digest."""
     entries = {}
     for name, fields in tomllib.loads(text).items():
         try:

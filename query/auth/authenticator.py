@@ -1,5 +1,5 @@
-"""Who asks: proved by a token, by an API key, or, in development on this machine alone, taken at its word if it shows
-that it is this process's own user."""
+"""Authentication by a token or an API key. In development mode, on this machine only, the local user may choose any
+identity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.runtime.home import DEVELOPMENT_FILE, development_token, home, made_development_token
 from query.auth import tokens
 from query.auth.api_keys import KeyFile
-from query.auth.identity import Who
+from query.auth.identity import Identity
 from query.auth.jwks import KeySet
 from query.auth.tokens import Untrusted
 from query.problems import Problem
@@ -27,7 +27,7 @@ from query.settings import AuthSettings, ServeSettings
 log = structlog.get_logger()
 
 AS, TENANT = "x-penstock-as", "x-penstock-tenant"
-"""Headers by which a caller names itself in development."""
+"""Headers by which a caller chooses its identity in development mode."""
 DEVELOPMENT_CREDENTIALS = (
     "development mode requires Authorization: Bearer TOKEN with the token from the file development-token in"
     " PENSTOCK_HOME; `penstock status` in a terminal prints the page's address with it"
@@ -56,16 +56,16 @@ PROXY_HEADERS = (
     "x-cloud-trace-context",
     "x-arr-log-id",
 )
-"""What reverse proxies and load balancers add (RFC 7239, RFC 9110 section 7.6.3, and the vendors' own)."""
+"""Headers that reverse proxies and load balancers add (RFC 7239, RFC 9110 section 7.6.3, and the vendors' own)."""
 
 
 class Authenticator:
-    """Safe to share between tasks."""
+    """Authenticates requests by their headers. Safe to share between tasks."""
 
     def __init__(
         self, settings: AuthSettings, *, keys: KeySet | None, key_file: KeyFile | None, development: Path | None
     ):
-        """development: the file of the token that development mode wants. None: there is no such mode."""
+        """development: the file of the token that development mode requires; None: the mode is off."""
         self._settings = settings
         self._keys = keys
         self._key_file = key_file
@@ -73,16 +73,16 @@ class Authenticator:
 
     @property
     def next_key_expiry(self) -> float:
-        """When the first API key that is still valid expires, in seconds since the epoch; 0: there is none."""
+        """When the next API key expires, in seconds since the epoch; 0: no valid key."""
         return self._key_file.next_expiry if self._key_file is not None else 0.0
 
     @property
     def development(self) -> bool:
         return self._development is not None
 
-    async def authenticate(self, headers: Headers) -> Who:
-        """Raises Problem (401, or 403 for development mode behind a proxy); Retryable when the issuer's keys cannot be
-        had; Misconfigured when the file of keys cannot be read."""
+    async def authenticate(self, headers: Headers) -> Identity:
+        """The caller's identity. Raises Problem (401, or 403 for development mode behind a proxy), Retryable when the
+        issuer's keys are not available, and Misconfigured when the key file cannot be read."""
         authorization = headers.get("authorization")
         key = headers.get(API_KEY)
         if authorization is None and key is None:
@@ -98,21 +98,22 @@ class Authenticator:
                 raise _unauthorized("send Authorization: Bearer TOKEN")
             if credential.count(".") == 2 and self._keys is not None:  # a key has no dots
                 try:
-                    return await tokens.who(credential, self._keys, self._settings)
+                    return await tokens.identify(credential, self._keys, self._settings)
                 except Untrusted as error:
                     raise _unauthorized(str(error)) from error
             key = credential
         assert key is not None
-        if self._is_own_user(key):
-            return _as_it_says(headers)
-        identity = self._key_file.who(key) if self._key_file is not None else None
+        if self._is_development_token(key):
+            return _development_identity(headers)
+        identity = self._key_file.identify(key) if self._key_file is not None else None
         if identity is None:
             detail = "unknown or expired token or API key"
             raise _unauthorized(detail if self._development is None else f"{detail}: {DEVELOPMENT_CREDENTIALS}")
         return identity
 
-    def _is_own_user(self, key: str) -> bool:
-        """Whoever can read the file. It is read each time: taken away, it lets nobody in. Raises Misconfigured."""
+    def _is_development_token(self, key: str) -> bool:
+        """Whether the key is the development token. Its file is read each time, so that deleting the file revokes the
+        token. Raises Misconfigured."""
         if self._development is None:
             return False
         try:
@@ -129,16 +130,17 @@ def _unauthorized(detail: str, *, error: str | None = "invalid_token") -> Proble
     return Problem("unauthorized", detail, headers={"WWW-Authenticate": challenge})
 
 
-def _as_it_says(headers: Headers) -> Who:
-    """Development: the local user, unless the caller names another. Whoever comes through a proxy is not local."""
+def _development_identity(headers: Headers) -> Identity:
+    """The identity in development mode: the local user, unless the request names another. A request through a proxy is
+    not local and is refused."""
     if any(name in headers for name in PROXY_HEADERS):
         raise Problem("forbidden", "development mode serves this machine only, and this request came through a proxy")
-    named, tenant = _utf8(headers.get(AS)), _utf8(headers.get(TENANT)) or "default"
+    named, tenant = _header_text(headers.get(AS)), _header_text(headers.get(TENANT)) or "default"
     principal = named or local_user()
-    return Who("development", tenant, principal, caller_class="extended", operator=named is None)
+    return Identity("development", tenant, principal, caller_class="extended", operator=named is None)
 
 
-def _utf8(value: str | None) -> str | None:
+def _header_text(value: str | None) -> str | None:
     """A header's bytes as text: Starlette reads them as Latin-1."""
     return value.encode("latin-1").decode("utf-8", "replace").strip() if value else None
 
@@ -146,7 +148,7 @@ def _utf8(value: str | None) -> str | None:
 def local_user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user often has no name
+    except (KeyError, OSError):  # the user of a container often has no name
         return "local"
 
 
@@ -158,23 +160,23 @@ def is_loopback(host: str) -> bool:
 
 
 def require(auth: AuthSettings, serve: ServeSettings) -> None:
-    """Raises Misconfigured when nobody could be told from anybody, or everybody would be believed."""
+    """Raises Misconfigured when no authentication is configured or when anybody could choose an identity."""
     tokens.require(auth)
     if serve.development and not is_loopback(serve.host):
         raise Misconfigured(
-            f"PENSTOCK_SERVE_DEVELOPMENT lets its user choose any identity, so it serves on loopback only, not on"
+            f"PENSTOCK_SERVE_DEVELOPMENT lets the user choose any identity, so it serves on loopback only, not on"
             f" {serve.host}: unset it and set PENSTOCK_AUTH_JWKS_URL or PENSTOCK_AUTH_KEYS_FILE"
         )
     if not serve.development and auth.jwks_url is None and auth.keys_file is None:
         raise Misconfigured(
             "no authentication is configured: set PENSTOCK_AUTH_JWKS_URL (with _ISSUER and _AUDIENCE) or"
-            " PENSTOCK_AUTH_KEYS_FILE; on your own machine PENSTOCK_SERVE_DEVELOPMENT=true"
+            " PENSTOCK_AUTH_KEYS_FILE, or on your own machine PENSTOCK_SERVE_DEVELOPMENT=true"
         )
 
 
 @asynccontextmanager
 async def open_authenticator(auth: AuthSettings, serve: ServeSettings) -> AsyncIterator[Authenticator]:
-    """Raises Misconfigured."""
+    """Open an authenticator from the settings. Raises Misconfigured."""
     require(auth, serve)
     key_file = KeyFile(auth.keys_file) if auth.keys_file is not None else None
     development = None
@@ -183,7 +185,7 @@ async def open_authenticator(auth: AuthSettings, serve: ServeSettings) -> AsyncI
         made_development_token(development)
         development_token(development)
         log.warning(
-            "development_mode_enabled", says="whoever can read the token is who it says it is; never beyond loopback"
+            "development_mode_enabled", says="a client with the token may choose any identity; served on loopback only"
         )
     async with httpx.AsyncClient(follow_redirects=False, trust_env=True) as client:
         keys = None

@@ -1,4 +1,4 @@
-"""Who asks, as it was proved: what tokens, keys and development mode lead to."""
+"""The identity of an authenticated caller."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SALT = token_bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """An authenticated caller. What it may read is looked up at every request (``Search.identify``): groups change."""
+class Identity:
+    """An authenticated caller. Its access is looked up at each request (``Search.identify``), because groups change."""
 
     kind: str
     """token, key or development."""
     tenant: str
     principal: str | None
-    """None: a service that holds fixed tags."""
+    """None: a service with fixed tags."""
     tags: tuple[str, ...] = ()
     caller_class: CallerClass = "standard"
     operator: bool = False
@@ -28,12 +28,12 @@ class Who:
 
     @property
     def id(self) -> tuple[str, ...]:
-        """Whose limits these are."""
+        """The key of the caller's limits."""
         return (self.kind, self.tenant, self.key or "", self.principal or "")
 
     @property
     def log_name(self) -> str:
-        """The key's name, or something that tells principals of this process apart without naming them."""
+        """The API key's name, or a salted digest that distinguishes principals within this process."""
         if self.key is not None:
             return self.key
         return blake2b("\0".join(self.id).encode(errors="replace"), digest_size=6, key=_SALT).hexdigest()

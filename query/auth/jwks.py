@@ -1,5 +1,5 @@
-"""The issuer's public keys: fetched without blocking anybody, remembered, and never fetched because of a stranger more
-often than once in REFRESH_SECONDS."""
+"""The issuer's public keys, cached and fetched in the background. Unknown keys in tokens cause at most one fetch in
+REFRESH_SECONDS."""
 
 from __future__ import annotations
 
@@ -20,43 +20,44 @@ log = structlog.get_logger()
 
 FETCH_SECONDS = 5.0
 FRESH_SECONDS = 600.0
-"""Younger keys are taken as they are; older ones are fetched again first."""
-PATIENCE_SECONDS = 1.0
-"""For which a request with keys that are older waits: an issuer that answers has the last word, one that is away does
-not hold up whoever it vouched for."""
+"""The age up to which keys are used without fetching them again."""
+WAIT_SECONDS = 1.0
+"""How long a request waits for a fetch if the cached keys are older: an issuer that responds may revoke a key, and an
+outage does not block callers with valid tokens."""
 REFRESH_SECONDS = 30.0
-"""Between two attempts, whatever tokens name: an unknown ``kid`` costs the issuer at most two requests a minute."""
+"""The shortest interval between two fetches: tokens with an unknown ``kid`` cost the issuer at most two requests a
+minute."""
 MAX_BYTES = 256 * 1024
 
 Keys = Mapping[str | None, Mapping[str, Any]]
-"""JWKs for signatures by their ``kid``; of an issuer that names none of its keys, the only one, as None."""
+"""Signature keys (JWKs) by their ``kid``; the only key of an issuer that uses no ``kid`` has None."""
 
 
 class KeySet:
-    """Safe to share between tasks of one event loop."""
+    """The keys of one issuer. Safe to share between tasks of one event loop."""
 
     def __init__(
         self, url: str, *, keep_seconds: float, client: httpx.AsyncClient, clock: Callable[[], float] = monotonic
     ) -> None:
-        """keep_seconds: how long keys go on being believed while the issuer is away. client: not closed by us."""
+        """keep_seconds: how long cached keys stay valid while the issuer is unavailable. client: is not closed here."""
         self._url = url
         self._keep_seconds = keep_seconds
         self._client = client
         self._clock = clock
         self._keys: Keys = {}
         self._fetched_at: float | None = None
-        self._tried_at: float | None = None
+        self._attempted_at: float | None = None
         self._fetching: asyncio.Task[None] | None = None
 
     async def key(self, kid: str | None, algorithm: str) -> PyJWK | None:
-        """The key of that name for that algorithm; None: the issuer has none. Raises Retryable when we know no keys, or
-        only such as are too old, and the issuer cannot be reached."""
-        if (self._age() > FRESH_SECONDS or self._find(kid) is None) and self._may_try():
+        """The key with this ``kid`` for this algorithm; None: the issuer has none. Raises Retryable when the cached
+        keys are too old or missing and the issuer cannot be reached."""
+        if (self._age() > FRESH_SECONDS or self._find(kid) is None) and self._may_fetch():
             self._fetching = asyncio.create_task(self._fetch(), name="fetch JWKS")
         if self._fetching is not None and self._age() > FRESH_SECONDS:
-            await asyncio.wait({self._fetching}, timeout=PATIENCE_SECONDS)
+            await asyncio.wait({self._fetching}, timeout=WAIT_SECONDS)
         if self._fetching is not None and (self._find(kid) is None or self._age() > self._keep_seconds):
-            await asyncio.shield(self._fetching)  # one fetch for all that wait
+            await asyncio.shield(self._fetching)  # one fetch for all waiting requests
         if self._age() > self._keep_seconds:
             raise Retryable(f"the issuer's keys cannot be fetched from {self._url}", retry_after=REFRESH_SECONDS)
         jwk = self._find(kid)
@@ -80,14 +81,14 @@ class KeySet:
             return next(iter(self._keys.values()))
         return self._keys.get(kid)
 
-    def _may_try(self) -> bool:
+    def _may_fetch(self) -> bool:
         if self._fetching is not None and not self._fetching.done():
             return False
-        return self._tried_at is None or self._clock() - self._tried_at >= REFRESH_SECONDS
+        return self._attempted_at is None or self._clock() - self._attempted_at >= REFRESH_SECONDS
 
     async def _fetch(self) -> None:
-        """Replaces all keys, or leaves all as they are: a key that the issuer no longer names is no longer believed."""
-        self._tried_at = self._clock()
+        """Replace all keys, so that a key that the issuer no longer publishes becomes invalid; on an error keep all."""
+        self._attempted_at = self._clock()
         try:
             async with (
                 asyncio.timeout(FETCH_SECONDS),
@@ -111,16 +112,16 @@ async def _capped(answer: httpx.Response) -> bytes:
 
 
 def usable(document: Any) -> Keys:
-    """The public signature keys of a JWK Set. Raises ValueError when there is none: the issuer is broken."""
+    """The public signature keys of a JWK Set. Raises ValueError if there is none."""
     listed = document.get("keys") if isinstance(document, dict) else None
     keys = {
         key.get("kid"): key
         for key in (listed if isinstance(listed, list) else [])
         if isinstance(key, dict)
         and isinstance(key.get("kid"), str | None)
-        and key.get("kty") in ("RSA", "EC", "OKP")  # a shared secret in a public document is nobody's proof
+        and key.get("kty") in ("RSA", "EC", "OKP")  # public keys only: a published secret proves nothing
         and key.get("use", "sig") == "sig"
     }
     if not keys:
-        raise ValueError("no public signature key in it")
+        raise ValueError("the key set contains no public signature key")
     return keys

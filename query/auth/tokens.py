@@ -1,5 +1,5 @@
-"""A JSON Web Token as proof of who asks: issuer, audience, times and algorithm are pinned, the rest is the issuer's
-word. What a token says of tags or groups is not read: those are the ledger's."""
+"""Authentication by a JSON Web Token. Issuer, audience, times and algorithm are checked. Tags and groups in a token are
+ignored, because the ledger has them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from jwt.exceptions import (
 )
 
 from pipeline.core.errors import Misconfigured
-from query.auth.identity import Who
+from query.auth.identity import Identity
 from query.auth.jwks import KeySet
 from query.settings import AuthSettings
 
 MAX_CHARACTERS = 16_384
 TOKEN_TYPES = ("jwt", "at+jwt")
-"""Accepted values of the header ``typ`` (RFC 7519, RFC 9068); a token without one counts as a JWT. So a logout token or
-a DPoP proof of the same issuer opens nothing (RFC 8725, section 3.11)."""
+"""Accepted values of the header ``typ`` (RFC 7519, RFC 9068); a token without one counts as a JWT. A logout token or a
+DPoP proof of the same issuer is therefore refused (RFC 8725, section 3.11)."""
 
 
 class Untrusted(Exception):
-    """Why a token proves nothing, in words that may be told to whoever sent it."""
+    """The token is not valid; the message gives the reason and may be sent to the client."""
 
 
 REASONS: tuple[tuple[type[PyJWTError], str], ...] = (
@@ -46,7 +46,7 @@ REASONS: tuple[tuple[type[PyJWTError], str], ...] = (
 
 
 def require(settings: AuthSettings) -> None:
-    """Raises Misconfigured when tokens would be believed on too little."""
+    """Raises Misconfigured when the settings do not check tokens strictly enough."""
     if settings.jwks_url is None:
         return
     for name in ("issuer", "audience"):
@@ -62,27 +62,27 @@ def require(settings: AuthSettings) -> None:
         raise Misconfigured("PENSTOCK_AUTH_JWKS_URL must begin with https:// (http only on this machine)")
 
 
-async def who(token: str, keys: KeySet, settings: AuthSettings) -> Who:
-    """The caller that a token proves. Raises Untrusted, and Retryable when the issuer's keys cannot be had."""
-    claims = await verified(token, keys, settings)
-    tenant = settings.tenant or _named(claims, settings.tenant_claim)
-    principal = _named(claims, settings.principal_claim)
+async def identify(token: str, keys: KeySet, settings: AuthSettings) -> Identity:
+    """The identity that a token proves. Raises Untrusted, and Retryable when the issuer's keys are not available."""
+    claims = await verify(token, keys, settings)
+    tenant = settings.tenant or _claim(claims, settings.tenant_claim)
+    principal = _claim(claims, settings.principal_claim)
     unverified = settings.unverified_email == "refuse" and claims.get("email_verified") not in (True, "true")
     if settings.principal_claim == "email" and unverified:
         raise Untrusted("the token's email address is not verified (email_verified)")
     roles = claims.get(settings.roles_claim)
-    held = {role for role in (roles if isinstance(roles, list) else [roles]) if isinstance(role, str)}
-    return Who(
+    names = {role for role in (roles if isinstance(roles, list) else [roles]) if isinstance(role, str)}
+    return Identity(
         "token",
         tenant,
         principal,
-        caller_class="extended" if settings.extended_role in held else "standard",
-        operator=settings.operator_role in held,
+        caller_class="extended" if settings.extended_role in names else "standard",
+        operator=settings.operator_role in names,
     )
 
 
-async def verified(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[str, Any]:
-    """The claims of a token that is what it says. Raises Untrusted or Retryable."""
+async def verify(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[str, Any]:
+    """The claims of a valid token. Raises Untrusted or Retryable."""
     if len(token) > MAX_CHARACTERS:
         raise Untrusted(f"the token has more than {MAX_CHARACTERS} characters")
     try:
@@ -92,7 +92,7 @@ async def verified(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[
     algorithm, kid = header.get("alg"), header.get("kid")
     if str(header.get("typ", "JWT")).lower().removeprefix("application/") not in TOKEN_TYPES:
         raise Untrusted("the token has an unsupported type (header typ)")
-    if algorithm not in settings.algorithms:  # before a key is looked for: `none` and HS256 never come near one
+    if algorithm not in settings.algorithms:  # before a key is looked up: rejects `none` and HS256
         raise Untrusted("the token's algorithm is not accepted")
     key = await keys.key(kid, algorithm)
     if key is None:
@@ -117,8 +117,8 @@ async def verified(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[
     return claims
 
 
-def _named(claims: Mapping[str, Any], claim: str) -> str:
+def _claim(claims: Mapping[str, Any], claim: str) -> str:
     value = claims.get(claim)
     if not isinstance(value, str) or not value.strip():
-        raise Untrusted(f"the token has no claim {claim}")
+        raise Untrusted(f"the token lacks the claim {claim}")
     return value

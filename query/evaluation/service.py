@@ -201,7 +201,7 @@ async def _of(service: Service) -> AsyncIterator[Evaluation]:
             service.search,
             settings,
             EvalMetrics(service.metrics.registry, settings),
-            service.answers.unnoticed(),
+            service.answers.for_evaluation(),
             chat,
             service.embedders,
         )

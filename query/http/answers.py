@@ -1,4 +1,4 @@
-"""/v1/answers: at once, or as it is written."""
+"""The route /v1/answers: a whole answer, or a stream while it is written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from query import problems
 from query.access.callers import Caller
 from query.answers.model import Cited, Delta, Done, Failed, Sources, answer_json, sources_json
 from query.http.audit_trail import EVENT_STREAM, note
-from query.http.dependencies import Asker, Reader, Serving, model_writes, note_mode
+from query.http.dependencies import Authenticated, Reader, Serving, note_mode, release_search
 from query.http.schemas import AnswerRequest, AnswerResponse
 from query.model import AnswerMode, CallerClass, shown_documents
-from query.modes.gather import SEARCHED, narrowed
+from query.modes.gather import SEARCHED, effective_filters
 from query.modes.material import Question
 from query.service import Service
 
@@ -45,14 +45,16 @@ problem, ends a stream that cannot be completed.
         }
     },
 )
-async def answers(asked: AnswerRequest, request: Request, service: Serving, asker: Asker, caller: Reader) -> Response:
+async def answers(
+    body: AnswerRequest, request: Request, service: Serving, identity: Authenticated, caller: Reader
+) -> Response:
     """An answer from passages that the caller may read, with a citation for each claim."""
-    question = asked.to_question(asker.principal)
-    if asked.stream or EVENT_STREAM in request.headers.get("accept", ""):
-        return EventStream(_told(service, request, question, caller, asker.caller_class))
+    question = body.to_question(identity.principal)
+    if body.stream or EVENT_STREAM in request.headers.get("accept", ""):
+        return EventStream(_events(service, request, question, caller, identity.caller_class))
     async with asyncio.timeout(service.answer_seconds):
         answer = await service.answers.whole(
-            question, caller, asker.caller_class, on_sources=lambda sources: _found(request, sources)
+            question, caller, identity.caller_class, on_sources=lambda sources: _note_sources(request, sources)
         )
     note(request, object=f"answer:{answer.answer_id}")
     note_mode(request, answer.mode)
@@ -60,7 +62,7 @@ async def answers(asked: AnswerRequest, request: Request, service: Serving, aske
     return JSONResponse(answer_json(answer))
 
 
-async def _told(
+async def _events(
     service: Service, request: Request, question: Question, caller: Caller, caller_class: CallerClass
 ) -> AsyncGenerator[Event, None]:
     began, first = perf_counter(), True
@@ -73,7 +75,7 @@ async def _told(
             async for event in events:
                 match event:
                     case Sources():
-                        _found(request, event)
+                        _note_sources(request, event)
                         note_mode(request, event.mode)
                         _shadow(service, question, caller, event.mode)
                     case Delta() if first:
@@ -86,15 +88,18 @@ async def _told(
         service.metrics.streams.dec()
 
 
-def _found(request: Request, sources: Sources) -> None:
-    """For the audit trail all that the answer is made from, cited or not, and what history that is read along was."""
-    model_writes(request)
-    note(request, [*shown_documents(passage.result for passage in sources.passages), *sorted(sources.behind)])
+def _note_sources(request: Request, sources: Sources) -> None:
+    """Note the documents for the audit trail: all that the answer is made from, cited or not, and those that the
+    conversation history was made from."""
+    release_search(request)
+    note(
+        request, [*shown_documents(passage.result for passage in sources.passages), *sorted(sources.history_documents)]
+    )
 
 
 def _shadow(service: Service, question: Question, caller: Caller, mode: AnswerMode) -> None:
     if mode in SEARCHED:
-        service.shadow.offer(question.text, caller, mode=SEARCHED[mode], filters=narrowed(question))
+        service.shadow.offer(question.text, caller, mode=SEARCHED[mode], filters=effective_filters(question))
 
 
 def _event(event: Sources | Delta | Cited | Done | Failed) -> tuple[str, dict[str, Any]]:
@@ -112,14 +117,15 @@ def _event(event: Sources | Delta | Cited | Done | Failed) -> tuple[str, dict[st
 
 
 KEEPALIVE_SECONDS = 15.0
-"""A line that says nothing, so that no proxy takes a thinking model for a dead connection."""
+"""The interval of comment lines, which keep proxies from closing the connection while the model is silent."""
 
 Event = tuple[str, Mapping[str, Any]]
-"""Its name and its data."""
+"""The name and the data of a server-sent event."""
 
 
 class EventStream(Response):
-    """events: closed at the end, whatever the end is. It is run in one task, so it may hold timeouts open."""
+    """A response of server-sent events. The generator ``events`` runs in one task, so that it may hold timeouts open,
+    and is always closed."""
 
     media_type = EVENT_STREAM
 
@@ -128,36 +134,35 @@ class EventStream(Response):
         self._events = events
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-store"
-        self.headers["x-accel-buffering"] = "no"  # nginx would collect it
+        self.headers["x-accel-buffering"] = "no"  # else nginx buffers it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(
-            1
-        )  # a slow reader holds up the model, not our memory
-        making = asyncio.create_task(self._make(queue), name="events")
+        # One item, so that a slow reader slows the model down instead of filling memory.
+        queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
+        producer = asyncio.create_task(self._produce(queue), name="events")
         try:
             while True:
-                said: bytes | Exception | None = KEEPALIVE_COMMENT
+                item: bytes | Exception | None = KEEPALIVE_COMMENT
                 with suppress(TimeoutError):
                     async with asyncio.timeout(KEEPALIVE_SECONDS):
-                        said = await queue.get()
-                if said is None:
+                        item = await queue.get()
+                if item is None:
                     break
-                if isinstance(said, Exception):
-                    raise said
-                await send({"type": "http.response.body", "body": said, "more_body": True})
+                if isinstance(item, Exception):
+                    raise item
+                await send({"type": "http.response.body", "body": item, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            making.cancel()
-            await asyncio.gather(making, return_exceptions=True)
+            producer.cancel()
+            await asyncio.gather(producer, return_exceptions=True)
 
-    async def _make(self, queue: asyncio.Queue[bytes | Exception | None]) -> None:
+    async def _produce(self, queue: asyncio.Queue[bytes | Exception | None]) -> None:
         try:
             async with aclosing(self._events) as events:
                 async for name, data in events:
                     await queue.put(format_sse_event(event=name, data_str=json.dumps(data)))
-        except Exception as error:  # noqa: BLE001 # raised where it is sent from
+        except Exception as error:  # noqa: BLE001 # raised again by __call__
             await queue.put(error)
         else:
             await queue.put(None)

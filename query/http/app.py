@@ -64,14 +64,14 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def app(service: Service, authenticator: Authenticator, quotas: Quotas, meter: Meter) -> FastAPI:
-    """Serves what the service has, and nothing that it has not."""
-    made = described()
-    made.state.service = service
-    made.state.authenticator = authenticator
-    made.state.health = Health(service)
-    mcp.mount(made, service)
-    made.add_middleware(Recorder, trail=service.trail)
-    made.add_middleware(
+    """The ASGI application of an open service."""
+    application = describe_app()
+    application.state.service = service
+    application.state.authenticator = authenticator
+    application.state.health = Health(service)
+    mcp.mount(application, service)
+    application.add_middleware(Recorder, trail=service.trail)
+    application.add_middleware(
         Gate,
         authenticator=authenticator,
         limits=Limits(
@@ -84,9 +84,9 @@ def app(service: Service, authenticator: Authenticator, quotas: Quotas, meter: M
         metrics=service.metrics,
         settings=service.query.serve,
     )
-    made.add_middleware(Traced, quiet=QUIET)
+    application.add_middleware(Traced, quiet=QUIET)
     if origins := service.query.serve.allowed_origins:
-        made.add_middleware(
+        application.add_middleware(
             CORSMiddleware,
             allow_origins=list(origins),
             allow_methods=["GET", "POST"],
@@ -94,41 +94,41 @@ def app(service: Service, authenticator: Authenticator, quotas: Quotas, meter: M
             expose_headers=["Retry-After", "Trace-Id"],
             max_age=600,
         )
-    return made
+    return application
 
 
-def described() -> FastAPI:
-    """The routes and their description, without anything behind them."""
-    made = _Described(
+def describe_app() -> FastAPI:
+    """The routes and their description, without a service."""
+    application = _Described(
         title="Penstock",
         summary="The query service",
         description=DESCRIPTION,
         version="1",
-        docs_url=None,  # its page would load scripts from elsewhere
+        docs_url=None,  # its page would load scripts from another host
         redoc_url=None,
         openapi_url="/openapi.json",
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
     )
-    made.include_router(health.routes)
-    proofs = [Depends(_BEARER), Depends(_KEY)]  # for the description: the gate has looked at them
+    application.include_router(health.routes)
+    proofs = [Depends(_BEARER), Depends(_KEY)]  # only for the description: the gate checks them
     for part in (search, documents, answers, feedback):
-        made.include_router(part.routes, dependencies=proofs, responses=_PROBLEMS)
-    made.include_router(page)
-    made.add_exception_handler(HTTPException, _http_error)
-    made.add_exception_handler(RequestValidationError, _invalid)
-    made.add_exception_handler(Problem, _problem)
-    return made
+        application.include_router(part.routes, dependencies=proofs, responses=_PROBLEMS)
+    application.include_router(page)
+    application.add_exception_handler(HTTPException, _http_error)
+    application.add_exception_handler(RequestValidationError, _invalid)
+    application.add_exception_handler(Problem, _problem)
+    return application
 
 
 def text() -> str:
     """The description as it is published in docs/openapi.json."""
-    return json.dumps(described().openapi(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(describe_app().openapi(), indent=2, ensure_ascii=False) + "\n"
 
 
 class _Described(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """FastAPI would have errors be application/json."""
+        """The description, with problem+json as the media type of errors: FastAPI declares application/json."""
         if self.openapi_schema is None:
             for path in super().openapi()["paths"].values():
                 for operation in path.values():
@@ -159,7 +159,7 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
-    """Where it is wrong and what is expected there; never what was sent."""
+    """A problem that names the invalid fields and what is expected there, never what was sent."""
     assert isinstance(error, RequestValidationError)
     violations = error.errors()
     if any(violation["type"] == "json_invalid" for violation in violations):
@@ -172,7 +172,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 
 def _pointer(loc: tuple[int | str, ...]) -> str:
-    """RFC 6901, within the body or the path."""
+    """A JSON pointer (RFC 6901) within the body or the path."""
     parts = [str(part)[:100].replace("~", "~0").replace("/", "~1") for part in loc[1:]]
     return "".join(f"/{part}" for part in parts)
 

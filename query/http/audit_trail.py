@@ -1,4 +1,4 @@
-"""What each request leaves in the audit trail. Routes say which documents they show; the rest is seen from here."""
+"""The audit trail of requests. Routes note which documents they return; the middleware here records the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.core.trail import Credential, Decision, Record
 from pipeline.trail import Trail
 from query import problems
-from query.auth.identity import Who
+from query.auth.identity import Identity
 
 ACTIONS = {
     "/v1/search": "search",
@@ -28,57 +28,57 @@ ACTIONS = {
     "/v1/review": "review.list",
     "/v1/review/{answer_id}": "review.resolve",
 }
-"""By the route's path."""
+"""The recorded actions, by the route's path."""
 UNRECORDED = frozenset({"/v1/facets", "/v1/me", "/v1/pipeline"})
-"""They show no document: values to narrow a search to, who asks, and counts. The tools under /mcp say themselves what
-they do."""
+"""Routes that return no document: filter values, the caller's identity, and counts. The tools under /mcp record their
+own calls."""
 REFUSED = {403: "forbidden", 404: "not-found"}
-"""Statuses that are a decision about access. A request that is malformed, or one too many, is nothing that was done."""
+"""Statuses that are a decision about access. Other refusals, such as malformed requests, are not recorded."""
 EVENT_STREAM = "text/event-stream"
 REQUEST_ID = "request-id"
-"""The header of an answer by which its record is found."""
+"""The response header that holds the id of the request's record."""
 
 
 @dataclass(slots=True)
-class Noted:
-    """Of one request: what it has shown and is not recorded yet."""
+class RecordDraft:
+    """The facts about one request that are not recorded yet."""
 
     request: str = field(default_factory=lambda: uuid4().hex)
     action: str = ""
     documents: list[UUID] = field(default_factory=list)
     object: str = ""
     decision: Decision | None = None
-    """None: as the answer's status says."""
+    """None: the response's status decides."""
     reason: str = ""
     is_new: bool = False
     recorded: int = 0
     write: Callable[[int], Awaitable[None]] | None = None
-    """The record, as of an answer with this status."""
+    """Writes the record for a response with this status."""
     is_change: bool = False
-    """Its record is written, and the change follows."""
+    """Whether the request is a change whose record is already written."""
 
 
 def note(request: HTTPConnection, documents: Sequence[UUID] = (), *, object: str = "") -> None:
-    """What is about to be shown, before any of it is sent."""
-    noted = cast(Noted, request.state.noted)
-    noted.documents += documents
-    noted.object = object or noted.object
-    noted.is_new = True
+    """Note documents or an object that the response is about to return, before any of it is sent."""
+    draft = cast(RecordDraft, request.state.draft)
+    draft.documents += documents
+    draft.object = object or draft.object
+    draft.is_new = True
 
 
 async def record_change(request: HTTPConnection, status: int, *, object: str = "") -> None:
-    """Before the transaction of a change ends, whatever becomes of the client after that: in mode ``required`` no
-    change is without its record. status: of the answer, if the change is committed. Raises Retryable."""
-    noted = cast(Noted, request.state.noted)
-    noted.object = object or noted.object
-    assert noted.write is not None
-    await noted.write(status)
-    noted.is_change = True
+    """Write the record of a change before its transaction ends, so that in mode ``required`` every change has a record
+    even if the client disconnects. status: that of the response if the change is committed. Raises Retryable."""
+    draft = cast(RecordDraft, request.state.draft)
+    draft.object = object or draft.object
+    assert draft.write is not None
+    await draft.write(status)
+    draft.is_change = True
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Over MCP, whatever the transport: what became of a call."""
+    """The outcome of a tool call over MCP, with any transport."""
 
     tool: str
     decision: Decision
@@ -92,78 +92,78 @@ class ToolCall:
 
 
 def note_call(request: HTTPConnection, call: ToolCall) -> None:
-    noted: Noted | None = getattr(request.state, "noted", None)
-    if noted is None:
+    draft: RecordDraft | None = getattr(request.state, "draft", None)
+    if draft is None:
         if call.documents:
             raise Misconfigured("the MCP endpoint is not behind the recorder of the audit trail")
         return
-    noted.action, noted.decision, noted.reason = call.action, call.decision, call.reason
+    draft.action, draft.decision, draft.reason = call.action, call.decision, call.reason
     note(request, call.documents, object=call.object)
 
 
 class Recorder:
-    """ASGI middleware, behind the gate. In mode ``required`` nothing is sent before its record is committed: whoever
-    sends raises Retryable instead."""
+    """ASGI middleware behind the gate. In mode ``required`` nothing is sent before its record is committed: sending
+    raises Retryable instead."""
 
     def __init__(self, app: ASGIApp, *, trail: Trail) -> None:
         self._app = app
         self._trail = trail
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        who: Who | None = scope.get("state", {}).get("who")
-        if who is None:
+        identity: Identity | None = scope.get("state", {}).get("identity")
+        if identity is None:
             await self._app(scope, receive, send)
             return
-        noted: Noted = scope["state"].setdefault("noted", Noted())
+        draft: RecordDraft = scope["state"].setdefault("draft", RecordDraft())
         status = 0
 
         async def write(status: int) -> None:
-            await self._record(scope, who, noted, status)
+            await self._record(scope, identity, draft, status)
 
-        noted.write = write
+        draft.write = write
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID] = noted.request
-                if not headers.get("content-type", "").startswith(EVENT_STREAM):  # of a stream nothing is known yet
-                    noted.is_new = not (noted.is_change and status < 400)
-            if noted.is_new:
-                noted.is_new = False
+                headers[REQUEST_ID] = draft.request
+                if not headers.get("content-type", "").startswith(EVENT_STREAM):  # a stream notes its documents later
+                    draft.is_new = not (draft.is_change and status < 400)
+            if draft.is_new:
+                draft.is_new = False
                 await write(status)
             await send(message)
 
         try:
             await self._app(scope, receive, sending)
-        except asyncio.CancelledError:  # the client is gone
-            self._failed(scope, who, noted, "left")
+        except asyncio.CancelledError:  # the client disconnected
+            self._failed(scope, identity, draft, "left")
             raise
         except Exception as error:
-            self._failed(scope, who, noted, problems.of(error).kind)
+            self._failed(scope, identity, draft, problems.of(error).kind)
             raise
-        if not noted.recorded:  # a stream that ended before it showed anything
-            self._failed(scope, who, noted, "no-answer")
+        if not draft.recorded:  # a stream that ended before it returned anything
+            self._failed(scope, identity, draft, "no-answer")
 
-    async def _record(self, scope: Scope, who: Who, noted: Noted, status: int) -> None:
-        action = noted.action or _action(scope)
+    async def _record(self, scope: Scope, identity: Identity, draft: RecordDraft, status: int) -> None:
+        action = draft.action or _action(scope)
         by_status: Decision = "allowed" if status < 400 else "failed" if status >= 500 else "refused"
-        decision = noted.decision or by_status
+        decision = draft.decision or by_status
         if not action or (by_status == "refused" and status not in REFUSED):
-            noted.recorded += 1
+            draft.recorded += 1
             return
-        documents = tuple(dict.fromkeys(noted.documents)) if decision == "allowed" else ()
-        noted.documents = []
-        reason = noted.reason or ("" if decision == "allowed" else REFUSED.get(status, str(status)))
-        await self._trail.write(_record(scope, who, noted, action, documents, decision, reason))
-        noted.recorded += 1
+        documents = tuple(dict.fromkeys(draft.documents)) if decision == "allowed" else ()
+        draft.documents = []
+        reason = draft.reason or ("" if decision == "allowed" else REFUSED.get(status, str(status)))
+        await self._trail.write(_record(scope, identity, draft, action, documents, decision, reason))
+        draft.recorded += 1
 
-    def _failed(self, scope: Scope, who: Who, noted: Noted, reason: str) -> None:
-        action = noted.action or _action(scope)
-        if action and not noted.recorded:
-            self._trail.offer(_record(scope, who, noted, action, (), "failed", reason))
-            noted.recorded += 1
+    def _failed(self, scope: Scope, identity: Identity, draft: RecordDraft, reason: str) -> None:
+        action = draft.action or _action(scope)
+        if action and not draft.recorded:
+            self._trail.offer(_record(scope, identity, draft, action, (), "failed", reason))
+            draft.recorded += 1
 
 
 def _action(scope: Scope) -> str:
@@ -171,37 +171,43 @@ def _action(scope: Scope) -> str:
 
 
 def _record(
-    scope: Scope, who: Who, noted: Noted, action: str, documents: tuple[UUID, ...], decision: Decision, reason: str
+    scope: Scope,
+    identity: Identity,
+    draft: RecordDraft,
+    action: str,
+    documents: tuple[UUID, ...],
+    decision: Decision,
+    reason: str,
 ) -> Record:
-    about = noted.object
+    object_ = draft.object
     parameters: dict[str, Any] = scope.get("path_params", {})
-    if not about and not documents:
-        about = next((f"{name.removesuffix('_id')}:{_spelled(value)}" for name, value in parameters.items()), "")
+    if not object_ and not documents:
+        object_ = next((f"{name.removesuffix('_id')}:{_canonical_id(value)}" for name, value in parameters.items()), "")
     client = scope.get("client")
     return Record(
         datetime.now(UTC),
-        who.principal or who.key or "",
-        cast(Credential, who.kind),
+        identity.principal or identity.key or "",
+        cast(Credential, identity.kind),
         action,
-        who.tenant,
-        object=about,
+        identity.tenant,
+        object=object_,
         documents=documents,
         decision=decision,
         reason=reason,
         address=client[0] if client else "",
-        request=noted.request,
-        access=_access(who),
+        request=draft.request,
+        access=_access(identity),
     )
 
 
-def _spelled(id_: str) -> str:
-    """As ids are looked for: a caller may write one with capitals, in braces or without hyphens."""
+def _canonical_id(id_: str) -> str:
+    """An id in its canonical form: a caller may write one with capitals, in braces or without hyphens."""
     try:
         return str(UUID(id_))
     except ValueError:
         return id_
 
 
-def _access(who: Who) -> tuple[str, ...]:
-    """A key may read as a person, or hold tags of its own."""
-    return (f"key:{who.key}",) if who.key is not None else ()
+def _access(identity: Identity) -> tuple[str, ...]:
+    """The API key that gave access, which may have a principal or tags of its own."""
+    return (f"key:{identity.key}",) if identity.key is not None else ()

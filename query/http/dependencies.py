@@ -1,4 +1,4 @@
-"""What a route is handed: who asks, what that caller may read now, a connection that is not waited for too long."""
+"""Dependencies of the routes: the service, the identity of the caller, its access, and connections to the ledger."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, translated
 from query.access.callers import Caller
 from query.access.tenant_rows import rows_of
-from query.auth.identity import Who
-from query.limits.concurrency import Place
+from query.auth.identity import Identity
+from query.limits.concurrency import Slot
 from query.problems import Problem
 from query.service import Service
 
@@ -22,44 +22,47 @@ def service_of(request: Request) -> Service:
     return cast(Service, request.app.state.service)
 
 
-def who_asks(request: Request) -> Who:
-    """As the gate has found it (query/http/gate.py)."""
-    return cast(Who, request.state.who)
+def identity_of(request: Request) -> Identity:
+    """The authenticated caller, which the gate has stored (query/http/gate.py)."""
+    return cast(Identity, request.state.identity)
 
 
 async def caller_now(request: Request) -> Caller:
-    """What is held at this request, by the ledger: never remembered, never the request's own word. Raises Retryable."""
-    who = who_asks(request)
-    return await service_of(request).search.identify(who.tenant, principals=who.principals, tags=who.tags)
+    """The caller's access at this request, from the ledger, never from a cache or the request itself. Raises
+    Retryable."""
+    identity = identity_of(request)
+    return await service_of(request).search.identify(
+        identity.tenant, principals=identity.principals, tags=identity.tags
+    )
 
 
-async def operator(request: Request) -> Who:
-    who = who_asks(request)
-    if not who.operator:
+async def operator(request: Request) -> Identity:
+    identity = identity_of(request)
+    if not identity.operator:
         raise Problem("forbidden", "operators only")
-    return who
+    return identity
 
 
 Serving = Annotated[Service, Depends(service_of)]
-Asker = Annotated[Who, Depends(who_asks)]
+Authenticated = Annotated[Identity, Depends(identity_of)]
 Reader = Annotated[Caller, Depends(caller_now)]
-Operator = Annotated[Who, Depends(operator)]
+Operator = Annotated[Identity, Depends(operator)]
 
 
 @asynccontextmanager
 async def ledger(service: Service, doing: str, tenant: str) -> AsyncIterator[Connection]:
-    """It shows the rows of this tenant alone. Raises Retryable when it is away or late."""
+    """A connection that sees only the rows of this tenant. Raises Retryable when Postgres is unavailable or slow."""
     async with time_limit(service.budget.ledger, "Postgres"):
         with translated(doing):
             async with rows_of(service.pool, tenant) as connection:
                 yield connection
 
 
-def model_writes(request: Request) -> None:
-    """An answer's passages are found: its place is free for another search."""
-    cast(Place, request.state.place).written()
+def release_search(request: Request) -> None:
+    """Release the slot of an answer's search, because its passages are retrieved."""
+    cast(Slot, request.state.slot).release_search()
 
 
 def note_mode(request: Request, mode: str) -> None:
-    """For the metrics: how it was answered."""
+    """Note the mode of the response for the metrics."""
     request.state.mode = mode

@@ -1,4 +1,4 @@
-"""Routes of one document: its text, and what happened to it."""
+"""Routes of one document: its text and its processing history."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pipeline.diagnosis.story_json import as_json as story_json
 from pipeline.diagnosis.story_json import for_reader
 from query.access import documents as reading
 from query.http.audit_trail import note
-from query.http.dependencies import Asker, Reader, Serving, ledger
+from query.http.dependencies import Authenticated, Reader, Serving, ledger
 from query.http.schemas import DocumentResponse, StoryResponse
 from query.problems import Problem
 
 routes = APIRouter()
 
-NOT_FOUND = "the document does not exist, or this caller may not read it"
+NOT_READABLE = "the document does not exist, or this caller may not read it"
 
 
 @routes.get("/v1/documents/{document_id}", response_model=DocumentResponse, tags=["documents"])
@@ -27,7 +27,7 @@ async def document(document_id: UUID, request: Request, service: Serving, caller
     async with ledger(service, "document", caller.tenant) as connection:
         row = await reading.read(connection, caller, document_id)
     if row is None:
-        raise Problem("not-found", NOT_FOUND)
+        raise Problem("not-found", NOT_READABLE)
     note(request, [row.document_id])
     return {
         "document_id": str(row.document_id),
@@ -43,13 +43,15 @@ async def document(document_id: UUID, request: Request, service: Serving, caller
 
 
 @routes.get("/v1/documents/{document_id}/why", response_model=StoryResponse, tags=["documents"])
-async def why(document_id: UUID, request: Request, service: Serving, asker: Asker, caller: Reader) -> dict[str, Any]:
-    """What happened to a document and whether it is searchable. Operators of its tenant see all details, readers
-    fewer."""
-    async with ledger(service, "why", asker.tenant) as connection:
-        if asker.operator:
+async def why(
+    document_id: UUID, request: Request, service: Serving, identity: Authenticated, caller: Reader
+) -> dict[str, Any]:
+    """The processing history of a document and whether it is searchable. Operators of its tenant see all details,
+    readers fewer."""
+    async with ledger(service, "why", identity.tenant) as connection:
+        if identity.operator:
             report = await story.read(connection, document_id)
-            if report.document is not None and report.document.identity.tenant == asker.tenant:
+            if report.document is not None and report.document.identity.tenant == identity.tenant:
                 note(request, [document_id])
                 return story_json(report)
         elif await reading.may_read(connection, caller, document_id):
@@ -57,4 +59,4 @@ async def why(document_id: UUID, request: Request, service: Serving, asker: Aske
             if report.document is not None and report.document.alive:
                 note(request, [document_id])
                 return for_reader(report, caller.tags)
-    raise Problem("not-found", NOT_FOUND)
+    raise Problem("not-found", NOT_READABLE)

@@ -1,5 +1,6 @@
-"""What every request passes, in this order: who asks → its rate and budget → its body, capped and in time → a place to
-work at → the route, watched for the client's leaving. Nothing of a stranger's request is read or parsed."""
+"""The outermost middleware. A request passes, in this order: authentication → rate limit and budget → its body, limited
+in size and time → a slot to run in → the route, cancelled if the client disconnects. The body of an unauthenticated
+request is neither read nor parsed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from pipeline.core.errors import PenstockError, Retryable
 from pipeline.runtime.http_server import KeyedLimit
 from query import problems
 from query.auth.authenticator import LOOPBACK_NAMES, Authenticator
-from query.auth.identity import Who
+from query.auth.identity import Identity
 from query.limits.budgets import Meter
 from query.limits.charging import charge_to
 from query.limits.concurrency import Limits, kind_of
@@ -31,7 +32,7 @@ from query.telemetry import QueryMetrics
 log = structlog.get_logger()
 
 GUARDED = ("/v1", "/mcp")
-"""Beginnings of the paths that want to know who asks. The others show nothing of anybody's documents."""
+"""Prefixes of the paths that require authentication. The other paths return nothing from documents."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
     " connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -45,14 +46,15 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-BODIES_BYTES, BODIES_BYTES_PER_TENANT = 64 * 1024 * 1024, 16 * 1024 * 1024
-"""Of requests that are waited for or answered, counted as they arrive: each caller may send as many at once as its rate
-lets it. A few of the longest fit in any case."""
-LINGER_TIMES = 16
+MAX_BODIES_BYTES, MAX_TENANT_BODIES_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
+"""The memory for the bodies of all running and waiting requests. Without it, each caller could send as many bodies at
+once as its rate limit permits. It is raised if necessary, so that a few bodies of maximum size always fit."""
+MAX_DISCARDED_BODIES = 16
+"""How many times the maximum size of a body is read and discarded, so that the client reads the refusal."""
 PROBES = frozenset({"/livez", "/readyz"})
-"""Whoever orchestrates asks by address, and learns two words."""
+"""Probes of an orchestrator, which address the service by IP: any Host header is accepted."""
 QUIET = PROBES | {"/metrics"}
-"""Asked every few seconds by machines: counted, not logged."""
+"""Paths that machines request every few seconds: counted, but not logged."""
 
 
 _AUTHORITY = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:@/\[\]\s]+))(?::\d*)?")
@@ -60,16 +62,16 @@ _AUTHORITY = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:@/\[\]\s]+
 
 
 class _ClientLeft(Exception):
-    """The connection was closed, or nobody takes what we send."""
+    """The client closed the connection or does not read the response."""
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """One request and what became of it."""
+    """One request and its outcome."""
 
     began: float
     status: int | None = None
-    who: Who | None = None
+    identity: Identity | None = None
     left: bool = False
     shed: bool = False
 
@@ -81,37 +83,37 @@ class _Exchange:
             return "shed"
         if self.status < 400:
             return "ok"
-        of = {401: "unauthorized", 429: "limited", 500: "failed", 503: "unavailable", 504: "unavailable"}
-        return of.get(self.status, "refused" if self.status < 500 else "failed")
+        outcomes = {401: "unauthorized", 429: "limited", 500: "failed", 503: "unavailable", 504: "unavailable"}
+        return outcomes.get(self.status, "refused" if self.status < 500 else "failed")
 
 
-class _Room:
-    """What one request's body takes of the memory for all."""
+class _BodyMemory:
+    """The share of one request's body in the memory for all bodies."""
 
     def __init__(self, bodies: KeyedLimit, tenant: str, metrics: QueryMetrics) -> None:
         self._bodies, self._tenant, self._metrics = bodies, tenant, metrics
-        self._taken = 0
+        self._reserved_bytes = 0
 
-    def take(self, size: int) -> None:
-        """Raises Problem (429, 503)."""
+    def reserve(self, size: int) -> None:
+        """Raises Problem (429, 503) if the memory for bodies is full."""
         lacking = self._bodies.lacks(self._tenant, size)
         if lacking is not None:
             self._metrics.shed.labels("memory").inc()
             kind: problems.Kind = "over-share" if lacking == "address" else "busy"
             whose = "of this tenant " if lacking == "address" else ""
             raise Problem(
-                kind, f"request bodies {whose}exceed the memory for them: retry soon", headers={"Retry-After": "1"}
+                kind, f"request bodies {whose}exceed their memory limit: retry shortly", headers={"Retry-After": "1"}
             )
         self._bodies.take(self._tenant, size)
-        self._taken += size
+        self._reserved_bytes += size
 
-    def leave(self) -> None:
-        self._bodies.give(self._tenant, self._taken)
-        self._taken = 0
+    def release(self) -> None:
+        self._bodies.give(self._tenant, self._reserved_bytes)
+        self._reserved_bytes = 0
 
 
 class Gate:
-    """ASGI middleware, the outermost. ``scope["state"]["who"]`` is the caller where the path is guarded."""
+    """The outermost ASGI middleware. It stores the caller of a guarded path in ``scope["state"]["identity"]``."""
 
     def __init__(
         self,
@@ -130,9 +132,9 @@ class Gate:
         self._metrics = metrics
         self._settings = settings
         longest = settings.max_body_bytes
-        self._bodies = KeyedLimit(max(BODIES_BYTES, 8 * longest), max(BODIES_BYTES_PER_TENANT, 2 * longest))
+        self._bodies = KeyedLimit(max(MAX_BODIES_BYTES, 8 * longest), max(MAX_TENANT_BODIES_BYTES, 2 * longest))
         self._hosts: Collection[str] = settings.allowed_hosts or (
-            LOOPBACK_NAMES if authenticator.development else ()  # a name that was rebound to loopback is no proof
+            LOOPBACK_NAMES if authenticator.development else ()  # against DNS rebinding
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +149,7 @@ class Gate:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                _guard(MutableHeaders(scope=message), guarded=_is_guarded(scope["path"]))
+                _set_headers(MutableHeaders(scope=message), guarded=_is_guarded(scope["path"]))
             try:
                 async with asyncio.timeout(self._settings.body_seconds):
                     await send(message)
@@ -157,16 +159,16 @@ class Gate:
         try:
             await self._handle(scope, receive, sending, exchange)
         except (_ClientLeft, asyncio.CancelledError):
-            # Cancelled is what the server does to the requests that outlive its grace when it stops; this is the
-            # outermost call of the request's own task, and whoever it works for is told by the cut connection.
+            # The server cancels requests that outlive its grace period when it stops. This is the outermost call of the
+            # request's own task, and the client sees the closed connection.
             exchange.left = True
-        except Exception as error:  # noqa: BLE001 # whatever it is: an answer of ours, and a line in the log
-            if not isinstance(error, Problem | BadQuery):  # theirs to mend
+        except Exception as error:  # noqa: BLE001 # every error becomes a problem response and a log line
+            if not isinstance(error, Problem | BadQuery):  # the client's errors
                 _log(error, scope)
             problem = problems.of(error)
             exchange.shed = problem.kind == "busy"
             if exchange.status is not None:
-                exchange.status = problem.status  # half an answer is out: the server cuts it off
+                exchange.status = problem.status  # a part is sent already: the server closes the connection
             else:
                 with suppress(_ClientLeft):
                     await problem.response()(scope, receive, sending)
@@ -180,29 +182,29 @@ class Gate:
         if not _is_guarded(scope["path"]):
             await self._app(scope, receive, send)
             return
-        exchange.who = scope["state"]["who"] = await self._authenticator.authenticate(headers)
-        structlog.contextvars.bind_contextvars(tenant=exchange.who.tenant)  # of this request's task alone
-        self._limits.count(exchange.who)
+        exchange.identity = scope["state"]["identity"] = await self._authenticator.authenticate(headers)
+        structlog.contextvars.bind_contextvars(tenant=exchange.identity.tenant)  # only in this request's task
+        self._limits.count(exchange.identity)
         kind = kind_of(scope["path"])
-        account = await self._meter.admit(exchange.who, kind)
-        room = _Room(self._bodies, exchange.who.tenant, self._metrics)
+        account = await self._meter.admit(exchange.identity, kind)
+        memory = _BodyMemory(self._bodies, exchange.identity.tenant, self._metrics)
         try:
-            body = await self._body(headers, receive, room)
-            async with self._limits.place(exchange.who, kind) as scope["state"]["place"]:
-                charge_to(account.charge)  # in this request's task alone
+            body = await self._body(headers, receive, memory)
+            async with self._limits.slot(exchange.identity, kind) as scope["state"]["slot"]:
+                charge_to(account.charge)  # only in this request's task
                 await _while_connected(self._app, scope, body, receive, send)
         except Problem:
             account.close(refund=True)
             raise
         finally:
-            room.leave()
+            memory.release()
             account.close()
 
-    async def _body(self, headers: Headers, receive: Receive, room: _Room) -> bytes:
-        """Raises Problem (408, 413, 429, 503) or _ClientLeft."""
-        most = self._settings.max_body_bytes
+    async def _body(self, headers: Headers, receive: Receive, memory: _BodyMemory) -> bytes:
+        """The whole body. Raises Problem (408, 413, 429, 503) or _ClientLeft."""
+        max_bytes = self._settings.max_body_bytes
         declared = headers.get("content-length", "0")
-        is_large = declared.isdecimal() and int(declared[:20]) > most
+        is_large = declared.isdecimal() and int(declared[:20]) > max_bytes
         body, discarded = bytearray(), 0
         try:
             async with asyncio.timeout(self._settings.body_seconds):
@@ -211,18 +213,18 @@ class Gate:
                     if message["type"] == "http.disconnect":
                         raise _ClientLeft
                     part = message.get("body", b"")
-                    if is_large or len(body) + len(part) > most:
+                    if is_large or len(body) + len(part) > max_bytes:
                         is_large = True
                         body.clear()
                         discarded += len(part)
                     else:
-                        room.take(len(part))
+                        memory.reserve(len(part))
                         body += part
                     is_over = not message.get("more_body", False)
-                    # Who is cut off in the middle of sending never reads why: some of the rest is taken and dropped.
-                    if is_large and (is_over or discarded > LINGER_TIMES * most):
+                    # A client whose connection closes while it sends never reads the reason: discard some of the rest.
+                    if is_large and (is_over or discarded > MAX_DISCARDED_BODIES * max_bytes):
                         raise Problem(
-                            "too-large", f"the request body exceeds {most} bytes", headers={"Connection": "close"}
+                            "too-large", f"the request body exceeds {max_bytes} bytes", headers={"Connection": "close"}
                         )
                     if is_over:
                         return bytes(body)
@@ -240,7 +242,7 @@ class Gate:
         self._metrics.seconds.labels(route, state.get("mode", "")).observe(seconds)
         if scope["path"] in QUIET:
             return
-        who = exchange.who
+        identity = exchange.identity
         log.info(
             "request_handled",
             method=scope["method"][:16],
@@ -248,22 +250,22 @@ class Gate:
             status=exchange.status,
             outcome=exchange.outcome,
             ms=round(1000 * seconds, 1),
-            caller=who and who.log_name,
-            tenant=who and who.tenant,
+            caller=identity and identity.log_name,
+            tenant=identity and identity.tenant,
         )
 
 
 async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Answer, and stop when the client leaves: what nobody waits for is not worked on. Raises _ClientLeft."""
-    left = asyncio.ensure_future(_leaving(receive))
+    """Run the route, and cancel it when the client disconnects. Raises _ClientLeft."""
+    left = asyncio.ensure_future(_disconnected(receive))
     was_sent, answered = False, False
 
-    async def noting(message: Message) -> None:
+    async def send_and_note(message: Message) -> None:
         nonlocal answered
         answered = message["type"] == "http.response.body" and not message.get("more_body", False)
         await send(message)
 
-    async def again() -> Message:
+    async def receive_body() -> Message:
         nonlocal was_sent
         if not was_sent:
             was_sent = True
@@ -271,10 +273,10 @@ async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Rec
         await asyncio.shield(left)
         return {"type": "http.disconnect"}
 
-    work = asyncio.ensure_future(app(scope, again, noting))
+    work = asyncio.ensure_future(app(scope, receive_body, send_and_note))
     try:
         await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done() and not answered:  # the server says the same when a whole answer is out
+        if not work.done() and not answered:  # also sent after a whole response
             raise _ClientLeft
         await work
     finally:
@@ -283,7 +285,7 @@ async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Rec
         await asyncio.gather(work, left, return_exceptions=True)
 
 
-async def _leaving(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -292,7 +294,7 @@ def _is_guarded(path: str) -> bool:
     return any(path == beginning or path.startswith(f"{beginning}/") for beginning in GUARDED)
 
 
-def _guard(headers: MutableHeaders, *, guarded: bool) -> None:
+def _set_headers(headers: MutableHeaders, *, guarded: bool) -> None:
     for name, value in SECURITY_HEADERS.items():
         headers.setdefault(name, value)
     if guarded or "cache-control" not in headers:
@@ -300,24 +302,23 @@ def _guard(headers: MutableHeaders, *, guarded: bool) -> None:
 
 
 def _host(headers: Headers) -> str:
-    """Without the port; "" where it is none."""
+    """The host of the Host header without the port; "" if the header is invalid."""
     match = _AUTHORITY.fullmatch(headers.get("host", "").lower())
     return (match["address"] or match["name"]) if match else ""
 
 
 def _template(scope: Scope) -> str:
-    """The route's path as it is declared: a label, and never an id."""
+    """The route's declared path, which is a label without ids."""
     return getattr(scope.get("route"), "path", None) or "none"
 
 
 def _log(error: Exception, scope: Scope) -> None:
-    """What is ours to mend, with where it happened; what the world has to heal, with its reason."""
+    """Log an error: an outage with its reason, an unexpected error with the place where it happened."""
     if isinstance(error, Retryable | TimeoutError):
         log.warning("service_unavailable", route=_template(scope), reason=str(error))
     elif isinstance(error, PenstockError):
         log.error("service_misconfigured", route=_template(scope), reason=str(error))
     else:
         frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in extract_tb(error.__traceback__)]
-        log.error(
-            "request_failed", route=_template(scope), error=type(error).__name__, at=frames
-        )  # its words may quote content
+        # The message is not logged, because it may quote content.
+        log.error("request_failed", route=_template(scope), error=type(error).__name__, at=frames)

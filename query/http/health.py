@@ -1,8 +1,8 @@
-"""/livez, /readyz and /metrics: for machines, without a name.
+"""The routes /livez, /readyz and /metrics, for machines and without authentication.
 
-Live: the loop turns. Ready: the ledger answers, for nothing is shown that it did not verify, and the model has answered
-once or failed to. With Elasticsearch or the model away the service is degraded, and ready: half an answer is better
-than a restart.
+Live: the event loop runs. Ready: the ledger, which verifies all results, responds, and the model has been loaded or has
+failed to load. Without Elasticsearch or the model, the service is degraded but ready: partial results are better than a
+restart.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from query.auth.authenticator import PROXY_HEADERS, Authenticator, is_loopback
 from query.http.dependencies import ledger, service_of
 from query.service import Service
 
-LOOK_SECONDS = 2.0
-"""A part that takes longer to say that it is there is not."""
-REMEMBERED_SECONDS = 1.0
-"""However often it is asked, the servers are looked at once a second."""
+CHECK_SECONDS = 2.0
+"""The time limit for each part's check."""
+CONDITION_TTL_SECONDS = 1.0
+"""How long a result is reused, so that the servers are checked at most once a second."""
 
 routes = APIRouter()
 
@@ -35,58 +35,58 @@ routes = APIRouter()
 @dataclass(frozen=True, slots=True)
 class Condition:
     ready: bool
-    away: tuple[str, ...]
-    """Parts that do not answer: ledger, ledger fenced, keywords, keywords fenced, model; starting."""
+    unavailable: tuple[str, ...]
+    """The unavailable parts: ledger, ledger fenced, keywords, keywords fenced, model; or starting."""
 
     @property
     def line(self) -> str:
-        if not self.away:
+        if not self.unavailable:
             return "ready\n"
-        return f"{'degraded' if self.ready else 'not ready'}: {', '.join(self.away)}\n"
+        return f"{'degraded' if self.ready else 'not ready'}: {', '.join(self.unavailable)}\n"
 
 
 class Health:
-    """One a service."""
+    """The readiness checks of a service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._looking: asyncio.Task[Condition] | None = None
-        self._looked_at = float("-inf")
+        self._check: asyncio.Task[Condition] | None = None
+        self._checked_at = float("-inf")
 
     async def condition(self) -> Condition:
-        if self._looking is None or (self._looking.done() and monotonic() - self._looked_at > REMEMBERED_SECONDS):
-            self._looking = asyncio.create_task(self._look(), name="readiness")
-        return await asyncio.shield(self._looking)
+        if self._check is None or (self._check.done() and monotonic() - self._checked_at > CONDITION_TTL_SECONDS):
+            self._check = asyncio.create_task(self._check_parts(), name="readiness")
+        return await asyncio.shield(self._check)
 
-    async def _look(self) -> Condition:
+    async def _check_parts(self) -> Condition:
         service = self._service
         try:
-            async with time_limit(LOOK_SECONDS, "Postgres"), ledger(service, "readiness", NO_TENANT) as connection:
+            async with time_limit(CHECK_SECONDS, "Postgres"), ledger(service, "readiness", NO_TENANT) as connection:
                 active = await generations.active(connection)
         except PenstockError as error:
-            self._looked_at = monotonic()
+            self._checked_at = monotonic()
             return Condition(False, ("ledger fenced" if isinstance(error, Fenced) else "ledger",))
-        away = []
+        unavailable = []
         try:
-            async with time_limit(LOOK_SECONDS, "Elasticsearch"):
+            async with time_limit(CHECK_SECONDS, "Elasticsearch"):
                 with translated("readiness"):
                     if not await service.es.indices.exists(index=active.keyword_index):
-                        away.append("keywords")
+                        unavailable.append("keywords")
                     else:
                         await service.search.require_index(active)
         except IndexFenced:
-            away.append("keywords fenced")
+            unavailable.append("keywords fenced")
         except PenstockError:
-            away.append("keywords")
+            unavailable.append("keywords")
         if not service.following.warm.is_set():
-            away.append("starting")
+            unavailable.append("starting")
         elif active.name in service.following.errors:
-            away.append("model")
-            service.following.start()  # what healed meanwhile shows at the next look
-        if "starting" in away:
-            return Condition(False, tuple(away))  # not remembered: the next question finds it ready
-        self._looked_at = monotonic()
-        return Condition(True, tuple(away))
+            unavailable.append("model")
+            service.following.start()  # try again: the next check sees whether it recovered
+        if "starting" in unavailable:
+            return Condition(False, tuple(unavailable))  # not cached: the next probe may see it ready
+        self._checked_at = monotonic()
+        return Condition(True, tuple(unavailable))
 
 
 @routes.get("/livez", response_class=PlainTextResponse, tags=["service"])
@@ -114,8 +114,8 @@ async def metrics(request: Request) -> Response:
     """Metrics in Prometheus's text format. Without credentials on this machine only; elsewhere for operators."""
     if not _is_local(request):
         authenticator: Authenticator = request.app.state.authenticator
-        who = await authenticator.authenticate(request.headers)
-        if not who.operator:
+        identity = await authenticator.authenticate(request.headers)
+        if not identity.operator:
             return PlainTextResponse("operators only\n", 403)
     return Response(generate_latest(service_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
 

@@ -207,7 +207,7 @@ class DocumentResponse(ResponseBody):
 
 
 class StoryResponse(BaseModel):
-    """What happened to one document. Operators see more details than readers."""
+    """The processing history of one document. Operators see more details than readers."""
 
     model_config = ConfigDict(extra="allow")
 

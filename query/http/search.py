@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from query import model
 from query.access import documents as reading
 from query.http.audit_trail import note
-from query.http.dependencies import Asker, Reader, Serving, ledger, note_mode
+from query.http.dependencies import Authenticated, Reader, Serving, ledger, note_mode
 from query.http.schemas import (
     CallerResponse,
     FacetsResponse,
@@ -22,17 +22,17 @@ routes = APIRouter()
 
 
 @routes.post("/v1/search", response_model=SearchResponse, tags=["search"])
-async def search(asked: SearchRequest, request: Request, service: Serving, caller: Reader) -> dict[str, Any]:
+async def search(body: SearchRequest, request: Request, service: Serving, caller: Reader) -> dict[str, Any]:
     """The most relevant passages that the caller may read, each verified against the ledger."""
-    note_mode(request, asked.mode)
+    note_mode(request, body.mode)
     async with asyncio.timeout(service.budget.total):
         outcome = await service.search.search(
-            asked.query, caller, top=asked.top, mode=asked.mode, filters=asked.filters.filters(), rerank=asked.rerank
+            body.query, caller, top=body.top, mode=body.mode, filters=body.filters.filters(), rerank=body.rerank
         )
     for step in outcome.steps:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
-    service.shadow.offer(asked.query, caller, mode=asked.mode, filters=asked.filters.filters())
+    service.shadow.offer(body.query, caller, mode=body.mode, filters=body.filters.filters())
     note(request, model.shown_documents(outcome.results))
     return model.as_json(outcome)
 
@@ -47,13 +47,13 @@ async def facets(service: Serving, caller: Reader) -> FacetsResponse:
 
 
 @routes.get("/v1/me", response_model=CallerResponse, tags=["service"])
-async def me(asker: Asker) -> CallerResponse:
+async def me(identity: Authenticated) -> CallerResponse:
     """The authenticated caller."""
     return CallerResponse(
-        tenant=asker.tenant,
-        principal=asker.principal,
-        key=asker.key,
-        kind=asker.kind,
-        caller_class=asker.caller_class,
-        operator=asker.operator,
+        tenant=identity.tenant,
+        principal=identity.principal,
+        key=identity.key,
+        kind=identity.kind,
+        caller_class=identity.caller_class,
+        operator=identity.operator,
     )

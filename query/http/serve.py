@@ -1,4 +1,4 @@
-"""The query service as a process: opened, served until it is told to stop, closed in order."""
+"""The query service as a process: it opens, serves until a signal, and closes in order."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ log = structlog.get_logger()
 async def serving(
     settings: Settings, query: QuerySettings, *, embedders: Embedders | None = None
 ) -> AsyncIterator[tuple[str, Service]]:
-    """Yields the address, ``http://host:port``, and the service. At the end no more requests are taken, and those under
-    way are finished or cut within ``pipeline.runtime.http_server.STOP_SECONDS``. Raises Misconfigured and Retryable."""
+    """Yields the address, ``http://host:port``, and the service. At the end no more requests are accepted, and running
+    ones finish or are cancelled within ``pipeline.runtime.http_server.STOP_SECONDS``. Raises Misconfigured and
+    Retryable."""
     require(query.auth, query.serve)
     async with AsyncExitStack() as closing:
         service = await closing.enter_async_context(open_service(settings, query, embedders=embedders))
@@ -45,7 +46,7 @@ async def serving(
         meter = await closing.enter_async_context(open_meter(service, quotas))
         application = app(service, authenticator, quotas, meter)
         host, port = query.serve.host, query.serve.port
-        seconds = query.serve.body_seconds  # in which the gate wants a whole body, too
+        seconds = query.serve.body_seconds  # the gate has the same limit for a whole body
         bounds = settings.ports.model_copy(update={"head_seconds": seconds, "body_seconds": seconds})
         try:
             address = await closing.enter_async_context(
@@ -54,13 +55,13 @@ async def serving(
         except OSError as error:
             raise Misconfigured(
                 f"cannot serve on {host}:{port}: {error.strerror or error}"
-                " (PENSTOCK_SERVE_HOST, PENSTOCK_SERVE_PORT; port 0 finds a free one)"
+                " (PENSTOCK_SERVE_HOST, PENSTOCK_SERVE_PORT; port 0 means any free port)"
             ) from error
         yield address, service
 
 
 async def warn_if_undivided(pool: Pool) -> None:
-    """Raises Retryable."""
+    """Log a warning if the database login is not restricted to one tenant's rows. Raises Retryable."""
     with translated("rows by tenant"):
         async with pool.connection() as connection:
             if await undivided(connection):
@@ -68,7 +69,7 @@ async def warn_if_undivided(pool: Pool) -> None:
 
 
 async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str], None]) -> None:
-    """Until SIGTERM or SIGINT. on_ready: told the address once it is listened on."""
+    """Serve until SIGTERM or SIGINT. on_ready: called with the address once the service listens."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -76,19 +77,19 @@ async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str]
     async with serving(settings, query) as (address, service):
         on_ready(address)
         log.info("service_started", address=address, development=query.serve.development)
-        evaluating = asyncio.create_task(_evaluate(service), name="evaluation")
+        evaluation = asyncio.create_task(_evaluate(service), name="evaluation")
         await stop.wait()
         log.info("service_stopping")
-        await cancel_and_wait([evaluating])
+        await cancel_and_wait([evaluation])
 
 
 async def _evaluate(service: Service) -> None:
-    """The golden judgements, beside the questions. What goes wrong in it ends it, is said, and ends nothing else."""
-    await service.following.warm.wait()  # the model that questions wait for is loaded first
-    await asyncio.to_thread(import_module, "query.mcp.transports")  # nor shall the first who asks over MCP wait for it
+    """Run the golden questions in the background. An error ends only the evaluation and is logged."""
+    await service.following.warm.wait()  # after loading the model, which searches wait for
+    await asyncio.to_thread(import_module, "query.mcp.transports")  # so that the first call over MCP need not wait
     evaluation = await asyncio.to_thread(import_module, "query.evaluation.service")  # scipy takes seconds
-    gc.freeze()  # modules stay: looking through all of them again took 0.1 s of every hundredth search
+    gc.freeze()  # else collections scan all modules, which took 0.1 s of every hundredth search
     try:
         await evaluation.run(service)
-    except Exception as error:  # noqa: BLE001 # said here, for nobody waits for it
+    except Exception as error:  # noqa: BLE001 # logged here, because no caller awaits it
         log.error("evaluation_failed", error=type(error).__name__)

@@ -1,4 +1,4 @@
-"""Whom the request that is worked on is charged to. What spends says so here, wherever it is called from."""
+"""Charging the current request for tokens and money, wherever they are spent."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Callable
 from contextvars import ContextVar
 
 Charge = Callable[[int, float], None]
-"""Given tokens of the chat model, and money."""
+"""Receives tokens of the chat model and money."""
 
 _charge: ContextVar[Charge | None] = ContextVar("charge", default=None)
 
 
-def charge_to(whom: Charge | None) -> None:
-    """From now on, in this task and those that it starts. None: nobody, for the service asks for itself."""
-    _charge.set(whom)
+def charge_to(account: Charge | None) -> None:
+    """Charge use to an account from now on, in this task and the tasks that it starts. None: charge nobody."""
+    _charge.set(account)
 
 
 def charge(*, tokens: int = 0, money: float = 0.0) -> None:
-    if (whom := _charge.get()) is not None:
-        whom(tokens, money)
+    """Charge use to the current account, if any."""
+    if (account := _charge.get()) is not None:
+        account(tokens, money)

@@ -1,6 +1,6 @@
-"""Rate and concurrency limits of callers, and the places for work, shared out by ``query.limits.fair_queue``.
+"""Rate and concurrency limits of callers, and slots for requests, which ``query.limits.fair_queue`` assigns.
 
-The limits hold in one process: two processes behind a load balancer take twice as much.
+The limits hold for one process: two processes behind a load balancer accept twice as much.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
-from query.auth.identity import Who
+from query.auth.identity import Identity
 from query.limits.fair_queue import Shares, Ticket, Turn
 from query.problems import Problem
 from query.settings import ServeSettings
@@ -26,15 +26,16 @@ from query.telemetry import QueryMetrics
 
 Kind = Literal["read", "search", "answer"]
 COSTS: dict[Kind, int] = {"read": 1, "search": 4, "answer": 4}
-"""Of a place, in quarters of a search: a read is a statement or two. An answer costs a search until its passages are
-found; from then on the model works, elsewhere."""
+"""The cost of a request in quarters of a search: a read is a statement or two. An answer costs as much as a search
+until its passages are retrieved; then it waits for the model."""
 SEARCH = COSTS["search"]
 SEARCHING = frozenset({"/v1/search", "/v1/facets", "/v1/pipeline", "/mcp"})
 ANSWERING = "/v1/answers"
-LEAST_AT_ONCE, MOST_AT_ONCE = 2, 4
-"""Searches of one process, whose Python runs on one processor: with more each takes longer and none comes sooner."""
-AWAY_FACTOR = 4
-"""So many times as many where a search waits for a server that embeds or reranks, which takes longer than the rest."""
+MIN_CONCURRENT_SEARCHES, MAX_CONCURRENT_SEARCHES = 2, 4
+"""Bounds of the concurrent searches of one process, whose Python code runs on one processor: more would only make each
+of them slower."""
+REMOTE_MODEL_FACTOR = 4
+"""The factor for searches that wait for a remote server to embed or rerank, which takes longer than the rest."""
 
 
 def kind_of(path: str) -> Kind:
@@ -43,24 +44,26 @@ def kind_of(path: str) -> Kind:
     return "search" if path in SEARCHING else "read"
 
 
-def searches_at_once(serve: ServeSettings, *, uses_remote_models: bool) -> int:
-    """As it is set, or by the processors that this process may use. waits_elsewhere: for a server that embeds or
-    reranks."""
+def concurrent_searches(serve: ServeSettings, *, uses_remote_models: bool) -> int:
+    """The most concurrent searches: as configured, else by the processors of this process. uses_remote_models: whether
+    a search waits for a remote server to embed or rerank."""
     if serve.concurrent is not None:
         return serve.concurrent
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(processors, LEAST_AT_ONCE), MOST_AT_ONCE) * (AWAY_FACTOR if uses_remote_models else 1)
+    return min(max(processors, MIN_CONCURRENT_SEARCHES), MAX_CONCURRENT_SEARCHES) * (
+        REMOTE_MODEL_FACTOR if uses_remote_models else 1
+    )
 
 
-class Place:
-    """What one request holds."""
+class Slot:
+    """The slot of a running request."""
 
-    def __init__(self, work: _Room, ticket: Ticket) -> None:
+    def __init__(self, work: _Queue, ticket: Ticket) -> None:
         self._work = work
         self._ticket = ticket
 
-    def written(self) -> None:
-        """From now on a model writes: the place for work is free for others."""
+    def release_search(self) -> None:
+        """Release the search slot of an answer, whose model now writes."""
         self._work.leave(self._ticket)
 
 
@@ -73,21 +76,21 @@ class Limits:
         uses_remote_models: bool = False,
         weight: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
-        """waits_elsewhere: as ``searches_at_once``. weight: of a tenant's share."""
+        """uses_remote_models: as in ``concurrent_searches``. weight: returns the weight of a tenant's share."""
         self._settings = settings
         self._metrics = metrics
         self._rate = RateLimitItemPerMinute(settings.requests_per_minute)
         self._window = MovingWindowRateLimiter(MemoryStorage())
         self._at_once: Counter[tuple[str, ...]] = Counter()
-        work = SEARCH * searches_at_once(settings, uses_remote_models=uses_remote_models)
-        self._work = _Room(Shares(work, waiting=settings.waiting, largest=SEARCH, weight=weight), metrics)
-        self._answers = _Room(Shares(settings.answers_at_once, waiting=settings.waiting, weight=weight), metrics)
+        work = SEARCH * concurrent_searches(settings, uses_remote_models=uses_remote_models)
+        self._work = _Queue(Shares(work, waiting=settings.waiting, largest=SEARCH, weight=weight), metrics)
+        self._answers = _Queue(Shares(settings.answers_at_once, waiting=settings.waiting, weight=weight), metrics)
 
-    def count(self, who: Who) -> None:
-        """One more request of this caller. Raises Problem (429)."""
-        if self._window.hit(self._rate, repr(who.id)):
+    def count(self, identity: Identity) -> None:
+        """Count a request of this caller. Raises Problem (429)."""
+        if self._window.hit(self._rate, repr(identity.id)):
             return
-        resets_at, _ = self._window.get_window_stats(self._rate, repr(who.id))
+        resets_at, _ = self._window.get_window_stats(self._rate, repr(identity.id))
         self._metrics.shed.labels("rate").inc()
         raise Problem(
             "rate-limited",
@@ -96,17 +99,17 @@ class Limits:
         )
 
     @asynccontextmanager
-    async def place(self, who: Who, kind: Kind = "search") -> AsyncIterator[Place]:
-        """Wait for a place to work at, and hold it. Raises Problem (429, 503)."""
-        if self._at_once[who.id] >= self._settings.concurrent_per_caller:
+    async def slot(self, identity: Identity, kind: Kind = "search") -> AsyncIterator[Slot]:
+        """Wait for a slot and hold it. Raises Problem (429, 503)."""
+        if self._at_once[identity.id] >= self._settings.concurrent_per_caller:
             self._metrics.shed.labels("caller").inc()
             raise Problem(
                 "too-many-at-once",
                 f"limit of {self._settings.concurrent_per_caller} concurrent requests per caller exceeded",
                 headers={"Retry-After": "1"},
             )
-        self._at_once[who.id] += 1
-        work, answer = Ticket(who.tenant, who.id, COSTS[kind]), Ticket(who.tenant, who.id)
+        self._at_once[identity.id] += 1
+        work, answer = Ticket(identity.tenant, identity.id, COSTS[kind]), Ticket(identity.tenant, identity.id)
         try:
             deadline = asyncio.get_running_loop().time() + self._settings.waiting_seconds
             if kind == "answer":
@@ -114,28 +117,29 @@ class Limits:
             await self._work.enter(work, deadline)
             self._metrics.in_work.inc()
             try:
-                yield Place(self._work, work)
+                yield Slot(self._work, work)
             finally:
                 self._metrics.in_work.dec()
         finally:
             self._work.leave(work)
             self._answers.leave(answer)
-            self._at_once[who.id] -= 1
-            if not self._at_once[who.id]:
-                del self._at_once[who.id]
+            self._at_once[identity.id] -= 1
+            if not self._at_once[identity.id]:
+                del self._at_once[identity.id]
 
 
-class _Room:
-    """The places of one resource and the room before them: who waits is woken, or sent away."""
+class _Queue:
+    """The slots of one resource and the requests that wait for them."""
 
     def __init__(self, shares: Shares, metrics: QueryMetrics) -> None:
         self._shares = shares
         self._metrics = metrics
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}
-        self._look: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self, ticket: Ticket, deadline: float) -> None:
-        """deadline: of the loop's time. Raises Problem (429, 503). The ticket has to leave in any case."""
+        """Wait until the ticket starts. deadline: in the loop's time. Raises Problem (429, 503). The ticket must leave
+        in any case."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting[ticket] = turn
@@ -148,13 +152,13 @@ class _Room:
             async with asyncio.timeout_at(deadline):
                 await turn
         except TimeoutError as error:
-            raise self._refused("waited", over=self._shares.is_over(ticket)) from error
+            raise self._refused("waited", exceeds_share=self._shares.exceeds_share(ticket)) from error
         finally:
             del self._waiting[ticket]
             self._metrics.waiting.dec()
 
     def leave(self, ticket: Ticket) -> None:
-        """Harmless for one that has left, or never came."""
+        """Release the ticket's slot. It has no effect on a ticket that has left or never entered."""
         self._apply(self._shares.leave(ticket, asyncio.get_running_loop().time()))
 
     def _apply(self, turn: Turn) -> None:
@@ -165,19 +169,19 @@ class _Room:
         if turn.refused is not None:
             future = self._waiting.get(turn.refused)
             if future is not None and not future.done():
-                future.set_exception(self._refused("busy", over=turn.over))
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
-        if (at := self._shares.look_at()) is not None:
-            self._look = asyncio.get_running_loop().call_at(at, self._look_again)
+                future.set_exception(self._refused("busy", exceeds_share=turn.exceeds_share))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (at := self._shares.next_advance_at()) is not None:
+            self._timer = asyncio.get_running_loop().call_at(at, self._on_timer)
 
-    def _look_again(self) -> None:
-        self._look = None
-        self._apply(self._shares.look(asyncio.get_running_loop().time()))
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._apply(self._shares.advance(asyncio.get_running_loop().time()))
 
-    def _refused(self, reason: str, *, over: bool) -> Problem:
-        if over:
+    def _refused(self, reason: str, *, exceeds_share: bool) -> Problem:
+        if exceeds_share:
             self._metrics.shed.labels("share").inc()
             return Problem(
                 "over-share",

@@ -1,17 +1,18 @@
-"""Who goes next: places shared out fairly among tenants, and a tenant's among its callers. Pure: it has no clock.
+"""Fair assignment of slots to tenants, and of a tenant's slots to its callers. Pure: it has no clock.
 
-A place is held from the start of a request to its end; what a request holds is its cost. The rules:
+A request holds capacity, its cost, from its start to its end. The rules:
 
-1. A share is the capacity by weight among the tenants that are there, and a tenant's evenly among its callers. Who is
-   there: whoever holds a place, waits, or had a place within the last KEEP_SECONDS.
-2. Whoever holds less than its share starts, as long as all others hold no more than theirs; what somebody holds beyond
-   its share is borrowed, and does not keep the others waiting (in all at most twice the capacity is held).
-3. Whoever holds its share or more may borrow what is left of the capacity, but for one place for each caller that had
-   one a moment ago and will probably ask again (at most half of the capacity). So an idle machine is one caller's.
-4. Among those who may start, the one that has been given least goes first (start-time fair queueing: Goyal, Vin and
-   Cheng, SIGCOMM 1996), first by tenant, then by caller; one caller's requests go in the order of their arrival.
-5. Who finds the waiting room full takes the seat of the newest request of the longest queue (McKenney, "Stochastic
-   Fairness Queueing", INFOCOM 1990), unless that queue is its own.
+1. The capacity is divided by weight among the present tenants, and a tenant's share evenly among its present callers. A
+   caller is present if it holds capacity, waits, or held capacity within the last IDLE_SECONDS.
+2. A caller that holds less than its share starts as long as the others hold no more than theirs. Capacity beyond a
+   share is borrowed and does not make others wait (in total, at most OVERCOMMIT_FACTOR times the capacity is held).
+3. A caller that holds its share or more may borrow unused capacity, except for one slot for each present caller without
+   requests, which will probably send the next one (at most half of the capacity). One caller can thus use an otherwise
+   idle machine.
+4. Among the callers that may start, the one that has received least is first (start-time fair queueing: Goyal, Vin and
+   Cheng, SIGCOMM 1996), by tenant and then by caller; requests of one caller start in the order of their arrival.
+5. A request that meets a full queue replaces the newest request of the longest queue (McKenney, "Stochastic Fairness
+   Queueing", INFOCOM 1990), unless that queue is its own.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import NamedTuple
 
-KEEP_SECONDS = 0.25
-"""A program that waits for one answer and then asks again has asked by then."""
-OVERCOMMIT = 2
-"""So many times the capacity are held at most, while what was borrowed is not given back yet."""
+IDLE_SECONDS = 0.25
+"""How long a caller without requests stays present: a program that sends requests one after another sends its next
+request within this time."""
+OVERCOMMIT_FACTOR = 2
+"""The most capacity that is held, as a multiple, until borrowed capacity is returned."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request for a place."""
+    """A request for a slot."""
 
     tenant: str
     caller: Hashable
@@ -44,9 +46,9 @@ class _Caller:
     held: int = 0
     running: int = 0
     finish: float = 0.0
-    """Virtual time at which what it was given so far ends."""
+    """The virtual time at which the capacity that it has received so far ends."""
     seen: float = -inf
-    """When it last had a place."""
+    """When it last held a slot."""
 
     @property
     def demand(self) -> int:
@@ -59,7 +61,7 @@ class _Tenant:
     callers: dict[Hashable, _Caller] = field(default_factory=dict)
     finish: float = 0.0
     virtual: float = 0.0
-    """Among its callers."""
+    """The virtual time among its callers."""
 
     @property
     def held(self) -> int:
@@ -77,21 +79,21 @@ class _Tenant:
 class Turn(NamedTuple):
     started: list[Ticket]
     refused: Ticket | None = None
-    """Sent away, for the waiting room is full …"""
-    over: bool = False
-    """… and it has more than its share there."""
+    """The request that is refused because the queue is full."""
+    exceeds_share: bool = False
+    """Whether the refused request's tenant or caller has more than its share of the queue."""
 
 
 class Shares:
-    """The places of one resource. Times are any clock's that does not go back, in seconds."""
+    """The slots of one resource. Times are in seconds of any monotonic clock."""
 
     def __init__(
         self, capacity: int, *, waiting: int, largest: int = 1, weight: Callable[[str], float] = lambda _: 1.0
     ) -> None:
-        """waiting: seats of the waiting room. largest: the highest cost of a request; one such request is nobody's
-        borrowing. weight: a tenant's, more than 0."""
+        """waiting: the length of the queue. largest: the highest cost of a request; one request of this cost is never
+        borrowed capacity. weight: returns a tenant's weight, more than 0."""
         self._capacity = capacity
-        self._seats = waiting
+        self._queue_length = waiting
         self._largest = largest
         self._weight = weight
         self._tenants: dict[str, _Tenant] = {}
@@ -106,22 +108,22 @@ class Shares:
         return sum(tenant.waiting for tenant in self._tenants.values())
 
     def join(self, ticket: Ticket, now: float) -> Turn:
-        """Ask for a place. The ticket is started, or waits, or is the one that is refused."""
+        """Request a slot. The ticket starts, waits, or is refused."""
         self._forget(now)
         tenant = self._tenants.setdefault(ticket.tenant, _Tenant(1.0))
         tenant.weight = self._weight(ticket.tenant)
         tenant.callers.setdefault(ticket.caller, _Caller()).waiting.append(ticket)
         started = self._start(now)
-        if self.waiting <= self._seats:
+        if self.waiting <= self._queue_length:
             return Turn(started)
-        refused = self._last_of_the_longest(ticket)
-        over = self.is_over(refused)
+        refused = self._last_of_longest_queue(ticket)
+        exceeds_share = self.exceeds_share(refused)
         self._tenants[refused.tenant].callers[refused.caller].waiting.remove(refused)
         self._forget(now)
-        return Turn(started, refused, over)
+        return Turn(started, refused, exceeds_share)
 
     def leave(self, ticket: Ticket, now: float) -> Turn:
-        """Give a place back, or wait no more. A ticket that has left already may leave again."""
+        """Release a slot, or stop waiting. A ticket that has left already may leave again."""
         tenant = self._tenants.get(ticket.tenant)
         caller = tenant.callers.get(ticket.caller) if tenant else None
         if caller is None:
@@ -133,22 +135,22 @@ class Shares:
             caller.seen = now
         elif ticket in caller.waiting:
             caller.waiting.remove(ticket)
-        return self.look(now)
+        return self.advance(now)
 
-    def look(self, now: float) -> Turn:
-        """Start whoever may start because time has passed."""
+    def advance(self, now: float) -> Turn:
+        """Start the tickets that may start because time has passed."""
         self._forget(now)
         return Turn(self._start(now))
 
-    def look_at(self) -> float | None:
-        """When somebody who waits may be let in though nobody leaves."""
+    def next_advance_at(self) -> float | None:
+        """When a waiting ticket may start although no other leaves; None if never."""
         if not self.waiting:
             return None
-        return min((c.seen + KEEP_SECONDS for _, c in self._callers() if not c.demand), default=None)
+        return min((c.seen + IDLE_SECONDS for _, c in self._callers() if not c.demand), default=None)
 
-    def is_over(self, ticket: Ticket) -> bool:
-        """Whether its tenant asks for more than the others do on average, or its caller for more than its tenant's
-        other callers do. Nobody is where all ask for the same."""
+    def exceeds_share(self, ticket: Ticket) -> bool:
+        """Whether its tenant's demand exceeds the average of the present tenants, or its caller's demand that of the
+        tenant's other callers. With equal demands, none does."""
         tenant = self._tenants.get(ticket.tenant)
         caller = tenant.callers.get(ticket.caller) if tenant else None
         if tenant is None or caller is None:
@@ -187,21 +189,21 @@ class Shares:
         weights = sum(tenant.weight for tenant in self._tenants.values())
         for tenant in self._tenants.values():
             share = self._capacity * tenant.weight / weights
-            of_each = share / len(tenant.callers)
-            own = self._largest * ceil(of_each / self._largest)  # what is rounded up is not borrowed
+            caller_share = share / len(tenant.callers)
+            own = self._largest * ceil(caller_share / self._largest)  # what is rounded up is not borrowed
             by_callers = sum(max(0.0, caller.held - own) for caller in tenant.callers.values())
             borrowed += max(by_callers, tenant.held - max(share, self._largest))
             if tenant.held - by_callers < share:
-                entitled += [(tenant, c) for c in tenant.callers.values() if c.waiting and c.held < of_each]
-        if entitled and held - borrowed < self._capacity and held < OVERCOMMIT * self._capacity:
+                entitled += [(tenant, c) for c in tenant.callers.values() if c.waiting and c.held < caller_share]
+        if entitled and held - borrowed < self._capacity and held < OVERCOMMIT_FACTOR * self._capacity:
             return min(entitled, key=_order)
-        kept = self._largest * sum(not caller.demand for _, caller in self._callers())
-        if held + min(kept, self._capacity // 2) < self._capacity:
+        reserved = self._largest * sum(not caller.demand for _, caller in self._callers())
+        if held + min(reserved, self._capacity // 2) < self._capacity:
             return min(waiting, key=_order)
         return None
 
-    def _last_of_the_longest(self, newcomer: Ticket) -> Ticket:
-        """Of equally long queues the newcomer's own."""
+    def _last_of_longest_queue(self, newcomer: Ticket) -> Ticket:
+        """The newest ticket of the longest queue; among equally long queues, the newcomer's own."""
         tenant = max(
             self._tenants.items(), key=lambda item: (item[1].waiting / item[1].weight, item[0] == newcomer.tenant)
         )[1]
@@ -209,10 +211,10 @@ class Shares:
         return caller.waiting[-1]
 
     def _forget(self, now: float) -> None:
-        """Those who have nothing here and did not come back in time."""
+        """Remove callers that have no requests and were not active within IDLE_SECONDS."""
         for name, tenant in list(self._tenants.items()):
             for id_, caller in list(tenant.callers.items()):
-                if not caller.demand and now >= caller.seen + KEEP_SECONDS:  # as look_at() says it
+                if not caller.demand and now >= caller.seen + IDLE_SECONDS:  # as look_at() says it
                     del tenant.callers[id_]
             if not tenant.callers:
                 del self._tenants[name]

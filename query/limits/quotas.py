@@ -1,4 +1,4 @@
-"""What each tenant may have: its weight among tenants, and its budgets by day. A file, read again when it changes."""
+"""The quotas of tenants: their weights and daily budgets, from a file that is read again when it changes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Amount = Annotated[float | None, Field(ge=0)]
 
 
 class Budget(BaseModel):
-    """Of a day, UTC."""
+    """The budgets of a day in UTC."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     requests_per_day: Amount = None
     tokens_per_day: Amount = None
-    """That the chat model reads and writes."""
+    """The tokens that the chat model reads and writes."""
     money_per_day: Amount = None
-    """For the chat model, reranking and the questions' embeddings, by the prices that are set for them."""
+    """The money for the chat model, reranking and embeddings of queries, by the configured prices."""
 
     @property
     def amounts(self) -> tuple[float | None, float | None, float | None]:
@@ -34,15 +34,15 @@ class Budget(BaseModel):
 
 
 class Quota(Budget):
-    """A tenant's."""
+    """The weight and budgets of a tenant."""
 
     weight: float = Field(1.0, gt=0, le=1_000)
-    """Of its share, beside other tenants'."""
+    """The weight of its share among the tenants."""
     caller: Budget = Budget()
-    """Of each of its callers."""
+    """The budgets of each of its callers."""
 
     def over(self, default: Quota) -> Quota:
-        """With what is not said here taken from the default."""
+        """This quota, with unset fields taken from the default."""
         own = self.model_dump(exclude_unset=True, exclude={"caller"})
         caller = default.caller.model_copy(update=self.caller.model_dump(exclude_unset=True))
         return default.model_copy(update={**own, "caller": caller})
@@ -59,10 +59,10 @@ NONE = Quota()
 
 
 class Quotas:
-    """Those of the file as it is now. One that cannot be read any more changes nothing, and the log says so."""
+    """The current quotas of the file. If the file cannot be read any more, the quotas stay and the log reports it."""
 
     def __init__(self, path: Path | None) -> None:
-        """None: nobody has a limit. Raises Misconfigured when it cannot be read."""
+        """path: None means no limits. Raises Misconfigured when the file cannot be read."""
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._known: dict[str, Quota] = {}
@@ -100,7 +100,7 @@ class Quotas:
 
 
 def parse(text: str) -> tuple[Quota, dict[str, Quota]]:
-    """The default, and those of the tenants that are named. Raises ValueError (TOMLDecodeError among them)."""
+    """The default quota, and the quotas of the tenants in the file. Raises ValueError (such as TOMLDecodeError)."""
     try:
         file = _File.model_validate(tomllib.loads(text))
     except ValidationError as error:

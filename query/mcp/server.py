@@ -1,4 +1,4 @@
-"""The tools as an MCP server, whatever the transport. Errors are tool errors of one line, for a model to read."""
+"""The tools as an MCP server for any transport. Errors are tool errors of one line, for a model to read."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from query import problems
 from query.access.callers import Caller
 from query.http.audit_trail import ToolCall
 from query.mcp import tools
-from query.mcp.shapes import NOTICE, FetchArguments, FetchGiven, SearchArguments, SearchGiven
+from query.mcp.shapes import NOTICE, FetchArguments, FetchOutput, SearchArguments, SearchOutput
 from query.service import Service
 
 log = structlog.get_logger()
 
 Context = ServerRequestContext[dict[str, Any], Any]
 Identify = Callable[[Context], Awaitable[Caller]]
-"""Who makes this call, and what that caller may read now. Asked at every call: never a session's first one."""
+"""Returns the caller of a tool call with its current access. It runs at every call, not once for each session."""
 
 Note = Callable[[Context, ToolCall], Awaitable[None]]
-"""For the audit trail; called before what was found is given."""
+"""Records a tool call in the audit trail. It runs before the result is returned."""
 
 INSTRUCTIONS = f"""\
 Search this organisation's documents, restricted to those that your user may read. `search` returns matching passages;
@@ -52,19 +52,19 @@ class _Tool:
     name: str
     title: str
     description: str
-    takes: type[BaseModel]
-    gives: type[BaseModel]
-    does: Callable[[Service, Caller, Any], Awaitable[BaseModel]]
-    shows: Callable[[Any], Sequence[UUID]]
-    """The documents in what it gives."""
+    arguments: type[BaseModel]
+    output: type[BaseModel]
+    run: Callable[[Service, Caller, Any], Awaitable[BaseModel]]
+    documents_in: Callable[[Any], Sequence[UUID]]
+    """The documents in an output."""
 
-    def described(self) -> Tool:
+    def declaration(self) -> Tool:
         return Tool(
             name=self.name,
             title=self.title,
             description=self.description,
-            input_schema=self.takes.model_json_schema(),
-            output_schema=self.gives.model_json_schema(),
+            input_schema=self.arguments.model_json_schema(),
+            output_schema=self.output.model_json_schema(),
             annotations=ToolAnnotations(
                 title=self.title,
                 read_only_hint=True,
@@ -83,53 +83,54 @@ TOOLS = (
         " Exact identifiers (PROJ-4821, an error code, a file name) are matched exactly."
         f" Only documents that your user may read are returned. {NOTICE}",
         SearchArguments,
-        SearchGiven,
+        SearchOutput,
         tools.search,
-        tools.shown,
+        tools.shown_documents,
     ),
     _Tool(
         "fetch",
         "Read a document",
         f"Return the text of one document by the id of a search result, a long document in parts. {NOTICE}",
         FetchArguments,
-        FetchGiven,
+        FetchOutput,
         tools.fetch,
-        lambda given: [UUID(given.id)],
+        lambda output: [UUID(output.id)],
     ),
 )
 
 
 def server(service: Service, identify: Identify, note: Note) -> Server[dict[str, Any]]:
-    """Keeps nothing between calls. identify and note: raise PenstockError."""
+    """An MCP server without state between calls. identify and note may raise PenstockError."""
     named = {tool.name: tool for tool in TOOLS}
 
     async def list_tools(_: Context, __: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=[tool.described() for tool in TOOLS])
+        return ListToolsResult(tools=[tool.declaration() for tool in TOOLS])
 
     async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
         tool = named.get(params.name)
         if tool is None:
             raise MCPError(INVALID_PARAMS, f"unknown tool: the tools are {' and '.join(named)}")
         try:
-            asked = tool.takes.model_validate(params.arguments or {})
+            arguments = tool.arguments.model_validate(params.arguments or {})
         except ValidationError as error:
-            return _failed(_wrong(error))
-        about = {"mcp.method.name": "tools/call", "gen_ai.tool.name": tool.name}
-        with tracing.begin(f"tools/call {tool.name}", "server", attributes=about) as span:
+            return _failed(_invalid_arguments(error))
+        attributes = {"mcp.method.name": "tools/call", "gen_ai.tool.name": tool.name}
+        with tracing.begin(f"tools/call {tool.name}", "server", attributes=attributes) as span:
             try:
-                given = await tool.does(service, await identify(context), asked)
-                await note(context, ToolCall(tool.name, "allowed", documents=tool.shows(given)))
-            except tools.Missing as error:
-                await note(context, ToolCall(tool.name, "refused", "not-found", object=tools.named(asked)))
+                output = await tool.run(service, await identify(context), arguments)
+                await note(context, ToolCall(tool.name, "allowed", documents=tool.documents_in(output)))
+            except tools.DocumentUnavailable as error:
+                object_ = tools.requested_object(arguments)
+                await note(context, ToolCall(tool.name, "refused", "not-found", object=object_))
                 return _failed(str(error))
-            except Exception as error:  # noqa: BLE001 # whatever it is: an answer of ours, and a line in the log
+            except Exception as error:  # noqa: BLE001 # every error becomes a tool error and a log line
                 span.failed(error)
                 _log(tool.name, error)
                 await note(context, ToolCall(tool.name, "failed", problems.of(error).kind))
                 return _failed(problems.of(error).detail)
-        told = given.model_dump(mode="json")
-        text = json.dumps(told, ensure_ascii=False)
-        return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=told)
+        content = output.model_dump(mode="json")
+        text = json.dumps(content, ensure_ascii=False)
+        return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=content)
 
     return Server(
         "penstock",
@@ -145,8 +146,8 @@ def _failed(line: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=line)], is_error=True)
 
 
-def _wrong(error: ValidationError) -> str:
-    """Where and what is expected there; never what was sent."""
+def _invalid_arguments(error: ValidationError) -> str:
+    """One line that names the invalid argument and what is expected, never what was sent."""
     errors = error.errors(include_input=False, include_url=False, include_context=False)
     first = errors[0]
     where = ".".join(str(part)[:100] for part in first["loc"]) or "the arguments"
@@ -154,7 +155,7 @@ def _wrong(error: ValidationError) -> str:
 
 
 def _log(tool: str, error: Exception) -> None:
-    """As ``query.http.gate`` does: a word about what is ours to mend, and nothing that could quote content."""
+    """Log an error as ``query.http.gate`` does, without anything that could quote content."""
     problem = problems.of(error)
     if problem.kind == "bad-query":
         return

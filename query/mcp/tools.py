@@ -1,4 +1,4 @@
-"""What the tools do: ask the same search and the same ledger as HTTP, with the access of whoever calls, each time."""
+"""The tools. They use the same search and the same ledger as HTTP, with the caller's current access at each call."""
 
 from __future__ import annotations
 
@@ -16,76 +16,80 @@ from query.access.callers import Caller
 from query.access.tenant_rows import rows_of
 from query.answers.visible import one_line, visible
 from query.mcp.shapes import (
-    FETCHED_CHARACTERS,
+    MAX_FETCHED_CHARACTERS,
+    DocumentResult,
     FetchArguments,
-    FetchGiven,
+    FetchOutput,
     SearchArguments,
-    SearchGiven,
-    SearchResult,
+    SearchOutput,
 )
 from query.model import MAX_TOP, Result
 from query.service import Service
 
-PASSAGES_A_RESULT = 2
-"""Asked for besides: several passages of a document become one result."""
+PASSAGES_PER_DOCUMENT = 2
+"""How many passages are requested for each document, because passages of one document form one result."""
 GAP = "\n\n[…]\n\n"
-TITLE_CHARACTERS = 300
+MAX_TITLE_CHARACTERS = 300
 
 
-class Missing(PenstockError):
-    """There is no such document, or the caller may not read it: nothing tells which."""
+class DocumentUnavailable(PenstockError):
+    """The document does not exist or the caller may not read it; the error does not reveal which."""
 
 
-async def search(service: Service, caller: Caller, asked: SearchArguments) -> SearchGiven:
-    """Raises BadQuery, Retryable, Misconfigured; TimeoutError."""
+async def search(service: Service, caller: Caller, arguments: SearchArguments) -> SearchOutput:
+    """The documents that match, each with its passages. Raises BadQuery, Retryable, Misconfigured and TimeoutError."""
     async with asyncio.timeout(service.budget.total):
         outcome = await service.search.search(
-            asked.query, caller, top=min(MAX_TOP, PASSAGES_A_RESULT * asked.limit), filters=asked.filters()
+            arguments.query,
+            caller,
+            top=min(MAX_TOP, PASSAGES_PER_DOCUMENT * arguments.limit),
+            filters=arguments.filters(),
         )
     for step in outcome.steps:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
-    service.shadow.offer(asked.query, caller, filters=asked.filters())
+    service.shadow.offer(arguments.query, caller, filters=arguments.filters())
     of_document: dict[UUID, list[Result]] = {}
     for result in outcome.results:
         of_document.setdefault(result.passage.document_id, []).append(result)
     notes = [f"incomplete: {reason}" for reason in outcome.degraded]
     if not of_document:
         notes.append("no document that you may read matches")
-    return SearchGiven(results=[_result(group) for group in list(of_document.values())[: asked.limit]], notes=notes)
+    results = [_result(group) for group in list(of_document.values())[: arguments.limit]]
+    return SearchOutput(results=results, notes=notes)
 
 
-def shown(given: SearchGiven) -> list[UUID]:
-    """The documents of what was found, and those that say the same."""
+def shown_documents(output: SearchOutput) -> list[UUID]:
+    """The documents of the results, with those that contain the same text."""
     ids = [
         id_
-        for result in given.results
+        for result in output.results
         for id_ in (result.id, *(also["id"] for also in result.metadata.get("also", ())))
     ]
     return [UUID(id_) for id_ in dict.fromkeys(ids)]
 
 
-def named(asked: object) -> str:
-    """The document that was asked for, where it is an id: a caller may have written anything."""
-    id_ = _uuid(asked.id) if isinstance(asked, FetchArguments) else None
+def requested_object(arguments: object) -> str:
+    """The requested document for the audit trail; "" if the argument is not an id."""
+    id_ = _uuid(arguments.id) if isinstance(arguments, FetchArguments) else None
     return f"document:{id_}" if id_ else ""
 
 
-def _result(group: Sequence[Result]) -> SearchResult:
+def _result(group: Sequence[Result]) -> DocumentResult:
     best = group[0].passage
-    in_order = sorted(group, key=lambda result: result.passage.chunk_index)
-    return SearchResult(
+    in_reading_order = sorted(group, key=lambda result: result.passage.chunk_index)
+    return DocumentResult(
         id=str(best.document_id),
         title=_title(best.title, best.external_id),
         url=_url(best.source_url, best.document_id),
-        text=GAP.join(visible(result.text) for result in in_order),
+        text=GAP.join(visible(result.text) for result in in_reading_order),
         metadata=_metadata(best.source, best.author, best.media_type, best.source_modified_at) | _also(group),
     )
 
 
 def _also(group: Sequence[Result]) -> dict[str, Any]:
-    """Documents that say the same, where there are any: they are not listed again."""
-    others = {str(place.document_id): place for result in group for place in result.also}
+    """Documents that contain the same text; they are not results of their own."""
+    others = {str(passage.document_id): passage for result in group for passage in result.also}
     others_json = [
         {"id": id_, "title": _title(p.title, p.external_id), "url": _url(p.source_url, p.document_id)}
         for id_, p in others.items()
@@ -93,25 +97,25 @@ def _also(group: Sequence[Result]) -> dict[str, Any]:
     return {"also": others_json} if others_json else {}
 
 
-async def fetch(service: Service, caller: Caller, asked: FetchArguments) -> FetchGiven:
-    """Access is asked for again, in the statement that reads. Raises Missing, Retryable."""
+async def fetch(service: Service, caller: Caller, arguments: FetchArguments) -> FetchOutput:
+    """A document's text. The statement that reads checks access again. Raises DocumentUnavailable and Retryable."""
     document = None
-    if (id_ := _uuid(asked.id)) is not None:
+    if (id_ := _uuid(arguments.id)) is not None:
         async with time_limit(service.budget.ledger, "Postgres"):
             with translated("fetch"):
                 async with rows_of(service.pool, caller.tenant) as connection:
                     document = await reading.read(connection, caller, id_)
     if document is None:
-        raise Missing("the document does not exist, or you may not read it: use an id from a search result")
+        raise DocumentUnavailable("the document does not exist, or you may not read it: use an id from a search result")
     text = await asyncio.to_thread(visible, document.text)  # up to 4 MiB
-    end = asked.offset + FETCHED_CHARACTERS
+    end = arguments.offset + MAX_FETCHED_CHARACTERS
     metadata = _metadata(document.source, document.author, document.media_type, document.source_modified_at)
     if end < len(text):
         metadata |= {"next_offset": end, "characters": len(text)}
-    return FetchGiven(
+    return FetchOutput(
         id=str(document.document_id),
         title=_title(document.title, document.external_id),
-        text=text[asked.offset : end],
+        text=text[arguments.offset : end],
         url=_url(document.source_url, document.document_id),
         metadata=metadata,
     )
@@ -125,16 +129,16 @@ def _uuid(text: str) -> UUID | None:
 
 
 def _title(title: str, external_id: str) -> str:
-    return one_line(title, TITLE_CHARACTERS) or one_line(external_id, TITLE_CHARACTERS)
+    return one_line(title, MAX_TITLE_CHARACTERS) or one_line(external_id, MAX_TITLE_CHARACTERS)
 
 
 def _url(source_url: str | None, document: UUID) -> str:
-    """Clients expect one: a document without an address is named."""
+    """The document's address, or a URN of its id, because clients expect one."""
     return source_url or f"urn:uuid:{document}"
 
 
 def _metadata(source: str, author: str | None, media_type: str | None, modified: datetime | None) -> dict[str, Any]:
-    """What is known of it."""
+    """The document's properties that are set."""
     known = {
         "source": source,
         "author": author and one_line(author),

@@ -1,4 +1,4 @@
-"""The server over streamable HTTP, behind the service's own gate, and over stdio for one person."""
+"""The MCP server over streamable HTTP, behind the service's gate, and over stdio for one person."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.trail import access, recorded
 from query.access.callers import Caller
 from query.auth.authenticator import LOOPBACK_NAMES
-from query.auth.identity import Who
+from query.auth.identity import Identity
 from query.http.audit_trail import ToolCall, note_call
 from query.mcp.server import Context, server
 from query.service import Service
@@ -24,18 +24,18 @@ from query.settings import ServeSettings
 
 @asynccontextmanager
 async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
-    """Yields what handles the requests of callers whom ``query.http.gate`` has let in."""
+    """Yields the ASGI application for requests that ``query.http.gate`` has authenticated."""
 
     async def identify(context: Context) -> Caller:
-        who = getattr(context.request and context.request.state, "who", None)
-        if who is None:
+        identity = getattr(context.request and context.request.state, "identity", None)
+        if identity is None:
             raise Misconfigured("the MCP endpoint is not behind the gate")
-        asker = cast(Who, who)
-        return await service.search.identify(asker.tenant, principals=asker.principals, tags=asker.tags)
+        known = cast(Identity, identity)
+        return await service.search.identify(known.tenant, principals=known.principals, tags=known.tags)
 
     async def note(context: Context, call: ToolCall) -> None:
         assert context.request is not None
-        note_call(context.request, call)  # the recorder writes it before the answer goes out
+        note_call(context.request, call)  # the recorder writes it before the response is sent
 
     serve = service.query.serve
     manager = StreamableHTTPSessionManager(
@@ -50,8 +50,8 @@ async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
 
 
 def security(serve: ServeSettings) -> TransportSecuritySettings:
-    """Against names that were rebound to this address. Without allowed_hosts only development needs it: elsewhere a
-    page that was tricked here has no token to show."""
+    """Protection against DNS rebinding. Without allowed_hosts only development mode needs it: elsewhere the attacker's
+    page has no token."""
     hosts = serve.allowed_hosts or (sorted(LOOPBACK_NAMES) if serve.development else ())
     named = [f"[{host}]" if ":" in host else host for host in hosts]
     origins = [f"{scheme}://{host}" for host in named for scheme in ("http", "https")]
@@ -63,7 +63,7 @@ def security(serve: ServeSettings) -> TransportSecuritySettings:
 
 
 async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tags: Sequence[str]) -> None:
-    """Until stdin ends. What these principals and tags hold is looked up at every call."""
+    """Serve until stdin ends. The access of these principals and tags is looked up at every call."""
 
     async def identify(_: Context) -> Caller:
         return await service.search.identify(tenant, principals=principals, tags=tags)
@@ -83,6 +83,6 @@ async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tag
         else:
             await service.trail.write(record)
 
-    made = server(service, identify, note)
+    mcp_server = server(service, identify, note)
     async with stdio_server() as (incoming, outgoing):
-        await made.run(incoming, outgoing, made.create_initialization_options())
+        await mcp_server.run(incoming, outgoing, mcp_server.create_initialization_options())

@@ -12,10 +12,10 @@ from query.model import AnswerMode
 
 SLIGHTLY_OVER = 1.25
 """How many times the budget is still read without retrieval: the newest four fifths of it are better than a search."""
-MOST_OVER = 2.0
+MAX_OVER_BUDGET = 2.0
 """How many times the budget is read, trimmed, if too many chunks have no vector yet. Of more, less than half would be
 left, while a keyword search covers all of it."""
-MOST_MISSING = 0.20
+MAX_MISSING_SHARE = 0.20
 """The largest share of readable chunks without an embedding up to which a vector search is trusted."""
 
 
@@ -90,8 +90,8 @@ def decide(known: Known) -> Decision | Needed:
         return Decision("long_context", "the readable documents slightly exceed the budget: the newest are used")
     if known.coverage is None:
         return "coverage"
-    if known.coverage.share > MOST_MISSING:
-        if fits(known.size, known.budget_tokens, MOST_OVER):
+    if known.coverage.share > MAX_MISSING_SHARE:
+        if fits(known.size, known.budget_tokens, MAX_OVER_BUDGET):
             return Decision("long_context", "too many passages have no embedding yet: the newest documents are used")
         return Decision("keyword", "too many passages have no embedding yet, and the documents exceed the budget")
     if known.personal:
@@ -103,6 +103,6 @@ def fits(size: Size, budget_tokens: int, times: float) -> bool:
     return size.complete and size.tokens <= times * budget_tokens
 
 
-def most_tokens(budget_tokens: int) -> int:
+def max_tokens(budget_tokens: int) -> int:
     """Where counting may stop, because more tokens do not change the decision."""
-    return int(MOST_OVER * budget_tokens)
+    return int(MAX_OVER_BUDGET * budget_tokens)

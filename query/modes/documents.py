@@ -1,6 +1,6 @@
-"""Whole documents from the ledger, in reading order: also those that no store has yet.
+"""Whole documents from the ledger, in reading order, including those that no store has yet.
 
-Whether the caller may read them is decided in the same statement that reads their text.
+The statement that reads their text also decides whether the caller may read them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pipeline.core.model import CountTokens, Span
 from pipeline.stores.postgres import Connection
 from query.model import Passage, Result
 from query.modes.budget import PASSAGE_TOKENS
-from query.modes.survey import Scope
+from query.modes.survey import ReadScope
 
-READ_AT_ONCE = 16
-"""Documents a statement: a text has up to 4 MiB."""
-CHARACTERS_A_TOKEN = 20
-"""Of any text that is read for its meaning there are fewer; what a document has beyond that is not fetched."""
+DOCUMENTS_PER_STATEMENT = 16
+"""A limit on memory: a text has up to 4 MiB."""
+MAX_CHARACTERS_PER_TOKEN = 20
+"""Any meaningful text has fewer characters per token. Text beyond the budget at this ratio is not fetched."""
 
 _MAY_READ = """
     WITH d AS MATERIALIZED (
@@ -34,8 +34,8 @@ _MAY_READ = """
           AND d.version IS NOT NULL
     )
 """
-"""Documents first, then their access, one by one: estimates of what tags match are poor, and the planner would begin
-with every set that the caller satisfies (20,000 rows read for 100 ids when tried)."""
+"""Documents first, then their access sets one by one: the planner's estimates for tags are poor, and it would begin
+with every set that the caller satisfies (in a test, 20,000 rows for 100 ids)."""
 _READ = """
     SELECT d.id, d.external_id, d.source, coalesce(d.title, ''), d.source_url, d.author, d.media_type,
         d.source_modified_at, left(b.text, %(characters)s), m.chunk_ids, m.spans, m.headings
@@ -46,30 +46,30 @@ _READ = """
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    about: Passage
-    """Its chunk is none."""
+class ChunkedDocument:
+    passage: Passage
+    """The document's properties; its chunk_id is NO_CHUNK."""
     parts: Sequence[Part]
     prepared: bool
-    """False: its new text is being cut; it can be read in a moment."""
+    """False: its new text is not chunked yet, which takes a moment."""
     is_cut: bool
-    """Longer than any budget: the end of it was not fetched."""
+    """Whether its end was not fetched, because it is longer than any budget."""
 
     def results(self, taken: Sequence[Part]) -> list[Result]:
-        about = self.about
+        passage = self.passage
         return [
             Result(
                 Passage(
                     part.chunk_id,
-                    about.document_id,
-                    about.external_id,
-                    about.source,
-                    about.title,
-                    about.source_url,
+                    passage.document_id,
+                    passage.external_id,
+                    passage.source,
+                    passage.title,
+                    passage.source_url,
                     part.chunk_index,
-                    about.author,
-                    about.media_type,
-                    about.source_modified_at,
+                    passage.author,
+                    passage.media_type,
+                    passage.source_modified_at,
                 ),
                 part.text,
                 0.0,
@@ -80,9 +80,11 @@ class Document:
         ]
 
 
-async def read(connection: Connection, scope: Scope, ids: Sequence[UUID], *, budget_tokens: int) -> list[Document]:
-    """Those of these documents that the caller may read, in this order. Raises psycopg.Error."""
-    characters = CHARACTERS_A_TOKEN * budget_tokens
+async def read(
+    connection: Connection, scope: ReadScope, ids: Sequence[UUID], *, budget_tokens: int
+) -> list[ChunkedDocument]:
+    """The documents among these that the caller may read, in this order. Raises psycopg.Error."""
+    characters = MAX_CHARACTERS_PER_TOKEN * budget_tokens
     cursor = await connection.execute(
         _MAY_READ + _READ,
         {
@@ -96,33 +98,33 @@ async def read(connection: Connection, scope: Scope, ids: Sequence[UUID], *, bud
     by_id = {}
     for row in await cursor.fetchall():
         id_, external_id, source, title, url, author, media_type, at, text, chunk_ids, spans, headings = row
-        about = Passage(NOBODY, id_, external_id, source, title, url, 0, author, media_type, at)
+        passage = Passage(NO_CHUNK, id_, external_id, source, title, url, 0, author, media_type, at)
         if chunk_ids is None:
-            by_id[id_] = Document(about, [], False, False)
+            by_id[id_] = ChunkedDocument(passage, [], False, False)
             continue
         is_cut = bool(spans) and spans[-1][-1][1] > len(text)
-        by_id[id_] = Document(about, list(parts(text, chunk_ids, spans, headings)), True, is_cut)
+        by_id[id_] = ChunkedDocument(passage, list(parts(text, chunk_ids, spans, headings)), True, is_cut)
     return [by_id[id_] for id_ in ids if id_ in by_id]
 
 
-NOBODY = UUID(int=0)
+NO_CHUNK = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeDocuments:
     results: Sequence[Result]
     tokens: int
     read: int
-    """Documents that gave something."""
+    """How many documents contributed passages."""
     left_out: int
-    """Documents that there was no room for, not even for their beginning."""
+    """How many documents did not fit, not even their beginning."""
     is_cut: bool
-    """The last one read lacks its end."""
+    """Whether the last document lacks its end."""
     unprepared: int
 
 
-async def readable_of(connection: Connection, scope: Scope, ids: Sequence[UUID]) -> list[UUID]:
-    """Those of these that exist and that the caller may read, in this order. Raises psycopg.Error."""
+async def readable_ids(connection: Connection, scope: ReadScope, ids: Sequence[UUID]) -> list[UUID]:
+    """The ids among these that exist and that the caller may read, in this order. Raises psycopg.Error."""
     cursor = await connection.execute(
         _MAY_READ + "SELECT id FROM d",  # noqa: S608 — constants of this module
         {"ids": list(ids), "tenant": scope.tenant, "tags": sorted(scope.tags)},
@@ -132,40 +134,42 @@ async def readable_of(connection: Connection, scope: Scope, ids: Sequence[UUID])
 
 
 async def read_whole(
-    connection: Connection, scope: Scope, ids: Sequence[UUID], *, budget_tokens: int, count: CountTokens
-) -> Whole:
-    """These documents, in this order, as far as they fit; what vanished meanwhile is left out without a word. count: as
-    the budget is counted (cl100k)."""
+    connection: Connection, scope: ReadScope, ids: Sequence[UUID], *, budget_tokens: int, count: CountTokens
+) -> WholeDocuments:
+    """These documents, in this order, as far as they fit. Documents that were deleted meanwhile are skipped. count:
+    counts tokens as the budget does (cl100k)."""
     packer = Packer(budget_tokens, count)
     results: list[Result] = []
     read_ = unprepared = 0
-    for start in range(0, len(ids), READ_AT_ONCE):
-        documents = await read(connection, scope, ids[start : start + READ_AT_ONCE], budget_tokens=budget_tokens)
+    for start in range(0, len(ids), DOCUMENTS_PER_STATEMENT):
+        documents = await read(
+            connection, scope, ids[start : start + DOCUMENTS_PER_STATEMENT], budget_tokens=budget_tokens
+        )
         for n, document in enumerate(documents, start=1):
             if not document.prepared:
                 unprepared += 1
                 continue
-            await asyncio.to_thread(packer.add, document.parts)  # counting takes the processor: 0.2 s for 150k tokens
+            await asyncio.to_thread(packer.add, document.parts)  # counting 150k tokens takes 0.2 s
             taken = packer.taken[-1]
             results += document.results(taken)
             read_ += bool(taken)
             if packer.is_full or document.is_cut:
-                behind = len(documents) - n + len(ids[start + READ_AT_ONCE :])
-                return Whole(results, packer.tokens, read_, behind + (not taken), bool(taken), unprepared)
-    return Whole(results, packer.tokens, read_, 0, False, unprepared)
+                behind = len(documents) - n + len(ids[start + DOCUMENTS_PER_STATEMENT :])
+                return WholeDocuments(results, packer.tokens, read_, behind + (not taken), bool(taken), unprepared)
+    return WholeDocuments(results, packer.tokens, read_, 0, False, unprepared)
 
 
-COUNTED_AT_ONCE = 64
-"""Passages: of a document that is far too long, little more than what fits is counted."""
+PASSAGES_PER_COUNT = 64
+"""Tokens are counted in batches, so that little more than what fits is counted of a very long document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One chunk's own text."""
+    """A chunk's text without its overlap with earlier chunks."""
 
     chunk_id: UUID
     chunk_index: int
-    """From 0, in reading order, as in the manifest."""
+    """The position in the manifest, from 0, in reading order."""
     text: str
     headings: tuple[str, ...]
 
@@ -173,7 +177,7 @@ class Part:
 def parts(
     text: str, chunk_ids: Sequence[UUID], spans: Sequence[Sequence[Span]], headings: Sequence[Sequence[str]]
 ) -> Iterator[Part]:
-    """A document's chunks without what an earlier one had already; those of nothing else but that are left out."""
+    """A document's chunks without their overlaps; chunks that consist only of overlap are left out."""
     read = 0
     for n, (chunk_id, of_chunk) in enumerate(zip(chunk_ids, spans, strict=True)):
         own = "".join(text[max(start, read) : end] for start, end in of_chunk if end > read)
@@ -183,18 +187,18 @@ def parts(
 
 
 class Packer:
-    """Takes documents in the order of their worth: each as far as it fits, and none after the first that does not.
+    """Packs documents into a budget in the given order, up to the first that does not fit completely.
 
-    A gap would mislead more than an end does: no smaller document further down is taken instead.
+    A smaller document further down is not used instead, because a gap would mislead more than an early end.
     """
 
     def __init__(self, budget_tokens: int, count: CountTokens) -> None:
         self._left = self._budget = budget_tokens
         self._count = count
         self.taken: list[list[Part]] = []
-        """Of each document that was added, the parts that fit; the last one may lack its end, or be empty."""
+        """The parts of each added document that fit; those of the last document may lack its end or be empty."""
         self.is_full = False
-        """Something did not fit."""
+        """Whether something did not fit."""
 
     @property
     def tokens(self) -> int:
@@ -202,16 +206,16 @@ class Packer:
 
     @property
     def is_cut(self) -> bool:
-        """The last document's beginning is there and its end is not."""
+        """Whether the last document is included without its end."""
         return self.is_full and bool(self.taken[-1])
 
     def add(self, document: Iterable[Part]) -> None:
-        """Not after it is full."""
+        """Add a document. It must not be called when ``is_full``."""
         fitting: list[Part] = []
         self.taken.append(fitting)
         remaining = iter(document)
-        while some := list(islice(remaining, COUNTED_AT_ONCE)):
-            for part, tokens in zip(some, self._count([part.text for part in some]), strict=True):
+        while batch := list(islice(remaining, PASSAGES_PER_COUNT)):
+            for part, tokens in zip(batch, self._count([part.text for part in batch]), strict=True):
                 if tokens + PASSAGE_TOKENS > self._left:
                     self.is_full = True
                     return

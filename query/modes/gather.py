@@ -1,4 +1,4 @@
-"""A question → what an answer is made from: the mode is decided, then read or found. docs/modes.md describes it."""
+"""The material of an answer: decide on the mode, then read documents or search passages (docs/modes.md)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,28 @@ from query.model import AnswerMode, BadQuery, CallerClass, Facts, Mode, Result, 
 from query.modes import decide as deciding
 from query.modes.budget import HISTORY_SHARE, budget_tokens
 from query.modes.decide import Coverage, Decision, Known
-from query.modes.documents import Whole, read, read_whole, readable_of
+from query.modes.documents import WholeDocuments, read, read_whole, readable_ids
 from query.modes.history import History, history, needs_vector, vector_of
 from query.modes.material import Material, Question
-from query.modes.survey import LOCAL_SETTINGS, MOST_DOCUMENTS, Scope, Survey, coverage, of_sources, survey
+from query.modes.survey import (
+    LOCAL_SETTINGS,
+    MAX_SURVEYED_DOCUMENTS,
+    ReadScope,
+    Survey,
+    access_ids_of,
+    coverage,
+    survey,
+)
 from query.retrieval.search import Search
 from query.retrieval.steps import Steps
 from query.settings import ChatSettings, RerankSettings, RetrievalSettings
 
 BEST, RECENT = 40, 10
-"""Passages by meaning and by time, of a personal collection."""
+"""The numbers of passages by meaning and by time for a personal collection."""
 RECENT_TOKENS = 2_000
-"""Of a new document that are fetched: its first passages lie there."""
-PLAIN_TOP = 10
-"""Passages that an answer is given where no reranker has put the best ones first."""
+"""How many tokens of a new document are fetched, which contain its first passages."""
+TOP_WITHOUT_RERANKER = 10
+"""How many passages an answer is made from without a reranker, which would put the best ones first."""
 SURVEY_SECONDS = 3.0
 LEDGER_SECONDS = 10.0
 
@@ -45,11 +53,11 @@ SEARCHED: dict[AnswerMode, Mode] = {
     "vector": "vector",
     "semantic": "vector",
 }
-"""Modes that search; the others read whole documents."""
+"""The answer modes that search, with the search mode of each; the others read whole documents."""
 
 
 class Modes:
-    """Safe to share between tasks. Owns nothing that it is given."""
+    """Gathers the material of answers in every mode. Safe to share between tasks. It does not close its arguments."""
 
     def __init__(
         self,
@@ -61,30 +69,31 @@ class Modes:
         rerank: RerankSettings | None = None,
         embedders: Embedders | None = None,
     ) -> None:
-        """rerank: how many passages the reranker leaves. embedders: for long histories, which are searched by
-        meaning; None: by time."""
+        """rerank: tells how many passages the reranker returns. embedders: for the search of long histories by meaning;
+        None: they are searched by time."""
         self._search = search
         self._pool = pool
         self._settings = settings
         self._chat = chat
         self._embedders = embedders
         reranked = rerank is not None and bool(rerank.url or rerank.onnx_path)
-        self._top = rerank.top if rerank is not None and reranked else PLAIN_TOP
+        self._top = rerank.top if rerank is not None and reranked else TOP_WITHOUT_RERANKER
 
     async def gather(self, question: Question, caller: Caller, caller_class: CallerClass) -> Material:
-        """Law: mode, passages, steps and notes are as if what this caller may not read did not exist.
+        """The material of an answer.
 
-        Raises BadQuery; Retryable or Misconfigured where the ledger cannot be asked, or nothing can be searched.
+        Law: mode, passages, steps and notes are the same as if the documents that this caller may not read did not
+        exist. Raises BadQuery; Retryable or Misconfigured if the ledger is not available or no store can be searched.
         """
         text = check(question.text, self._top if question.top is None else question.top, "hybrid")
-        filters = narrowed(question)
-        # In a thread: the first one loads the encoding, which takes a second.
+        filters = effective_filters(question)
+        # In a thread, because the first call loads the encoding, which takes a second.
         budget = await asyncio.to_thread(budget_tokens, text, caller_class, self._settings, self._chat)
         return await _Gathering(self, question, text, caller, budget, filters).run()
 
 
 class _Gathering:
-    """One question's."""
+    """The state of one question while its material is gathered."""
 
     def __init__(
         self, modes: Modes, question: Question, text: str, caller: Caller, budget: int, filters: Filters
@@ -103,7 +112,7 @@ class _Gathering:
     async def run(self) -> Material:
         scope = await self.steps.timed("scope", self._pin())
         if self.question.member is not None:
-            await self._recall(scope, self.question.member)
+            await self._read_history(scope, self.question.member)
         decision, known = await self._decide(scope)
         with self.steps.step("mode") as facts:
             facts |= {"mode": decision.mode, "reason": decision.reason}
@@ -113,22 +122,22 @@ class _Gathering:
             case "long_context":
                 return await self._long_context(scope, known)
             case _:
-                return await self._found(scope, decision, known)
+                return await self._searched(scope, decision, known)
 
-    # What may be read
+    # Access and history
 
-    async def _pin(self) -> Scope:
+    async def _pin(self) -> ReadScope:
         async with self._connection("the ledger") as connection:
-            may = await readable(connection, self.caller)
-            return Scope(
+            access = await readable(connection, self.caller)
+            return ReadScope(
                 await generations.active(connection),
                 self.caller.tenant,
-                frozenset({*may.acl_tags, *may.required_tags}),
-                await of_sources(connection, may, self.filters.sources),
+                frozenset({*access.acl_tags, *access.required_tags}),
+                await access_ids_of(connection, access, self.filters.sources),
                 self.filters,
             )
 
-    async def _recall(self, scope: Scope, member: str) -> None:
+    async def _read_history(self, scope: ReadScope, member: str) -> None:
         with self.steps.step("history") as facts:
             async with self._connection("the history") as connection:
                 needed = await needs_vector(connection, scope.tenant, member)
@@ -146,74 +155,74 @@ class _Gathering:
         self.budget -= used
         self.notes += [*([reason] if reason else []), *recalled.notes]
 
-    # What is decided
+    # The decision
 
-    async def _decide(self, scope: Scope) -> tuple[Decision, Known]:
-        """Facts are gathered as far as the decision asks for them. One that cannot be had is said, and gone without."""
+    async def _decide(self, scope: ReadScope) -> tuple[Decision, Known]:
+        """Gather facts as far as the decision requests them. A fact that is not available is noted and left out."""
         sources = self.filters.sources
         personal = bool(sources) and self.modes._settings.personal_sources.issuperset(sources)
         known = Known(self.budget, self.question.mode, bool(self.question.documents), personal)
         while isinstance(next_fact := deciding.decide(known), str):
             if next_fact == "size":
-                known = replace(known, size=await self._size(scope, deciding.most_tokens(self.budget)))
+                known = replace(known, size=await self._size(scope, deciding.max_tokens(self.budget)))
             else:
                 known = replace(known, coverage=await self._coverage(scope))
         return next_fact, known
 
-    async def _size(self, scope: Scope, most_tokens: int | None) -> deciding.Size:
+    async def _size(self, scope: ReadScope, max_tokens: int | None) -> deciding.Size:
         try:
-            return (await self._survey(scope, most_tokens)).size
+            return (await self._survey(scope, max_tokens)).size
         except Retryable as error:
-            self.notes.append(f"whether everything fits was not found out: {error}")
+            self.notes.append(f"it is not known whether everything fits the budget: {error}")
             return deciding.UNKNOWN_SIZE
 
-    async def _survey(self, scope: Scope, most_tokens: int | None) -> Survey:
+    async def _survey(self, scope: ReadScope, max_tokens: int | None) -> Survey:
         with self.steps.step("long_context") as facts:
             async with self._bounded_connection("counting what may be read") as connection:
-                self.survey = await survey(connection, scope, most_tokens=most_tokens)
+                self.survey = await survey(connection, scope, max_tokens=max_tokens)
             size = self.survey.size
             facts |= {"budget_tokens": self.budget, "fits": deciding.fits(size, self.budget, 1.0)}
-            # How far beyond the end of counting it came depends on the order in which rows came.
-            counted = size.complete and (most_tokens is None or size.tokens <= most_tokens)
+            # A count beyond max_tokens depends on the order of the rows.
+            counted = size.complete and (max_tokens is None or size.tokens <= max_tokens)
             facts |= {"documents": size.documents, "tokens": size.tokens} if counted else {"more": True}
         return self.survey
 
-    async def _coverage(self, scope: Scope) -> Coverage:
+    async def _coverage(self, scope: ReadScope) -> Coverage:
         try:
             with self.steps.step("embedded") as facts:
                 async with self._bounded_connection("counting what is embedded") as connection:
                     measured = await coverage(connection, scope)
                 facts |= {"missing_percent": round(100 * measured.share)}
-                # Of a sample its size would tell how large the whole ledger is.
+                # The size of a sample would reveal the size of the whole ledger.
                 facts |= (
                     {"sampled": True} if measured.sampled else {"chunks": measured.chunks, "missing": measured.missing}
                 )
         except Retryable as error:
-            self.notes.append(f"how much is embedded was not found out: {error}")
+            self.notes.append(f"it is not known how many passages are embedded: {error}")
             return deciding.UNKNOWN_COVERAGE
         return measured
 
-    # What is read
+    # Whole documents
 
-    async def _focused(self, scope: Scope) -> Material:
+    async def _focused(self, scope: ReadScope) -> Material:
         named = list(dict.fromkeys(self.question.documents))
         with self.steps.step("read") as facts:
             async with self._connection("reading documents") as connection:
-                readable_ids = await readable_of(connection, scope, named)
-                whole = await self._read(connection, scope, readable_ids)
+                readable_documents = await readable_ids(connection, scope, named)
+                whole = await self._read(connection, scope, readable_documents)
             facts |= {"named": len(named), **self._facts(whole)}
-        if len(readable_ids) < len(named):
-            self.notes.append(unknown_documents(len(named) - len(readable_ids), len(named)))
+        if len(readable_documents) < len(named):
+            self.notes.append(unknown_documents(len(named) - len(readable_documents), len(named)))
         if whole.left_out or whole.is_cut:
             self.notes.append(left_out(whole, self.budget))
         return self._whole("focused", whole)
 
-    async def _long_context(self, scope: Scope, known: Known) -> Material:
-        seen = self.survey or await self._survey(scope, None)  # not looked at: it was asked for
+    async def _long_context(self, scope: ReadScope, known: Known) -> Material:
+        seen = self.survey or await self._survey(scope, None)  # no survey yet if the request chose the mode
         if not seen.complete:
             raise BadQuery(
-                f"more than {MOST_DOCUMENTS} documents are too many to be read whole: name a collection or documents,"
-                " or leave the mode out"
+                f"more than {MAX_SURVEYED_DOCUMENTS} documents are too many to be read whole: name a collection or"
+                " documents, or leave the mode out"
             )
         with self.steps.step("read") as facts:
             async with self._connection("reading documents") as connection:
@@ -225,66 +234,66 @@ class _Gathering:
             self.notes.append(not_embedded(known.coverage.share))
         return self._whole("long_context", whole)
 
-    async def _read(self, connection: Connection, scope: Scope, ids: Sequence[UUID]) -> Whole:
+    async def _read(self, connection: Connection, scope: ReadScope, ids: Sequence[UUID]) -> WholeDocuments:
         return await read_whole(connection, scope, ids, budget_tokens=self.budget, count=byte_pairs().count)
 
-    def _facts(self, whole: Whole) -> Facts:
+    def _facts(self, whole: WholeDocuments) -> Facts:
         if whole.unprepared:
             self.notes.append(unprepared(whole.unprepared))
         numbers = {"documents": whole.read, "passages": len(whole.results), "tokens": whole.tokens}
         return {**numbers, "budget_tokens": self.budget}
 
-    def _whole(self, mode: AnswerMode, whole: Whole) -> Material:
+    def _whole(self, mode: AnswerMode, whole: WholeDocuments) -> Material:
         return Material(
             mode, whole.results, True, self.steps.done, self.notes, self.history, bool(whole.results), self.budget
         )
 
-    # What is found
+    # Retrieved passages
 
-    async def _found(self, scope: Scope, decision: Decision, known: Known) -> Material:
+    async def _searched(self, scope: ReadScope, decision: Decision, known: Known) -> Material:
         mode = decision.mode
-        if known.coverage is not None and known.coverage.share > deciding.MOST_MISSING:
-            self.notes.append(f"{not_embedded(known.coverage.share)}: found by keyword alone")
+        if known.coverage is not None and known.coverage.share > deciding.MAX_MISSING_SHARE:
+            self.notes.append(f"{not_embedded(known.coverage.share)}: only keyword search was used")
         top = self.question.top or (BEST if mode == "semantic" else self.modes._top)
         try:
-            outcome = await self._ask(scope, mode, top)
+            outcome = await self._search_passages(scope, mode, top)
         except PenstockError as error:
             if known.explicit or mode != "semantic" or isinstance(error, BadQuery):
                 raise
             with self.steps.step("semantic") as facts:
                 facts |= {"degraded": True, "reason": str(error)}
-            self.notes.append(f"found by keyword and not by meaning: {error}")
-            mode, outcome = "keyword", await self._ask(scope, "keyword", top)
+            self.notes.append(f"keyword search was used instead of vector search: {error}")
+            mode, outcome = "keyword", await self._search_passages(scope, "keyword", top)
         self.notes += outcome.degraded
         recent = await self._recent(scope, outcome) if decision.mode == "semantic" else []
         results = interleave(outcome.results, recent)
         steps = [*self.steps.done, *outcome.steps]
         return Material(mode, results, False, steps, self.notes, self.history, outcome.relevant or bool(recent))
 
-    async def _ask(self, scope: Scope, mode: AnswerMode, top: int) -> SearchResults:
+    async def _search_passages(self, scope: ReadScope, mode: AnswerMode, top: int) -> SearchResults:
         return await self.modes._search.search(
             self.text, self.caller, top=top, mode=SEARCHED[mode], filters=self.filters, generation=scope.generation
         )
 
-    async def _recent(self, scope: Scope, found: SearchResults) -> list[Result]:
-        """The newest documents' first passages, without those that were found."""
+    async def _recent(self, scope: ReadScope, outcome: SearchResults) -> list[Result]:
+        """The first passages of the newest documents, without those among the search results."""
         try:
             with self.steps.step("recent") as facts:
-                async with self._bounded_connection("looking for what is new") as connection:
-                    seen = await survey(connection, scope, most_tokens=None)
+                async with self._bounded_connection("reading the newest documents") as connection:
+                    seen = await survey(connection, scope, max_tokens=None)
                     if not seen.complete:
-                        reason = f"of more than {MOST_DOCUMENTS} documents the newest are not looked for"
+                        reason = f"the newest of more than {MAX_SURVEYED_DOCUMENTS} documents are not included"
                         facts |= {"degraded": True, "reason": reason}
                         self.notes.append(reason)
                         return []
                     newest = [document.id for document in seen.documents[:RECENT]]
                     documents = await read(connection, scope, newest, budget_tokens=RECENT_TOKENS)
                 first = [r for d in documents for r in d.results(d.parts[: self.modes._settings.per_document])]
-                known = {chunk_id for result in found.results for chunk_id in result.chunk_ids}
+                known = {chunk_id for result in outcome.results for chunk_id in result.chunk_ids}
                 new = [r for r in first if r.passage.chunk_id not in known][:RECENT]
                 facts["passages"] = len(new)
         except Retryable as error:
-            self.notes.append(f"what is new was not found out: {error}")
+            self.notes.append(f"the newest documents are not included: {error}")
             return []
         return new
 
@@ -299,51 +308,49 @@ class _Gathering:
 
     @asynccontextmanager
     async def _bounded_connection(self, doing: str) -> AsyncIterator[Connection]:
-        """For what only helps to decide: it may fail, and must not take long."""
+        """A connection with a short time limit, for facts that are optional."""
         async with self._connection(doing) as connection, connection.transaction():
             await connection.execute(LOCAL_SETTINGS, [str(round(SURVEY_SECONDS * 1000))])
             yield connection
 
 
-MOST_NAMED = 100
-"""Documents that one question may name."""
+MAX_DOCUMENTS_PER_QUESTION = 100
+"""The most documents that one question may name."""
 
 
-def narrowed(question: Question) -> Filters:
-    """The filters with the collection, and with the documents where they do not stand for the focused mode.
-
-    Raises BadQuery where nothing could be both.
-    """
+def effective_filters(question: Question) -> Filters:
+    """The filters of a question, including its collection and, in all but the focused mode, its documents. Raises
+    BadQuery if they exclude each other."""
     if question.mode == "focused" and not question.documents:
-        raise BadQuery("mode is focused, but no document is named: give documents, or another mode")
-    if len(question.documents) > MOST_NAMED:
-        raise BadQuery(f"{len(question.documents)} documents are named, at most {MOST_NAMED} are taken")
+        raise BadQuery("mode is focused, but no document is named: set documents or another mode")
+    if len(question.documents) > MAX_DOCUMENTS_PER_QUESTION:
+        raise BadQuery(f"documents has {len(question.documents)} values; the maximum is {MAX_DOCUMENTS_PER_QUESTION}")
     filters = question.filters
     check_filters(filters)
     if question.collection is not None:
         if not storable([question.collection]):
-            raise BadQuery("the collection's name holds characters that no source's name has")
+            raise BadQuery("the collection contains a character that no source's name contains")
         if filters.sources and question.collection not in filters.sources:
-            raise BadQuery("the collection is not among the sources of the filter: nothing can be both")
+            raise BadQuery("the collection is not among the sources of the filter: no document can match both")
         filters = replace(filters, sources=(question.collection,))
     if question.documents and question.mode not in (None, "focused"):
         if filters.documents:
-            raise BadQuery("documents are named twice, in the question and in its filters: name them once")
+            raise BadQuery("documents are set in the question and in its filters: set them once")
         filters = replace(filters, documents=question.documents)
     return filters
 
 
-BEST_A_RECENT = 4
-"""Passages by meaning for one by time, so that a smaller context still holds some of the newest."""
+BEST_PER_RECENT = 4
+"""How many passages by meaning precede one by time, so that a smaller context still contains some of the newest."""
 
 
 def interleave(best: Sequence[Result], recent: Sequence[Result]) -> list[Result]:
-    """BEST_A_RECENT of the first, one of the second, and so on; the rest of either at the end."""
+    """Repeatedly BEST_PER_RECENT of the first list and one of the second; the rest of either at the end."""
     mixed: list[Result] = []
     rest = list(recent)
     for n, result in enumerate(best, start=1):
         mixed.append(result)
-        if n % BEST_A_RECENT == 0 and rest:
+        if n % BEST_PER_RECENT == 0 and rest:
             mixed.append(rest.pop(0))
     return [*mixed, *rest]
 
@@ -353,17 +360,17 @@ def plural(count: int, noun: str) -> str:
 
 
 def unknown_documents(missing: int, named: int) -> str:
-    """Whether they do not exist or may not be read is not told: to the asker both are the same."""
+    """A note that does not reveal whether the documents do not exist or may not be read."""
     what = f"{missing} of the {named} documents named" if named > 1 else "the document named"
     return f"{what} could not be found among what you may read"
 
 
-def left_out(whole: Whole, budget_tokens: int) -> str:
+def left_out(whole: WholeDocuments, budget_tokens: int) -> str:
     named = whole.read + whole.left_out
     return f"{whole.read} of {plural(named, 'document')} {_fit(whole)} the budget of {budget_tokens} tokens"
 
 
-def trimmed(whole: Whole, budget_tokens: int) -> str:
+def trimmed(whole: WholeDocuments, budget_tokens: int) -> str:
     return f"the newest {left_out(whole, budget_tokens)}; the older rest was left out"
 
 
@@ -375,5 +382,5 @@ def not_embedded(share: float) -> str:
     return f"{round(100 * share)} % of the passages have no embedding yet"
 
 
-def _fit(whole: Whole) -> str:
+def _fit(whole: WholeDocuments) -> str:
     return "fit, the last one without its end," if whole.is_cut else "fit"

@@ -1,11 +1,11 @@
-"""A member's own history for an answer: whole while it is short, else the chunks nearest to the question.
+"""A member's own conversation history for an answer: whole if it is short, else the chunks nearest to the question.
 
-Read for one member of one tenant, both as they were authenticated: nobody reads another's. Exact: a member's chunks are
-few enough to be compared one by one (docs/adr/0018-conversations.md).
+It is read for one authenticated member of one tenant, so that nobody reads another member's history. The search is
+exact, because a member's chunks are few (docs/adr/0018-conversations.md).
 
-An answer shows what stood in the documents that it was made from. It is read along only while the caller may read all
-of them, by the ledger, now; an answer of which nobody knows what it was made from is not. The member's own questions
-always are (docs/adr/0042-provenance-of-answers.md).
+An earlier answer reveals content of the documents that it was made from. It is included only while the caller may read
+all of them according to the ledger, and never if its documents are unknown. The member's own questions are always
+included (docs/adr/0042-provenance-of-answers.md).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from query.access.callers import Caller, storable
 from query.access.tenant_rows import rows_of
 from query.access.verify import READS_ALL
 from query.embedding.embedders import Embedders, require_same
-from query.modes.survey import Scope
+from query.modes.survey import ReadScope
 
-K = 5
-"""Chunks of a history that is too long to be served whole."""
+NEAREST_CHUNKS = 5
+"""How many chunks are used of a history that is too long to be used whole."""
 WITHHELD = "(this earlier answer is withheld)"
-"""Instead of an answer that the caller may not be shown any more."""
+"""The text that replaces an answer that the caller may no longer read."""
 
-MOST_DOCUMENTS = 2_000
-"""That an answer is known to be made from: 32 kB of ids. One made from more is never read along."""
-KNOWN_DAYS = 30
-"""How long a conversation may name an answer for the first time: Kafka keeps what conversations say for 14."""
+MAX_PROVENANCE_DOCUMENTS = 2_000
+"""The most documents that are recorded for an answer (32 kB of ids). An answer from more is never in a history."""
+PROVENANCE_DAYS = 30
+"""How long a conversation may name an answer for the first time; Kafka retains conversations for 14 days."""
 EXPIRED_AT_ONCE = 100
-"""Rows that one answer removes: more than it adds, so that none are left after a while, and few enough for its time."""
+"""How many expired rows each answer deletes: more than it adds, so that none remain, and few enough to be fast."""
 RECORD_SECONDS = 2.0
 
 Served = Literal["whole", "nearest", "newest"]
@@ -61,11 +61,11 @@ class Piece:
     last_at: datetime
     tokens: int
     score: float | None = None
-    """Cosine, where it was found by it."""
+    """The cosine to the question, if it was searched by vector."""
     documents: frozenset[UUID] = frozenset()
-    """What its answers were made from: the caller could read all of these when it was read."""
+    """The documents that its answers were made from, all of which the caller may read."""
     withheld: int = 0
-    """Answers of it that are not shown."""
+    """How many of its answers are withheld."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +73,25 @@ class History:
     served: Served
     pieces: Sequence[Piece]
     left_out: int
-    """Pairs of a whole history, or chunks among the chosen ones, that the budget had no room for."""
+    """How many pairs of a whole history, or how many selected chunks, did not fit into the budget."""
     tokens: int
-    """Of the whole history, served or not."""
+    """The tokens of the whole history, included or not."""
     without_embedding: int = 0
-    """Chunks that no question can find yet."""
+    """How many chunks have no vector yet."""
 
     @property
     def withheld(self) -> int:
-        """Answers that are not shown, of all pieces."""
+        """How many answers of all pieces are withheld."""
         return sum(piece.withheld for piece in self.pieces)
 
     @property
     def documents(self) -> frozenset[UUID]:
-        """What the answers that are shown were made from."""
+        """The documents that the included answers were made from."""
         return frozenset[UUID]().union(*(piece.documents for piece in self.pieces))
 
     @property
     def notes(self) -> list[str]:
-        """What whoever reads the answer should know of what is missing."""
+        """Notes for the reader on what is missing."""
         notes = []
         if self.left_out:
             what = "oldest pairs" if self.served == "whole" else "chunks"
@@ -115,9 +115,11 @@ async def history(
     *,
     question: tuple[Generation, Vectors] | None = None,
 ) -> History:
-    """caller: who asks, with what it holds now. question: the active generation and the question's vector by its model
-    (float32, unit length); None: there is none (the model is away). budget_tokens: counted as cl100k. Raises
-    psycopg.Error."""
+    """The history of a member, within a budget.
+
+    caller: the member with its current access. question: the active generation and the question's vector by its model
+    (float32, unit length); None if the model is not available. budget_tokens: counted as cl100k. Raises psycopg.Error.
+    """
     tenant = caller.tenant
     if len(storable([tenant, member])) < 2:
         return EMPTY
@@ -128,21 +130,21 @@ async def history(
     if row is None:
         return EMPTY
     tokens, is_chunked = row
-    asks = {"tenant": tenant, "tags": sorted(caller.tags), "member": member}
+    parameters = {"tenant": tenant, "tags": sorted(caller.tags), "member": member}
     if not is_chunked:
-        return await _whole(connection, asks, budget_tokens)
+        return await _whole(connection, parameters, budget_tokens)
     served: Served = "nearest"
-    pieces = await _nearest(connection, asks, *question) if question else []
+    pieces = await _nearest(connection, parameters, *question) if question else []
     if not pieces:
-        served, pieces = "newest", await _chunks(connection, _NEWEST, asks)
+        served, pieces = "newest", await _chunks(connection, _NEWEST, parameters)
     cursor = await connection.execute(
         "SELECT count(*) FROM conversation_chunks WHERE tenant = %(tenant)s AND member = %(member)s"
         " AND (made_by IS NULL OR made_by <> coalesce(%(maker)s, made_by))",
         {"tenant": tenant, "member": member, "maker": made_by(question[0]) if question else None},
     )
     [missing] = await cursor.fetchone() or (0,)
-    kept = _fitting(pieces, budget_tokens)
-    return History(served, kept, len(pieces) - len(kept), tokens, missing)
+    fitting = _fitting(pieces, budget_tokens)
+    return History(served, fitting, len(pieces) - len(fitting), tokens, missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,22 +154,22 @@ class _Pair:
     answer: str
 
 
-async def _whole(connection: Connection, asks: dict[str, Any], budget_tokens: int) -> History:
-    """From the newest pair back to the first one that does not fit: a gap would mislead."""
+async def _whole(connection: Connection, parameters: dict[str, Any], budget_tokens: int) -> History:
+    """The pairs from the newest back to the first that does not fit, without gaps, which would mislead."""
     cursor = await connection.execute(
         "SELECT digest, question, answer, asked_at, tokens, sum(tokens) OVER later, count(*) OVER (),"
         " sum(tokens) OVER () FROM conversation_pairs WHERE tenant = %(tenant)s AND member = %(member)s"
         " WINDOW later AS (ORDER BY asked_at DESC, digest DESC ROWS UNBOUNDED PRECEDING)"
         " ORDER BY asked_at DESC, digest DESC",
-        asks,
+        parameters,
     )
     rows = await cursor.fetchall()
     fitting = [
-        (Piece("", asked_at, asked_at, tokens), [_Pair(digest, question, answer)])
-        for digest, question, answer, asked_at, tokens, so_far, *_ in rows
+        (Piece("", at, at, tokens), [_Pair(digest, question, answer)])
+        for digest, question, answer, at, tokens, so_far, *_ in rows
         if so_far <= budget_tokens
     ]
-    pieces = await _written(connection, asks, fitting)
+    pieces = await _with_texts(connection, parameters, fitting)
     return History("whole", pieces, len(rows) - len(pieces), int(rows[0][-1]) if rows else 0)
 
 
@@ -184,8 +186,8 @@ _CHUNKS = """
     ) p
     ORDER BY {then}, p.asked_at, p.digest
 """
-"""Chunks with their pairs, of one snapshot: they are regrouped in the transaction that changes the pairs. A chunk's own
-text is what is embedded of it, and never shown: it holds every answer."""
+"""Selects chunks with their pairs in one snapshot, because pairs are regrouped into chunks when they change. A chunk's
+own text is only embedded and never returned, because it contains every answer."""
 
 
 _NEAREST = sql.SQL(_CHUNKS).format(
@@ -203,27 +205,31 @@ _NEWEST = sql.SQL(_CHUNKS).format(
 
 
 async def _nearest(
-    connection: Connection, asks: dict[str, Any], generation: Generation, vector: Vectors
+    connection: Connection, parameters: dict[str, Any], generation: Generation, vector: Vectors
 ) -> list[Piece]:
-    return await _chunks(connection, _NEAREST, {**asks, "maker": made_by(generation), "vector": HalfVector(vector)})
+    return await _chunks(
+        connection, _NEAREST, {**parameters, "maker": made_by(generation), "vector": HalfVector(vector)}
+    )
 
 
-async def _chunks(connection: Connection, statement: sql.Composed, asks: dict[str, Any]) -> list[Piece]:
-    cursor = await connection.execute(statement, {**asks, "k": K, "pairs": PAIRS_PER_CHUNK})
+async def _chunks(connection: Connection, statement: sql.Composed, parameters: dict[str, Any]) -> list[Piece]:
+    cursor = await connection.execute(statement, {**parameters, "k": NEAREST_CHUNKS, "pairs": PAIRS_PER_CHUNK})
     pieces = [
         (Piece("", *about), [_Pair(*row[5:]) for row in rows])
         for (_, *about), rows in groupby(await cursor.fetchall(), key=lambda row: row[:5])
     ]
-    return await _written(connection, asks, pieces)
+    return await _with_texts(connection, parameters, pieces)
 
 
-async def _written(
-    connection: Connection, asks: dict[str, Any], found: Sequence[tuple[Piece, Sequence[_Pair]]]
+async def _with_texts(
+    connection: Connection, parameters: dict[str, Any], pieces: Sequence[tuple[Piece, Sequence[_Pair]]]
 ) -> list[Piece]:
-    """Each piece with the text of its pairs, without the answers that the caller may not be shown."""
-    may_show = await _made_from(connection, asks, [pair.digest for _, pairs in found for pair in pairs])
+    """Each piece with the text of its pairs, without the answers that the caller may not read."""
+    may_show = await _readable_provenance(
+        connection, parameters, [pair.digest for _, pairs in pieces for pair in pairs]
+    )
     written = []
-    for piece, pairs in found:
+    for piece, pairs in pieces:
         withheld = sum(pair.digest not in may_show for pair in pairs)
         text = "\n\n".join(render(p.question, p.answer if p.digest in may_show else WITHHELD) for p in pairs)
         tokens = (await asyncio.to_thread(byte_pairs().count, [text]))[0] if withheld else piece.tokens
@@ -246,21 +252,21 @@ _MADE_FROM = sql.SQL("""
 """).format(reads_all=READS_ALL.format(documents=sql.SQL("a.documents")))
 
 
-async def _made_from(
-    connection: Connection, asks: dict[str, Any], digests: Sequence[bytes]
+async def _readable_provenance(
+    connection: Connection, parameters: dict[str, Any], digests: Sequence[bytes]
 ) -> dict[bytes, Sequence[UUID]]:
-    """Of these pairs, those whose answers the caller may be shown now, with the documents that they were made from. A
-    pair that was recorded as several answers (its texts are the same) may be shown as any one of them."""
+    """The pairs whose answers the caller may read now, with the documents that these were made from. A pair that was
+    recorded as several answers with the same text is readable if any one of them is."""
     if not digests:
         return {}
-    cursor = await connection.execute(_MADE_FROM, {**asks, "digests": list(digests)})
+    cursor = await connection.execute(_MADE_FROM, {**parameters, "digests": list(digests)})
     return dict(await cursor.fetchall())
 
 
-async def record_made_from(pool: Pool, tenant: str, answer_id: UUID, documents: Collection[UUID]) -> None:
-    """documents: where the passages that the model was shown, and the history that was read along, came from. What is
-    older than KNOWN_DAYS goes. Raises Retryable, within RECORD_SECONDS."""
-    if len(documents) > MOST_DOCUMENTS:
+async def record_provenance(pool: Pool, tenant: str, answer_id: UUID, documents: Collection[UUID]) -> None:
+    """Record the documents that an answer was made from: those of its passages and of the included history. Records
+    older than PROVENANCE_DAYS are deleted. Raises Retryable within RECORD_SECONDS."""
+    if len(documents) > MAX_PROVENANCE_DOCUMENTS:
         return
     async with time_limit(RECORD_SECONDS, "Postgres"):
         with translated("what the answer was made from"):
@@ -269,22 +275,22 @@ async def record_made_from(pool: Pool, tenant: str, answer_id: UUID, documents: 
                     "INSERT INTO answer_provenance (tenant, answer_id, documents) VALUES (%s, %s, %s)",
                     [tenant, answer_id, list(documents)],
                 )
-                # With its owner's rights: what quiet tenants left behind goes, too.
-                await connection.execute("SELECT expire_provenance(%s, %s)", [KNOWN_DAYS, EXPIRED_AT_ONCE])
+                # The function runs with its owner's rights and also deletes rows of inactive tenants.
+                await connection.execute("SELECT expire_provenance(%s, %s)", [PROVENANCE_DAYS, EXPIRED_AT_ONCE])
 
 
 def _fitting(pieces: Sequence[Piece], budget_tokens: int) -> list[Piece]:
-    """In their order those that still fit; a smaller one further down may."""
-    kept, left = [], budget_tokens
+    """The pieces that fit, in their order; a smaller piece may follow one that does not fit."""
+    fitting, left = [], budget_tokens
     for piece in pieces:
         if piece.tokens <= left:
-            kept.append(piece)
+            fitting.append(piece)
             left -= piece.tokens
-    return kept
+    return fitting
 
 
 async def needs_vector(connection: Connection, tenant: str, member: str) -> bool:
-    """Its stored flag: a history that was never too long is served whole."""
+    """Whether the history is divided into chunks, as stored; a history that was never too long is used whole."""
     if len(storable([tenant, member])) < 2:
         return False
     cursor = await connection.execute(
@@ -295,12 +301,13 @@ async def needs_vector(connection: Connection, tenant: str, member: str) -> bool
 
 
 async def vector_of(
-    question: str, scope: Scope, embedders: Embedders | None
+    question: str, scope: ReadScope, embedders: Embedders | None
 ) -> tuple[tuple[Generation, Vectors] | None, str | None]:
-    """The question's vector by the pinned generation's model; else None and why the history is searched by time."""
+    """The question's vector by the model of the scope's generation, or None with the reason why the history is searched
+    by time."""
     by_time = "the history was searched by time and not by meaning"
     if embedders is None:
-        return None, f"{by_time}: no embedding model is set"
+        return None, f"{by_time}: no embedding model is configured"
     try:
         embedder, vector = await embedders.of(scope.generation).embed(question)
         require_same(embedder, scope.generation)

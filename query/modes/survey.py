@@ -1,8 +1,8 @@
-"""What a caller may read, counted from the ledger without reading texts, and no further than a decision needs.
+"""The size of what a caller may read, counted from the ledger without reading texts, as far as a decision needs it.
 
-Every statement finds documents by tenant and access, takes at most so many, and looks up the rest by key: what it reads
-does not grow with the library (tests/contract/query/modes/test_plans.py). Access sets are immutable and those that the
-caller satisfies were looked up in the same breath: a document whose access_id is one of them may be read now.
+Every statement selects documents by tenant and access with a limit and looks up the rest by key, so that it does not
+read more rows in a larger library (tests/contract/query/modes/test_plans.py). Access sets are immutable, and those that
+the caller satisfies were read just before: a document with one of these access_ids may be read now.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from query.access.filters import Filters, conditions, values
 from query.modes.budget import PASSAGE_TOKENS
 from query.modes.decide import Coverage, Size
 
-FIRST_LOOK = 256
-MOST_DOCUMENTS = 16_384
-"""Where looking ends, whatever is asked: the tables of so many documents are read in a tenth of a second."""
+FIRST_SURVEY_DOCUMENTS = 256
+MAX_SURVEYED_DOCUMENTS = 16_384
+"""The most documents of a survey, whose rows are read in a tenth of a second."""
 COVERED_DOCUMENTS = 1_000
-"""Up to so many are all asked what they lack; of more, a sample of as many."""
+"""Up to so many documents are all checked for missing vectors; of more, a sample of this size."""
 SAMPLED_ROWS = (8_192, 65_536)
-"""Of the ledger that a sample is taken from, readable or not: a document's id is a hash, so that any range of ids is
-one. The second, where the first holds fewer than LEAST_SAMPLE that may be read."""
-LEAST_SAMPLE = 100
+"""The sizes of the random part of the ledger that a sample is selected from, readable or not. Ids are hashes, so any
+range of ids is random. The second size is used if the first contains fewer than MIN_SAMPLED_DOCUMENTS readable ones."""
+MIN_SAMPLED_DOCUMENTS = 100
 
 LOCAL_SETTINGS = """
     SELECT set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
         set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true),
         set_config('statement_timeout', %s, true)
 """
-"""A planner that expects the limit to be met soon may read a whole table until it is: only indexes keep the bound."""
+"""Only index scans are allowed: a planner that expects to reach the limit early may otherwise read a whole table."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """What may be read, and what of it was chosen: pinned once for one question."""
+class ReadScope:
+    """The generation, access and filters of one question, read once."""
 
     generation: Generation
     tenant: str
@@ -52,19 +52,19 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A document that may be read."""
+class SurveyedDocument:
+    """A readable document."""
 
     id: UUID
     at: datetime
-    """When its source changed it, as far as we know."""
+    """When the source changed it, or when we first saw the change."""
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    documents: Sequence[Seen]
-    """The newest first."""
+    documents: Sequence[SurveyedDocument]
+    """The readable documents, the newest first."""
     complete: bool
 
     @property
@@ -72,8 +72,8 @@ class Survey:
         return Size(sum(seen.tokens for seen in self.documents), len(self.documents), self.complete)
 
 
-async def of_sources(connection: Connection, readable: Readable, sources: Sequence[str]) -> tuple[int, ...]:
-    """The access sets of these sources (tags begin with their source's name); all of them for none."""
+async def access_ids_of(connection: Connection, readable: Readable, sources: Sequence[str]) -> tuple[int, ...]:
+    """The readable access sets of these sources (tags begin with their source's name); all if there are no sources."""
     if not sources:
         return readable.access_ids
     cursor = await connection.execute(
@@ -83,7 +83,7 @@ async def of_sources(connection: Connection, readable: Readable, sources: Sequen
     return tuple(id_ for (id_,) in await cursor.fetchall())
 
 
-# The limit comes before what is not in the index: else a narrow filter would be looked for through all of it.
+# The limit comes before conditions that are not in the index: else a narrow filter would read all of the index.
 _SURVEY = """
     WITH mine AS MATERIALIZED (
         SELECT * FROM documents d WHERE tenant = %(tenant)s AND access_id = ANY(%(access)s::bigint[])
@@ -100,26 +100,26 @@ _SURVEY = """
 """
 
 
-async def survey(connection: Connection, scope: Scope, *, most_tokens: int | None) -> Survey:
-    """What may be read; complete: all of it. most_tokens: where counting may end early; None: at MOST_DOCUMENTS alone.
+async def survey(connection: Connection, scope: ReadScope, *, max_tokens: int | None) -> Survey:
+    """The readable documents of a scope. max_tokens: where counting may end early; None: only the limit ends it.
 
-    Tokens are those of the manifests (counted as the generation's model counts), without what chunks repeat of each
-    other, and with what each passage costs besides its text.
+    Tokens are those of the manifests (counted with the tokenizer of the generation's model), without the overlaps of
+    chunks and with PASSAGE_TOKENS for each passage.
     """
-    limit = FIRST_LOOK
+    limit = FIRST_SURVEY_DOCUMENTS
     while True:
         cursor = await connection.execute(*build(scope, limit=limit + 1))
         rows = await cursor.fetchall()
-        seen = [Seen(id_, at, round(tokens)) for id_, at, tokens in rows if tokens is not None]
+        seen = [SurveyedDocument(id_, at, round(tokens)) for id_, at, tokens in rows if tokens is not None]
         complete = len(rows) <= limit
-        over = most_tokens is not None and sum(document.tokens for document in seen) > most_tokens
-        if complete or over or limit >= MOST_DOCUMENTS:
+        over = max_tokens is not None and sum(document.tokens for document in seen) > max_tokens
+        if complete or over or limit >= MAX_SURVEYED_DOCUMENTS:
             seen.sort(key=lambda document: (document.at, document.id), reverse=True)
             return Survey(seen, complete)
-        limit = min(MOST_DOCUMENTS, 4 * limit)
+        limit = min(MAX_SURVEYED_DOCUMENTS, 4 * limit)
 
 
-def build(scope: Scope, *, limit: int) -> tuple[sql.Composed, dict[str, Any]]:
+def build(scope: ReadScope, *, limit: int) -> tuple[sql.Composed, dict[str, Any]]:
     return sql.SQL(_SURVEY).format(chosen=conditions(scope.filters)), {
         **_values(scope),
         "limit": limit,
@@ -148,9 +148,9 @@ _SAMPLE = """
 """
 
 
-async def coverage(connection: Connection, scope: Scope) -> Coverage:
-    """How many of the readable chunks have no vector: a chunk of the manifest that is not in the table, of a document
-    whose vectors are not settled. (What the model refuses for good is settled: nobody waits for it.)"""
+async def coverage(connection: Connection, scope: ReadScope) -> Coverage:
+    """How many readable chunks have no vector yet: chunks of the manifest that are not in the table, of documents whose
+    vectors are pending. (Chunks that the model refuses permanently are not pending.)"""
     cursor = await connection.execute(
         "SELECT count(*) FROM (SELECT FROM documents WHERE tenant = %(tenant)s"
         " AND access_id = ANY(%(access)s::bigint[]) LIMIT %(limit)s) counted",
@@ -158,31 +158,31 @@ async def coverage(connection: Connection, scope: Scope) -> Coverage:
     )
     [rows] = await cursor.fetchone() or (0,)
     if rows <= COVERED_DOCUMENTS:
-        return (await _covered(connection, scope, None))[1]
+        return (await _measure_coverage(connection, scope, None))[1]
     measured = Coverage(0, 0, True)
     for sampled in SAMPLED_ROWS:
-        documents, measured = await _covered(connection, scope, await _below(connection, sampled))
-        if documents >= LEAST_SAMPLE:
+        documents, measured = await _measure_coverage(connection, scope, await _sample_bound(connection, sampled))
+        if documents >= MIN_SAMPLED_DOCUMENTS:
             break
     return measured
 
 
-async def _covered(connection: Connection, scope: Scope, below: UUID | None) -> tuple[int, Coverage]:
+async def _measure_coverage(connection: Connection, scope: ReadScope, below: UUID | None) -> tuple[int, Coverage]:
     cursor = await connection.execute(*build_coverage(scope, below))
     documents, chunks, missing = await cursor.fetchone() or (0, 0, 0)
     return documents, Coverage(int(chunks), int(missing), below is not None)
 
 
-def build_coverage(scope: Scope, below: UUID | None) -> tuple[sql.Composed, dict[str, Any]]:
-    """below: of a sample, the id that its documents' ids are less than; None: all of them."""
+def build_coverage(scope: ReadScope, below: UUID | None) -> tuple[sql.Composed, dict[str, Any]]:
+    """below: the exclusive upper bound of the ids of a sample; None: all documents."""
     documents = sql.SQL(_ALL if below is None else _SAMPLE).format(chosen=conditions(scope.filters))
     statement = sql.SQL(_MISSING).format(documents=documents, chunks=sql.Identifier(scope.generation.chunk_table))
     return statement, {**_values(scope), "limit": COVERED_DOCUMENTS, "below": below}
 
 
-async def _below(connection: Connection, sampled: int) -> UUID:
-    """So that of all documents' ids one to two times ``sampled`` are less; in powers of two, so that the sample does
-    not tell how many there are."""
+async def _sample_bound(connection: Connection, sampled: int) -> UUID:
+    """An upper bound of ids that selects one to two times ``sampled`` documents. It halves the id space repeatedly, so
+    that the sample does not reveal the exact number of documents."""
     cursor = await connection.execute(
         "SELECT greatest(reltuples, 1)::bigint FROM pg_class WHERE oid = to_regclass('documents')"
     )
@@ -191,7 +191,7 @@ async def _below(connection: Connection, sampled: int) -> UUID:
     return UUID(int=(1 << (128 - halvings)) - 1)
 
 
-def _values(scope: Scope) -> dict[str, Any]:
+def _values(scope: ReadScope) -> dict[str, Any]:
     return {
         **values(scope.filters),
         "tenant": scope.tenant,

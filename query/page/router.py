@@ -1,10 +1,10 @@
-"""The page: static files, read once, served with names that change whenever any of them does.
+"""The web page: static files that are read once and served under a path that changes whenever any of them does.
 
-Scripts are ES modules and need no build: all files stand under ``/assets/HASH/``, where HASH is one hash of everything,
-so that their relative imports find each other and a browser may keep them for a year. The page names them all, so that
-they are fetched at once and not import by import. The page itself is asked for
-every time and answered with 304 while it is the same. The headers that guard it (nothing inline runs, nothing from
-elsewhere is loaded: documents are untrusted and are shown here) are the gate's, query/http/gate.py.
+Scripts are ES modules and need no build. All files are under ``/assets/HASH/``, where HASH is one hash of all files, so
+that relative imports work and a browser may cache the files for a year. The page preloads all modules, so that they are
+fetched at once and not import by import. The page itself is revalidated at every visit and answered with 304 while it
+is unchanged. The gate (query/http/gate.py) adds the security headers: because the page shows untrusted documents,
+inline scripts do not run and nothing is loaded from other origins.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TYPES = {
     "svg": "image/svg+xml",
     "html": "text/html; charset=utf-8",
 }
-FOREVER = "public, max-age=31536000, immutable"
+CACHED_A_YEAR = "public, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True, slots=True)
 class File:
     content: bytes
-    zipped: bytes
+    compressed: bytes
     media_type: str
     etag: str
 
@@ -44,21 +44,21 @@ class File:
 
 def _read() -> tuple[File, str, dict[str, File]]:
     """The page, the hash of everything, and its other files by name."""
-    found = {
+    contents = {
         entry.name: entry.read_bytes()
         for entry in sorted(files("query.page").iterdir(), key=lambda entry: entry.name)
         if entry.name.rpartition(".")[2] in TYPES
     }
-    together = sha256(b"".join(name.encode() + b"\0" + content + b"\0" for name, content in found.items()))
+    together = sha256(b"".join(name.encode() + b"\0" + content + b"\0" for name, content in contents.items()))
     version = together.hexdigest()[:16]
-    page = found.pop("index.html").decode()
-    modules = [name for name in found if name.endswith(".js") and f'src="{{{{assets}}}}/{name}"' not in page]
+    page = contents.pop("index.html").decode()
+    modules = [name for name in contents if name.endswith(".js") and f'src="{{{{assets}}}}/{name}"' not in page]
     preloads = "\n  ".join(f'<link rel="modulepreload" href="{{{{assets}}}}/{name}">' for name in modules)
     page = page.replace("<!-- preloads -->", preloads).replace("{{assets}}", f"assets/{version}")
     return (
         File.of("index.html", page.encode()),
         version,
-        {name: File.of(name, content) for name, content in found.items()},
+        {name: File.of(name, content) for name, content in contents.items()},
     )
 
 
@@ -74,11 +74,11 @@ def page(request: Request) -> Response:
 
 @router.get("/assets/{version}/{name}")
 def asset(request: Request, version: str, name: str) -> Response:
-    """Of another version there is nothing here: what would be sent under its name would be kept for a year."""
+    """A file of the current version. Other versions are not found, because browsers would cache the wrong content."""
     file = _FILES.get(name)
     if file is None or version != VERSION:
         return Response(status_code=404)
-    return _answer(request, file, FOREVER)
+    return _answer(request, file, CACHED_A_YEAR)
 
 
 def _answer(request: Request, file: File, caching: str) -> Response:
@@ -87,5 +87,5 @@ def _answer(request: Request, file: File, caching: str) -> Response:
     if file.etag in known:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(file.zipped, media_type=file.media_type, headers={**headers, "Content-Encoding": "gzip"})
+        return Response(file.compressed, media_type=file.media_type, headers={**headers, "Content-Encoding": "gzip"})
     return Response(file.content, media_type=file.media_type, headers=headers)

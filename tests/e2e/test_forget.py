@@ -23,7 +23,7 @@ from pipeline.runtime.settings import RetentionSettings
 from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import open_pool
-from query.answers.review import givers_of
+from query.answers.review import author_digests_of_person
 from tests.support.deploy.roles_kit import logins, run_file
 from tests.support.space import Space, now
 from topics.messages import ConversationRecorded, DocumentDeleted, DocumentUpserted, IdentityChanged, Pair
@@ -106,7 +106,7 @@ async def plant(space: Space) -> DocumentUpserted:
             f"{NAME} is ill.",
         )
     [(chunk,)] = await space.query("SELECT chunk_ids[1] FROM manifests WHERE document_id = %s", id_)
-    for giver, subject in ((b"x", "passage"), (givers_of([KEY.encode()], "acme", PERSON)[0], "person")):
+    for giver, subject in ((b"x", "passage"), (author_digests_of_person([KEY.encode()], "acme", PERSON)[0], "person")):
         await space.execute(
             "INSERT INTO answer_feedback (tenant, giver, subject, chunk_id, query, verdict, note)"
             " VALUES ('acme', %s, %s, %s, %s, 'up', %s)",

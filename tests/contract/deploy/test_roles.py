@@ -244,11 +244,11 @@ async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> 
         answer = await asked.whole(Question("How is the reactor cooled by its pumps?"), caller)
         assert [p.result.passage.external_id for p in answer.cited] == ["pumps.md"]
         async with rows_of(library.pool, "asked") as connection:
-            voice = review.givers([b"a key"], "asked", principal="ada", key=None)
-            await review.give(connection, caller, voice, Feedback("up", answer_id=answer.answer_id))
-            assert [one.verdict for one in await review.given(connection, "asked")] == ["up"]
+            voice = review.author_digests([b"a key"], "asked", principal="ada", key=None)
+            await review.store_feedback(connection, caller, voice, Feedback("up", answer_id=answer.answer_id))
+            assert [one.verdict for one in await review.list_feedback(connection, "asked")] == ["up"]
             await review.record(connection, "asked", "pumps?", answer, answer.cited, private=False)
-            assert len(await review.waiting(connection, caller)) == 1
+            assert len(await review.list_pending(connection, caller)) == 1
             assert await review.resolve(connection, "asked", answer.answer_id, "right")
             [(of, _)] = await story.find(connection, "asked", ["pumps.md"])
             assert (await story.read(connection, of.id)).events

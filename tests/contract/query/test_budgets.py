@@ -24,7 +24,7 @@ from deploy.local.stack import Stack
 from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
-from query.limits.budgets import NOTHING, Amounts, PostgresLedger, Subject
+from query.limits.budgets import NO_AMOUNTS, Amounts, PostgresLedger, Subject
 from query.settings import ChatSettings
 from tests.fakes.chat import FakeChat
 from tests.support.deploy.roles_kit import logins, run_file
@@ -166,8 +166,8 @@ async def test_tokens_and_money_of_answers_are_counted_and_end_them_but_not_sear
     library: Library, chat: FakeChat, tmp_path: Path
 ) -> None:
     before = await used(library, "globex")
-    most = before[1] + 2_000
-    file = limits(tmp_path, f"[tenant.globex]\ntokens_per_day = {most}")
+    ceilings = before[1] + 2_000
+    file = limits(tmp_path, f"[tenant.globex]\ntokens_per_day = {ceilings}")
     async with service_over(library, chat=model(chat), serve=file) as (client, service):
         statuses = []
         while not statuses or statuses[-1] == 200:
@@ -279,11 +279,11 @@ async def test_two_processes_share_a_budget_and_one_that_is_started_anew_finds_w
     }
     headers = {"X-Api-Key": "k-1"}
 
-    async def ask(client: httpx.AsyncClient, most: int) -> int:
-        for n in range(most):
+    async def ask(client: httpx.AsyncClient, ceilings: int) -> int:
+        for n in range(ceilings):
             if (await client.get("/v1/me", headers=headers)).status_code != 200:
                 return n
-        return most
+        return ceilings
 
     async with process(library, tmp_path / "a", env) as (a, _):
         async with process(library, tmp_path / "b", env) as (b, killed):
@@ -322,27 +322,29 @@ async def test_postgres_counts_as_the_model_of_the_unit_tests_does(library: Libr
     [(midnight,)] = await library.execute("SELECT date_trunc('day', clock_timestamp(), 'UTC')")
     table.now = midnight + timedelta(seconds=1)
     yesterday = midnight - timedelta(days=1)
-    for since, spent, wanted, most in (
-        (None, NOTHING, Amounts(3, 50), (10, 60, None)),
+    for since, spent, requested, ceilings in (
+        (None, NO_AMOUNTS, Amounts(3, 50), (10, 60, None)),
         (midnight, Amounts(2, 5, 0.5), Amounts(3, 50, 9), (10, 60, None)),
         (midnight, Amounts(-1, -50), Amounts(100), (10, 60, 1)),
         (yesterday, Amounts(-5, 7, 7), Amounts(1, 1, 1), (10, 60, 1)),
         (midnight, Amounts(-100, 0, 5), Amounts(4, 0, 1), (10, None, 1)),
     ):
-        found = await ledger.use(day, since=since, spent=spent, wanted=wanted, most=most)
-        assert found == await table.use(day, since=since, spent=spent, wanted=wanted, most=most)
+        found = await ledger.use(day, since=since, spent=spent, requested=requested, ceilings=ceilings)
+        assert found == await table.use(day, since=since, spent=spent, requested=requested, ceilings=ceilings)
     await library.execute("UPDATE query_use SET since = since - interval '1 day' WHERE tenant = %s", tenant)
-    found = await ledger.use(day, since=yesterday, spent=Amounts(9), wanted=Amounts(4), most=(10, None, None))
+    found = await ledger.use(day, since=yesterday, spent=Amounts(9), requested=Amounts(4), ceilings=(10, None, None))
     assert (found.since, found.used.requests) == (midnight, 4)
 
 
 async def test_twenty_at_once_are_given_what_there_is_and_no_more(library: Library, tenant: str) -> None:
     ledger = PostgresLedger(library.pool, 60)
     asked = [
-        ledger.use(Subject(tenant, "", "day"), since=None, spent=NOTHING, wanted=Amounts(7), most=(100, None, None))
+        ledger.use(
+            Subject(tenant, "", "day"), since=None, spent=NO_AMOUNTS, requested=Amounts(7), ceilings=(100, None, None)
+        )
         for _ in range(20)
     ]
-    assert sum(found.given.requests for found in await asyncio.gather(*asked)) == 100
+    assert sum(found.granted.requests for found in await asyncio.gather(*asked)) == 100
 
 
 async def test_the_query_services_login_counts_and_can_unsay_nothing(library: Library, tenant: str) -> None:

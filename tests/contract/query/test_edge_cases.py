@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from query.access.callers import Caller, Readable, readable
 from query.access.filters import Filters
-from query.answers.writing import Writing
+from query.answers.writing import AnswerSanitizer
 from query.auth import jwks, tokens
 from query.auth.jwks import KeySet
 from query.auth.tokens import Untrusted
@@ -237,7 +237,7 @@ async def test_a_probe_names_no_host(library: Library) -> None:
 @pytest.mark.parametrize("at_once", [1, 4_000])
 async def test_no_definition_makes_a_link_of_a_citation(written: str, at_once: int) -> None:
     """CommonMark takes them in lists and quotations too, and with labels of several lines."""
-    writing = Writing(numbered("The gate opens at nine."))
+    writing = AnswerSanitizer(numbered("The gate opens at nine."))
     pieces = [writing.feed(written[n : n + at_once]) for n in range(0, len(written), at_once)]
     shown = MarkdownIt("commonmark").render("".join([*pieces, writing.end()]))
     assert "<a " not in shown, shown
@@ -251,7 +251,7 @@ async def test_roles_of_another_shape_are_none(roles: object) -> None:
     """Some issuers write an object; every request of such a caller was a 500."""
     async with issuing() as issuer, httpx.AsyncClient() as client:
         keys = KeySet(issuer.jwks_url, keep_seconds=86_400, client=client)
-        who = await tokens.who(issuer.token(roles=roles), keys, AuthSettings(**issuer.settings()))
+        who = await tokens.identify(issuer.token(roles=roles), keys, AuthSettings(**issuer.settings()))
         assert not who.operator
         await keys.aclose()
 
@@ -260,10 +260,10 @@ async def test_an_address_that_is_not_verified_is_nobodys_however_it_is_said() -
     async with issuing() as issuer, httpx.AsyncClient() as client:
         keys, settings = KeySet(issuer.jwks_url, keep_seconds=86_400, client=client), AuthSettings(**issuer.settings())
         for said in (True, "true"):
-            assert (await tokens.who(issuer.token(email_verified=said), keys, settings)).principal == "ann"
+            assert (await tokens.identify(issuer.token(email_verified=said), keys, settings)).principal == "ann"
         for said in (False, "false", 0, ""):
             with pytest.raises(Untrusted):
-                await tokens.who(issuer.token(email_verified=said), keys, settings)
+                await tokens.identify(issuer.token(email_verified=said), keys, settings)
         await keys.aclose()
 
 
@@ -274,9 +274,9 @@ async def test_a_key_that_was_withdrawn_while_nobody_asked_opens_nothing() -> No
         keys = KeySet(issuer.jwks_url, keep_seconds=86_400, client=client, clock=lambda: now[0])
         settings = AuthSettings(**issuer.settings())
         stolen = issuer.token()
-        assert (await tokens.who(stolen, keys, settings)).principal == "ann"
+        assert (await tokens.identify(stolen, keys, settings)).principal == "ann"
         issuer.keys = [Key.rsa("k2")]
         now[0] += jwks.FRESH_SECONDS + 1
         with pytest.raises(Untrusted):
-            await tokens.who(stolen, keys, settings)
+            await tokens.identify(stolen, keys, settings)
         await keys.aclose()

@@ -11,7 +11,7 @@ from uuid import NAMESPACE_URL, uuid5
 from query.access.callers import Caller
 from query.answers import chat as chats
 from query.answers.answers import Answers
-from query.answers.model import Answer, Done, Event, Numbered
+from query.answers.model import Answer, Done, Event, NumberedPassage
 from query.model import CallerClass, Passage, Result
 from query.modes.material import Material, Question
 from query.settings import ChatSettings
@@ -41,8 +41,8 @@ def result(text: str, title: str = "Doc", *, document: str | None = None, **fiel
     return Result(passage, text, 1.0, {"keyword": 1}, headings=headings)
 
 
-def numbered(*texts: str, **fields: Any) -> list[Numbered]:
-    return [Numbered(n, result(text, f"Doc {n}", **fields), text) for n, text in enumerate(texts, start=1)]
+def numbered(*texts: str, **fields: Any) -> list[NumberedPassage]:
+    return [NumberedPassage(n, result(text, f"Doc {n}", **fields), text) for n, text in enumerate(texts, start=1)]
 
 
 def material(*results: Result, **fields: Any) -> Material:

@@ -30,7 +30,7 @@ from pipeline.core.trail import (
 )
 from pipeline.runtime.settings import RetentionSettings, TrailSettings
 from pipeline.trail import recorded
-from query.http.app import described
+from query.http.app import describe_app
 from query.http.audit_trail import ACTIONS, UNRECORDED
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -247,7 +247,7 @@ def test_a_command_is_recorded_under_the_systems_name_of_who_runs_it_whatever_th
 
 
 def test_every_route_is_recorded_or_said_not_to_be() -> None:
-    routes = {path for path in described().openapi()["paths"] if path.startswith("/v1")}
+    routes = {path for path in describe_app().openapi()["paths"] if path.startswith("/v1")}
     assert routes == ACTIONS.keys() | UNRECORDED
     assert not ACTIONS.keys() & UNRECORDED
 

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import Misconfigured, Retryable
-from query.auth.identity import Who
-from query.limits.budgets import Amounts, Meter, Most, Subject, Used, needs
+from query.auth.identity import Identity
+from query.limits.budgets import Amounts, BudgetUsage, Ceilings, Meter, Subject, typical_use
 from query.limits.quotas import Quotas, parse
 from query.problems import Problem
 from query.settings import ChatSettings, QuerySettings, ServeSettings
 from query.telemetry import QueryMetrics
 
-ANN, BOB = Who("token", "acme", "ann"), Who("token", "acme", "bob")
-OTHER = Who("token", "globex", "ann")
+ANN, BOB = Identity("token", "acme", "ann"), Identity("token", "acme", "bob")
+OTHER = Identity("token", "globex", "ann")
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
 
@@ -35,8 +35,8 @@ class Table:
     refused: int = 0
 
     async def use(
-        self, subject: Subject, *, since: datetime | None, spent: Amounts, wanted: Amounts, most: Most
-    ) -> Used:
+        self, subject: Subject, *, since: datetime | None, spent: Amounts, requested: Amounts, ceilings: Ceilings
+    ) -> BudgetUsage:
         if self.away:
             self.refused += 1
             raise Retryable("Postgres is away")
@@ -48,12 +48,12 @@ class Table:
         for n in range(3):
             if since is None or since == began:
                 used[n] = max(0.0, used[n] + spent[n])
-            limit = most[n]
+            limit = ceilings[n]
             if limit is not None:
-                given_[n] = max(0.0, min(wanted[n], limit - used[n]))
+                given_[n] = max(0.0, min(requested[n], limit - used[n]))
             used[n] += given_[n]
         self.rows[subject] = began, used
-        return Used(began, Amounts(*given_), Amounts(*used))
+        return BudgetUsage(began, Amounts(*given_), Amounts(*used))
 
     def used(self, tenant: str, caller: str = "") -> Amounts:
         return Amounts(*self.rows[Subject(tenant, caller, "day")][1])
@@ -74,14 +74,14 @@ def process(table: Table, limits: str, tmp_path: Path, *, rate: int = 1_000_000,
     return Meter(table, Quotas(path), settings, QueryMetrics(), clock=lambda: table.now)
 
 
-async def served(meter: Meter, who: Who, most: int = 10_000) -> int:
+async def served(meter: Meter, who: Identity, ceilings: int = 10_000) -> int:
     """How many searches are let in until one is not."""
-    for n in range(most):
+    for n in range(ceilings):
         try:
             (await meter.admit(who, "search")).close()
         except Problem:
             return n
-    return most
+    return ceilings
 
 
 async def test_what_all_processes_let_in_together_is_the_budget_and_few_requests_write(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ async def test_without_a_limit_use_is_counted_and_nobody_waits_for_it(tmp_path: 
         account.close()
     assert table.asked == 0
     table.away = True
-    await meter.note()
+    await meter.record_use()
     table.away = False
-    await meter.note()
-    await meter.note()
+    await meter.record_use()
+    await meter.record_use()
     assert (table.asked, table.used("acme")) == (1, Amounts(5, 3500, 2.5))
 
 
@@ -174,7 +174,7 @@ async def test_while_postgres_is_away_a_process_goes_on_with_the_portion_that_it
     with pytest.raises(Retryable):
         await meter.admit(ANN, "search")
     table.away = False
-    meter._away_until = 0.0  # a second later
+    meter._outage_until = 0.0  # a second later
     assert await served(meter, ANN) == 990
 
 
@@ -200,14 +200,14 @@ async def test_a_rate_holds_for_all_processes_but_for_a_portion_each(tmp_path: P
 
 @given(
     asked=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([ANN, BOB]), st.integers(0, 3000)), max_size=60),
-    most=st.integers(0, 20_000),
+    ceilings=st.integers(0, 20_000),
 )
 def test_what_is_used_is_never_more_than_the_budget_but_for_what_answers_took_beyond_their_reserve(
-    asked: list[tuple[int, Who, int]], most: int, tmp_path_factory: pytest.TempPathFactory
+    asked: list[tuple[int, Identity, int]], ceilings: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     async def play() -> None:
         table, folder = Table(), tmp_path_factory.mktemp("meter")
-        meters = [process(table, f"[default]\ntokens_per_day = {most}", folder, chat=True) for _ in range(3)]
+        meters = [process(table, f"[default]\ntokens_per_day = {ceilings}", folder, chat=True) for _ in range(3)]
         spent = beyond = 0
         for n, who, tokens in asked:
             try:
@@ -218,7 +218,7 @@ def test_what_is_used_is_never_more_than_the_budget_but_for_what_answers_took_be
             account.close()
             spent += tokens
             beyond += max(0, tokens - 1000)
-        assert spent <= most + beyond
+        assert spent <= ceilings + beyond
         for meter in meters:
             await meter.aclose()
         assert not spent or table.used("acme").tokens == spent
@@ -243,8 +243,8 @@ async def test_the_gauge_says_of_which_budget_most_is_used(tmp_path: Path) -> No
 
 def test_an_answer_reserves_what_found_passages_take() -> None:
     settings = QuerySettings(chat=ChatSettings(base_url="http://model/v1", model="m"))
-    assert needs(settings)["answer"].tokens == 6_000 + 1_024
-    assert needs(QuerySettings())["answer"].tokens == 0, "no model is asked"
+    assert typical_use(settings)["answer"].tokens == 6_000 + 1_024
+    assert typical_use(QuerySettings())["answer"].tokens == 0, "no model is asked"
 
 
 def test_a_tenants_entry_says_what_differs_from_the_default() -> None:

@@ -16,7 +16,7 @@ from pipeline.kafka.groups import group as group_name
 from pipeline.kafka.groups import groups
 from pipeline.maintenance.recover import open_recovery
 from pipeline.stages.stage import Incoming
-from query.modes.history import K
+from query.modes.history import NEAREST_CHUNKS
 from tests.support.pipeline.conversations_kit import (
     GATE,
     START,
@@ -175,7 +175,7 @@ async def test_nobody_reads_anothers_history(desk: Desk) -> None:
             assert found.pieces
             assert all(f"secret{n}x" in piece.text for piece in found.pieces)
             assert not any(f"secret{o}x" in p.text for o in range(len(askers)) if o != n for p in found.pieces)
-            assert len(found.pieces) == (3 if n % 2 else min(K, 4))
+            assert len(found.pieces) == (3 if n % 2 else min(NEAREST_CHUNKS, 4))
     for tenant, member in (
         ("acme", "nobody"),
         ("", "ada"),
@@ -197,14 +197,14 @@ async def test_the_nearest_chunks_are_exactly_the_nearest(desk: Desk) -> None:
     vectors = np.array([[float(x) for x in row[4].strip("[]").split(",")] for row in chunks])
     for word in words:
         question = await desk.embedder.embed_query(f"the {word}")
-        wanted = [chunks[i][1] for i in np.argsort(-(vectors @ question), kind="stable")[:K]]
+        wanted = [chunks[i][1] for i in np.argsort(-(vectors @ question), kind="stable")[:NEAREST_CHUNKS]]
         found = await desk.history(f"the {word}")
         assert (found.served, [p.text for p in found.pieces]) == ("nearest", wanted)
         assert word in found.pieces[0].text
         assert found.pieces[0].score == pytest.approx(float(np.max(vectors @ question)), abs=2e-3)
     small = await desk.history("the visa", budget=chunks[0][2] * 2)
     assert len(small.pieces) == 2
-    assert small.notes == [f"the history's {K - 2} chunks did not fit the budget"]
+    assert small.notes == [f"the history's {NEAREST_CHUNKS - 2} chunks did not fit the budget"]
     plan = await desk.space.query(
         "EXPLAIN SELECT FROM conversation_chunks WHERE tenant = 'acme' AND member = 'ada' ORDER BY embedding <=> %s",
         chunks[0][4],

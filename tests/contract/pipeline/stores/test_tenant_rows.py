@@ -121,19 +121,19 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
     generation = library.generation
     may = Readable(ids.access, ("wiki/staff",), ())
     narrow = Filters(sources=("wiki",), authors=("ann",))
-    scope = survey.Scope(generation, HELD, caller.tags, ids.access, NONE)
+    scope = survey.ReadScope(generation, HELD, caller.tags, ids.access, NONE)
     offered = [cache.ChunkKey(chunk, document) for chunk, document in ids.chunks.items()]
     vector = await library.embedder.embed_query("text")
     ask: list[Callable[[], Awaitable[Any]]] = [
         lambda: access.identify(connection, HELD, principals=["ann"], tags=["staff"]),
         lambda: access.readable(connection, caller),
         lambda: cache.changed_since(connection, taken, generation.name, caller, may),
-        lambda: survey.of_sources(connection, may, ("wiki",)),
-        lambda: survey.survey(connection, scope, most_tokens=None),
+        lambda: survey.access_ids_of(connection, may, ("wiki",)),
+        lambda: survey.survey(connection, scope, max_tokens=None),
         lambda: survey.coverage(connection, scope),
         lambda: connection.execute(*survey.build_coverage(scope, max(ids.documents))),
         lambda: whole.read(connection, scope, ids.documents, budget_tokens=100),
-        lambda: whole.readable_of(connection, scope, ids.documents),
+        lambda: whole.readable_ids(connection, scope, ids.documents),
         lambda: past.needs_vector(connection, HELD, "bob"),
         lambda: conversations.history(connection, caller, "ann", 1000),
         lambda: conversations.history(connection, caller, "bob", 1000, question=(generation, vector)),
@@ -143,19 +143,19 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
             reading._FACETS,
             {"ids": list(ids.access), "tenant": HELD, "of_a_set": 100, "documents": 100, "values": 50},
         ),
-        lambda: review.waiting(connection, caller),
-        lambda: review.given(connection, HELD),
+        lambda: review.list_pending(connection, caller),
+        lambda: review.list_feedback(connection, HELD),
         *(lambda id_=id_: reading.read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
         *(lambda id_=id_: reading.may_read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
         *(lambda id_=id_: review.resolve(connection, HELD, id_, "right") for id_ in ids.answers),  # type: ignore[misc]
         *(
-            lambda id_=id_: review.give(  # type: ignore[misc]
+            lambda id_=id_: review.store_feedback(  # type: ignore[misc]
                 connection, caller, [sha256(b"bob").digest()], review.Feedback("up", answer_id=id_)
             )
             for id_ in ids.answers
         ),
         lambda: connection.execute(
-            review._ONLY_THE_LATEST,
+            review._DELETE_OLDER,
             {
                 "tenant": HELD,
                 "giver": b"",

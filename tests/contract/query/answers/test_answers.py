@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.errors import Misconfigured, Retryable
 from query.access.callers import Caller
-from query.answers.answers import CROWDED, NO_MODEL, Answers
+from query.answers.answers import NO_MODEL, NO_ROOM, Answers
 from query.answers.chat import by_settings
 from query.answers.model import NO_INFORMATION, Cited, Delta, Done, Failed, Sources, answer_json, sources_json
 from query.answers.openai_chat import OpenAIChat
@@ -155,7 +155,7 @@ async def test_the_prompt_fits_the_models_window(fake: FakeChat) -> None:
 
 async def test_a_question_that_fills_the_window_is_answered_with_the_passages(fake: FakeChat) -> None:
     answer = await ask(PUMPS, fake, f"{QUESTION} {'pump ' * 1_500}", window_tokens=2_048, answer_tokens=500)
-    assert (answer.degraded, answer.notes) == (True, (CROWDED,))
+    assert (answer.degraded, answer.notes) == (True, (NO_ROOM,))
     assert "> The reactor is cooled by two pumps." in answer.text
     assert fake.stats.requests == 0
 

@@ -25,21 +25,21 @@ async def fake() -> AsyncIterator[FakeChat]:
 
 
 FAILING: list[tuple[dict[str, Any], str]] = [
-    ({"errors": 1}, "answers 503"),
-    ({"errors": 1, "error_status": 500}, "answers 500"),
-    ({"throttle": 1, "throttle_headers": {}}, "answers 429"),
-    ({"quota": True}, "used up"),
+    ({"errors": 1}, "responded with 503"),
+    ({"errors": 1, "error_status": 500}, "responded with 500"),
+    ({"throttle": 1, "throttle_headers": {}}, "responded with 429"),
+    ({"quota": True}, "quota is exhausted"),
     ({"disconnect": 1}, "cannot be reached"),
     ({"hang": 1}, "too slow"),
     ({"latency_seconds": 30.0}, "too slow"),
     ({"token_seconds": 0.7}, "too slow"),
     ({"stall": 1}, "too slow"),
     ({"cut": 1}, "chat server"),
-    ({"unfinished": 1}, "broke off"),
+    ({"unfinished": 1}, "before it was complete"),
     ({"error_event": 1}, "broke off"),
-    ({"empty": 1}, "wrote nothing"),
+    ({"empty": 1}, "returned an empty answer"),
     ({"not_json": 1}, "chat server"),
-    ({"garbage": 1}, "cannot be read"),
+    ({"garbage": 1}, "response is invalid"),
     ({"too_long": True}, "context_length_exceeded"),
 ]
 
@@ -85,7 +85,7 @@ async def test_a_server_that_asks_to_be_left_alone_is() -> None:
             assert (await answers.whole(Question(QUESTION), CALLER)).degraded
             second = await answers.whole(Question(QUESTION), CALLER)
         assert fake.stats.requests == 1
-        assert "left alone" in second.notes[0]
+        assert "requested a pause" in second.notes[0]
 
 
 async def test_whoever_leaves_takes_the_request_to_the_model_along(fake: FakeChat) -> None:

@@ -242,7 +242,7 @@ async def test_the_same_conversation_sent_again_stays_readable_and_forgetting_le
     assistant: Assistant,
 ) -> None:
     library, tenant = assistant.library, assistant.tenant
-    await library.execute("DELETE FROM answer_provenance WHERE tenant = %s", tenant)  # as after KNOWN_DAYS
+    await library.execute("DELETE FROM answer_provenance WHERE tenant = %s", tenant)  # as after PROVENANCE_DAYS
     await assistant.send(assistant.said)
     assert SECRET in await assistant.prompt(QUESTION)
     assert len(await library.execute("SELECT answer_id FROM conversation_provenance WHERE tenant = %s", tenant)) == 2

@@ -19,7 +19,7 @@ from query.answers import review
 from query.answers.answers import Answers
 from query.answers.model import NO_INFORMATION, Answer
 from query.answers.openai_chat import OpenAIChat
-from query.answers.review import Feedback, Waiting
+from query.answers.review import Feedback, ReviewEntry
 from query.model import BadQuery, CallerClass
 from query.modes.gather import Modes
 from query.modes.history import History, Piece
@@ -58,9 +58,9 @@ async def asked(library: Library, tenant: str, *tags: str, **faults: object) -> 
         return await ready.whole(Question(QUESTION), await library.caller(tenant, *tags))
 
 
-async def waiting(library: Library, operator: Caller, **fields: object) -> list[Waiting]:
+async def waiting(library: Library, operator: Caller, **fields: object) -> list[ReviewEntry]:
     async with library.pool.connection() as connection:
-        return await review.waiting(connection, operator, **fields)  # type: ignore[arg-type]
+        return await review.list_pending(connection, operator, **fields)  # type: ignore[arg-type]
 
 
 # Answers
@@ -108,7 +108,7 @@ async def test_a_doubtful_answer_waits_for_somebody_to_look_at_it(library: Libra
     assert entry.answer == answer.text
     assert entry.unsupported == [UNSUPPORTED]
     assert len(entry.chunks) == len(entry.documents) == 1
-    assert json.loads(json.dumps(review.waiting_json(entry)))["support"] == pytest.approx(0.5)
+    assert json.loads(json.dumps(review.entry_json(entry)))["support"] == pytest.approx(0.5)
     async with library.pool.connection() as connection:
         assert not await review.resolve(connection, f"{tenant}x", answer.answer_id, "wrong")
         assert await review.resolve(connection, tenant, answer.answer_id, "wrong")
@@ -144,7 +144,7 @@ async def test_another_tenants_operator_sees_nothing(library: Library, tenant: s
     other = await library.caller(f"{tenant}x", "staff")
     assert await waiting(library, other) == []
     async with library.pool.connection() as connection:
-        assert await review.given(connection, other.tenant) == []
+        assert await review.list_feedback(connection, other.tenant) == []
 
 
 class Remembering:
@@ -207,12 +207,12 @@ KEYS = [b"the installation's key, long and random"]
 
 
 def voice(tenant: str, name: str, *, keys: list[bytes] = KEYS, api_key: str | None = None) -> list[bytes]:
-    return review.givers(keys, tenant, principal=name, key=api_key)
+    return review.author_digests(keys, tenant, principal=name, key=api_key)
 
 
 async def give(library: Library, caller: Caller, by: list[bytes], feedback: Feedback) -> None:
     async with library.pool.connection() as connection:
-        await review.give(connection, caller, by, feedback)
+        await review.store_feedback(connection, caller, by, feedback)
 
 
 async def stored(library: Library, tenant: str) -> list[tuple[bytes, str, object, object]]:
@@ -237,7 +237,7 @@ async def test_one_voice_a_person(library: Library, tenant: str) -> None:
         feedback = Feedback(thumb, answer.answer_id, note="hm")  # type: ignore[arg-type]
         await give(library, staff, voice(tenant, name, api_key=api_key), feedback)
     async with library.pool.connection() as connection:
-        given = await review.given(connection, tenant)
+        given = await review.list_feedback(connection, tenant)
     [(names,)] = await library.execute(
         "SELECT string_agg(f::text, ' ') FROM answer_feedback f WHERE tenant = %s", tenant
     )
@@ -265,8 +265,8 @@ async def test_whoever_reads_the_table_cannot_find_out_by_guessing_who_gave_feed
         )
     ]
     assert giver not in {hashlib.sha256(guess.encode()).digest() for guess in guesses}
-    assert giver not in review.givers_of([b"another installation's key, as long"], tenant, "ann")
-    assert giver in review.givers_of(KEYS, tenant, "ann")
+    assert giver not in review.author_digests_of_person([b"another installation's key, as long"], tenant, "ann")
+    assert giver in review.author_digests_of_person(KEYS, tenant, "ann")
 
 
 async def test_one_voice_a_person_although_the_key_is_another_one_now(library: Library, tenant: str) -> None:
@@ -311,7 +311,7 @@ async def test_feedback_about_what_somebody_was_not_shown_is_not_kept(library: L
 async def test_a_caller_keeps_one_row_a_passage_and_no_more_than_the_newest(
     library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(review, "MOST_KEPT", 3)
+    monkeypatch.setattr(review, "MAX_FEEDBACK_PER_CALLER", 3)
     await library.put(*(document(f"{n}.md", f"Pump {n} hums.", tenant=tenant, acl_tags=["staff"]) for n in range(5)))
     staff, chunks = await library.caller(tenant, "staff"), await passages(library, tenant)
     assert len(chunks) == 5

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from jsonschema import Draft202012Validator
 
-from query.http.app import described
+from query.http.app import describe_app
 from query.settings import FeedbackSettings
 from tests.support.query.http_kit import FEEDBACK_KEY, World, as_, problem, service_over, write_keys
 from tests.support.query.library import Library, access, document
@@ -53,7 +53,7 @@ async def test_search_answers_in_the_described_shape(world: World, tenant: str) 
 
 def assert_described(path: str, method: str, told: Any) -> None:
     """What was answered is what /openapi.json says of it."""
-    description = described().openapi()
+    description = describe_app().openapi()
     schema = description["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"]
     Draft202012Validator({**schema, "components": description["components"]}).validate(told)
 

@@ -18,9 +18,9 @@ from mcp_types import TextContent
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
-from query.http.app import described
+from query.http.app import describe_app
 from query.mcp.endpoint import mount
-from query.mcp.shapes import FETCHED_CHARACTERS, NOTICE
+from query.mcp.shapes import MAX_FETCHED_CHARACTERS, NOTICE
 from query.service import Service
 from tests.support.query.http_kit import as_, service_over
 from tests.support.query.library import Library, WordEmbedder, access, document
@@ -132,7 +132,7 @@ async def test_a_long_document_comes_in_parts(ann: Person) -> None:
     while True:
         part = await call(ann, "fetch", id=doc("long.md"), offset=offset)
         text, parts = text + part["text"], parts + 1
-        assert len(part["text"]) <= FETCHED_CHARACTERS
+        assert len(part["text"]) <= MAX_FETCHED_CHARACTERS
         if (next_offset := part["metadata"].get("next_offset")) is None:
             break
         offset = next_offset
@@ -288,7 +288,7 @@ async def test_its_requests_are_counted_as_its_own(served: Served) -> None:
 
 async def test_the_endpoint_answers_nobody_without_the_gate(served: Served) -> None:
     """Mounted where nobody has asked who calls, it refuses rather than guess."""
-    bare = described()
+    bare = describe_app()
     mount(bare, served.service)
     async with (
         bare.router.lifespan_context(bare),

@@ -13,7 +13,7 @@ from pipeline.stages.stage import Incoming
 from query.embedding.embedders import QueryEmbedder
 from query.modes.budget import HISTORY_SHARE
 from query.modes.gather import Modes
-from query.modes.history import K
+from query.modes.history import NEAREST_CHUNKS
 from query.modes.material import Material, Question
 from query.settings import ChatSettings, RetrievalSettings
 from tests.support.pipeline.conversations_kit import known, recorded, sent
@@ -74,7 +74,7 @@ async def test_a_long_history_is_searched_by_meaning(library: Library, tenant: s
     await record(library, tenant, "ada", 80, topic="travel")
     found = await gather(library, tenant, Question("travel number 7", member="ada"))
     assert found.history is not None
-    assert (found.history.served, len(found.history.pieces)) == ("nearest", K)
+    assert (found.history.served, len(found.history.pieces)) == ("nearest", NEAREST_CHUNKS)
     assert found.notes == []
     small = await gather(library, tenant, Question("travel number 7", member="ada"), budget=1_000)
     assert small.history is not None

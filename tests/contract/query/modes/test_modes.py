@@ -23,7 +23,7 @@ from query.modes.budget import PASSAGE_TOKENS
 from query.modes.decide import Coverage
 from query.modes.gather import Modes
 from query.modes.material import Material, Question
-from query.modes.survey import Scope, coverage
+from query.modes.survey import ReadScope, coverage
 from query.retrieval.search import Search
 from query.settings import ChatSettings, RetrievalSettings
 from tests.support.query.leak_paths import BrokenModel
@@ -233,7 +233,7 @@ async def test_where_much_is_not_embedded_it_is_read_or_found_by_keyword(library
     await library.keywords.converge(library.generation, ids)
     found = await gather(library, caller, Question("tide20 harbour"), budget=tight)
     assert (found.mode, documents_of(found)[0]) == ("keyword", "20.md")
-    assert found.notes == ["24 % of the passages have no embedding yet: found by keyword alone"]
+    assert found.notes == ["24 % of the passages have no embedding yet: only keyword search was used"]
     assert step(found, "embedded") == {"missing_percent": 24, "chunks": 21, "missing": 5}
 
     trimmed = await gather(library, caller, budget=round(tokens / 1.5))
@@ -294,7 +294,7 @@ async def test_a_personal_collection_without_the_model_is_found_by_keyword_and_s
     found = await gather(library, caller, question, budget=300, personal="diary", search=search)
     assert found.mode == "keyword"
     assert "7.md" in documents_of(found)
-    assert found.notes == ["found by keyword and not by meaning: the model is overloaded (429)"]
+    assert found.notes == ["keyword search was used instead of vector search: the model is overloaded (429)"]
     assert step(found, "semantic")["degraded"] is True
     assert step(found, "mode")["mode"] == "semantic"
 
@@ -345,8 +345,8 @@ async def test_nobody_in_particular_is_given_nothing(library: Library, tenant: s
 async def test_more_documents_than_are_looked_at(
     library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surveying, "FIRST_LOOK", 2)
-    monkeypatch.setattr(surveying, "MOST_DOCUMENTS", 5)
+    monkeypatch.setattr(surveying, "FIRST_SURVEY_DOCUMENTS", 2)
+    monkeypatch.setattr(surveying, "MAX_SURVEYED_DOCUMENTS", 5)
     await library.put(*(note(tenant, n, source="diary") for n in range(6)))
     caller = await library.caller(tenant, "staff")
     found = await gather(library, caller)
@@ -358,9 +358,9 @@ async def test_more_documents_than_are_looked_at(
         await gather(library, caller, Question("tide", mode="long_context"))
     personal = await gather(library, caller, Question("tide3", collection="diary"), personal="diary")
     assert personal.mode == "semantic"
-    assert [said for said in personal.notes if "the newest are not looked for" in said]
+    assert [said for said in personal.notes if "documents are not included" in said]
     assert step(personal, "recent")["degraded"] is True
-    monkeypatch.setattr(surveying, "MOST_DOCUMENTS", 6)
+    monkeypatch.setattr(surveying, "MAX_SURVEYED_DOCUMENTS", 6)
     assert len(documents_of(await gather(library, caller))) == 6
 
 
@@ -372,7 +372,7 @@ async def test_a_ledger_that_is_held_up_delays_no_decision_for_long(
     monkeypatch.setattr(gathering, "SURVEY_SECONDS", 0.2)
     given_up = asyncio.Event()
 
-    async def looking(connection: Connection, scope: Scope) -> Coverage:
+    async def looking(connection: Connection, scope: ReadScope) -> Coverage:
         try:
             return await coverage(connection, scope)
         finally:
@@ -386,8 +386,8 @@ async def test_a_ledger_that_is_held_up_delays_no_decision_for_long(
         await holding.rollback()
     found = await asked
     assert (found.mode, documents_of(found)) == ("hybrid", ["1.md"])
-    assert found.notes[0].startswith("whether everything fits was not found out: counting what may be read")
-    assert found.notes[1].startswith("how much is embedded was not found out: counting what is embedded")
+    assert found.notes[0].startswith("it is not known whether everything fits the budget: counting what may be read")
+    assert found.notes[1].startswith("it is not known how many passages are embedded: counting what is embedded")
     assert step(found, "long_context")["degraded"] is step(found, "embedded")["degraded"] is True
 
 

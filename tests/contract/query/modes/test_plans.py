@@ -15,9 +15,17 @@ from pipeline.stores.postgres import Connection
 from query.access.callers import Caller, readable
 from query.access.filters import NONE, Filters
 from query.modes import survey as surveying
-from query.modes.documents import read, readable_of
+from query.modes.documents import read, readable_ids
 from query.modes.history import history
-from query.modes.survey import COVERED_DOCUMENTS, LOCAL_SETTINGS, SAMPLED_ROWS, Scope, coverage, of_sources, survey
+from query.modes.survey import (
+    COVERED_DOCUMENTS,
+    LOCAL_SETTINGS,
+    SAMPLED_ROWS,
+    ReadScope,
+    access_ids_of,
+    coverage,
+    survey,
+)
 from tests.contract.pipeline.ledger.test_plans import Explaining
 from tests.support.deploy.roles_kit import run_file
 from tests.support.query.library import Library, WordEmbedder
@@ -87,10 +95,10 @@ async def ledger(library: Library, request: pytest.FixtureRequest) -> AsyncItera
         await connection.rollback()
 
 
-async def scope_of(connection: Connection, *tags: str, filters: Filters = NONE) -> Scope:
+async def scope_of(connection: Connection, *tags: str, filters: Filters = NONE) -> ReadScope:
     may = await readable(connection, Caller("acme", frozenset(tags)))
-    sources = await of_sources(connection, may, filters.sources)
-    return Scope(await generations.active(connection), "acme", frozenset(tags), sources, filters)
+    sources = await access_ids_of(connection, may, filters.sources)
+    return ReadScope(await generations.active(connection), "acme", frozenset(tags), sources, filters)
 
 
 async def test_deciding_reads_no_more_in_a_large_library(ledger: Connection) -> None:
@@ -101,19 +109,19 @@ async def test_deciding_reads_no_more_in_a_large_library(ledger: Connection) -> 
     assert len(few.access_ids) == 10
     some = [id_ for (id_,) in await (await ledger.execute("SELECT id FROM documents LIMIT 100")).fetchall()]
     hot: dict[str, tuple[int, Callable[[Any], Awaitable[Any]]]] = {
-        "everything, up to 60,000 tokens": (1_025, lambda c: survey(c, wide, most_tokens=60_000)),
-        "everything, up to 300,000 tokens": (16_385, lambda c: survey(c, wide, most_tokens=300_000)),
-        "a collection": (1_025, lambda c: survey(c, few, most_tokens=60_000)),
-        "a filter that few satisfy": (2 * 16_385, lambda c: survey(c, rare, most_tokens=60_000)),
-        "everything, for the newest": (16_385, lambda c: survey(c, wide, most_tokens=None)),
-        "nothing": (100, lambda c: survey(c, nobody, most_tokens=None)),
+        "everything, up to 60,000 tokens": (1_025, lambda c: survey(c, wide, max_tokens=60_000)),
+        "everything, up to 300,000 tokens": (16_385, lambda c: survey(c, wide, max_tokens=300_000)),
+        "a collection": (1_025, lambda c: survey(c, few, max_tokens=60_000)),
+        "a filter that few satisfy": (2 * 16_385, lambda c: survey(c, rare, max_tokens=60_000)),
+        "everything, for the newest": (16_385, lambda c: survey(c, wide, max_tokens=None)),
+        "nothing": (100, lambda c: survey(c, nobody, max_tokens=None)),
         "what is embedded of everything": (2 * SAMPLED_ROWS[0], lambda c: coverage(c, wide)),
         "what is embedded of a collection": (2 * SAMPLED_ROWS[0], lambda c: coverage(c, few)),
         "what is embedded of nothing": (100, lambda c: coverage(c, nobody)),
     }
     asker = Caller("acme", frozenset({"wiki/all", "mail/few"}))
     named: dict[str, tuple[int, Callable[[Any], Awaitable[Any]]]] = {
-        "documents that are named": (200, lambda c: readable_of(c, wide, some)),
+        "documents that are named": (200, lambda c: readable_ids(c, wide, some)),
         "a history of 20 answers, each of 50 documents": (2_000, lambda c: history(c, asker, "ada", 10_000)),
         "their texts": (200, lambda c: read(c, wide, some[:16], budget_tokens=1_000)),
     }
@@ -141,7 +149,7 @@ async def test_a_sample_tells_the_share_of_all(ledger: Connection) -> None:
 
 async def test_what_is_counted_is_all_that_may_be_read(ledger: Connection) -> None:
     few = await scope_of(ledger, "mail/few")
-    found = await survey(ledger, few, most_tokens=None)
+    found = await survey(ledger, few, max_tokens=None)
     assert (found.complete, len(found.documents)) == (True, 2_000)
     assert found.size.tokens == 2_000 * (1 + surveying.PASSAGE_TOKENS)
-    assert not (await survey(ledger, few, most_tokens=1_000)).complete
+    assert not (await survey(ledger, few, max_tokens=1_000)).complete

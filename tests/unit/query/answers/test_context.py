@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.embedding.tokens import byte_pairs
-from query.answers.context import CUT, DELIMITER_TOKENS, build
+from query.answers.context import CUT_NOTICE, DELIMITER_TOKENS, build
 from query.answers.sentences import sentences
 from query.answers.visible import quotable, visible
 from tests.support.query.answers_kit import result
@@ -47,7 +47,7 @@ def test_a_passage_that_does_not_fit_is_left_out_and_a_shorter_one_still_fits() 
     assert [p.result.passage.title for p in context.passages] == ["A", "C"]
     assert [p.n for p in context.passages] == [1, 2]
     assert not any(p.cut for p in context.passages)
-    assert (context.left_out, context.notes) == (1, ["1 passage did not fit into what the model reads"])
+    assert (context.left_out, context.notes) == (1, ["1 passage did not fit into the model's context"])
 
 
 def test_a_whole_document_ends_with_a_sentence_and_has_no_gap() -> None:
@@ -58,7 +58,7 @@ def test_a_whole_document_ends_with_a_sentence_and_has_no_gap() -> None:
     context = build(results, whole=True, budget_tokens=250, count=count)
     [only] = context.shown
     assert only.passage.cut
-    assert only.body.endswith(CUT)
+    assert only.body.endswith(CUT_NOTICE)
     assert only.passage.text == " ".join(sentence(m) for m in range(only.passage.text.count("Number")))
     assert context.left_out == 1
     assert len(context.notes) == 2

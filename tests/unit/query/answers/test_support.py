@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from query.answers.sentences import read, stem
-from query.answers.support import Claim, Evidence, claims_of, examine, is_no_information, supported
+from query.answers.sentences import stem, terms_of
+from query.answers.support import Claim, Evidence, claims_of, examine, is_no_information, is_supported
 
 RUNBOOK = """Database failover. The primary is db-01 in Frankfurt. If it does not answer for 30 seconds, the watchdog
 promotes db-02. Promotion takes about 2 minutes. During that time writes are refused with error ERR_4711, and reads go
@@ -79,18 +79,18 @@ NOT_SEEN = frozenset(
 """What words alone cannot tell, written down so that nobody believes otherwise."""
 
 
-def is_supported(text: str, cites: int) -> bool:
-    return supported(Claim(text, (cites,), True), {cites: Evidence(PASSAGES[cites])})
+def passes(text: str, cites: int) -> bool:
+    return is_supported(Claim(text, (cites,), True), {cites: Evidence(PASSAGES[cites])})
 
 
 @pytest.mark.parametrize(("text", "cites"), SUPPORTED)
 def test_supported(text: str, cites: int) -> None:
-    assert is_supported(text, cites)
+    assert passes(text, cites)
 
 
 @pytest.mark.parametrize(("text", "cites", "why"), UNSUPPORTED)
 def test_unsupported(text: str, cites: int, why: str) -> None:
-    assert is_supported(text, cites) == (text in NOT_SEEN), why
+    assert passes(text, cites) == (text in NOT_SEEN), why
 
 
 def test_the_set_as_a_whole() -> None:
@@ -102,15 +102,15 @@ def test_the_set_as_a_whole() -> None:
 def test_two_passages_together_support_what_neither_says_alone() -> None:
     evidence = {1: Evidence(RUNBOOK), 2: Evidence(POLICY)}
     text = "Promotion takes about 2 minutes, and hotels cost at most 140 euros a night."
-    assert supported(Claim(text, (1, 2), True), evidence)
-    assert not supported(Claim(text, (1,), True), evidence)
+    assert is_supported(Claim(text, (1, 2), True), evidence)
+    assert not is_supported(Claim(text, (1,), True), evidence)
 
 
 def test_words_that_stand_far_apart_support_nothing() -> None:
     filler = " ".join(f"Paragraph {n} is about other things entirely." for n in range(30))
     far = f"The zeppelin was painted. {filler} The customers complained. {filler} Somebody paid in Lisbon by cheque."
     claim = Claim("The customers paid the painted zeppelin by cheque", (1,), True)
-    assert not supported(claim, {1: Evidence(far)})
+    assert not is_supported(claim, {1: Evidence(far)})
 
 
 def test_what_is_a_claim_and_what_it_cites() -> None:
@@ -161,11 +161,11 @@ def test_that_there_is_no_information_is_no_claim(text: str, says_so: bool) -> N
 def test_other_scripts_are_read() -> None:
     passage = "\u4e3b\u6570\u636e\u5e93\u5728\u6cd5\u5170\u514b\u798f\u3002"
     evidence = {1: Evidence(passage)}
-    assert supported(Claim(passage, (1,), True), evidence)
-    assert not supported(Claim("\u5907\u4efd\u6bcf\u5929\u665a\u4e0a\u5199\u5165", (1,), True), evidence)
+    assert is_supported(Claim(passage, (1,), True), evidence)
+    assert not is_supported(Claim("\u5907\u4efd\u6bcf\u5929\u665a\u4e0a\u5199\u5165", (1,), True), evidence)
 
 
 def test_numbers_and_forms_of_a_word_meet() -> None:
-    assert read("1,500 euros, 3.0 and three").numbers == {"1500", "3"}
+    assert terms_of("1,500 euros, 3.0 and three").numbers == {"1500", "3"}
     assert stem("requests") == stem("requested") == stem("request")
-    assert read("don't stop").negated
+    assert terms_of("don't stop").negated

@@ -12,7 +12,7 @@ from pydoc_data.topics import topics
 import pytest
 
 from query.answers.sentences import sentences
-from query.answers.support import Claim, Evidence, says_something, supported
+from query.answers.support import Claim, Evidence, is_checkable, is_supported
 from query.answers.visible import visible
 
 _NAME = re.compile(r"\b[a-z]+_[a-z_]+\b|\b[A-Z][a-z]+[A-Z]\w+\b")
@@ -26,7 +26,7 @@ Changed = tuple[str, str] | None
 
 def _prose(text: str) -> list[str]:
     flat = (" ".join(sentence.split()) for sentence in sentences(visible(text)))
-    return [s for s in flat if len(s.split()) >= 7 and "::=" not in s and says_something(s)][:25]
+    return [s for s in flat if len(s.split()) >= 7 and "::=" not in s and is_checkable(s)][:25]
 
 
 @cache
@@ -86,7 +86,7 @@ def test_share_that_is_taken_for_supported(
     """Bounds are wide of what was measured (docs/answers.md): the text differs between versions of Python."""
     dice = random.Random(7)
     verdicts = [
-        supported(Claim(changed[0], (1,), True), {1: evidence(changed[1])})
+        is_supported(Claim(changed[0], (1,), True), {1: evidence(changed[1])})
         for topic, prose in prose_of().items()
         for sentence in prose
         if (changed := change(topic, sentence, dice)) is not None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from query.answers.writing import Writing, scrubbed
+from query.answers.writing import AnswerSanitizer, sanitize
 from tests.support.query.answers_kit import numbered
 
 SOURCE = "https://wiki.example/a"
@@ -18,7 +18,7 @@ PASSAGES = numbered("See https://docs.example/x for more.", "Two.", "Three.", so
 
 
 def shown(text: str) -> str:
-    return scrubbed(text, PASSAGES)[0]
+    return sanitize(text, PASSAGES)[0]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_shown(written: str, seen: str) -> None:
 
 
 def test_what_was_met_is_counted() -> None:
-    _, found = scrubbed("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]", PASSAGES)
+    _, found = sanitize("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]", PASSAGES)
     assert (found.cited, found.bad_citations) == ([2, 1], [7])
     assert found.removed == 3  # the mark of an image, its address, and the element
 
@@ -184,7 +184,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=24).map("".join)
 
 @given(TEXTS, st.lists(st.integers(1, 5), min_size=1, max_size=8))
 def test_however_it_is_cut_the_same_is_shown(text: str, sizes: list[int]) -> None:
-    writing, out, at, turn = Writing(PASSAGES), "", 0, 0
+    writing, out, at, turn = AnswerSanitizer(PASSAGES), "", 0, 0
     while at < len(text):
         size = sizes[turn % len(sizes)]
         out += writing.feed(text[at : at + size])
@@ -199,14 +199,14 @@ def test_no_mixture_of_marks_points_anywhere_but_to_a_source(text: str) -> None:
 
 @given(TEXTS)
 def test_only_passages_that_exist_are_cited(text: str) -> None:
-    out, found = scrubbed(text, PASSAGES)
+    out, found = sanitize(text, PASSAGES)
     prose = re.sub(r"`[^`]*`?", "", out)
     assert {int(n) for n in re.findall(r"(?<!\!)\[(\d+)\]", prose)} <= {1, 2, 3}
     assert set(found.cited) <= {1, 2, 3}
 
 
 def test_words_are_not_held_back() -> None:
-    writing = Writing(PASSAGES)
+    writing = AnswerSanitizer(PASSAGES)
     assert [writing.feed(piece) for piece in ("The ", "answer", " is", " five", ".", " [1", "]", " And")] == [
         "The",
         " answer",

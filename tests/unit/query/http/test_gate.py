@@ -9,8 +9,8 @@ from typing import Any, cast
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from query.auth.identity import Who
-from query.http.gate import BODIES_BYTES_PER_TENANT, Gate
+from query.auth.identity import Identity
+from query.http.gate import MAX_TENANT_BODIES_BYTES, Gate
 from query.limits.concurrency import Limits
 from query.settings import ServeSettings
 from query.telemetry import QueryMetrics
@@ -21,8 +21,8 @@ MEGABYTE = 2**20
 class Authenticator:
     development = False
 
-    async def authenticate(self, headers: Headers) -> Who:
-        return Who("token", headers["x-tenant"], headers["x-principal"])
+    async def authenticate(self, headers: Headers) -> Identity:
+        return Identity("token", headers["x-tenant"], headers["x-principal"])
 
 
 class Meter:
@@ -77,7 +77,7 @@ async def test_callers_of_one_tenant_that_never_finish_sending_hold_a_bounded_sh
         metrics=metrics,
         settings=settings,
     )
-    most = BODIES_BYTES_PER_TENANT // MEGABYTE
+    most = MAX_TENANT_BODIES_BYTES // MEGABYTE
     slow = [Asked(gate, "acme", f"user {n // 100}", MEGABYTE) for n in range(200)]
     await asyncio.sleep(0.1)
     assert sum(not request.answer for request in slow) == most

@@ -24,7 +24,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.runtime.home import DEVELOPMENT_FILE, development_token, made_development_token
 from query.auth.api_keys import KeyFile, parse
 from query.auth.authenticator import Authenticator, open_authenticator, require
-from query.auth.identity import Who
+from query.auth.identity import Identity
 from query.problems import Problem
 from query.settings import AuthSettings, ServeSettings
 from tests.support.deploy.deploy_kit import ROOT
@@ -42,20 +42,20 @@ def test_a_key_says_which_service_asks_and_as_whom(tmp_path: Path) -> None:
         watcher={"key": "three", "tenant": "acme", "operator": True},
     )
     keys = KeyFile(path)
-    assert keys.who("one") == Who("key", "acme", None, ("wiki/staff", "crew"), "extended", key="bot")
-    assert keys.who("two") == Who("key", "globex", "ann@globex", key="person")
-    assert keys.who("three") == Who("key", "acme", None, operator=True, key="watcher")
+    assert keys.identify("one") == Identity("key", "acme", None, ("wiki/staff", "crew"), "extended", key="bot")
+    assert keys.identify("two") == Identity("key", "globex", "ann@globex", key="person")
+    assert keys.identify("three") == Identity("key", "acme", None, operator=True, key="watcher")
     for wrong in ("", "One", "one ", HASH, "\udcff", "é"):
-        assert keys.who(wrong) is None
+        assert keys.identify(wrong) is None
 
 
 def test_a_key_that_is_taken_away_is_gone_at_the_next_request(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
     keys = KeyFile(path)
-    assert keys.who("one") is not None
+    assert keys.identify("one") is not None
     write_keys(path, other={"key": "two", "tenant": "acme", "tags": ["x"]})
-    assert keys.who("one") is None
-    assert keys.who("two") is not None
+    assert keys.identify("one") is None
+    assert keys.identify("two") is not None
 
 
 def test_a_key_opens_nothing_once_it_has_expired(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_a_key_opens_nothing_once_it_has_expired(tmp_path: Path) -> None:
             new={"key": "two", "tenant": "acme", "tags": ["x"], "expires": now + timedelta(hours=1)},
         )
     )
-    assert keys.who("one") is None
-    assert keys.who("two") == Who("key", "acme", None, ("x",), key="new")
+    assert keys.identify("one") is None
+    assert keys.identify("two") == Identity("key", "acme", None, ("x",), key="new")
     assert keys.next_expiry == pytest.approx((now + timedelta(hours=1)).timestamp())
 
 
@@ -80,12 +80,12 @@ def test_a_file_that_cannot_be_read_opens_for_nobody(tmp_path: Path) -> None:
     for broken in ("[bot", '[bot]\nsha256 = "short"', "\0"):
         path.write_text(broken)
         with pytest.raises(Misconfigured):
-            keys.who("one")
+            keys.identify("one")
     path.write_text(good)
-    assert keys.who("one") is not None
+    assert keys.identify("one") is not None
     os.remove(path)
     with pytest.raises(Misconfigured):
-        keys.who("one")
+        keys.identify("one")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read_opens_for_nobody(tmp_path: Path) -> None:
         (f'expires = 2026-01-01T00:00:00\nsha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]', "bot.expires: .*timezone"),
         (f'{ENDS}sha256 = "{HASH}"\ntags = ["x"]', "bot.tenant"),
         (f'{ENDS}sha256 = "{HASH.upper()}"\ntenant = "a"\ntags = ["x"]', "bot.sha256"),
-        (f'{ENDS}sha256 = "{HASH}"\ntenant = "a"', "could read nothing"),
+        (f'{ENDS}sha256 = "{HASH}"\ntenant = "a"', "can read nothing"),
         (f'{ENDS}sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\nprincipal = "p"', "not both"),
         (f'{ENDS}sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\nclass = "root"', "bot.class"),
         (f'{ENDS}sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\nadmin = true', "bot.admin"),
@@ -243,8 +243,8 @@ async def test_outside_of_it_names_are_nothing(tmp_path: Path) -> None:
             await authenticator.authenticate(development(**headers))
         assert (refused.value.status, refused.value.headers["WWW-Authenticate"][:6]) == (401, "Bearer")
     for headers in ({"authorization": "Bearer one"}, {"authorization": "bearer  one"}, {"x_api_key": "one"}):
-        who = await authenticator.authenticate(development(**headers, **named))
-        assert (who.key, who.tenant, who.principal) == ("bot", "acme", None)
+        identity = await authenticator.authenticate(development(**headers, **named))
+        assert (identity.key, identity.tenant, identity.principal) == ("bot", "acme", None)
     with pytest.raises(Problem):
         await authenticator.authenticate(development(authorization="Bearer one", x_api_key="one"))
 

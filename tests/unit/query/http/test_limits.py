@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from query import problems
-from query.auth.identity import Who
-from query.limits.concurrency import Kind, Limits, searches_at_once
+from query.auth.identity import Identity
+from query.limits.concurrency import Kind, Limits, concurrent_searches
 from query.model import BadQuery
 from query.problems import KINDS, Problem
 from query.retrieval.timeouts import time_budget
 from query.settings import ServeSettings
 from query.telemetry import QueryMetrics
 
-ANN, BOB = Who("token", "acme", "ann"), Who("token", "acme", "bob")
+ANN, BOB = Identity("token", "acme", "ann"), Identity("token", "acme", "bob")
 
 
 def limits(**settings: float) -> tuple[Limits, QueryMetrics]:
@@ -40,14 +40,14 @@ def test_each_caller_has_a_rate_of_its_own() -> None:
     assert refused.value.status == 429
     assert 1 <= int(refused.value.headers["Retry-After"]) <= 61
     of.count(BOB)
-    of.count(Who("token", "globex", "ann"))
-    of.count(Who("key", "acme", "ann", key="bot"))
+    of.count(Identity("token", "globex", "ann"))
+    of.count(Identity("key", "acme", "ann", key="bot"))
     assert shed(metrics, "rate") == 1
 
 
 def test_callers_whose_names_run_together_do_not_share_a_rate() -> None:
     of, _ = limits(requests_per_minute=1)
-    for who in (Who("token", "a", "b/c"), Who("token", "a/b", "c"), Who("token", "a", "", key="b/c")):
+    for who in (Identity("token", "a", "b/c"), Identity("token", "a/b", "c"), Identity("token", "a", "", key="b/c")):
         of.count(who)
 
 
@@ -55,14 +55,14 @@ async def test_one_caller_cannot_take_every_place() -> None:
     of, metrics = limits(concurrent_per_caller=2, concurrent=3)
     async with AsyncExitStack() as working:
         for _ in range(2):
-            await working.enter_async_context(of.place(ANN))
+            await working.enter_async_context(of.slot(ANN))
         with pytest.raises(Problem) as refused:
-            async with of.place(ANN):
+            async with of.slot(ANN):
                 pass
         assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
-        async with of.place(BOB):
+        async with of.slot(BOB):
             assert metrics.registry.get_sample_value("penstock_query_in_work") == 3
-    async with of.place(ANN):
+    async with of.slot(ANN):
         assert metrics.registry.get_sample_value("penstock_query_in_work") == 1
     assert shed(metrics, "caller") == 1
 
@@ -71,16 +71,16 @@ async def test_who_finds_no_place_waits_and_who_finds_no_seat_is_sent_away() -> 
     of, metrics = limits(concurrent=2, waiting=2, waiting_seconds=60)
     order = []
 
-    async def ask(who: Who) -> None:
-        async with of.place(who):
+    async def ask(who: Identity) -> None:
+        async with of.slot(who):
             order.append(who.principal)
 
-    async with of.place(ANN), of.place(BOB):  # each has its share
+    async with of.slot(ANN), of.slot(BOB):  # each has its share
         waiting = [asyncio.create_task(ask(who)) for who in (ANN, BOB)]
         while metrics.registry.get_sample_value("penstock_query_waiting") != 2:
             await asyncio.sleep(0)
         with pytest.raises(Problem) as refused:
-            await ask(Who("token", "acme", "eve"))
+            await ask(Identity("token", "acme", "eve"))
         assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
         with pytest.raises(Problem) as refused:
             await ask(BOB)
@@ -95,18 +95,18 @@ async def test_four_callers_of_one_tenant_do_not_lock_out_another_tenant() -> No
     of, metrics = limits(waiting_seconds=60)
     end = asyncio.Event()
 
-    async def hold(who: Who, kind: Kind) -> None:
+    async def hold(who: Identity, kind: Kind) -> None:
         with suppress(Problem):
-            async with of.place(who, kind):
+            async with of.slot(who, kind):
                 await end.wait()
 
     for kind in ("answer", "search"):
-        crowd = [Who("token", "globex", f"{kind}-{n}") for n in range(8)]
+        crowd = [Identity("token", "globex", f"{kind}-{n}") for n in range(8)]
         holding = [asyncio.create_task(hold(who, kind)) for who in crowd for _ in range(8)]
         while not metrics.registry.get_sample_value("penstock_query_waiting"):
             await asyncio.sleep(0)
         for mine in (kind, kind, "read"):
-            async with asyncio.timeout(30), of.place(ANN, mine):
+            async with asyncio.timeout(30), of.slot(ANN, mine):
                 assert not end.is_set(), "none of the other tenant's requests has ended"
         end.set()
         await asyncio.gather(*holding)
@@ -118,32 +118,32 @@ async def test_while_a_model_writes_its_answer_others_search() -> None:
     of, metrics = limits(concurrent=1, answers_at_once=2, waiting_seconds=60)
     async with AsyncExitStack() as writing, asyncio.timeout(30):
         for who in (ANN, BOB):
-            place = await writing.enter_async_context(of.place(who, "answer"))
-            place.written()
-        async with of.place(Who("token", "acme", "eve")):
+            slot = await writing.enter_async_context(of.slot(who, "answer"))
+            slot.release_search()
+        async with of.slot(Identity("token", "acme", "eve")):
             assert metrics.registry.get_sample_value("penstock_query_in_work") == 3
 
 
 def test_an_idle_process_takes_as_many_searches_as_it_has_processors_for() -> None:
     serve = ServeSettings()
-    at_once = searches_at_once(serve, uses_remote_models=False)
+    at_once = concurrent_searches(serve, uses_remote_models=False)
     assert 2 <= at_once <= 4
-    assert searches_at_once(serve, uses_remote_models=True) == 4 * at_once
-    assert searches_at_once(ServeSettings(concurrent=17), uses_remote_models=True) == 17
+    assert concurrent_searches(serve, uses_remote_models=True) == 4 * at_once
+    assert concurrent_searches(ServeSettings(concurrent=17), uses_remote_models=True) == 17
 
 
 async def test_nobody_waits_for_ever_and_no_place_is_lost() -> None:
     of, metrics = limits(concurrent=1, waiting=4, waiting_seconds=0.01)
-    async with of.place(ANN):
+    async with of.slot(ANN):
         for _ in range(3):
             with pytest.raises(Problem):
-                async with of.place(ANN):
+                async with of.slot(ANN):
                     pass
-        left = asyncio.create_task(of.place(ANN).__aenter__())
+        left = asyncio.create_task(of.slot(ANN).__aenter__())
         await asyncio.sleep(0)
         left.cancel()  # whoever waits may leave
         await asyncio.gather(left, return_exceptions=True)
-    async with of.place(BOB):
+    async with of.slot(BOB):
         pass
     assert (shed(metrics, "waited"), metrics.registry.get_sample_value("penstock_query_waiting")) == (3, 0)
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from query.http.app import described, text
+from query.http.app import describe_app, text
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "openapi.json"
 GUIDE = PUBLISHED.with_name("http.md")
@@ -41,7 +41,7 @@ def test_every_route_stands_in_the_guide() -> None:
 
 
 def test_references_lead_somewhere() -> None:
-    description = described().openapi()
+    description = describe_app().openapi()
 
     def check(node: Any) -> None:
         if isinstance(node, dict):

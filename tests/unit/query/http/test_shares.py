@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from query.limits.fair_queue import KEEP_SECONDS, OVERCOMMIT, Shares, Ticket
+from query.limits.fair_queue import IDLE_SECONDS, OVERCOMMIT_FACTOR, Shares, Ticket
 
 TENANTS, CALLERS = ("acme", "globex", "initech"), ("ann", "bob", "eve")
 SEATS, LARGEST = 12, 4
@@ -38,7 +38,7 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self._started(self.shares.look(self.now).started)
+        self._started(self.shares.advance(self.now).started)
 
     def _started(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
@@ -58,7 +58,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("join"), st.sampled_from(TENANTS), st.sampled_from(CALLERS), st.integers(1, LARGEST)),
         st.tuples(st.just("leave"), st.integers(0, 100)),
-        st.tuples(st.just("wait"), st.sampled_from([0.0, 0.1, KEEP_SECONDS, 1.0])),
+        st.tuples(st.just("wait"), st.sampled_from([0.0, 0.1, IDLE_SECONDS, 1.0])),
     ),
     max_size=80,
 )
@@ -81,7 +81,7 @@ def check(of: World) -> None:
     assert of.shares.held == held
     assert of.shares.waiting == len(of.waiting) <= SEATS
     capacity = of.shares._capacity
-    assert held < OVERCOMMIT * capacity + LARGEST
+    assert held < OVERCOMMIT_FACTOR * capacity + LARGEST
     if of.waiting:
         assert of.running, "somebody waits for nothing"
 
@@ -103,7 +103,7 @@ def test_nothing_is_lost_or_counted_twice_whatever_comes_and_goes(
 def test_a_place_is_never_empty_for_long_while_somebody_waits(steps: list[tuple], capacity: int) -> None:  # type: ignore[type-arg]
     of = world(capacity)
     play(of, steps)
-    of.wait(KEEP_SECONDS)
+    of.wait(IDLE_SECONDS)
     assert not of.waiting or of.shares.held >= capacity
 
 
@@ -126,7 +126,7 @@ def test_whoever_waits_is_served_after_so_many_others_however_many_come(
                     of.join(other, who, LARGEST)
         of.leave(of.running[0])
         ended += 1
-        assert ended <= (before + 1) * LARGEST * len(TENANTS) * len(CALLERS) + OVERCOMMIT * capacity
+        assert ended <= (before + 1) * LARGEST * len(TENANTS) * len(CALLERS) + OVERCOMMIT_FACTOR * capacity
 
 
 def test_an_idle_machine_is_one_callers() -> None:
@@ -161,9 +161,9 @@ def test_a_caller_that_asks_again_and_again_finds_its_place_kept() -> None:
             of.leave(ticket)
             of.join("globex", str(ticket.caller), 4)
         assert of.held("globex") == 4
-        of.wait(KEEP_SECONDS / 2)
-    assert of.shares.look_at() is not None
-    of.wait(KEEP_SECONDS)
+        of.wait(IDLE_SECONDS / 2)
+    assert of.shares.next_advance_at() is not None
+    of.wait(IDLE_SECONDS)
     assert of.held("globex") == 8, "whoever does not come back is not waited for"
 
 
@@ -192,7 +192,7 @@ def test_the_longest_queue_gives_up_its_seat() -> None:
     assert len(of.waiting) == SEATS
     newest = of.waiting[-1]
     turn = of.shares.join(Ticket("acme", "ann"), of.now)
-    assert (turn.refused, turn.over) == (newest, True)
+    assert (turn.refused, turn.exceeds_share) == (newest, True)
 
 
 def test_where_all_have_the_same_nobody_has_too_much() -> None:
@@ -201,4 +201,4 @@ def test_where_all_have_the_same_nobody_has_too_much() -> None:
         of.join("acme", f"caller-{n}")
     late = Ticket("acme", "late")
     turn = of.shares.join(late, of.now)
-    assert (turn.refused, turn.over) == (late, False)
+    assert (turn.refused, turn.exceeds_share) == (late, False)

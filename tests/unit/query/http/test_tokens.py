@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from pipeline.core.errors import Misconfigured, Retryable
 from query.auth import jwks, tokens
-from query.auth.identity import Who
+from query.auth.identity import Identity
 from query.auth.jwks import KeySet, usable
 from query.auth.tokens import Untrusted, require
 from query.settings import AuthSettings
@@ -48,14 +48,14 @@ async def trusting(issuer: Issuer, clock: Clock | None = None) -> AsyncIterator[
 async def test_a_good_token_says_who_asks(issuer: Issuer) -> None:
     settings = AuthSettings(**issuer.settings())
     async with trusting(issuer) as keys:
-        assert await tokens.who(issuer.token(), keys, settings) == Who("token", "acme", "ann")
+        assert await tokens.identify(issuer.token(), keys, settings) == Identity("token", "acme", "ann")
         roles = ["penstock-operator", "penstock-extended", 7]
-        assert await tokens.who(issuer.token(roles=roles), keys, settings) == Who(
+        assert await tokens.identify(issuer.token(roles=roles), keys, settings) == Identity(
             "token", "acme", "ann", caller_class="extended", operator=True
         )
         # One service for one tenant: whatever the token says.
         pinned = AuthSettings(**issuer.settings(tenant="globex", principal_claim="sub"))
-        assert await tokens.who(issuer.token(tenant=None), keys, pinned) == Who("token", "globex", "0001")
+        assert await tokens.identify(issuer.token(tenant=None), keys, pinned) == Identity("token", "globex", "0001")
     assert issuer.fetches == 1
 
 
@@ -102,7 +102,7 @@ def _reheaded(token: str, header: str) -> str:
 async def test_a_token_that_proves_nothing_is_not_believed(issuer: Issuer, kind: str) -> None:
     async with trusting(issuer) as keys:
         with pytest.raises(Untrusted) as refused:
-            await tokens.who(BAD[kind](issuer), keys, AuthSettings(**issuer.settings()))
+            await tokens.identify(BAD[kind](issuer), keys, AuthSettings(**issuer.settings()))
     assert "ann" not in str(refused.value)
     assert issuer.fetches <= 1
 
@@ -111,16 +111,16 @@ async def test_an_access_token_and_one_without_a_type_are_believed(issuer: Issue
     settings = AuthSettings(**issuer.settings())
     async with trusting(issuer) as keys:
         for type_ in ("JWT", "jwt", "at+jwt", "application/at+jwt", None):
-            assert (await tokens.who(issuer.token(typ=type_), keys, settings)).principal == "ann"
+            assert (await tokens.identify(issuer.token(typ=type_), keys, settings)).principal == "ann"
 
 
 async def test_an_issuer_that_verifies_without_saying_so_is_believed_where_it_is_configured(issuer: Issuer) -> None:
     token = issuer.token(email_verified=None)
     async with trusting(issuer) as keys:
         settings = AuthSettings(**issuer.settings(unverified_email="accept"))
-        assert (await tokens.who(token, keys, settings)).principal == "ann"
+        assert (await tokens.identify(token, keys, settings)).principal == "ann"
         by_subject = AuthSettings(**issuer.settings(principal_claim="sub"))
-        assert (await tokens.who(token, keys, by_subject)).principal == "0001"
+        assert (await tokens.identify(token, keys, by_subject)).principal == "0001"
 
 
 async def test_a_key_is_believed_for_its_own_algorithm_only(issuer: Issuer) -> None:
@@ -129,7 +129,7 @@ async def test_a_key_is_believed_for_its_own_algorithm_only(issuer: Issuer) -> N
     issuer.extra = [{"kty": "oct", "k": "c2VjcmV0", "kid": "s1"}, {"kty": "RSA", "use": "enc", "kid": "x1"}, "noise"]
     settings = AuthSettings(**issuer.settings(algorithms=("RS256", "ES256")))
     async with trusting(issuer) as keys:
-        assert (await tokens.who(issuer.token(key=issuer.keys[1]), keys, settings)).principal == "ann"
+        assert (await tokens.identify(issuer.token(key=issuer.keys[1]), keys, settings)).principal == "ann"
         for kid, algorithm in (("e1", "RS256"), ("k1", "ES256"), ("s1", "HS256"), ("x1", "RS256")):
             assert await keys.key(kid, algorithm) is None
 
@@ -137,7 +137,7 @@ async def test_a_key_is_believed_for_its_own_algorithm_only(issuer: Issuer) -> N
 async def test_an_issuer_that_does_not_name_its_only_key(issuer: Issuer) -> None:
     issuer.keys = [Key.rsa(None)]
     async with trusting(issuer) as keys:
-        assert (await tokens.who(issuer.token(), keys, AuthSettings(**issuer.settings()))).principal == "ann"
+        assert (await tokens.identify(issuer.token(), keys, AuthSettings(**issuer.settings()))).principal == "ann"
 
 
 # How often the issuer is asked
@@ -147,12 +147,12 @@ async def test_a_new_key_is_found_and_a_withdrawn_one_is_no_longer_believed(issu
     clock, settings = Clock(), AuthSettings(**issuer.settings())
     old = issuer.token()
     async with trusting(issuer, clock) as keys:
-        await tokens.who(old, keys, settings)
+        await tokens.identify(old, keys, settings)
         issuer.keys = [Key.rsa("k2")]
         clock.now += jwks.REFRESH_SECONDS
-        assert (await tokens.who(issuer.token(), keys, settings)).principal == "ann"
+        assert (await tokens.identify(issuer.token(), keys, settings)).principal == "ann"
         with pytest.raises(Untrusted):
-            await tokens.who(old, keys, settings)
+            await tokens.identify(old, keys, settings)
     assert issuer.fetches == 2
 
 
@@ -161,7 +161,7 @@ async def test_unknown_keys_do_not_make_us_hammer_the_issuer(issuer: Issuer) -> 
 
     async def refused(n: int) -> None:
         with pytest.raises(Untrusted):
-            await tokens.who(issuer.token(kid=f"made-up-{n}"), keys, settings)
+            await tokens.identify(issuer.token(kid=f"made-up-{n}"), keys, settings)
 
     async with trusting(issuer, clock) as keys:
         await asyncio.gather(*(refused(n) for n in range(40)))
@@ -174,28 +174,28 @@ async def test_unknown_keys_do_not_make_us_hammer_the_issuer(issuer: Issuer) -> 
 async def test_an_issuer_that_is_away_does_not_lock_out_who_was_known(issuer: Issuer) -> None:
     clock, settings = Clock(), AuthSettings(**issuer.settings())
     async with trusting(issuer, clock) as keys:
-        await tokens.who(issuer.token(), keys, settings)
+        await tokens.identify(issuer.token(), keys, settings)
         issuer.status = 503
         clock.now += KEEP - 1
-        assert (await tokens.who(issuer.token(), keys, settings)).principal == "ann"
+        assert (await tokens.identify(issuer.token(), keys, settings)).principal == "ann"
         clock.now += 2 + jwks.REFRESH_SECONDS
         with pytest.raises(Retryable) as away:
-            await tokens.who(issuer.token(), keys, settings)
+            await tokens.identify(issuer.token(), keys, settings)
         assert away.value.retry_after
         issuer.status = 200
         clock.now += jwks.REFRESH_SECONDS
-        assert (await tokens.who(issuer.token(), keys, settings)).principal == "ann"
+        assert (await tokens.identify(issuer.token(), keys, settings)).principal == "ann"
 
 
 async def test_old_keys_are_renewed_beside_the_request_that_needs_them(issuer: Issuer) -> None:
     """A hanging issuer keeps nobody waiting for long whose key is known."""
     clock, settings = Clock(), AuthSettings(**issuer.settings())
     async with trusting(issuer, clock) as keys:
-        await tokens.who(issuer.token(), keys, settings)
+        await tokens.identify(issuer.token(), keys, settings)
         issuer.status = 0
         clock.now += jwks.FRESH_SECONDS + 1
         async with asyncio.timeout(jwks.FETCH_SECONDS / 2):
-            assert (await tokens.who(issuer.token(), keys, settings)).principal == "ann"
+            assert (await tokens.identify(issuer.token(), keys, settings)).principal == "ann"
 
 
 @pytest.mark.parametrize("status", [503, 302])
@@ -204,7 +204,7 @@ async def test_an_issuer_that_never_answered_is_waited_for(issuer: Issuer, statu
     async with trusting(issuer) as keys:
         for _ in range(3):
             with pytest.raises(Retryable):
-                await tokens.who(issuer.token(), keys, AuthSettings(**issuer.settings()))
+                await tokens.identify(issuer.token(), keys, AuthSettings(**issuer.settings()))
     assert issuer.fetches == 1
 
 

@@ -18,18 +18,18 @@ from query.access.filters import Filters
 from query.model import AnswerMode, BadQuery, CallerClass, Passage, Result
 from query.modes.budget import PASSAGE_TOKENS, PROMPT_TOKENS, budget_tokens
 from query.modes.decide import (
-    MOST_MISSING,
-    MOST_OVER,
+    MAX_MISSING_SHARE,
+    MAX_OVER_BUDGET,
     SLIGHTLY_OVER,
     Coverage,
     Decision,
     Known,
     Size,
     decide,
-    most_tokens,
+    max_tokens,
 )
 from query.modes.documents import Packer, Part, parts
-from query.modes.gather import MOST_NAMED, interleave, narrowed
+from query.modes.gather import MAX_DOCUMENTS_PER_QUESTION, effective_filters, interleave
 from query.modes.material import Question
 from query.settings import ChatSettings, RetrievalSettings
 
@@ -109,13 +109,13 @@ def test_what_was_not_seen_whole_is_never_taken_for_all(known: Known, size: Size
 @given(sizes, coverages, st.integers(0, 2_000))
 def test_counting_may_end_where_it_ends(size: Size, coverage: Coverage, budget: int) -> None:
     """Beyond ``most_tokens`` it does not matter how much there is, nor whether all of it was counted."""
-    over = replace(size, tokens=most_tokens(budget) + 1 + size.tokens)
+    over = replace(size, tokens=max_tokens(budget) + 1 + size.tokens)
     known = Known(budget, coverage=coverage)
     assert decide(replace(known, size=over)) == decide(replace(known, size=replace(over, complete=False)))
 
 
 def test_the_thresholds_are_those_of_the_docs() -> None:
-    assert (SLIGHTLY_OVER, MOST_MISSING, MOST_OVER) == (1.25, 0.20, 2.0)
+    assert (SLIGHTLY_OVER, MAX_MISSING_SHARE, MAX_OVER_BUDGET) == (1.25, 0.20, 2.0)
 
 
 # The budget
@@ -223,17 +223,19 @@ def test_found_and_new_are_mixed_without_losing_their_order(best: int, recent: i
 
 def test_the_collection_is_a_source_and_documents_narrow_a_search() -> None:
     one = uuid4()
-    assert narrowed(Question("q", collection="wiki")) == Filters(sources=("wiki",))
-    assert narrowed(Question("q", collection="wiki", filters=Filters(sources=("a", "wiki")))).sources == ("wiki",)
-    assert narrowed(Question("q", documents=(one,))) == Filters()
-    assert narrowed(Question("q", mode="hybrid", documents=(one,))) == Filters(documents=(one,))
+    assert effective_filters(Question("q", collection="wiki")) == Filters(sources=("wiki",))
+    assert effective_filters(Question("q", collection="wiki", filters=Filters(sources=("a", "wiki")))).sources == (
+        "wiki",
+    )
+    assert effective_filters(Question("q", documents=(one,))) == Filters()
+    assert effective_filters(Question("q", mode="hybrid", documents=(one,))) == Filters(documents=(one,))
 
 
 @pytest.mark.parametrize(
     "question",
     [
         Question("q", mode="focused"),
-        Question("q", documents=tuple(uuid4() for _ in range(MOST_NAMED + 1))),
+        Question("q", documents=tuple(uuid4() for _ in range(MAX_DOCUMENTS_PER_QUESTION + 1))),
         Question("q", collection="wiki", filters=Filters(sources=("drive",))),
         Question("q", collection="wi\x00ki"),
         Question("q", mode="hybrid", documents=(uuid4(),), filters=Filters(documents=(uuid4(),))),
@@ -241,4 +243,4 @@ def test_the_collection_is_a_source_and_documents_narrow_a_search() -> None:
 )
 def test_a_question_that_contradicts_itself_is_refused(question: Question) -> None:
     with pytest.raises(BadQuery):
-        narrowed(question)
+        effective_filters(question)
