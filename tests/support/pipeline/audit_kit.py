@@ -63,7 +63,7 @@ class Waking:
         await asyncio.gather(*tasks)
 
 
-SearchResults = set[tuple[str, str, str]]
+Found = set[tuple[str, str, str]]
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Audited:
         async with self.library.pool.connection() as connection:
             return await runs.start(connection, self.library.generation.name, "since" if since else "all", since)
 
-    async def audit(self, run: Run | None = None, *, sampled: int = 0) -> tuple[Run, SearchResults]:
+    async def audit(self, run: Run | None = None, *, sampled: int = 0) -> tuple[Run, Found]:
         """A whole audit: the run, and (external id or document id, store, kind) of everything it found."""
         walk = Walk(self.examiner, run or await self.begin(), block_documents=10, second_look_seconds=0.05)
         finished = await walk.run()
@@ -105,7 +105,7 @@ class Audited:
                 await runs.add(connection, finished.id, lost.unreachable)
         return finished, await self.found(finished)
 
-    async def found(self, run: Run, *, left: bool = False) -> SearchResults:
+    async def found(self, run: Run, *, left: bool = False) -> Found:
         async with self.library.pool.connection() as connection:
             return {
                 (r.finding.external_id or str(r.finding.document), r.finding.store, r.finding.kind)

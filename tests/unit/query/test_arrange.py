@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.identifiers import held
+from pipeline.core.identifiers import exact_names
 from query.access.verify import Detail
 from query.model import Passage, SearchResults, as_json
 from query.retrieval.arrange import MAX_MERGED_CHUNKS, Hit, arrange, exact_first, joined, present, refreshed
@@ -78,7 +78,7 @@ def test_what_differs_in_a_number_a_name_or_its_order_is_not_the_same(other: str
 def test_a_hundred_release_notes_are_each_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They share nearly all words; comparing any two of them anew held every other search up for half a minute."""
     taken: list[str] = []
-    monkeypatch.setattr("query.retrieval.arrange.held", lambda text: (taken.append(text), held(text))[1])
+    monkeypatch.setattr("query.retrieval.arrange.exact_names", lambda text: (taken.append(text), exact_names(text))[1])
     notes = [hit(f"note{n}", 0, f"{LONG} Release {n}.") for n in range(100)]
     twins = [hit(f"twin{n}", 0, h.text) for n, h in enumerate(notes)]
     assert shape([*notes, *twins], top=100) == [(f"note{n}", [0], [f"twin{n}"]) for n in range(100)]
