@@ -102,7 +102,7 @@ def shared_access(
 
     members: the drive's own permissions. Where a folder above has inheritance switched off, only organizers still
     inherit. If all members of a drive are organizers, it is therefore uncertain whether a folder restricts access, and
-    each gets a tag: a member who is added later would not inherit.
+    each gets a tag: a member with another role, who is added later, may not be let in.
     """
     from_drive = {str(grant.get("id")) for grant in permissions if _is_inherited(grant, drive)}
     whole = {str(member.get("id")): member for member in members if tag_of(member, sharing, now) is not None}
