@@ -14,7 +14,7 @@ from cli.recorded import record, recording
 
 if TYPE_CHECKING:
     from connectors.declared import Declared
-    from connectors.operate import Condensed
+    from connectors.operate import Summary
     from connectors.protocol import Problem
 
 connector = typer.Typer(
@@ -43,7 +43,7 @@ def list_connectors(file: File = None, json_output: Json = False) -> None:
 
     Example: penstock connector list --json
     """
-    connectors = asyncio.run(_look(declarations(file), None, closely=False))
+    connectors = asyncio.run(_summaries(declarations(file), None, with_documents=False))
     if json_output:
         print_json([connector.json() for connector in connectors])
         return
@@ -58,7 +58,7 @@ def status(name: MaybeName = None, file: File = None, json_output: Json = False)
 
     Example: penstock connector status wiki
     """
-    connectors = asyncio.run(_look(declarations(file), name, closely=True))
+    connectors = asyncio.run(_summaries(declarations(file), name, with_documents=True))
     if json_output:
         print_json([connector.json() for connector in connectors])
     else:
@@ -280,14 +280,14 @@ def _set_paused(name: str, file: Path | None, json_output: bool, *, paused: bool
     plan = declared.plan(name)
     record("connector.pause" if paused else "connector.resume", object=f"source:{name}")
 
-    async def change() -> list[Condensed]:
+    async def change() -> list[Summary]:
         from connectors.operate import pause as set_paused
         from pipeline.runtime.settings import load as load_settings
         from pipeline.stores.postgres import open_pool
 
         async with open_pool(load_settings().postgres) as pool:
             await set_paused(pool, plan, paused=paused)
-        return await _look(declared, name, closely=False)
+        return await _summaries(declared, name, with_documents=False)
 
     [outcome] = asyncio.run(change())
     if json_output:
@@ -296,11 +296,11 @@ def _set_paused(name: str, file: Path | None, json_output: bool, *, paused: bool
         stderr.print(f"{name}: {'paused' if paused else 'goes on'}", markup=False)
 
 
-async def _look(declared: Declared, name: str | None, *, closely: bool) -> list[Condensed]:
-    from connectors.operate import look
+async def _summaries(declared: Declared, name: str | None, *, with_documents: bool) -> list[Summary]:
+    from connectors.operate import summarize
     from pipeline.runtime.settings import load as load_settings
     from pipeline.stores.postgres import open_pool
 
     plans = [declared.plan(name)] if name else list(declared.plans.values())
     async with open_pool(load_settings().postgres) as pool:
-        return [await look(pool, plan, closely=closely) for plan in plans]
+        return [await summarize(pool, plan, with_documents=with_documents) for plan in plans]

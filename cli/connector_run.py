@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 from cli.output import progress_bars, stderr
-from connectors.operate import Action, ask, condition, look, outcome, withdraw
+from connectors.operate import Action, cancel_command, command_outcome, condition, send_command, summarize
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
 from connectors.worker import FOLDER
@@ -33,21 +33,24 @@ async def run_once(
     when the instance cannot even start."""
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings.postgres))
-        if (await look(pool, plan)).state == "removed":
+        if (await summarize(pool, plan)).state == "removed":
             raise Misconfigured(f"{plan.name} was removed: penstock connector resume {plan.name}")
         here = await stack.enter_async_context(_running(settings, pool, plan))
-        if (await look(pool, plan)).state == "paused":
+        if (await summarize(pool, plan)).state == "paused":
             raise Misconfigured(f"{plan.name} is paused: penstock connector resume {plan.name}")
         steps = [[action] for action in actions] or [[(a, None) for a in step] for step in EVERYTHING]
         outcomes: dict[str, Mapping[str, Any]] = {}
         with progress_bars(quiet=quiet) as bars:
             bar = bars.add_task(plan.name, total=None)
             for step in steps:
-                numbers = {action: await ask(pool, plan, cast("Action", action), argument) for action, argument in step}
+                numbers = {
+                    action: await send_command(pool, plan, cast("Action", action), argument)
+                    for action, argument in step
+                }
                 try:
                     while numbers:
                         for action, number in list(numbers.items()):
-                            if (result := await outcome(pool, number)) is not None:
+                            if (result := await command_outcome(pool, number)) is not None:
                                 outcomes[action] = result
                                 del numbers[action]
                         bars.update(bar, description=await _doing(pool, plan, here))
@@ -55,10 +58,10 @@ async def run_once(
                 finally:
                     with contextlib.suppress(Exception):
                         for number in numbers.values():
-                            await withdraw(pool, number)
+                            await cancel_command(pool, number)
         if follow:
             await _follow(pool, plan)
-        seen = await look(pool, plan)
+        seen = await summarize(pool, plan)
         problems = [str(p) for report in outcomes.values() for p in report.get("problems", ())]
         ok = not problems and not any("error" in report for report in outcomes.values())
         return {
@@ -108,7 +111,7 @@ async def _doing(pool: Pool, plan: Plan, here: Instance | None) -> str:
         ]
         done = sum(here.published.values())
         return f"{plan.name}  {done} read  {'; '.join(busy)[:80]}"
-    seen = await look(pool, plan)
+    seen = await summarize(pool, plan)
     state, reason = condition(seen.row)
     return f"{plan.name}  {state}{f': {reason}' if reason else ''}"[:100]
 
@@ -119,7 +122,7 @@ async def _follow(pool: Pool, plan: Plan) -> None:
     stderr.print(f"following {plan.name} (Ctrl-C ends it)", markup=False)
     with contextlib.suppress(asyncio.CancelledError):
         while True:
-            seen = await look(pool, plan)
+            seen = await summarize(pool, plan)
             counts = {k: n for k, n in (seen.row.counts if seen.row else {}).items() if k not in ("unchanged", "late")}
             now = (seen.state, seen.reason, counts)
             if now != shown:

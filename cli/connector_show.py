@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.output import printable, stderr, stdout
-from connectors.operate import Condensed
+from connectors.operate import Summary
 
 COLOURS = {
     "following": "green",
@@ -34,18 +34,18 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def show_list(connectors: Sequence[Condensed]) -> None:
+def show_list(connectors: Sequence[Summary]) -> None:
     table = _table("name", "kind", "tenant", "state", "")
     for connector in connectors:
         table.add_row(connector.name, connector.kind, connector.tenant, _state(connector), _safe(connector.reason))
     _console().print(table)
 
 
-def _state(connector: Condensed) -> str:
+def _state(connector: Summary) -> str:
     return f"[{COLOURS[connector.state]}]{connector.state}[/]"
 
 
-def show_status(connector: Condensed) -> None:
+def show_status(connector: Summary) -> None:
     console = _console()
     reason = _safe(connector.reason)
     console.print(f"[bold]{_safe(connector.name)}[/]  {connector.kind}  {_state(connector)}  {reason}")

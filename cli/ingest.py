@@ -140,7 +140,7 @@ async def _ingest(
         embedded_before = await _embedded(pool, before)
         bars = stack.enter_context(progress_bars(quiet=quiet))
         task = bars.add_task("reading", total=None)
-        report = await connector.scan(lambda p: bars.update(task, total=p.found or None, completed=p.done))
+        report = await connector.scan(lambda p: bars.update(task, total=p.listed or None, completed=p.done))
         if lost := await _lost(pool, tenant, source, report):
             await connector.forget(lost)
             again = await connector.scan(None)

@@ -1,4 +1,4 @@
-"""What a small source need not say itself. Inherit from it or not: the contract is ``connectors.source.Source``."""
+"""Defaults for small sources. Inheriting from them is optional: the contract is ``connectors.source.Source``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.core.errors import Misconfigured
 
 
 class StrictOptions(BaseModel):
-    """Settings of a source: a key that it does not know is refused."""
+    """Settings of a source; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class SmallSource:
-    """A source that reads documents one by one (``read``), knows no groups, no events and no socket, until a subclass
-    says otherwise."""
+    """A source that reads documents one by one (``read``), and has no groups, events or socket unless a subclass adds
+    them."""
 
     Options: ClassVar[type[BaseModel]] = StrictOptions
     web: Web | None = None
@@ -35,7 +35,7 @@ class SmallSource:
             await self.web.close()
 
     async def check(self) -> Sequence[Problem]:
-        """Whether the source lets us begin."""
+        """Check whether ``start`` succeeds."""
         try:
             await self.start()
         except (Denied, Missing, Misconfigured) as error:
@@ -46,13 +46,13 @@ class SmallSource:
         raise NotImplementedError
 
     async def read(self, external_id: str) -> Document:
-        """One document as it is now. Raises Missing when the source says that there is none."""
+        """Read one document as it is now. Raises Missing when the source says that it does not exist."""
         raise NotImplementedError
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        return [await self._one(external_id) for external_id in external_ids]
+        return [await self._read_entry(external_id) for external_id in external_ids]
 
-    async def _one(self, external_id: str) -> Entry:
+    async def _read_entry(self, external_id: str) -> Entry:
         try:
             return await self.read(external_id)
         except Missing:
@@ -64,7 +64,7 @@ class SmallSource:
             yield group
 
     async def on_event(self, request: Request) -> Reaction:
-        raise Refused("this connector knows no events")
+        raise Refused("this connector accepts no events")
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Stamps that only grow."""
+"""The clock of a source, whose stamps only grow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pipeline.core.errors import Misconfigured
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TOLERANCE = timedelta(minutes=4)
-"""Events stamped more than five minutes ahead of the pipeline's clock are refused there."""
+"""How far ahead of this machine's clock the last stamp may be. The pipeline refuses events that are stamped more than
+five minutes ahead of its own clock."""
 
 
 class Clock:
-    """``observed_at`` of one source: never the same twice, never backwards, also across restarts."""
+    """Issues the ``observed_at`` of one source: never the same twice, and never backwards, even across restarts."""
 
     def __init__(self, last: datetime | None) -> None:
-        """last: the newest stamp given before. Raises Misconfigured when it lies in the future."""
+        """last: the newest stamp issued before. Raises Misconfigured when it lies in the future."""
         self.last = last or datetime.min.replace(tzinfo=UTC)
         if self.last > datetime.now(UTC) + TOLERANCE:
             raise Misconfigured(
@@ -29,9 +30,10 @@ class Clock:
 
 
 def version_at(stamp: datetime, last: int | None) -> int:
-    """The version of a document whose source has none of its own: the stamp in nanoseconds, so that a restored old file
-    counts as newer, and greater than the last one.
+    """Return the version of a document whose source has none of its own: the stamp in nanoseconds, or just above the
+    last version. A restored old file thus counts as newer.
 
-    stamp: given before the source was read. The time of the decision would let a process that was paused after it had
-    read outrank whoever has read something newer since."""
+    stamp: taken before the source was read. With the time of the decision, a process that was paused after its read
+    would win over another one that has read something newer since.
+    """
     return max((last or 0) + 1, (stamp - _EPOCH) // timedelta(microseconds=1) * 1_000)

@@ -1,8 +1,8 @@
-"""Conversations of users with a chatbot, served over HTTP and not crawled: there is no Source here.
+"""The HTTP API for conversations of users with a chatbot. They are sent, not crawled, so there is no Source here.
 
-The service that answers the questions sends them, here or straight to ``conversations.live.v1``. A request is answered
-with 202 when Kafka has it, on every in-sync replica. A client that gets no such answer sends the same again: a pair
-that comes twice is one pair.
+The service that answers the questions sends them here, or straight to ``conversations.live.v1``. The response is 202
+when every in-sync replica of Kafka has the message. A client that does not get it sends the same request again: a
+repeated pair is stored once.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from topics.messages import MAX_PAIRS, ConversationForgotten, ConversationRecord
 from topics.registry import CONVERSATIONS
 
 MAX_BODY_BYTES = CONVERSATIONS.max_message_bytes
-"""1 MiB of text, at worst six bytes of JSON for each of its bytes, and the names around it."""
+"""1 MiB of text, with at most six bytes of JSON for each of its bytes, and the names around it."""
 BODY_SECONDS = 60.0
 DELIVERY_SECONDS = 15.0
 RETRY_AFTER_SECONDS = 5
@@ -33,7 +33,7 @@ _TITLES = {408: "Too slow", 413: "Too large", 503: "Not now"}
 
 
 class _Body(BaseModel):
-    """Nothing here says whose tenant it is: the key does."""
+    """The body of a request. The tenant is not part of it: it belongs to the caller's key."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,7 +48,7 @@ class _Problem(Exception):
         self.status, self.title, self.detail = status, title, detail
 
     def response(self) -> JSONResponse:
-        """As RFC 9457 has it."""
+        """Return a problem document (RFC 9457)."""
         headers = _HEADERS.get(self.status, {})
         return JSONResponse(
             {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail},
@@ -61,14 +61,18 @@ class _Problem(Exception):
 def router(
     producer: Producer, tenant_of: Callable[..., Any], bodies: Bodies, *, source: str = "conversations"
 ) -> APIRouter:
-    """tenant_of: a FastAPI dependency that returns the tenant of the caller's API key, or raises 401; it runs before
-    anything of the body is read. source: of the messages; a conversation's name is its own within it."""
+    """Create the routes.
+
+    tenant_of: a FastAPI dependency that returns the tenant of the caller's API key, or raises 401; it runs before any
+    of the body is read. source: the source of the messages, within which a conversation's name is unique.
+    """
     routes = APIRouter(prefix="/v1/conversations", tags=["conversations"])
     clock = Clock(None)
 
     @routes.post("", status_code=202)
     async def record(request: Request, tenant: Annotated[str, Depends(tenant_of)]) -> JSONResponse:
-        """{"member", "conversation", "pairs": [{"question", "answer", "asked_at", "id"?}]} → {"accepted": pairs}"""
+        """Take {"member", "conversation", "pairs": [{"question", "answer", "asked_at", "id"?}]} and return
+        {"accepted": number of pairs}."""
         stamp = clock.stamp()
         try:
             async with bodies.read(request, most=MAX_BODY_BYTES, seconds=BODY_SECONDS, key=tenant) as raw:
@@ -103,7 +107,7 @@ def router(
 
     @routes.delete("/{member}", status_code=202)
     async def forget_member(member: str, tenant: Annotated[str, Depends(tenant_of)]) -> JSONResponse:
-        """Everything of a member, from every source of the tenant."""
+        """Delete all conversations of a member, from every source of the tenant."""
         return await forget(tenant, member, None)
 
     @routes.delete("/{member}/{conversation:path}", status_code=202)
@@ -117,7 +121,7 @@ def router(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raises 422 with one line that names the field, and nothing of what was in it."""
+    """Turn a validation error into a 422 with one line that names the field, without its value."""
     try:
         yield
     except ValidationError as error:

@@ -6,7 +6,7 @@ tenant = "acme"
 base_url = "https://acme.atlassian.net/wiki"
 # token: PENSTOCK_WIKI_TOKEN in the environment, or token = { env = "ANOTHER_VARIABLE" }
 
-[key.intranet]               # who may call our HTTP side
+[key.intranet]               # a caller of the connectors' HTTP server
 sha256 = "…"                 # of the key, in hexadecimal
 expires = 2027-06-01         # from then on the key is refused; at most 400 days ahead
 tenant = "acme"
@@ -46,31 +46,32 @@ BUILT_IN = {
 
 
 def source_class(kind: str) -> type[Source]:
-    """Of a built-in kind, or of ``package.module:Class``. Raises Misconfigured with one line."""
+    """Return the class of a built-in kind, or of ``package.module:Class``. Raises Misconfigured with one line."""
     path = BUILT_IN.get(kind, kind)
     module, colon, name = path.partition(":")
     if not colon or not module or not name:
         known = ", ".join(sorted(BUILT_IN))
         raise Misconfigured(f"kind {kind!r}: one of {known}, or package.module:Class of your own")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        source = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise Misconfigured(f"kind {kind!r}: {module} cannot be imported ({error})") from error
-    if not isinstance(found, type) or not hasattr(found, "Options") or not hasattr(found, "slim"):
+    if not isinstance(source, type) or not hasattr(source, "Options") or not hasattr(source, "slim"):
         raise Misconfigured(f"kind {kind!r}: {module} has no class {name} that is a source (connectors/source.py)")
-    return cast("type[Source]", found)
+    return cast("type[Source]", source)
 
 
 VARIABLE = "PENSTOCK_CONNECTORS_FILE"
 DEFAULT = "connectors.toml"
-RESERVED = {"folder": "`penstock ingest` and `penstock watch` speak under this name"}
+RESERVED = {"folder": "`penstock ingest` and `penstock watch` publish under this name"}
 
-Way = Literal["uploads", "conversations"]
+Api = Literal["uploads", "conversations"]
+"""An HTTP API that a key may permit."""
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class _Common(BaseModel):
-    """What every connector's table may say besides its kind's own options."""
+    """The keys that every connector's table may have in addition to its kind's own options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -82,25 +83,26 @@ class _Common(BaseModel):
 
 
 class Key(BaseModel):
-    """Who may call: a bearer key, of which only the hash is known here."""
+    """A caller's bearer key, of which only the hash is stored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     expires: KeyExpiry
     tenant: Segment
-    may: frozenset[Way]
+    may: frozenset[Api]
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What the file says. ``plans`` are not checked against their kinds yet: ``make`` of one does that."""
+    """The contents of the file. ``Plan.make`` checks a plan against its kind."""
 
     file: Path
     plans: Mapping[str, Plan]
     keys: Mapping[str, Key]
 
     def plan(self, name: str) -> Plan:
+        """Return the plan of a connector. Raises Misconfigured if it is not declared."""
         if name not in self.plans and name == "conversations":
             raise Misconfigured(
                 "conversations are not crawled: a service whose [key.NAME] may use them posts them to"
@@ -112,13 +114,14 @@ class Declared:
         return self.plans[name]
 
 
-def file_of(given: Path | None = None) -> Path:
-    """Where the declarations are: as given, else ``PENSTOCK_CONNECTORS_FILE``, else in the current folder."""
-    return given or Path(os.environ.get(VARIABLE) or DEFAULT)
+def file_of(file: Path | None = None) -> Path:
+    """Return the file of the declarations: ``file``, else ``PENSTOCK_CONNECTORS_FILE``, else the one in the current
+    folder."""
+    return file or Path(os.environ.get(VARIABLE) or DEFAULT)
 
 
 def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> Declared:
-    """Raises Misconfigured: one line with file, table and key."""
+    """Read the declarations. Raises Misconfigured with one line that names file, table and key."""
     path = file_of(file)
     environment = settings_environment() if environ is None else environ
     try:
@@ -146,11 +149,11 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> 
 def options(
     kind: type[Source], table: Mapping[str, Any], name: str, environ: Mapping[str, str], where: str = ""
 ) -> BaseModel:
-    """A kind's options, secrets filled in. Raises Misconfigured: where, key, what."""
+    """Return a kind's options with its secrets. Raises Misconfigured with one line: table, key and problem."""
     where = where or f"[connector.{name}]"
-    given = _filled(kind.Options, table, _prefix(name), environ, where)
+    values = _with_secrets(kind.Options, table, _prefix(name), environ, where)
     try:
-        return kind.Options.model_validate(given)
+        return kind.Options.model_validate(values)
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         key = ".".join(str(part) for part in problem["loc"]) or "options"
@@ -170,7 +173,7 @@ def _plan(path: Path, name: str, table: Mapping[str, Any], environ: Mapping[str,
     if name in RESERVED:
         raise Misconfigured(f"{where}: choose another name ({RESERVED[name]})")
     if is_canary(name):
-        raise Misconfigured(f"{where}: choose another name (canaries speak under those that begin so)")
+        raise Misconfigured(f"{where}: choose another name (names that begin so belong to canaries)")
     try:
         common = _Common.model_validate(table)
     except ValidationError as error:
@@ -198,37 +201,37 @@ def _key(path: Path, name: str, table: Mapping[str, Any]) -> Key:
         raise Misconfigured(f"{path}: [key.{name}] {_first(error)}") from error
 
 
-def _filled(
+def _with_secrets(
     model: type[BaseModel], table: Mapping[str, Any], prefix: str, environ: Mapping[str, str], where: str
 ) -> dict[str, Any]:
-    """The table with ``{ env = "VAR" }`` resolved, and secrets that it does not name taken from the environment."""
-    given = dict(table)
+    """Return the table with ``{ env = "VAR" }`` resolved, and with missing secrets from the environment."""
+    values = dict(table)
     for name, field in model.model_fields.items():
-        secret, value, variable = _is_secret(field.annotation), given.get(name), f"{prefix}{name.upper()}"
+        secret, value, variable = _is_secret(field.annotation), values.get(name), f"{prefix}{name.upper()}"
         if isinstance(value, Mapping) and set(value) == {"env"}:
             variable = str(value["env"])
             if variable not in environ:
                 raise Misconfigured(f"{where} {name}: the environment has no variable {variable}")
-            given[name] = environ[variable]
+            values[name] = environ[variable]
         elif secret and value is not None:
             raise Misconfigured(
                 f'{where} {name}: a secret does not belong in a file: set {variable}, or say {{ env = "VARIABLE" }}'
             )
         elif secret and variable in environ:
-            given[name] = environ[variable]
-        elif isinstance(value, Mapping) and (inner := _table_of(field.annotation)) is not None:
-            given[name] = _filled(inner, value, f"{variable}_", environ, f"{where} {name}:")
-    return given
+            values[name] = environ[variable]
+        elif isinstance(value, Mapping) and (inner := _table_model(field.annotation)) is not None:
+            values[name] = _with_secrets(inner, value, f"{variable}_", environ, f"{where} {name}:")
+    return values
 
 
-def _table_of(annotation: Any) -> type[BaseModel] | None:
-    """The model of a field that is a table of its own."""
+def _table_model(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a field whose value is a table, or None."""
     candidates = [annotation, *typing.get_args(annotation)]
-    return next((one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return next((kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _is_secret(annotation: Any) -> bool:
-    return annotation is SecretStr or any(_is_secret(one) for one in typing.get_args(annotation))
+    return annotation is SecretStr or any(_is_secret(argument) for argument in typing.get_args(annotation))
 
 
 def _prefix(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A file's bytes → what is published of it, for callers in threads of their own."""
+"""Extracts the text of a file's bytes, for callers in threads of their own."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from connectors.extraction.text import MAX_TEXT_BYTES, read_text
 __all__ = ["CONTENT_CODES", "EXTRACTOR", "Extracted", "Unreadable", "extract", "most_bytes"]
 
 EXTRACTOR = 2
-"""Raised whenever the same bytes would give another result: files are then read again though they did not change."""
+"""The version of the extraction. It is raised whenever the same bytes give another result, so that unchanged files are
+read again."""
 
 
 def most_bytes(head: bytes, name: str) -> int:
-    """How large a file may be that begins like this. Raises Unreadable."""
+    """Return the largest permitted size of a file that begins like this. Raises Unreadable."""
     text = kinds.kind_of(head[: kinds.HEAD_BYTES], name) == "text"
     return MAX_TEXT_BYTES if text else from_environment().max_file_bytes
 
 
 def extract(data: bytes, name: str, media_type: str | None = None) -> Extracted:
-    """name: the file's own; with the declared media type it tells what the first bytes do not. Plain text is read here,
-    all else by a process of its own, or by the extraction service. Raises Unreadable, and Retryable while that service
-    cannot read it. Blocks."""
+    """Extract the text of a file. Blocks.
+
+    name, media_type: decide the kind of a file if its first bytes do not. Plain text is read here, everything else by a
+    separate process or by the extraction service. Raises Unreadable, and Retryable while that service is unavailable.
+    """
     kind = kinds.kind_of(data[: kinds.HEAD_BYTES], name, media_type)
     if kind == "text":
         return read_text(data, name, media_type)

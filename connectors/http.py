@@ -1,7 +1,7 @@
-"""The HTTP side of the connectors: events, uploads and conversations.
+"""The HTTP server of the connectors: events, uploads and conversations.
 
-Callers are services, each with a bearer key of which the settings hold only the SHA-256. Bodies are read within limits
-of size and time, and all of them together within a limit of size.
+Callers are services, each with a bearer key of which the settings hold only the SHA-256. Each body is read within
+limits of size and time, and all bodies together within a limit of size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastapi import APIRouter, FastAPI, Header, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
-from connectors.declared import Key, Way
+from connectors.declared import Api, Key
 from connectors.runner.activity import explained
 from connectors.runner.instance import Instance
 from connectors.source import Refused, Request
@@ -34,7 +34,7 @@ RETRY_AFTER_SECONDS = 5
 
 
 class BodyRefused(Exception):
-    """``status`` (408, 413, 503) and one line."""
+    """A body was refused, with a ``status`` (408, 413, 503) and one line."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -43,16 +43,20 @@ class BodyRefused(Exception):
 
 
 class Bodies:
-    """Law: what is held of bodies never exceeds the shares, whatever their requests declared. Of one event loop."""
+    """Reads the bodies of requests on one event loop. Law: the bytes in memory never exceed the limits, whatever the
+    requests declare."""
 
     def __init__(self, shares: KeyedLimit, on_full: Callable[[], None]) -> None:
-        """shares: bytes in all and for each key. on_full: called for each request that is turned away by them."""
+        """shares: bytes in all and for each key. on_full: called for each request that they refuse."""
         self._shares, self._on_full = shares, on_full
 
     @asynccontextmanager
     async def read(self, request: HttpRequest, *, most: int, seconds: float, key: str) -> AsyncIterator[bytes]:
-        """Its room is given back at the end: leave when nothing of it is needed. key: whose share it is counted in.
-        Raises BodyRefused, and ClientDisconnect when its sender leaves."""
+        """Yield the body; its bytes count until the context ends.
+
+        most: the largest permitted size. key: the share that the bytes count against. Raises BodyRefused, and
+        ClientDisconnect when the sender disconnects.
+        """
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
             raise BodyRefused(413, f"a request has at most {most} bytes")
@@ -80,64 +84,65 @@ class Bodies:
 SCHEME = "bearer "
 
 
-def tenant_for(way: Way, keys: Mapping[str, Key]) -> Callable[..., str]:
-    """A FastAPI dependency: the tenant of a caller who may use this way in. 401: no key, or none of ours; 403: a key
-    that may not."""
+def tenant_for(api: Api, keys: Mapping[str, Key]) -> Callable[..., str]:
+    """Return a FastAPI dependency: the tenant of a caller who may use this API. It raises 401 without a known key, and
+    403 for a key that may not use it."""
 
     def tenant(authorization: Annotated[str | None, Header()] = None) -> str:
-        given = authorization or ""
-        if given[: len(SCHEME)].lower() != SCHEME:
+        header = authorization or ""
+        if header[: len(SCHEME)].lower() != SCHEME:
             raise HTTPException(401, "send Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
-        found = _known(given[len(SCHEME) :].strip(), keys)
-        if found is None:
+        key = _valid_key(header[len(SCHEME) :].strip(), keys)
+        if key is None:
             raise HTTPException(401, "this key is not known, or it has expired", {"WWW-Authenticate": "Bearer"})
-        if way not in found.may:
-            raise HTTPException(403, f"this key may not use {way}")
-        return found.tenant
+        if api not in key.may:
+            raise HTTPException(403, f"this key may not use {api}")
+        return key.tenant
 
     return tenant
 
 
-def _known(given: str, keys: Mapping[str, Key]) -> Key | None:
-    """Every hash is compared, each in constant time: how long it takes tells nothing."""
-    digest = hashlib.sha256(given.encode()).hexdigest()
-    found = None
+def _valid_key(secret: str, keys: Mapping[str, Key]) -> Key | None:
+    """Return the key with this secret, or None if there is none or it has expired. Every hash is compared in constant
+    time, so that the duration reveals nothing."""
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    match = None
     for key in keys.values():
         if hmac.compare_digest(digest, key.sha256):
-            found = key
-    return found if found is not None and found.expires > datetime.now(UTC) else None
+            match = key
+    return match if match is not None and match.expires > datetime.now(UTC) else None
 
 
 log = structlog.get_logger()
 
 PORT = "connectors"
-"""Its name in metrics."""
+"""The server's name in metrics."""
 MAX_EVENT_BYTES = 1024 * 1024
 EVENT_BODY_SECONDS = 10.0
-"""For an event to arrive: who sends one is a server."""
+"""The time for the body of an event to arrive; its sender is a server, not a person."""
 EVENT_BYTES, EVENT_BYTES_PER_ADDRESS = 32 * 1024 * 1024, 8 * 1024 * 1024
-"""Of events at once: they are read before it is known whether their signature holds."""
+"""The bytes of events in memory at once: they are read before their signature is checked."""
 CONVERSATION_BYTES, CONVERSATION_BYTES_PER_TENANT = 64 * 1024 * 1024, 16 * 1024 * 1024
 EVENT_SECONDS = 2.5
-"""Slack gives up after three."""
+"""The time for a source's reaction to an event; Slack waits for three seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a way in may build on."""
+    """The parts of the worker that the routes of an API may use."""
 
     instances: Mapping[str, Instance]
     keys: Mapping[str, Key]
     producer: Producer
     metrics: Metrics
 
-    def tenant_for(self, way: Way) -> Callable[..., str]:
-        """A FastAPI dependency: the caller's tenant, or 401 or 403."""
-        return tenant_for(way, self.keys)
+    def tenant_for(self, api: Api) -> Callable[..., str]:
+        """Return a FastAPI dependency: the caller's tenant, or 401 or 403."""
+        return tenant_for(api, self.keys)
 
-    def bodies(self, total: int, each: int) -> Bodies:
-        """So many bytes of bodies at once, in all and for each key."""
-        return Bodies(KeyedLimit(total, each), self.metrics.ports.refused.labels(PORT, "memory").inc)
+    def bodies(self, max_bytes: int, max_bytes_per_key: int) -> Bodies:
+        """Limit the bytes of bodies in memory, in all and for each key."""
+        return Bodies(KeyedLimit(max_bytes, max_bytes_per_key), self.metrics.ports.refused.labels(PORT, "memory").inc)
 
 
 def _conversations(parts: Parts) -> APIRouter:
@@ -159,19 +164,19 @@ def _uploads(parts: Parts) -> APIRouter:
     )
 
 
-WAYS: dict[Way, Callable[[Parts], APIRouter]] = {"conversations": _conversations, "uploads": _uploads}
-"""Ways in, mounted where a key may use them. Whoever adds one adds a line."""
+APIS: dict[Api, Callable[[Parts], APIRouter]] = {"conversations": _conversations, "uploads": _uploads}
+"""The APIs; each is served if a key may use it."""
 
 
 def app(parts: Parts) -> FastAPI:
-    """Raises Misconfigured when a key names a way in that this version has not."""
+    """Create the application. Raises Misconfigured when a key names an API that this version does not have."""
     made = FastAPI(title="Penstock connectors", openapi_url=None)
     made.add_middleware(Traced)
     made.include_router(_events(parts))
-    for way in sorted({way for key in parts.keys.values() for way in key.may}):
-        if way not in WAYS:
-            raise Misconfigured(f"a key may use {way!r}, which this version does not serve")
-        made.include_router(WAYS[way](parts))
+    for api in sorted({api for key in parts.keys.values() for api in key.may}):
+        if api not in APIS:
+            raise Misconfigured(f"a key may use {api!r}, which this version does not serve")
+        made.include_router(APIS[api](parts))
     return made
 
 
@@ -181,15 +186,15 @@ def _events(parts: Parts) -> APIRouter:
 
     @routes.post("/{name}")
     async def event(name: str, request: HttpRequest) -> Response:
-        """What a source tells us. It is answered before anything is done about it."""
+        """Take an event of a source. The response is sent before the reaction begins."""
         instance = parts.instances.get(name)
         if instance is None:
             raise HTTPException(404, "no such connector")
         address = address_key(request.client.host if request.client else "")
         try:
             async with bodies.read(request, most=MAX_EVENT_BYTES, seconds=EVENT_BODY_SECONDS, key=address) as body:
-                given = Request(dict(request.headers), dict(request.query_params), body)
-                outcome, response = await _reaction(instance, given)
+                received = Request(dict(request.headers), dict(request.query_params), body)
+                outcome, response = await _reaction(instance, received)
         except BodyRefused as refused:
             raise HTTPException(refused.status, refused.detail, refused.headers) from refused
         parts.metrics.connector_events.labels(name, outcome).inc()
@@ -207,7 +212,7 @@ async def _reaction(instance: Instance, request: Request) -> tuple[str, Response
         return "refused", Response("this event does not prove where it comes from\n", 401)
     except (Retryable, TimeoutError):
         return "postponed", Response("not now: send it again\n", 503, {"Retry-After": "5"})
-    except Exception as error:  # noqa: BLE001 # what a source stumbles over here was sent by somebody
+    except Exception as error:  # noqa: BLE001 # anybody may send a body that the source's code cannot read
         log.warning("event_failed", source=instance.plan.name, error=explained(error))
         return "failed", Response("this event could not be read\n", 500)
     return "accepted", Response(reaction.answer, reaction.status, media_type=reaction.media_type)

@@ -1,4 +1,4 @@
-"""Commands on running instances: pause, resume, sweep and others; and ``penstock connector check`` before they run."""
+"""The status of instances, commands to running ones (pause, sweep and others), and ``penstock connector check``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pipeline.diagnosis.connector_status import connector_state
 from pipeline.stores.postgres import Connection, Pool, translated
 
 Action = Literal["load", "full", "sweep", "changes", "groups", "document", "allow_mass_delete"]
-SHOWN = 20
-"""Documents with a problem that are named."""
+MAX_NAMED_DOCUMENTS = 20
+"""Documents with a problem that a summary names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One instance's row in ``connectors``; seconds since its last sign of life."""
+    """One instance's row in ``connectors``."""
 
     kind: str
     paused: bool
@@ -43,14 +43,16 @@ class Row:
     worker: str | None
     address: str | None
     silent_seconds: float | None
+    """Since the last heartbeat."""
     reconciliation: Mapping[str, Any] | None = None
-    """The last comparison with the ledger: at, documents, principals, found (by kind), standing (not mended)."""
+    """The last comparison with the ledger: at, documents, principals, found (differences by kind), standing (those that
+    a repair has not removed)."""
     removed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Condensed:
-    """How an instance is. ``reason``: one line, where there is something to say."""
+class Summary:
+    """The status of an instance. ``reason`` explains the state in one line, where that is needed."""
 
     name: str
     tenant: str
@@ -61,10 +63,10 @@ class Condensed:
     documents: int = 0
     """Published and not deleted."""
     unpublishable: Sequence[tuple[str, str, str]] = field(default_factory=tuple)
-    """(external id, code, message) of at most SHOWN documents."""
+    """(external id, code, message) of at most MAX_NAMED_DOCUMENTS documents."""
     unpublishable_by_code: Mapping[str, int] = field(default_factory=dict)
     uploads: Mapping[str, Mapping[str, int]] | None = None
-    """Of the kind uploads: what is in use, and the most that may be, of its tenant and of all."""
+    """For the kind uploads: the use of the tenant and of all tenants, and their quotas."""
 
     @property
     def is_well(self) -> bool:
@@ -109,8 +111,8 @@ def condition(row: Row | None) -> tuple[Condition, str | None]:
     )
 
 
-async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
-    """closely: with documents counted and problems named."""
+async def summarize(pool: Pool, plan: Plan, *, with_documents: bool = False) -> Summary:
+    """Read the status of an instance. with_documents: count its documents, and name those with a problem."""
     me = (plan.tenant, plan.name)
     with translated("connectors"):
         async with pool.connection() as connection:
@@ -124,9 +126,8 @@ async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
                 )
                 row = await cursor.fetchone()
             state, reason = condition(row)
-            found = Condensed(plan.name, plan.tenant, plan.kind, state, reason, row)
-            if not closely:
-                return found
+            if not with_documents:
+                return Summary(plan.name, plan.tenant, plan.kind, state, reason, row)
             counted = await (
                 await connection.execute(
                     "SELECT count(*) FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
@@ -145,10 +146,10 @@ async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
                 await connection.execute(
                     "SELECT external_id, problem_code, problem_message FROM connector_items WHERE tenant = %s"
                     " AND source = %s AND problem_code IS NOT NULL ORDER BY external_id LIMIT %s",
-                    [*me, SHOWN],
+                    [*me, MAX_NAMED_DOCUMENTS],
                 )
             ).fetchall()
-            return Condensed(
+            return Summary(
                 plan.name,
                 plan.tenant,
                 plan.kind,
@@ -168,8 +169,8 @@ async def _uploads(connection: Connection, plan: Plan) -> dict[str, dict[str, in
 
 
 async def pause(pool: Pool, plan: Plan, *, paused: bool) -> None:
-    """A runner notices within about a second; one that starts later, at once. A removed one that goes on is taken up
-    again."""
+    """Pause or resume an instance. A runner notices within about a second, one that starts later at once. Resuming a
+    removed instance makes runners take it up again."""
     with translated("connectors"):
         async with pool.connection() as connection:
             await connection.execute(
@@ -180,8 +181,8 @@ async def pause(pool: Pool, plan: Plan, *, paused: bool) -> None:
             )
 
 
-async def ask(pool: Pool, plan: Plan, action: Action, argument: str | None = None) -> int:
-    """Returns the number under which the outcome will stand. The instance's row must exist."""
+async def send_command(pool: Pool, plan: Plan, action: Action, argument: str | None = None) -> int:
+    """Send a command to an instance, whose row must exist. Returns the command's id."""
     with translated("connector_asks"):
         async with pool.connection() as connection:
             row = await (
@@ -195,8 +196,8 @@ async def ask(pool: Pool, plan: Plan, action: Action, argument: str | None = Non
             return int(row[0])
 
 
-async def outcome(pool: Pool, number: int) -> Mapping[str, Any] | None:
-    """What came of it; None: it is not done yet."""
+async def command_outcome(pool: Pool, number: int) -> Mapping[str, Any] | None:
+    """Return the outcome of a command, or None while it is not done."""
     with translated("connector_asks"):
         async with pool.connection() as connection:
             row = await (
@@ -205,8 +206,8 @@ async def outcome(pool: Pool, number: int) -> Mapping[str, Any] | None:
             return row[0] if row else {"error": "the connector was removed"}
 
 
-async def withdraw(pool: Pool, number: int) -> None:
-    """Whoever asked has gone: nobody needs an outcome. What has begun ends by itself."""
+async def cancel_command(pool: Pool, number: int) -> None:
+    """Delete a command that is not done, because nobody waits for its outcome. A run that has begun ends by itself."""
     with translated("connector_asks"):
         async with pool.connection() as connection:
             await connection.execute("DELETE FROM connector_asks WHERE id = %s AND done_at IS NULL", [number])
@@ -215,8 +216,8 @@ async def withdraw(pool: Pool, number: int) -> None:
 CHECK_SECONDS = 60.0
 
 
-class Nothing:
-    """A ``Memory`` that remembers for as long as the check takes."""
+class TemporaryMemory:
+    """A ``Memory`` for the duration of a check."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
@@ -229,9 +230,9 @@ class Nothing:
 
 
 async def check_all(plans: Sequence[Plan], events_url: str | None) -> dict[str, list[Problem]]:
-    """name → problems, side by side. Raises nothing that a source does: that is a problem, too."""
-    found = await asyncio.gather(*(_check(plan, events_url) for plan in plans))
-    return {plan.name: problems for plan, problems in zip(plans, found, strict=True)}
+    """Check all plans concurrently. Returns the problems by name; an error of a source is a problem, too."""
+    results = await asyncio.gather(*(_check(plan, events_url) for plan in plans))
+    return {plan.name: problems for plan, problems in zip(plans, results, strict=True)}
 
 
 async def _check(plan: Plan, events_url: str | None) -> list[Problem]:
@@ -239,7 +240,7 @@ async def _check(plan: Plan, events_url: str | None) -> list[Problem]:
         context = Context(
             name=plan.name,
             tenant=plan.tenant,
-            memory=Nothing(),
+            memory=TemporaryMemory(),
             folder=Path(folder),
             events_url=plan.events_url(events_url),
         )
@@ -256,5 +257,5 @@ async def _check(plan: Plan, events_url: str | None) -> list[Problem]:
             return [Problem(plan.name, "misconfigured", explained(error))]
         except Retryable as error:
             return [Problem(plan.name, "unavailable", explained(error))]
-        except Exception as error:  # noqa: BLE001 # a source is somebody else's code
+        except Exception as error:  # noqa: BLE001 # a source is foreign code
             return [Problem(plan.name, "fault", explained(error))]

@@ -1,8 +1,8 @@
-"""What every connector speaks: documents published, problems met, and the contract that sources fulfil.
+"""The common types of connectors: published events, problems, reports of sweeps, and the protocol of a connector.
 
-Laws for a connector: events are hints, sweeps are the truth. ``observed_at`` is stamped before the source is read. The
-checkpoint moves only after Kafka has acknowledged. Only a completed sweep deletes. Access that is not known for certain
-is not published.
+Laws for a connector: events are hints, sweeps are authoritative. ``observed_at`` is stamped before the source is read.
+The checkpoint advances only after Kafka has acknowledged. Only a completed sweep deletes. Access that is not known for
+certain is not published.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that could not be published, or that somebody should look at. ``code`` is a bounded label."""
+    """A document that could not be published, or a condition that an operator should look at. ``code`` is a bounded
+    label."""
 
     path: str
     code: str
@@ -41,14 +42,16 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    found: int
-    """Documents met so far; grows while the source is listed."""
+    """The progress of a sweep."""
+
+    listed: int
+    """Documents listed so far; grows while the source is listed."""
     done: int
 
 
 @dataclass(slots=True)
 class ScanReport:
-    """What one sweep did."""
+    """The result of one sweep."""
 
     published: list[Published] = field(default_factory=list)
     unchanged: list[tuple[str, int]] = field(default_factory=list)
@@ -60,7 +63,8 @@ class ScanReport:
         return [event for event in self.published if event.kind == "deleted"]
 
     def after(self, earlier: ScanReport) -> ScanReport:
-        """One report of two sweeps, this one the later: all that was published, what neither changed, what is wrong."""
+        """Merge with the report of an earlier sweep: everything that was published, what neither has changed, and the
+        problems of this one."""
         ids = {event.external_id for event in self.published}
         before = [event for event in earlier.published if event.external_id not in ids]
         ids |= {event.external_id for event in before}
@@ -71,20 +75,20 @@ class Connector(Protocol):
     """A source of documents."""
 
     async def check(self) -> list[Problem]:
-        """Whether the source can be read at all, as configured; nothing is published."""
+        """Check whether the source can be read as configured. Publishes nothing."""
         ...
 
     async def scan(self, on_progress: Callable[[Progress], None] | None = None) -> ScanReport:
         """Sweep the whole source and publish what changed. Raises Retryable when Kafka or the checkpoint is away; what
-        was acknowledged by then is kept."""
+        was acknowledged by then stays recorded."""
         ...
 
     async def watch(self, stop: asyncio.Event, on_report: Callable[[ScanReport], None]) -> None:
-        """Follow the source until told to stop: by its events, and by regular sweeps."""
+        """Follow the source by its events and by regular sweeps, until ``stop`` is set."""
         ...
 
 
 def printable(text: str) -> str:
-    """A name as one line that any terminal and log can take."""
+    """Return a name as one line that any terminal and log can show."""
     safe = text.encode("utf-8", "backslashreplace").decode()
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in safe)

@@ -1,11 +1,11 @@
-"""What a source of documents must be able to do to be connected.
+"""The contract of a source of documents.
 
-A source tells what is there *now*; it never publishes. The runner stamps the time before it asks, compares the answer
-with what was published last, records which documents it is about to publish, publishes what differs, waits for Kafka,
-and only then keeps the cursor. So a source may be asked the same thing twice, may answer the same thing twice, and may
-be killed at any moment.
+A source reports what exists *now*; it never publishes. The runner takes a stamp before each request, compares the
+response with what was published last, records which documents it is about to publish, publishes what differs, waits for
+Kafka, and only then stores the cursor. A source may therefore be read twice from the same place, may return the same
+thing twice, and may be killed at any moment.
 
-Events are hints: they say what to read again, never what it says. Sweeps (``slim``) are the truth.
+Events are hints: they say what to read again, never its content. Sweeps (``slim``) are authoritative.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from pipeline.stores.postgres import Pool
 from topics.messages import Metadata
 
 Cursor = Mapping[str, Any]
-"""How far a source was read, in its own words: a small JSON object."""
+"""How far a source was read: a small JSON object, which the source alone interprets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A document as the source has it now, whole, with its access read at the same time.
+    """A complete document as the source has it now, with its access read at the same time.
 
-    A tag ``user:P`` is held by the principal P alone, without being told. Every other tag is a group of this source,
-    whose members ``groups`` tells. Access that is not known for certain is empty: nobody.
+    The principal P alone holds the tag ``user:P``, which needs no listing. Every other tag is a group of this source,
+    whose members ``groups`` lists. Access that is not known for certain is left empty, so that nobody may read it.
     """
 
     external_id: str
-    """Stays the same as long as it is the same document, whatever it is called and wherever it is moved."""
+    """Stays the same for the life of the document, however it is renamed or moved."""
     title: str
     content: str
     media_type: str = "text/plain"
     acl_tags: Collection[str]
-    """A reader needs any of these; empty: nobody."""
+    """A reader needs at least one of these; if it is empty, nobody may read the document."""
     required_tags: Collection[str] = ()
-    """A reader needs all of these besides."""
+    """A reader also needs all of these."""
     version: int | None = None
-    """The source's own where it has one that grows with every change; None: the runner issues one."""
+    """The source's own version, if it has one that grows with every change; with None the runner issues one."""
     revision: str | None = None
-    """Tells one state of its content from another, as ``slim`` does without reading it. None: cannot tell."""
+    """Identifies the state of the content, as in ``slim``; None if the source has nothing of the kind."""
     source_url: str | None = None
     author: str | None = None
     source_modified_at: datetime | None = None
@@ -57,20 +57,20 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The source answers for certain that there is no such document (any more), or that not ours to read."""
+    """The source says for certain that the document does not exist (any more), or is not ours to read."""
 
     external_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A document is there, but its text cannot be had. What was published of it stays, under the access given here."""
+    """A document exists, but its text cannot be read. What was published of it stays, under this access."""
 
     external_id: str
     code: str
     """A bounded label, e.g. ``too_large``, ``encrypted``, ``needs_ocr``."""
     message: str
-    """What and what to do, for its owner; without content."""
+    """The problem and what to do about it, for the document's owner; without content."""
     acl_tags: Collection[str]
     required_tags: Collection[str] = ()
     revision: str | None = None
@@ -81,7 +81,7 @@ Entry = Document | Gone | Unreadable
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some entries, and the cursor with which reading goes on after them."""
+    """Some entries, and the cursor from which reading continues after them."""
 
     entries: Sequence[Entry]
     cursor: Cursor
@@ -89,7 +89,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A document as a listing shows it: no text."""
+    """A document in a listing, without its text."""
 
     external_id: str
     acl_tags: Collection[str]
@@ -100,139 +100,144 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Who holds a tag of this source: all of them."""
+    """All holders of one tag of this source."""
 
     tag: str
     members: Collection[str]
-    """Principals, by the name they have in the whole company: the e-mail address in lower case where there is one."""
+    """Principals, by their company-wide name: the e-mail address in lower case, if there is one."""
     of: Collection[str] = ()
-    """Tags whose holders hold this one too (groups within groups; the groups that a restriction names)."""
+    """Tags whose holders hold this one, too (groups within groups; the groups that a restriction names)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a source has sent us. Header names are in lower case."""
+    """A request that a source has sent to Penstock. Header names are in lower case."""
 
     headers: Mapping[str, str]
     query: Mapping[str, str]
     body: bytes
-    """As it came over the wire: signatures are over these bytes."""
+    """The body as received: signatures cover these bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """What an event makes us do. It is answered before any of it is done."""
+    """The reaction to an event, and the response to it, which is sent before the reaction begins."""
 
     ids: Collection[str] = ()
     """Documents to fetch again now."""
     groups: Collection[str] = ()
     """Tags whose members to list again now."""
     changes: bool = False
-    """Whether to ask for changes now."""
+    """Whether to read changes now."""
     sweep: bool = False
-    """Whether to sweep now: access of many documents may have moved."""
+    """Whether to sweep now, because the access of many documents may have changed."""
     status: int = 200
     answer: bytes = b""
     media_type: str = "text/plain"
 
 
 class Refused(PenstockError):
-    """An event that does not prove where it comes from (signature, token, age). Answered with 401, and counted."""
+    """An event does not prove its origin (signature, token, age). It is answered with 401, and counted."""
 
 
 class CursorExpired(PenstockError):
-    """The source no longer knows the cursor. A full read starts again (what is unchanged is not published again);
-    changes go on from now, after a sweep."""
+    """The source no longer knows the cursor. A full read starts again, without publishing unchanged documents again;
+    reading changes continues from now, after a sweep."""
 
 
 class Memory(Protocol):
-    """What a source keeps between runs besides cursors (push channels and when they end), in Postgres. Small JSON."""
+    """Small JSON values that a source stores between runs in addition to cursors, such as push channels and when they
+    expire. They are in Postgres."""
 
     async def get(self, name: str) -> Any | None: ...
 
     async def put(self, name: str, value: Any | None) -> None:
-        """None forgets it."""
+        """Store a value; None deletes it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a source is given by those who run it."""
+    """The values and services that the runner provides to a source."""
 
     name: str
-    """Of this instance, in the settings file and in ``source`` of every message."""
+    """The instance's name in the settings file, and the ``source`` of every message."""
     tenant: str
     memory: Memory
     folder: Path
-    """Its own, on disk; it survives restarts but may be lost."""
+    """The instance's own folder on disk; it survives restarts but may be lost."""
     events_url: str | None = None
-    """Where the source's events reach us, as seen from outside; None: they do not, and polling has to do."""
+    """The address for the source's events, as seen from outside; None if there is none and the source is only polled.
+    """
     postgres: Pool | None = None
-    """For what is itself a place of documents (uploads) and keeps a table of them. Whoever reads one elsewhere has
-    ``memory`` for what little it must keep."""
+    """For sources that store documents themselves (uploads) and have a table of them. Sources that read another system
+    store their few values in ``memory``."""
 
 
 class Source(Protocol):
-    """One instance of a connector. All methods but ``full`` and ``changes`` may run at the same time.
+    """One instance of a connector. All methods but ``full`` and ``changes`` may run concurrently.
 
-    Every method raises Retryable (also Deferred) when the source cannot answer now, and Misconfigured when only a
-    person can help (a token without the scope, a wrong address). What a page holds was read after the page was asked
-    for: nothing is read ahead, and no access is remembered from an earlier page.
+    Every method raises Retryable (or its subclass Deferred) when the source cannot respond now, and Misconfigured when
+    only a person can help (a token without the scope, a wrong address). The content of a page is read after the page
+    was requested: nothing is read ahead, and no access is reused from an earlier page.
     """
 
     Options: ClassVar[type[BaseModel]]
-    """Its settings; ``extra="forbid"``. Secrets are SecretStr fields, filled from the environment."""
+    """The model of its settings, with ``extra="forbid"``. Secrets are SecretStr fields, filled from the environment."""
 
     def __init__(self, options: Any, context: Context) -> None: ...
 
     async def close(self) -> None: ...
 
     async def check(self) -> Sequence[Problem]:
-        """What exactly is missing (scope, token, address, permission), one problem each. Changes nothing."""
+        """Return one problem for each thing that is missing (scope, token, address, permission). Changes nothing."""
         ...
 
     async def start(self) -> Cursor:
-        """The cursor of ``changes`` from which everything that happens after this call will be seen."""
+        """Return the cursor from which ``changes`` sees everything that happens after this call."""
         ...
 
     def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
-        """Everything, in an order that survives changes meanwhile; from the beginning or from a page's cursor.
-        Raises CursorExpired."""
+        """Read all documents, in an order that concurrent changes do not disturb, from the beginning or from a page's
+        cursor. Raises CursorExpired."""
         ...
 
     def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
-        """What changed since, at least once each; ends when there is no more. Raises CursorExpired."""
+        """Read every document that has changed since the cursor at least once; ends when there is no more. Raises
+        CursorExpired."""
         ...
 
     def slim(self) -> AsyncIterator[Sequence[Listed]]:
-        """Everything that ``full`` would read, and nothing else, without text. Who cannot list it to its end raises: a
-        listing that ends is complete."""
+        """List everything that ``full`` would read, and nothing else, without text. A source that cannot list it to the
+        end raises: a listing that ends is complete."""
         ...
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        """These documents (at most 50) as they are now, each once, in any order."""
+        """Read these documents (at most 50) as they are now, each once, in any order."""
         ...
 
     def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        """All tags and who holds them, or these tags only. A tag that was asked for and is not yielded has no holders;
-        a complete listing that lacks a tag takes it from everybody."""
+        """List all tags and their holders, or only these tags. A requested tag that is not yielded has no holders; a
+        complete listing that lacks a tag takes it from everybody."""
         ...
 
     async def on_event(self, request: Request) -> Reaction:
-        """Answers within a second, from the request alone where that is possible. Raises Refused."""
+        """Return the reaction to an event within a second, from the request alone if possible. Raises Refused."""
         ...
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
-        """Follow events that we have to fetch (a socket), and keep push channels alive, until cancelled. Returns at
-        once where there is nothing of the kind."""
+        """Follow events that have to be fetched (a socket), and keep push channels alive, until cancelled. Returns at
+        once if the source has nothing of the kind."""
         ...
 
 
 class Playground(Protocol):
-    """A source for the contract suite (``penstock connector conform``) to play with: a fake of the service, or a real
-    one in a corner of its own. ``name`` is the suite's name of a document; texts are a few paragraphs.
+    """A test environment for the contract suite (``penstock connector conform``): a fake of the service, or a separate
+    part of a real one. ``name`` is the suite's name of a document; texts are a few paragraphs.
 
-    One whose documents live in our own Postgres has ``placed(tenant, source, postgres)`` besides, called first."""
+    A playground whose documents are in Penstock's own Postgres also has ``placed(tenant, source, postgres)``, which is
+    called first.
+    """
 
     options: Mapping[str, Any]
     """The instance's settings, as in the file. One page holds three documents at most, where that can be set."""
@@ -241,20 +246,20 @@ class Playground(Protocol):
     inside: str
     """A principal who may read what is written."""
     outside: str
-    """One who may not."""
+    """A principal who may not."""
 
     async def write(self, name: str, text: str) -> str:
         """Create or change a document that ``inside`` may read. Returns its external id."""
         ...
 
     async def move(self, name: str) -> None:
-        """Rename it, or put it elsewhere; the same document still."""
+        """Rename or move it; it remains the same document."""
         ...
 
     async def remove(self, name: str) -> None: ...
 
     async def restore(self, name: str) -> None:
-        """Bring back what was removed, as it was."""
+        """Restore a removed document as it was."""
         ...
 
     async def restrict(self, name: str) -> None:
@@ -266,14 +271,18 @@ class Playground(Protocol):
         ...
 
     def sent(self) -> Sequence[Request]:
-        """The events that the source would have sent us since the last call, signed; empty: it knows none."""
+        """Return the signed events that the source would have sent since the last call; empty if it has no events."""
         ...
 
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
     ) -> None:
-        """throttled: the next n requests answer 429 with Retry-After 0 or 1; failing: 500. truncated: listings end
-        early as if that were all, until told otherwise. expired: cursors given so far are no longer known."""
+        """Make the service misbehave.
+
+        throttled, failing: this many next requests are answered with 429 (and Retry-After 0 or 1), or with 500.
+        truncated: listings end early, as if they were complete, until the next call. expired: all cursors issued so far
+        are no longer known.
+        """
         ...
 
 

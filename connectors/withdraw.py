@@ -1,8 +1,8 @@
-"""Withdrawal without the source: deletes and empty sets of groups by the usual wire, on an operator's word.
+"""Withdrawal without the source: publishes deletes and empty sets of groups for an operator.
 
-A withdrawn document is one that its source no longer has, whatever the source answers (``runner.compare.decide``): its
-row says so before anything is sent, so that no look at the source publishes it again. A removed connector is run by
-nobody until it is resumed; then it reads everything anew (docs/adr/0048-erasure.md).
+A withdrawn document counts as deleted at its source, whatever the source responds (``runner.compare.decide``): its row
+says so before anything is sent, so that no later read publishes it again. No process runs a removed connector until it
+is resumed; then it reads everything again (docs/adr/0048-erasure.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topics.registry import DOCUMENTS_LIVE, IDENTITIES
 
 PAGE = 500
 INGESTED = "folder"
-"""The source of `penstock ingest` and `watch`: no runner, and no row of a document that is deleted."""
+"""The source of `penstock ingest` and `watch`, which has no runner, and no rows of deleted documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class Extent:
 
 
 class Withdrawal:
-    """Of one source. Every method raises Retryable while Postgres or Kafka is away; what was withdrawn by then stays
-    withdrawn, and the same call again does the rest."""
+    """The withdrawal of one source. Every method raises Retryable while Postgres or Kafka is away; what was withdrawn
+    by then stays withdrawn, and a repeated call does the rest."""
 
     def __init__(self, pool: Pool, producer: Producer | None, tenant: str, source: str) -> None:
-        """producer: needed by what withdraws."""
+        """producer: required by the methods that withdraw; None for the others."""
         self._pool = pool
         self._producer = producer
         self.tenant, self.source = tenant, source
 
     async def extent(self) -> Extent:
-        """Documents that are alive in the ledger or published, and principals with groups."""
+        """Count the documents that are alive in the ledger or published, and the principals with groups."""
         [(documents, principals)] = await self._all(
             "SELECT (SELECT count(*) FROM (SELECT external_id FROM documents WHERE tenant = %(tenant)s"  # noqa: S608 — constants of this module
             " AND source = %(source)s AND deleted_at IS NULL AND version IS NOT NULL"
@@ -58,15 +58,15 @@ class Withdrawal:
         return Extent(documents, principals)
 
     async def remove(self) -> None:
-        """From when this returns no runner publishes anything, until the connector is resumed. What one has sent before
-        is stamped earlier than whatever is withdrawn after."""
+        """Stop all runners: after this call none publishes anything until the connector is resumed. What a runner has
+        sent before is stamped earlier than what is withdrawn afterwards."""
         await self._all(
             "UPDATE connectors SET removed_at = coalesce(removed_at, clock_timestamp()), epoch = epoch + 1,"
             " seen_at = NULL, worker = NULL, address = NULL WHERE tenant = %(tenant)s AND source = %(source)s"
         )
 
     async def whole(self) -> Extent:
-        """Everything that the source has published. ``remove`` comes first."""
+        """Withdraw everything that the source has published. Call ``remove`` first."""
         clock = await self._clock()
         begun = clock.stamp()
         documents = 0
@@ -78,7 +78,7 @@ class Withdrawal:
         ):
             after = page[-1][0]
             documents += await self._delete(page, clock)
-        last = UUID(int=0)  # a row that was gone before is no reason to believe that the ledger has heard so
+        last = UUID(int=0)  # a row that was gone before does not prove that the ledger has the delete
         while page := await self._all(
             "SELECT l.id, l.external_id, l.version, i.external_id IS NOT NULL"
             " FROM ledger_documents(%(tenant)s, %(source)s, %(last)s, %(page)s) l LEFT JOIN connector_items i"
@@ -104,7 +104,7 @@ class Withdrawal:
         return Extent(documents, principals)
 
     async def documents(self, external_ids: Sequence[str]) -> datetime:
-        """These alone, whether they are known or not; returns the deletes' observed_at."""
+        """Withdraw these documents, whether they are known or not. Returns the deletes' observed_at."""
         await self._all(
             "INSERT INTO connector_items AS mine (tenant, source, scope, external_id, version, withdrawn_at,"
             " in_doubt_since) SELECT %(tenant)s, %(source)s, '', name, 0, clock_timestamp(), clock_timestamp()"
@@ -115,9 +115,7 @@ class Withdrawal:
             " in_doubt_since = greatest(mine.in_doubt_since, EXCLUDED.in_doubt_since)",
             names=list(external_ids),
         )
-        clock = (
-            await self._clock()
-        )  # after that: whoever did not see the rows so has asked the source before this stamp
+        clock = await self._clock()  # a runner that did not see these rows has read the source before this stamp
         versions = dict(
             await self._all(
                 "SELECT external_id, version FROM connector_items WHERE tenant = %(tenant)s AND source = %(source)s"
@@ -129,20 +127,21 @@ class Withdrawal:
         return clock.last
 
     async def undo(self, external_ids: Sequence[str]) -> int:
-        """The source may publish them again: at its next look it does. Returns how many were withdrawn."""
+        """Permit the source to publish these documents again, which its next read does. Returns how many of them were
+        withdrawn."""
         if self.source == INGESTED:
             statement: LiteralString = "DELETE FROM connector_items"
         else:
             statement = "UPDATE connector_items SET withdrawn_at = NULL, fingerprint = NULL, revision = NULL"
-        gone = await self._all(
+        restored = await self._all(
             f"{statement} WHERE tenant = %(tenant)s AND source = %(source)s AND external_id = ANY(%(names)s)"
             " AND withdrawn_at IS NOT NULL RETURNING 1",
             names=list(external_ids),
         )
-        return len(gone)
+        return len(restored)
 
     async def principals(self, names: Sequence[str]) -> datetime:
-        """Publish that these hold no groups in this source; returns the stamp."""
+        """Publish that these principals hold no groups in this source. Returns the stamp."""
         clock = await self._clock()
         await self._empty(names, clock)
         return clock.last
@@ -176,7 +175,7 @@ class Withdrawal:
         )
 
     async def _delete(self, page: Sequence[tuple[str, int | None]], clock: Clock) -> int:
-        """Deletes of these documents (external id, version), and then their rows say so."""
+        """Publish the deletes of these documents (external id, version), then record them in their rows."""
         if not page:
             return 0
         assert self._producer is not None
@@ -191,7 +190,7 @@ class Withdrawal:
             )
             for name, version in page
         )
-        # Not where a runner has learned something later: it is published, and the next look withdraws it.
+        # Not where a runner has read something later: it is published, and the next read withdraws it.
         await self._all(
             "UPDATE connector_items SET gone = true, fingerprint = NULL, revision = NULL, stat = NULL,"
             " problem_code = NULL, problem_message = NULL, content_at = %(stamp)s, access_at = %(stamp)s,"
@@ -209,16 +208,16 @@ class Withdrawal:
         return Clock(known[0][0] if known else None)
 
     async def _stamped(self, stamp: datetime) -> None:
-        """Before anything is sent: the next process's stamps are later."""
+        """Record the stamp before anything is sent, so that the next process's stamps are later."""
         with translated("withdrawal"):
             async with self._pool.connection() as connection:
                 await keep_stamp(connection, self.tenant, self.source, stamp)
 
     async def _all(self, statement: LiteralString, **parameters: Any) -> list[tuple[Any, ...]]:
-        given = {"tenant": self.tenant, "source": self.source, "page": PAGE, "ingested": INGESTED, **parameters}
+        values = {"tenant": self.tenant, "source": self.source, "page": PAGE, "ingested": INGESTED, **parameters}
         with translated("withdrawal"):
             async with self._pool.connection() as connection:
-                cursor = await connection.execute(statement, given)
+                cursor = await connection.execute(statement, values)
                 return await cursor.fetchall() if cursor.description else []
 
 
@@ -228,7 +227,7 @@ _PUBLISHED: LiteralString = """
 
 
 async def tenant_of(pool: Pool, source: str, tenant: str | None) -> str:
-    """The tenant of the connector of that name. Raises PenstockError where none, or several tenants have one."""
+    """Return the tenant of the connector with that name. Raises PenstockError unless exactly one tenant has it."""
     with translated("connectors"):
         async with pool.connection() as connection:
             cursor = await connection.execute(
@@ -237,18 +236,18 @@ async def tenant_of(pool: Pool, source: str, tenant: str | None) -> str:
                 " AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s) ORDER BY 1",
                 {"source": source, "tenant": tenant},
             )
-            found = [name for (name,) in await cursor.fetchall()]
-    if not found:
+            tenants = [name for (name,) in await cursor.fetchall()]
+    if not tenants:
         raise PenstockError(
             f"no connector {source!r} has ever run{'' if tenant is None else f' for tenant {tenant!r}'}"
         )
-    if len(found) > 1:
-        raise PenstockError(f"several tenants have a source {source!r}: name one by --tenant ({', '.join(found)})")
-    return str(found[0])
+    if len(tenants) > 1:
+        raise PenstockError(f"several tenants have a source {source!r}: name one by --tenant ({', '.join(tenants)})")
+    return str(tenants[0])
 
 
 async def sources_of(pool: Pool, tenant: str) -> list[str]:
-    """Every source that a tenant has or had documents, groups or a connector of."""
+    """Return every source of which a tenant has or had documents, groups or a connector."""
     with translated("withdrawal"):
         async with pool.connection() as connection:
             cursor = await connection.execute(

@@ -1,4 +1,4 @@
-"""The worker ``connectors``: every declared instance, each with its own tasks, and the HTTP side."""
+"""The worker ``connectors``: runs every declared instance, each with its own tasks, and the HTTP server."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from pipeline.stores.postgres import open_pool
 log = structlog.get_logger()
 
 FOLDER = "connectors"
-"""Under the state folder: what sources keep on disk."""
+"""The part of the state folder that holds the files of sources."""
 
 
 async def run(settings: Settings, declared: Declared) -> None:
-    """Until SIGTERM or SIGINT. Raises Misconfigured at once when nothing could work."""
+    """Run until SIGTERM or SIGINT. Raises Misconfigured at once when nothing could work."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     metrics = Metrics()
-    extraction = await _extraction_told(metrics, {})
+    extraction = await _update_extraction(metrics, {})
     instances: dict[str, Instance] = {}
     address = ""
 
@@ -47,7 +47,7 @@ async def run(settings: Settings, declared: Declared) -> None:
             "stages": [],
             "http": address,
             "extraction": extraction,
-            "connectors": [one.report() for one in instances.values()],
+            "connectors": [instance.report() for instance in instances.values()],
         }
 
     async with AsyncExitStack() as stack:
@@ -77,8 +77,8 @@ async def run(settings: Settings, declared: Declared) -> None:
         )
         instances.update({name: Instance(plan, services) for name, plan in declared.plans.items()})
         _show_quotas(instances, metrics)
-        running = [asyncio.create_task(one.run(), name=name) for name, one in instances.items()]
-        running.append(asyncio.create_task(_extraction_watched(metrics, extraction, settings.stream.vitals_seconds)))
+        running = [asyncio.create_task(instance.run(), name=name) for name, instance in instances.items()]
+        running.append(asyncio.create_task(_watch_extraction(metrics, extraction, settings.stream.vitals_seconds)))
         log.info(
             "worker_started",
             worker="connectors",
@@ -103,24 +103,25 @@ def _show_quotas(instances: Mapping[str, Instance], metrics: Metrics) -> None:
                 metrics.uploads_quota.labels(name, of).set_function(partial(quota_share, instance, of))
 
 
-async def _extraction_watched(metrics: Metrics, told: dict[str, str], every_seconds: float) -> None:
+async def _watch_extraction(metrics: Metrics, status: dict[str, str], every_seconds: float) -> None:
     while True:
         await asyncio.sleep(every_seconds)
-        await _extraction_told(metrics, told)
+        await _update_extraction(metrics, status)
 
 
-async def _extraction_told(metrics: Metrics, told: dict[str, str]) -> dict[str, str]:
-    """``told``, brought up to date: how files are read now. Of several states one is 1: an absence is no zero."""
-    told |= await condition()
+async def _update_extraction(metrics: Metrics, status: dict[str, str]) -> dict[str, str]:
+    """Update ``status``, which says how files are read now, and its metric. Every state has a value, 1 or 0: an absent
+    series is not a zero."""
+    status |= await condition()
     for files in EXTRACTION_STATES:
-        metrics.extraction.labels(files).set(files == told["files"])
-    return told
+        metrics.extraction.labels(files).set(files == status["files"])
+    return status
 
 
 async def _until_stopped(stop: asyncio.Event, running: list[asyncio.Task[None]]) -> None:
-    """Raises when an instance's task ends before the signal: it never should."""
+    """Wait for the signal. Raises when a task ends before it, which never should happen."""
     stopping = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     for task in done - {stopping}:
-        raise RuntimeError("a connector's runner gave up") from task.exception()
+        raise RuntimeError(f"the task {task.get_name()} of the connectors' worker has ended") from task.exception()

@@ -14,7 +14,7 @@ from typing import Any, LiteralString, cast
 
 from connectors.clock import Clock
 from connectors.declared import options
-from connectors.operate import Action, ask, outcome
+from connectors.operate import Action, command_outcome, send_command
 from connectors.protocol import Problem
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
@@ -218,7 +218,7 @@ class Trial:
         self.witness.silent_after = -1
         instance = self.instance or self.start()
         for action in ("changes", "sweep"):
-            await ask(self.pool, self.plan, action)
+            await send_command(self.pool, self.plan, action)
         await self.wait_until(
             lambda: any(sent(message) for message in self.witness.messages[before:]),
             f"the runner to publish what changed ({instance.plan.name})",
@@ -250,9 +250,9 @@ class Trial:
     async def attempt(self, action: Action, *, within_seconds: float = PATIENCE_SECONDS) -> Mapping[str, Any]:
         """Have the runner do an action, and return its outcome: {"error"} if it failed, and {"waiting"} if it still
         waits for its source after ``within_seconds``."""
-        number = await ask(self.pool, self.plan, action)
+        number = await send_command(self.pool, self.plan, action)
         deadline = time.monotonic() + within_seconds
-        while (result := await outcome(self.pool, number)) is None:
+        while (result := await command_outcome(self.pool, number)) is None:
             if time.monotonic() > deadline:
                 waits = {
                     n: a.status.reason

@@ -474,7 +474,7 @@ async def test_a_worker_shows_that_its_service_went_away_and_came_back(
 
     async def states(url: str) -> dict[str, float | None]:
         monkeypatch.setattr(remote, "from_environment", lambda: given(url))
-        await worker._extraction_told(metrics, told)
+        await worker._update_extraction(metrics, told)
         value = metrics.registry.get_sample_value
         return {state: value("penstock_extraction", {"files": state}) for state in EXTRACTION_STATES}
 

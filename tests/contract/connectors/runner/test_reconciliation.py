@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from connectors.operate import look
+from connectors.operate import summarize
 from connectors.runner import reconcile
 from connectors.runner.instance import Instance
 from connectors.runner.membership import ChangedSet, MembershipTables
@@ -460,7 +460,7 @@ async def test_differences_are_counted_and_shown_and_a_comparison_goes_through_a
             )
         )
         plan = Plan(name=SOURCE, tenant=bench.tenant, kind="world", make=lambda c: WorldSource(bench.world, c))
-        row = (await look(bench.pool, plan)).row
+        row = (await summarize(bench.pool, plan)).row
     assert row is not None
     assert row.reconciliation is not None
     assert (row.reconciliation["found"], row.reconciliation["standing"]) == ({"newer": 2, "member_unknown": 1}, 0)

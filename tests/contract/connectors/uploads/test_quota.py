@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from connectors.declared import load
-from connectors.operate import look
+from connectors.operate import summarize
 from connectors.uploads.intake import MAX_INCOMING_FILES
 from connectors.uploads.options import UploadsQuota
 from connectors.uploads.source import quota_share
@@ -166,7 +166,7 @@ async def test_operators_see_what_is_in_use(office: Office, monkeypatch: pytest.
     assert quota_share(office.instances["files"], "tenant") == 0.25
     (tmp_path / "connectors.toml").write_text('[connector.files]\nkind = "uploads"\ntenant = "acme"\n')
     plan = load(tmp_path / "connectors.toml").plan("files")
-    shown = (await look(office.pool, plan, closely=True)).json()["uploads"]
+    shown = (await summarize(office.pool, plan, with_documents=True)).json()["uploads"]
     assert shown["used"] == {"tenant_files": 1, "tenant_bytes": 4, "all_files": 1, "all_bytes": 4}
     assert shown["quota"]["tenant_files"] == 4
 
