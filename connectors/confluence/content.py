@@ -77,7 +77,7 @@ def document(
 
 
 def access_unknown(content: Content) -> Unreadable:
-    """Return an entry for a content whose readers cannot be determined, and whom therefore nobody may read."""
+    """Return an entry for content whose readers cannot be determined. It admits nobody."""
     return Unreadable(
         external_id=content.id,
         code="access_unknown",

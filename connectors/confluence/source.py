@@ -107,9 +107,9 @@ class _Check:
         return self._problems
 
     async def _space(self, space: Space) -> set[str]:
-        what = f"who may read space {space.key}"
+        resource = f"who may read space {space.key}"
         readers: Readers | None = await self._try(
-            what,
+            resource,
             "read:space.permission:confluence (or read:space:confluence)",
             "“Admin” of that space, and Confluence 9.1 or later",
             lambda: self._site.readers(space),
@@ -163,35 +163,35 @@ class _Check:
                 + (" or email_domain" if self._options.flavour == "data-center" else ""),
             )
 
-    async def _try(self, what: str, scope: str, permission: str, ask: Callable[[], Awaitable[T]]) -> T | None:
+    async def _try(self, resource: str, scope: str, permission: str, read: Callable[[], Awaitable[T]]) -> T | None:
         """Return the response, or None after a failure that was added to the problems. Retryable is passed on, because
         during an outage the check cannot say whether anything is missing."""
         cloud = self._options.flavour == "cloud"
         try:
-            return await ask()
+            return await read()
         except Denied as error:
             if error.status == 401 and not cloud:
-                self._add("token", "the personal access token is not taken (401): is it expired or mistyped?")
-            elif error.status == 401 and what == "the account itself":
+                self._add("token", "the personal access token was refused (401): is it expired or mistyped?")
+            elif error.status == 401 and resource == "the account itself":
                 advice = "are email and token of the same account, and does base_url fit the kind of token?"
-                self._add("token", f"the token is not taken (401), or lacks the scope {scope}: {advice}")
+                self._add("token", f"the token was refused (401), or lacks the scope {scope}: {advice}")
             else:
                 needed = f"the scope {scope}" if cloud else f"the permission {permission}"
                 self._add(
-                    "scope" if cloud else "permission", f"{what} cannot be read ({error.status}): give it {needed}"
+                    "scope" if cloud else "permission", f"{resource} cannot be read ({error.status}): give it {needed}"
                 )
         except Missing as error:
-            if what == "the account itself":
+            if resource == "the account itself":
                 self._add("address", f"there is no Confluence ({error.status}): {address_advice(self._options)}")
             else:
                 needed = f"needs {permission}" if not cloud else f"needs {permission} and {scope}"
-                self._add("missing", f"{what} cannot be read ({error.status}): that {needed}")
+                self._add("missing", f"{resource} cannot be read ({error.status}): that {needed}")
         except (Misconfigured, CursorExpired) as error:
             self._add("settings", str(error))
         except Forbidden as error:
             self._add("address", f"{error}: {address_advice(self._options)}")
         except Answered as error:
-            self._add("refused", f"{what} cannot be read ({error.status}): {address_advice(self._options)}")
+            self._add("refused", f"{resource} cannot be read ({error.status}): {address_advice(self._options)}")
         return None
 
     def _add(self, code: str, message: str) -> None:
