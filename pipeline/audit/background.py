@@ -51,7 +51,7 @@ IDLE_SECONDS = 5.0
 
 class BackgroundAudit:
     """Runs in every detect worker; an advisory lock lets one of them read at a time, and position and pace are kept in
-    Postgres, so that whoever is next goes on at the same speed."""
+    Postgres, so that the next leader continues at the same rate."""
 
     def __init__(
         self,

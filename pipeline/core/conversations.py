@@ -60,7 +60,7 @@ def subject_digest(*names: str) -> bytes:
 
 
 def render(question: str, answer: str) -> str:
-    """A pair as text. Times are not in it: a chunk is embedded again only when somebody said something else."""
+    """A pair as text. Times are not in it: a chunk is embedded again only when its words change."""
     return f"Question: {question.strip()}\nAnswer: {answer.strip()}"
 
 

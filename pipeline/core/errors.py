@@ -32,7 +32,7 @@ class Deferred(Retryable):
 
 
 class Fenced(Retryable):
-    """The ledger must not be used until somebody has recovered it, or pointed us at the primary. The text says which,
+    """The ledger must not be used until it is recovered, or the settings name the primary. The text says which,
     and names no server: callers of the query service are told it."""
 
     def __init__(self, message: str) -> None:

@@ -2,7 +2,7 @@
 
 Each process writes a chain of its own for each day: the code (HMAC-SHA256) of a record covers its fields and the code
 of the record before it. Heads, one chain over all processes, say from time to time how long each chain is and how it
-ends: whoever removes something has to remove every head that came later, too.
+ends: removing a record takes removing every later head, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uuid import UUID
 
 Decision = Literal["allowed", "refused", "failed"]
 Credential = Literal["token", "key", "development", "command", "service"]
-"""How it was proved who acts. command: whoever runs `penstock` on a machine; service: a process of ours."""
+"""How the actor was authenticated. command: the user who runs `penstock` on a machine; service: a process of ours."""
 
 MOST_CHARACTERS = 500
 HEAD_SECONDS = 300.0
@@ -32,7 +32,7 @@ NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Somebody did something. No question, no title, no text."""
+    """One action of an actor. It holds no question, no title and no text."""
 
     at: datetime
     actor: str

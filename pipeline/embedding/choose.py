@@ -135,7 +135,7 @@ def token_counter(generation: Generation, models: Path) -> CountTokens:
 
 
 def _tokens(model: str, models: Path) -> Tokens:
-    """One rule for whoever embeds and whoever counts. A model we do not know is counted as cl100k."""
+    """The tokenizer of a model, for embedding and counting alike. An unknown model is counted as cl100k."""
     if model.rpartition("/")[2] == convert.MODEL:
         return word_pieces(convert.prepare(models) / convert.TOKENIZER)
     return byte_pairs()

@@ -73,7 +73,7 @@ async def record_open(connection: Connection, index: str, entries: Sequence[Entr
 async def record_answered(connection: Connection, bulk: UUID) -> None:
     """Every operation of one sending was answered. The row stays while another sending of the same bulk was not, and
     where the claim is older than ANSWERED_SECONDS: the entries may have been accepted after a delete of them was
-    forgotten, and whoever confirms that delete after us undoes our looking at them again."""
+    forgotten, and a worker that confirms that delete after us would undo our second look."""
     young = "id = %s AND sent_at > clock_timestamp() - make_interval(secs => %s)"
     cursor = await connection.execute(
         f"DELETE FROM open_bulks WHERE unanswered = 1 AND {young}",  # noqa: S608 — literals of this function

@@ -14,9 +14,9 @@ from pipeline.ledger.work import Work
 
 
 def to_the_hour(moment: datetime) -> datetime:
-    """An entry says no more exactly when its document was changed: nearly every edit changes that, and each entry of
-    the document would be written again for it. Whoever asks looks from the hour's beginning, and asks the ledger for
-    the rest."""
+    """Round a time of modification down to the hour for the keyword entry: nearly every edit changes it, and would
+    otherwise rewrite every entry of the document. A search filters from the beginning of the hour, and then by the
+    exact time in the ledger."""
     try:
         return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     except OverflowError:  # within a day of the first or last moment that there is

@@ -82,7 +82,7 @@ class Filter:
     source: str | None = None
     since: datetime | None = None
     show: Literal["waiting", "dismissed", "all"] = "waiting"
-    """waiting: for somebody to replay or dismiss them. all: those that were replayed or dismissed too."""
+    """waiting: letters that an operator has to replay or dismiss. all: replayed and dismissed ones too."""
 
 
 _COLUMNS = """

@@ -231,8 +231,9 @@ async def confirm_keywords(
 async def reopen_keywords(
     connection: Connection, generation: str, late: Sequence[tuple[UUID, int, Sequence[UUID]]]
 ) -> None:
-    """My operations may have landed after somebody newer's: for each (document, my seq, ids that I wrote or deleted)
-    put the ids back into claimed, forget their confirmation and lower the reached seq: the document converges again."""
+    """Our operations may have landed after those of a newer worker: for each (document, our seq, ids that we wrote or
+    deleted) put the ids back into claimed, forget their confirmation and lower the reached seq: the document converges
+    again."""
     await connection.cursor().executemany(
         f"UPDATE index_state s SET {_CLAIMED}, seq = least(s.seq, %(seq)s) {_OF_ALL}",  # noqa: S608 — constants of this module
         [{"ids": list(ids), "seq": seq, "document": id_, "generation": generation} for id_, seq, ids in late],

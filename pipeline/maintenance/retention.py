@@ -32,7 +32,7 @@ class Retention:
         self._most = most
 
     async def run(self) -> BaseException:
-        """Erase until cancelled; a world that is down is waited for."""
+        """Erase until cancelled; outages are waited for."""
         while True:
             more = False
             try:

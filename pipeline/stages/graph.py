@@ -87,7 +87,7 @@ class GraphKeeper:
         self._seen: dict[str, _Seen] = {}
 
     async def run(self) -> BaseException:
-        """Work until cancelled; a world that is down is waited for."""
+        """Work until cancelled; outages are waited for."""
         failures = 0
         while True:
             wait = NOT_MINE_SECONDS

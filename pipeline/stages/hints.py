@@ -91,7 +91,7 @@ class Sweeper:
         self._again = again_in_seconds
 
     async def run(self) -> BaseException:
-        """Sweep until cancelled; a world that is down is waited for."""
+        """Sweep until cancelled; outages are waited for."""
         position = 0
         for round_ in count():
             try:

@@ -1,9 +1,9 @@
-"""keywords: make a generation's Elasticsearch index return exactly the wanted entries.
+"""keywords: make a generation's Elasticsearch index return exactly the desired entries.
 
-Claim before the bulk, confirm after a refresh. Whoever finds at the end that something newer was accepted puts its own
-ids back into *claimed* and lets the document converge once more: that, and no grace period of the server's, is what
-defeats a worker that was paused between its check and its write. A bulk whose sender does not come to that end (it
-died, or got no answer) is recorded with the claim, and undone by ``LateBulks``.
+Claim before the bulk, confirm after a refresh. A worker that finds at the end that something newer was accepted puts
+its own ids back into *claimed* and lets the document converge once more. This, and no grace period of the server's,
+protects against a worker that was paused between its check and its write. A bulk whose sender does not come to that end
+(it died, or got no answer) is recorded with the claim, and undone by ``LateBulks``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vectors: make a generation's pgvector table hold exactly the wanted chunks.
+"""vectors: make a generation's pgvector table hold exactly the desired chunks.
 
 Embedding happens outside any lock. Rows are written in transactions of at most WRITE_CHUNKS, each re-checking under
 the documents' locks that nothing newer was accepted; what moved keeps its embeddings and is diffed again.

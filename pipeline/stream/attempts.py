@@ -156,7 +156,7 @@ class Attempts:
         log.warning(
             "batch_delayed", stage=self._stage.name, tries=batch.tries, seconds=round(seconds, 2), reason=reason
         )
-        if service == "dead-letters":  # whoever is not part of the flood goes on
+        if service == "dead-letters":  # records that are not part of the flood continue
             self._flooded(reason)
             return
         closed = self.breaker.trouble is None

@@ -365,7 +365,7 @@ class LogGuard:
             raise Retryable("the group does not have this worker as a member now", service="kafka")
 
     async def _save(self, marks: Mapping[Place, Mark], states: Mapping[Place, _Partition]) -> set[Place]:
-        """Returns those that were stored: of the others somebody else is the owner, or was for a moment."""
+        """Returns the partitions whose marks were stored; the others have, or had for a moment, another owner."""
         owned = {place: (owner, mark) for place, mark in marks.items() if (owner := states[place].owner) is not None}
         if not owned:
             return set()

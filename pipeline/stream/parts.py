@@ -29,7 +29,7 @@ BATCH_FACTOR = {"detect": 1.0, "vectors": 0.5, "keywords": 2.0}
 
 
 def _counter(generation: Generation) -> CountTokens:
-    """The tokenizer is loaded by whoever counts first, in a thread: up to half a second that no start waits for."""
+    """The first count loads the tokenizer, in a thread: up to half a second that no start waits for."""
     loaded = cache(partial(token_counter, generation, dist() / MODELS))
     return lambda texts: loaded()(texts)
 
