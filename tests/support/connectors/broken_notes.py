@@ -94,7 +94,7 @@ class BelievesItsListing(Notes):
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         listed = {one.external_id async for page in super().slim() for one in page}
-        return [Gone(id_) if id_ not in listed else await self._one(id_) for id_ in external_ids]
+        return [Gone(id_) if id_ not in listed else await self._read_entry(id_) for id_ in external_ids]
 
 
 async def _numbered(pages: AsyncIterator[Any]) -> AsyncIterator[tuple[int, Any]]:
