@@ -23,7 +23,7 @@ from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 
 if TYPE_CHECKING:
-    from connectors.checkpoint import Checkpoint
+    from connectors.folder.checkpoint import Checkpoint
     from connectors.folder.connector import FolderConnector
     from connectors.protocol import ScanReport
     from pipeline.ledger.arrivals import Arrival
@@ -180,7 +180,7 @@ async def _connector(
     mass_delete: bool,
 ) -> tuple[FolderConnector, str, Checkpoint, Pool]:
     """(connector, its source, checkpoint, pool) on the running services, closed with the stack."""
-    from connectors.checkpoint import Checkpoint
+    from connectors.folder.checkpoint import Checkpoint
     from connectors.folder.connector import FolderConnector
     from connectors.folder.options import FolderOptions
     from pipeline.kafka.client import publisher

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any, LiteralString
 from uuid import UUID
 
-from connectors.checkpoint import keep_stamp
 from connectors.clock import Clock
+from connectors.runner.rows import keep_stamp
 from pipeline.core.errors import PenstockError
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer

@@ -18,9 +18,9 @@ from typing import Self
 import structlog
 from watchfiles import Change, awatch
 
-from connectors.checkpoint import Checkpoint, Intent
 from connectors.clock import Clock
 from connectors.folder.access import FILE, is_skipped
+from connectors.folder.checkpoint import Checkpoint, Intent
 from connectors.folder.options import FolderOptions
 from connectors.folder.sweep import Sweep
 from connectors.folder.walk import is_within, root_problem

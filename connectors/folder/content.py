@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 
-from connectors.checkpoint import Stat
 from connectors.extract import EXTRACTOR, Extracted, Unreadable, extract, most_bytes
 from connectors.extraction.kinds import HEAD_BYTES
+from connectors.folder.checkpoint import Stat
 from connectors.folder.walk import Candidate
 from connectors.source import Document, Entry, Gone
 from connectors.source import Unreadable as UnreadableEntry

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
-from connectors.checkpoint import Checkpoint, Item, ListedIds, Unwritten
 from connectors.clock import Clock
 from connectors.extract import CONTENT_CODES
+from connectors.folder.checkpoint import Checkpoint, Item, Unwritten
 from connectors.folder.content import FileRead, describe, entry_of, fingerprint, read
 from connectors.folder.options import FolderOptions
+from connectors.folder.publisher import Publisher
 from connectors.folder.walk import Candidate, Walk, is_within
 from connectors.protocol import Kind, Problem, Published, ScanReport
-from connectors.publisher import Publisher
 from connectors.runner.compare import Event, Observation, Row, decide, decide_access
 from connectors.runner.guard import is_mass_deletion
+from connectors.runner.listing import ListedIds
 from connectors.source import Document, Gone, Listed
 from pipeline.core.errors import Retryable
 from pipeline.kafka.producer import Producer

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, LiteralString
 
-from connectors.checkpoint import keep_stamp
 from connectors.runner.compare import is_tag
-from connectors.runner.rows import Holder, require_lease
+from connectors.runner.rows import Holder, keep_stamp, require_lease
 from pipeline.core.identity import OWN_TAG
 from pipeline.stores.postgres import Connection, Pool, translated
 

@@ -11,13 +11,23 @@ from uuid import UUID
 from psycopg.rows import args_row
 from psycopg.types.json import Jsonb
 
-from connectors.checkpoint import PAGE, keep_stamp
 from connectors.runner.compare import Row
 from connectors.source import Cursor
 from pipeline.core.errors import PenstockError
 from pipeline.stores.postgres import Connection, Pool, translated
 
+PAGE = 1_000
+"""Rows read or written at once."""
 _BEFORE_ALL = UUID(int=0)
+
+
+async def keep_stamp(connection: Connection, tenant: str, source: str, stamp: datetime) -> None:
+    """Part of the transaction: the source's clock goes on after this stamp (observed_at), also in the next process."""
+    await connection.execute(
+        "INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)"
+        " DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
+        [tenant, source, stamp],
+    )
 
 
 class LeaseLost(PenstockError):

@@ -8,15 +8,15 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import Any, cast
 
-from connectors.checkpoint import PAGE, ListedIds
 from connectors.clock import Clock
 from connectors.extraction.remote import condition
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
 from connectors.runner.guard import is_mass_deletion
+from connectors.runner.listing import ListedIds
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.runner.publish import Publisher
-from connectors.runner.rows import Rows
+from connectors.runner.rows import PAGE, Rows
 from connectors.runner.state import State
 from connectors.source import Entry, Gone, Listed, Source
 

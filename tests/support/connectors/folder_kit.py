@@ -15,7 +15,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
-from connectors.checkpoint import Checkpoint
+from connectors.folder.checkpoint import Checkpoint
 from connectors.folder.connector import FolderConnector, FolderOptions
 from connectors.protocol import Problem, ScanReport
 from deploy.local.stack import Stack

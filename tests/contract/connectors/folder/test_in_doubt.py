@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from connectors.checkpoint import Checkpoint
+from connectors.folder.checkpoint import Checkpoint
 from connectors.runner.guard import MASS_DELETE_DOCUMENTS
 from connectors.withdraw import Withdrawal
 from pipeline.core.errors import Retryable

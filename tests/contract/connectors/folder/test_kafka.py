@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from connectors import publisher
+from connectors.folder import publisher
 from connectors.folder.connector import FolderConnector, FolderOptions
 from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable

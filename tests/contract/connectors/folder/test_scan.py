@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from connectors.checkpoint import Checkpoint, Intent, Item
 from connectors.folder import sweep as sweep_module
+from connectors.folder.checkpoint import Checkpoint, Intent, Item
 from connectors.folder.connector import FolderConnector, FolderOptions
+from connectors.folder.publisher import Publisher
 from connectors.folder.walk import Candidate
-from connectors.publisher import Publisher
 from connectors.runner.compare import Row
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.kafka.producer import DeliveryUnknown

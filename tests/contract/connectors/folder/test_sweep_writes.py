@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from connectors.checkpoint import Checkpoint, Unwritten
+from connectors.folder.checkpoint import Checkpoint, Unwritten
 from connectors.source import Entry, Reaction, Unreadable
 from tests.support.connectors.folder_kit import Desk
 from tests.support.connectors.runner_kit import Bench, kinds

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import datetime
 
-from connectors.checkpoint import Checkpoint, Intent, Item
+from connectors.folder.checkpoint import Checkpoint, Intent, Item
 from connectors.runner.compare import Event
 from connectors.runner.publish import DELIVERY_SECONDS
 from pipeline.core.errors import Retryable

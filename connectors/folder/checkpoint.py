@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import numpy as np
 from psycopg.rows import args_row
 from psycopg.types.json import Jsonb
 
 from connectors.runner.compare import Row
-from pipeline.stores.postgres import Connection, Pool, translated
+from connectors.runner.rows import keep_stamp
+from pipeline.stores.postgres import Pool, translated
 
 Stat = dict[str, int]
 PAGE = 1_000
-
-
-async def keep_stamp(connection: Connection, tenant: str, source: str, stamp: datetime) -> None:
-    """Part of the transaction: the source's clock goes on after this stamp (observed_at), also in the next process."""
-    await connection.execute(
-        "INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)"
-        " DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
-        [tenant, source, stamp],
-    )
+"""Rows read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +24,6 @@ class Item:
 
     row: Row
     stat: Stat | None = None
-
-
-class ListedIds:
-    """The external ids that a listing has shown so far, in memory: a sweep writes nothing for what it finds unchanged.
-
-    It holds a hash of eight bytes for each id (``hash``, keyed anew in each process). After a listing of a million
-    documents another document counts as listed with a probability of 5e-14; it is then deleted after a restart."""
-
-    def __init__(self) -> None:
-        self._hashes = array("q")
-        self._is_sorted = True
-
-    def add(self, external_ids: Iterable[str]) -> None:
-        self._hashes.extend(map(hash, external_ids))
-        self._is_sorted = False
-
-    def lacks(self, external_ids: Sequence[str]) -> list[str]:
-        """Return the external ids that the listing has not shown, in their order."""
-        if not self._hashes:
-            return list(external_ids)
-        known = np.frombuffer(self._hashes, np.int64)
-        if not self._is_sorted:
-            known.sort()
-            self._is_sorted = True
-        hashes = np.fromiter(map(hash, external_ids), np.int64, len(external_ids))
-        are_listed = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
-        return [external_id for external_id, is_listed in zip(external_ids, are_listed, strict=True) if not is_listed]
 
 
 @dataclass(frozen=True, slots=True)

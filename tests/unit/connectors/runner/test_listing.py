@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connectors.checkpoint import ListedIds
+from connectors.runner.listing import ListedIds
 
 
 def test_what_was_not_listed_is_lacking() -> None:
