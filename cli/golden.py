@@ -47,12 +47,13 @@ def add(
 
     Example: penstock golden add "how long do we keep logs" --document wiki/retention --anchor "kept for 90 days"
     """
-    from query.evaluation.golden import LONGEST_ANCHOR, Golden, Judged
+    from query.evaluation.golden import MAX_ANCHOR_CHARACTERS, Golden, Judged
 
     source, _, external_id = document.partition("/")
-    if not source or not external_id or len(anchor) > LONGEST_ANCHOR or not query.strip():
+    if not source or not external_id or len(anchor) > MAX_ANCHOR_CHARACTERS or not query.strip():
         typer.echo(
-            f"error: give a question, --document SOURCE/EXTERNAL_ID, at most {LONGEST_ANCHOR} characters of --anchor",
+            "error: give a question, --document SOURCE/EXTERNAL_ID and an --anchor of at most"
+            f" {MAX_ANCHOR_CHARACTERS} characters",
             err=True,
         )
         raise typer.Exit(2)
@@ -150,38 +151,38 @@ async def _add(one: Golden) -> Golden:
     """Beside what is judged for the question already."""
     from dataclasses import replace
 
-    from query.evaluation.golden import keep, kept
+    from query.evaluation.golden import load, store
 
     async with _connected() as connection:
         [judged] = one.judged
-        for known in await kept(connection, one.tenant):
+        for known in await load(connection, one.tenant):
             if known.text == one.text:
                 others = tuple(j for j in known.judged if j.key != judged.key)
                 one = replace(one, judged=(*others, judged), reference=one.reference or known.reference)
-        await keep(connection, one)
+        await store(connection, one)
     return one
 
 
 async def _keep(all_of: Sequence[Golden]) -> None:
-    from query.evaluation.golden import keep
+    from query.evaluation.golden import store
 
     async with _connected() as connection:
         for question in all_of:
-            await keep(connection, question)
+            await store(connection, question)
 
 
 async def _stored(tenant: str | None) -> list[Golden]:
-    from query.evaluation.golden import kept
+    from query.evaluation.golden import load
 
     async with _connected() as connection:
-        return await kept(connection, tenant)
+        return await load(connection, tenant)
 
 
 async def _forget(tenant: str, text: str) -> bool:
-    from query.evaluation.golden import forget
+    from query.evaluation.golden import delete
 
     async with _connected() as connection:
-        return await forget(connection, tenant, text)
+        return await delete(connection, tenant, text)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from pipeline.trail import Trail, open_trail
 from query.answers import chat as chats
 from query.answers.answers import Answers
 from query.embedding.embedders import Embedders, GenerationEmbedders
-from query.embedding.generations import Following
+from query.embedding.generations import GenerationFollower
 from query.evaluation.shadow import Shadow, open_shadow
 from query.modes.gather import Modes
 from query.rerank.guarded import open_reranker
@@ -40,7 +40,7 @@ class Service:
     pool: Pool
     es: AsyncElasticsearch
     embedders: Embedders
-    following: Following
+    following: GenerationFollower
     shadow: Shadow
     search: Search
     answers: Answers
@@ -105,7 +105,7 @@ async def open_service(
         modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, embedders=embedders)
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)
         view = PipelineView(pool, es, settings)
-        following = Following(pool, embedders, metrics)
+        following = GenerationFollower(pool, embedders, metrics)
         closing.push_async_callback(following.aclose)
         shadow = await closing.enter_async_context(
             open_shadow(settings, query.shadow, query.retrieval, timeouts, embedders, following, metrics)

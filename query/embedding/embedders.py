@@ -1,4 +1,4 @@
-"""The query's vector: from a model that is loaded in the background, once, and only if somebody needs it."""
+"""Query vectors, from models that are loaded once, in the background and on demand."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ EMBED_SECONDS = 5.0
 
 
 class Embedders(Protocol):
-    """Law: what ``of`` gives embeds as the generation's own model does, or by another one that does not hide it:
-    ``require_same`` is asked before any two vectors are compared."""
+    """The embedders of generations. Law: the embedder that ``of`` returns is the generation's model, or its properties
+    reveal that it is not; ``require_same`` is called before vectors are compared."""
 
     def of(self, generation: Generation) -> QueryEmbedder: ...
 
     async def keep(self, generations: Collection[Generation]) -> None:
-        """Models of these are needed; others may be let go."""
+        """Keep the models of these generations; the others may be closed."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class QueryEmbedder:
-    """Safe to share between tasks. A load that failed is tried again by the next query."""
+    """Embeds queries with one model. Safe to share between tasks. The next query retries a failed load."""
 
     def __init__(
         self, load: Callable[[], Embedder], *, load_seconds: float = 60.0, embed_seconds: float = EMBED_SECONDS
     ) -> None:
-        """load: blocking; runs in a thread. load_seconds: the very first time on a machine, the local model is
-        converted."""
+        """load: a blocking function, which runs in a thread. load_seconds: includes the conversion of a local model,
+        which happens once on a machine."""
         self._load = load
         self._load_seconds = load_seconds
         self._embed_seconds = embed_seconds
         self._loading: asyncio.Task[Embedder] | None = None
 
     def of(self, generation: Generation) -> Self:
-        """One model, whatever it is asked for: ``Embedders``, where there is no other."""
+        """This embedder for every generation, so that it is an ``Embedders`` of a single model."""
         return self
 
     async def keep(self, generations: Collection[Generation]) -> None:
-        """It stays."""
+        """Keep the model in any case."""
 
     def start(self) -> None:
-        """Begin to load, unless that is done or under way. Needs a running event loop."""
+        """Begin to load the model, unless it is loaded or loading. Needs a running event loop."""
         failed = self._loading is not None and self._loading.done() and self._loading.exception() is not None
         if self._loading is None or failed:
             self._loading = asyncio.create_task(asyncio.to_thread(self._load), name="load embedder")
@@ -64,7 +64,7 @@ class QueryEmbedder:
         self.start()
         assert self._loading is not None
         async with time_limit(self._load_seconds, "loading the embedding model"):
-            embedder = await asyncio.shield(self._loading)  # my cancellation is not the other queries'
+            embedder = await asyncio.shield(self._loading)  # a cancelled query must not cancel the load
         async with time_limit(self._embed_seconds, "the embedding model"):
             return embedder, await embedder.embed_query(text)
 
@@ -76,46 +76,46 @@ class QueryEmbedder:
 
 
 def is_same(embedder: Embedder, generation: Generation) -> bool:
-    """Whether it is the model that filled the generation."""
+    """True if the embedder is the model that the generation was built with."""
     mine = (embedder.model, embedder.dimensions, embedder.query_prefix)
     theirs = (generation.model, generation.dimensions, generation.query_prefix)
-    # A served model may not name its revision: then the workers' comparison of a reference text has to do.
+    # A remote model may not report its revision; the workers then compare a reference text.
     revisions = {embedder.revision, generation.revision} - {""}
     return mine == theirs and len(revisions) < 2
 
 
 def require_same(embedder: Embedder, generation: Generation) -> None:
-    """Models never mix: the query's must be the one that filled the generation. Raises Misconfigured."""
+    """Raises Misconfigured unless the query's model is the one that the generation was built with."""
     if not is_same(embedder, generation):
         raise Misconfigured(
             f"settings name {embedder.model} ({embedder.dimensions} dimensions, query prefix"
             f" {embedder.query_prefix!r}), but generation {generation.name} was built with {generation.model}"
-            f" ({generation.dimensions}, {generation.query_prefix!r}) or other weights of it: put the settings back"
+            f" ({generation.dimensions}, {generation.query_prefix!r}) or other weights of it: restore the settings"
         )
 
 
 CHOOSE = "pipeline.embedding.choose"
-"""Slow to import: in a thread, if at all."""
-LEAVE_SECONDS = 60.0
-"""A query that pinned a generation before it was retired has embedded its question by then."""
+"""A module that is slow to import: it is imported in a thread, and only on demand."""
+RETIRE_SECONDS = 60.0
+"""How long a model stays open after its generation has retired, for queries that still use that generation."""
 
 
 class GenerationEmbedders:
-    """An ``Embedders``. Generations that differ in their tables alone share one model. Safe to share between tasks."""
+    """An ``Embedders``. Generations that differ only in their tables share one model. Safe to share between tasks."""
 
     def __init__(
         self,
         load: Callable[[Generation], Embedder],
         *,
         embed_seconds: float = EMBED_SECONDS,
-        leave_seconds: float = LEAVE_SECONDS,
+        retire_seconds: float = RETIRE_SECONDS,
     ) -> None:
-        """load: blocking; runs in a thread. embed_seconds: for one question."""
+        """load: a blocking function, which runs in a thread. embed_seconds: the time limit of one query."""
         self._load = load
         self._embed_seconds = embed_seconds
-        self._leave_seconds = leave_seconds
+        self._retire_seconds = retire_seconds
         self._open: dict[Generation, QueryEmbedder] = {}
-        self._leaving: list[tuple[float, QueryEmbedder]] = []
+        self._retiring: list[tuple[float, QueryEmbedder]] = []
         self._importing: asyncio.Task[object] | None = None
 
     @classmethod
@@ -127,8 +127,8 @@ class GenerationEmbedders:
         embed_seconds: float = EMBED_SECONDS,
         metrics: QueryMetrics | None = None,
     ) -> Self:
-        """What a generation's row does not say (the key, timeouts) is the settings'. models: the folder that converted
-        models are kept in. metrics: told what questions cost."""
+        """Embedders whose key and timeouts come from the settings, because a generation's row does not have them.
+        models: the folder of converted models. metrics: records the use and cost of queries."""
 
         def load(generation: Generation) -> Embedder:
             embedder: Embedder = import_module(CHOOSE).for_generation(generation, settings, models)
@@ -153,22 +153,22 @@ class GenerationEmbedders:
         needed = {_model(generation) for generation in generations}
         now = monotonic()
         for model in self._open.keys() - needed:
-            self._leaving.append((now, self._open.pop(model)))
-        expired = [entry for entry in self._leaving if now - entry[0] >= self._leave_seconds]
-        self._leaving = [entry for entry in self._leaving if entry not in expired]
+            self._retiring.append((now, self._open.pop(model)))
+        expired = [entry for entry in self._retiring if now - entry[0] >= self._retire_seconds]
+        self._retiring = [entry for entry in self._retiring if entry not in expired]
         await asyncio.gather(*(embedder.aclose() for _, embedder in expired))
 
     async def aclose(self) -> None:
         if self._importing is not None:
             await asyncio.gather(self._importing, return_exceptions=True)
-        left = [*self._open.values(), *(embedder for _, embedder in self._leaving)]
+        left = [*self._open.values(), *(embedder for _, embedder in self._retiring)]
         self._open.clear()
-        self._leaving.clear()
+        self._retiring.clear()
         await asyncio.gather(*(embedder.aclose() for embedder in left))
 
 
 def _model(generation: Generation) -> Generation:
-    """Of a generation, what its model depends on."""
+    """The generation reduced to the fields that determine its model."""
     return replace(
         generation,
         name="",

@@ -1,5 +1,5 @@
-"""Which generations there are, looked at every few seconds: a model is loaded and asked once before a query needs it,
-so that neither a cut-over nor a rollback has a slow first query."""
+"""Following the generations in the background: every model is loaded and used once before a query needs it, so that
+the first query after a cut-over or a rollback is not slow."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LEDGER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """At one moment."""
+class Snapshot:
+    """The generations at one moment."""
 
     active: Generation
     candidate: Generation | None
-    """What may take its place: the one that is being built, once it is complete, else the previous."""
+    """The generation that may replace the active one: the one being built once it is complete, else the previous."""
 
 
-class Following:
-    """One a service. What queries pin they ask the ledger for; this only prepares."""
+class GenerationFollower:
+    """Prepares the models of all generations of a service. Queries still read the active generation from the ledger."""
 
     def __init__(self, pool: Pool, embedders: Embedders, metrics: QueryMetrics) -> None:
         self._pool = pool
@@ -42,15 +42,15 @@ class Following:
         self._metrics = metrics
         self._loop: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._answered: set[str] = set()
-        self.seen: Seen | None = None
+        self._ready: set[str] = set()
+        self.seen: Snapshot | None = None
         self.warm = asyncio.Event()
-        """Whether the active generation's model has answered once, or failed to: it is not waited for any longer."""
+        """Set once the active generation's model has answered or failed, which ends the start-up."""
         self.errors: dict[str, PenstockError] = {}
-        """By generation: why its model did not answer when it was last tried."""
+        """The last error of each generation's model."""
 
     def start(self) -> None:
-        """In the background, until ``aclose``; a second call has the models that failed tried again now."""
+        """Follow in the background until ``aclose``. A further call retries failed models at once."""
         if self._loop is None:
             self._loop = asyncio.create_task(self._follow(), name="follow generations")
         self._wake.set()
@@ -60,23 +60,23 @@ class Following:
             await cancel_and_wait([self._loop])
 
     async def _follow(self) -> None:
-        said: str | None = None
+        reported: str | None = None
         while True:
             self._wake.clear()
             try:
-                await self.look()
-                said = None
+                await self.refresh()
+                reported = None
             except PenstockError as error:  # the next look is soon, and queries ask the ledger themselves
-                if str(error) != said:
+                if str(error) != reported:
                     _log.warning("generations_not_followed", reason=str(error))
-                said = str(error)
+                reported = str(error)
             except Exception as error:  # noqa: BLE001  (a mistake of ours: said, for nobody waits for this task)
                 _log.error("generations_crashed", kind=type(error).__name__)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_SECONDS):
                     await self._wake.wait()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Once. Raises Retryable or Misconfigured when the ledger cannot be asked."""
         async with time_limit(LEDGER_SECONDS, "Postgres"):
             with translated("generations"):
@@ -86,21 +86,21 @@ class Following:
                     ready = {name for (name,) in await cursor.fetchall()}
         self.seen = _seen(existing, ready)
         await self._embedders.keep(existing)
-        self._answered &= {generation.name for generation in existing}
+        self._ready &= {generation.name for generation in existing}
         await asyncio.gather(
-            *(self._ask(generation) for generation in existing if generation.name not in self._answered)
+            *(self._warm_up(generation) for generation in existing if generation.name not in self._ready)
         )
         self.errors = {
             name: error for name, error in self.errors.items() if name in {generation.name for generation in existing}
         }
         self._metrics.models_ready.clear()
         for generation in existing:
-            self._metrics.models_ready.labels(generation.state).set(generation.name in self._answered)
+            self._metrics.models_ready.labels(generation.state).set(generation.name in self._ready)
 
-    async def _ask(self, generation: Generation) -> None:
+    async def _warm_up(self, generation: Generation) -> None:
         try:
             await self._embedders.of(generation).embed("warm up")
-            self._answered.add(generation.name)
+            self._ready.add(generation.name)
             self.errors.pop(generation.name, None)
         except PenstockError as error:
             if str(error) != str(self.errors.get(generation.name)):
@@ -110,7 +110,7 @@ class Following:
             self.warm.set()
 
 
-def _seen(existing: Sequence[Generation], ready: set[str]) -> Seen | None:
+def _seen(existing: Sequence[Generation], ready: set[str]) -> Snapshot | None:
     by_state = {
         generation.state: generation
         for generation in existing
@@ -118,4 +118,4 @@ def _seen(existing: Sequence[Generation], ready: set[str]) -> Seen | None:
     }
     if "active" not in by_state:
         return None
-    return Seen(by_state["active"], by_state.get("building") or by_state.get("previous"))
+    return Snapshot(by_state["active"], by_state.get("building") or by_state.get("previous"))

@@ -13,11 +13,11 @@ from typing import Any
 from pipeline.core.errors import PenstockError
 
 Judgements = Mapping[str, Mapping[str, int]]
-"""Query → document → gain. What is not named is not relevant."""
+"""The gain of each document for each query. Other documents are not relevant."""
 
 
 class BadDataset(PenstockError):
-    """The folder is no collection that can be judged: one line says which file, and what is wrong with it."""
+    """The folder is not a valid test collection; the message names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Dataset:
     name: str
     documents: Sequence[Document]
     queries: Mapping[str, str]
-    """Those that have a relevant document, in the file's order."""
+    """The queries that have a relevant document, in the order of the file."""
     judgements: Judgements
-    """Of these queries."""
+    """The judgements of these queries."""
     slices: Mapping[str, str] = field(default_factory=dict)
-    """Query → the kind that it belongs to, where its file says so (``metadata.kind``)."""
+    """The kind of each query, if its file has one (``metadata.kind``)."""
 
 
 def read(folder: Path) -> Dataset:
@@ -159,13 +159,15 @@ def _dataset(
     slices: Mapping[str, str],
 ) -> Dataset:
     relevant = {query: {d: g for d, g in gains.items() if g > 0} for query, gains in judged.items()}
-    asked = {id_: text for id_, text in queries.items() if text.strip() and relevant.get(id_)}
-    if not documents or not asked:
-        raise BadDataset(f"{folder}: {len(documents)} documents and {len(asked)} judged queries; at least one of each")
+    questions = {id_: text for id_, text in queries.items() if text.strip() and relevant.get(id_)}
+    if not documents or not questions:
+        raise BadDataset(
+            f"{folder}: {len(documents)} documents and {len(questions)} judged queries; at least one of each"
+        )
     return Dataset(
         folder.resolve().name,
         documents,
-        asked,
-        {id_: relevant[id_] for id_ in asked},
-        {id_: kind for id_, kind in slices.items() if id_ in asked},
+        questions,
+        {id_: relevant[id_] for id_ in questions},
+        {id_: kind for id_, kind in slices.items() if id_ in questions},
     )

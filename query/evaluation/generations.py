@@ -1,4 +1,4 @@
-"""Two generations over the same documents, by the same questions: whether the candidate may take over."""
+"""Comparison of two generations on the same documents and questions: whether the candidate may become active."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from query.settings import RetrievalSettings
 
 DECIDES = "nDCG@5"
 WORST_CHANGE = -0.02
-"""Of it against the active generation, relative: a new one that does worse is not cut over to."""
+"""The lowest relative change of it against the active generation; below it, a cut-over is refused."""
 ROUNDING = 1e-9
-"""0.98 / 1.0 - 1 is a little less than -0.02: as much as is allowed is no reason to refuse."""
+"""A tolerance for rounding: 0.98 / 1.0 - 1 is slightly less than -0.02."""
 AT_ONCE = 4
 TIMEOUT_SECONDS = 60.0
-"""Of each store and of the models: a search that leaves a half out for being in a hurry would spoil the numbers."""
+"""The time limit of each store and of the models, long enough that no search leaves a store out."""
 
 
 class NothingJudged(Misconfigured):
@@ -50,22 +50,22 @@ class Comparison:
     candidate: str
     questions: int
     before: Mapping[str, float]
-    """By measure (as ``penstock eval`` names them): the active generation's mean."""
+    """The active generation's mean of each measure, named as in ``penstock eval``."""
     after: Mapping[str, float]
-    """The candidate's."""
+    """The candidate's mean of each measure."""
     change: float
-    """Of nDCG@5, relative: -0.02 is 2 % worse. Where the active one finds nothing right: 0, or 1 if the candidate
-    does."""
+    """The relative change of nDCG@5: -0.02 is 2 % worse. If the active generation has 0: 0, or 1 if the candidate has
+    more."""
     difference: Interval
-    """Of nDCG@5, absolute, with its 95 % interval over the questions."""
+    """The absolute difference of nDCG@5 with its 95 % interval over the questions."""
     p: float
-    """Paired randomisation test, two-sided: how often as large a difference is mere chance."""
+    """The p-value of the difference by a paired, two-sided randomisation test."""
     shadow: Shadowed
-    """How far both agreed on real questions, where some were shadowed."""
+    """The agreement of both generations on shadow queries, if there were any."""
 
     @property
     def worse(self) -> str | None:
-        """In words, with both numbers, where the candidate finds too much less to take over; else None."""
+        """The reason, with both numbers, why the candidate may not become active; else None."""
         if self.change >= WORST_CHANGE - ROUNDING:
             return None
         return (
@@ -75,15 +75,15 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """One question, who asks it, and how its answer becomes a ranking of what was judged."""
+class _Question:
+    """A question, its caller, and the golden question that its results are compared with, if any."""
 
     text: str
     caller: Caller
     golden: judgements.Golden | None = None
 
-    def ranking(self, found: SearchResults) -> Sequence[str]:
-        return rank.documents(found) if self.golden is None else judgements.ranking(self.golden, found)
+    def ranking(self, results: SearchResults) -> Sequence[str]:
+        return rank.documents(results) if self.golden is None else judgements.ranking(self.golden, results)
 
 
 async def compare(
@@ -97,12 +97,11 @@ async def compare(
     tags: Sequence[str] = (),
     retrieval: RetrievalSettings | None = None,
 ) -> Comparison:
-    """Both generations asked by the real search (hybrid, not reranked), in the stores that they are in.
+    """Compare both generations by the service's own search (hybrid, without reranking) in their stores.
 
-    The questions: every golden judgement that stands; or a dataset's (``penstock eval`` says its layouts), whose
-    documents stand in ``tenant`` under their ids already, asked by who has these principals and tags.
-    Raises BadDataset, NothingJudged, Misconfigured (no such generation), Retryable (a server is away, a search was not
-    whole).
+    The questions are all current golden questions, or those of a dataset (``penstock eval`` describes the layouts)
+    whose documents are in ``tenant`` under their ids; they are asked with these principals and tags. Raises BadDataset,
+    NothingJudged, Misconfigured (no such generation) and Retryable (an outage or an incomplete search).
     """
     async with connected(pool) as connection:
         active = await generations.active(connection)
@@ -151,45 +150,47 @@ def _change(before: float, after: float) -> float:
     return after / before - 1.0
 
 
-async def _golden(connection: Connection) -> tuple[dict[str, _Asked], Judgements]:
-    left, _ = await judgements.standing(connection, await judgements.kept(connection))
+async def _golden(connection: Connection) -> tuple[dict[str, _Question], Judgements]:
+    left, _ = await judgements.current(connection, await judgements.load(connection))
     if not left:
         raise NothingJudged(
-            "no golden judgement stands, so nothing says whether the new generation finds what it should:"
-            " `penstock golden add` makes one, or name a dataset"
+            "there are no current golden questions to compare the generations by: add some with `penstock golden add`,"
+            " or name a dataset"
         )
     questions = {}
     for golden in left:
         await set_tenant(connection, golden.tenant)
         caller = await identify(connection, golden.tenant, principals=golden.principals, tags=golden.tags)
-        questions[str(golden.id)] = _Asked(golden.text, caller, golden)
+        questions[str(golden.id)] = _Question(golden.text, caller, golden)
     return questions, {str(golden.id): judgements.gains(golden) for golden in left}
 
 
-def _collection(folder: Path, caller: Caller) -> tuple[dict[str, _Asked], Judgements]:
+def _collection(folder: Path, caller: Caller) -> tuple[dict[str, _Question], Judgements]:
     collection = datasets.read(folder)
-    questions = {id_: _Asked(text[:MAX_QUERY_CHARACTERS], caller) for id_, text in collection.queries.items()}
+    questions = {id_: _Question(text[:MAX_QUERY_CHARACTERS], caller) for id_, text in collection.queries.items()}
     return questions, collection.judgements
 
 
 async def _values(
-    search: Search, generation: Generation, asked: Mapping[str, _Asked], judged: Judgements
+    search: Search, generation: Generation, questions: Mapping[str, _Question], judged: Judgements
 ) -> measures.Values:
     places = asyncio.Semaphore(AT_ONCE)
     rankings: dict[str, Sequence[str]] = {}
 
-    async def ask(id_: str, one: _Asked) -> None:
+    async def ask(id_: str, question: _Question) -> None:
         async with places:
-            found = await search.search(one.text, one.caller, top=MAX_TOP, rerank=False, generation=generation)
-        if found.degraded:
-            raise Retryable(f"a search of generation {generation.name} was not whole: {found.degraded[0]}")
-        rankings[id_] = one.ranking(found)
+            results = await search.search(
+                question.text, question.caller, top=MAX_TOP, rerank=False, generation=generation
+            )
+        if results.degraded:
+            raise Retryable(f"a search of generation {generation.name} was incomplete: {results.degraded[0]}")
+        rankings[id_] = question.ranking(results)
 
-    questions = [asyncio.create_task(ask(id_, one)) for id_, one in asked.items()]
+    tasks = [asyncio.create_task(ask(id_, question)) for id_, question in questions.items()]
     try:
-        await asyncio.gather(*questions)
+        await asyncio.gather(*tasks)
     finally:
-        for task in questions:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*questions, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     return measures.measure(rankings, judged)

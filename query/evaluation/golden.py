@@ -1,7 +1,7 @@
-"""Golden judgements: questions about the documents that are there, with what answers them.
+"""Golden questions: questions about existing documents, with judgements of the passages that answer them.
 
-A judgement names a document and words that stand in its passage (the anchor), never a chunk: it stands as long as
-those words do, whatever is edited around them, cut anew or embedded by another model.
+A judgement names a document and words of its passage (the anchor), never a chunk. It stays current as long as the
+document contains those words, whatever is edited around them, chunked again or embedded by another model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from query.evaluation.dataset import BadDataset
 from query.model import SearchResults
 
 NAMESPACE = UUID("6f1f3a56-5e0b-5c0e-9d5f-0d6f0f4f7a11")
-LONGEST_ANCHOR = 500
-"""Characters: a sentence or two. A longer one would not fit into one passage."""
+MAX_ANCHOR_CHARACTERS = 500
+"""The longest anchor, a sentence or two: a longer one may not fit into one passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Judged:
     source: str
     external_id: str
     anchor: str = ""
-    """Words of the passage; none: any passage of the document will do."""
+    """Words of the passage; empty: any passage of the document matches."""
     gain: int = 1
-    """1 to 10, the larger the better it answers."""
+    """The relevance from 1 to 10; larger is better."""
 
     @property
     def key(self) -> str:
@@ -52,7 +52,7 @@ class Golden:
 
 
 def flat(text: str) -> str:
-    """As anchors are compared: case and white space do not count."""
+    """The text without differences of case and white space, as anchors are compared."""
     return " ".join(text.split()).casefold()
 
 
@@ -95,7 +95,7 @@ def _parsed(line: Mapping[str, Any]) -> Golden:
         Judged(_text(j["source"]), _text(j["external_id"]), str(j.get("anchor") or "").strip(), int(j.get("gain", 1)))
         for j in line["judgements"]
     )
-    if not judged or not all(1 <= j.gain <= 10 and len(j.anchor) <= LONGEST_ANCHOR for j in judged):
+    if not judged or not all(1 <= j.gain <= 10 and len(j.anchor) <= MAX_ANCHOR_CHARACTERS for j in judged):
         raise ValueError("judgements")
     reference = line.get("reference")
     return Golden(
@@ -117,8 +117,8 @@ def _text(value: object) -> str:
 # Postgres
 
 
-async def keep(connection: Connection, golden: Golden) -> None:
-    """Of a question that is known already, everything is replaced. One transaction. Raises psycopg.Error."""
+async def store(connection: Connection, golden: Golden) -> None:
+    """Store a golden question in one transaction; one with the same text is replaced. Raises psycopg.Error."""
     async with connection.transaction():
         await connection.execute(
             "INSERT INTO eval_queries (id, tenant, text, principals, tags, reference) VALUES (%s, %s, %s, %s, %s, %s)"
@@ -135,14 +135,14 @@ async def keep(connection: Connection, golden: Golden) -> None:
             )
 
 
-async def forget(connection: Connection, tenant: str, text: str) -> bool:
-    """Whether it was there. Raises psycopg.Error."""
+async def delete(connection: Connection, tenant: str, text: str) -> bool:
+    """Delete a golden question. False if there is none. Raises psycopg.Error."""
     cursor = await connection.execute("DELETE FROM eval_queries WHERE tenant = %s AND text = %s", [tenant, text])
     return cursor.rowcount > 0
 
 
-async def kept(connection: Connection, tenant: str | None = None) -> list[Golden]:
-    """By tenant and text. tenant: None for all. Raises psycopg.Error."""
+async def load(connection: Connection, tenant: str | None = None) -> list[Golden]:
+    """The stored golden questions, ordered by tenant and text. tenant: None for all. Raises psycopg.Error."""
     cursor = await connection.execute(
         "SELECT q.tenant, q.text, q.principals, q.tags, q.reference, j.source, j.external_id, j.anchor, j.gain"
         " FROM eval_queries q JOIN eval_judgements j ON j.query_id = q.id"
@@ -158,9 +158,9 @@ async def kept(connection: Connection, tenant: str | None = None) -> list[Golden
     return list(questions.values())
 
 
-async def standing(connection: Connection, golden: Sequence[Golden]) -> tuple[list[Golden], int]:
-    """What can still be judged, and how many judgements cannot: their document is gone, or their words are. They say
-    nothing about the search. Raises psycopg.Error."""
+async def current(connection: Connection, golden: Sequence[Golden]) -> tuple[list[Golden], int]:
+    """The golden questions with their current judgements, and the number of outdated judgements, whose document or
+    words no longer exist and which are therefore ignored. Raises psycopg.Error."""
     lost, left = 0, []
     for question in golden:
         ids = {document_id(question.tenant, j.source, j.external_id): None for j in question.judged}
@@ -185,11 +185,11 @@ async def standing(connection: Connection, golden: Sequence[Golden]) -> tuple[li
     return left, lost
 
 
-def ranking(golden: Golden, found: SearchResults) -> list[str]:
-    """The answer as a ranking of what was judged: each where the first passage that holds it stands, anything else
-    with a name of its own. A near-duplicate that is only named beside another counts as shown there."""
+def ranking(golden: Golden, results: SearchResults) -> list[str]:
+    """The results as a ranking of judgements: each at the first passage that contains it; other passages have names of
+    their own. A duplicate that is listed with another passage counts at that passage's rank."""
     ranked: list[str] = []
-    for n, result in enumerate(found.results):
+    for n, result in enumerate(results.results):
         places = {(p.source, p.external_id) for p in (result.passage, *result.also)}
         text = flat(result.text)
         hits = [

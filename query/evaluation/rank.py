@@ -1,4 +1,4 @@
-"""Ask every query in every mode → rankings of documents."""
+"""Rankings of documents for every query of a dataset in every mode."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, Mode, SearchResults
 AT_ONCE = 4
 
 
-class Searches(Protocol):
-    """``query.retrieval.search.Search``, without reranking."""
+class Searcher(Protocol):
+    """The search to evaluate, such as ``query.retrieval.search.Search``."""
 
     async def search(self, query: str, caller: Caller, *, top: int, mode: Mode, rerank: bool) -> SearchResults: ...
 
 
 async def rank(
-    search: Searches,
+    search: Searcher,
     caller: Caller,
     dataset: Dataset,
     modes: Sequence[Mode],
@@ -29,12 +29,12 @@ async def rank(
     rerank: bool = False,
     done: Callable[[], None] = lambda: None,
 ) -> tuple[dict[Mode, Rankings], dict[str, int]]:
-    """One ranking of documents for each query and mode: a document stands where its best passage does. And how often
-    something was left out, by its reason: numbers of a search that was not whole say nothing.
+    """A ranking of documents for each query and mode, by their best passages, and the number of incomplete searches by
+    their reasons, because measures of incomplete searches are meaningless.
 
-    done: called after each query and mode. Raises Retryable or Misconfigured when nothing can answer.
+    done: called after each query and mode. Raises Retryable or Misconfigured when no store answers.
     """
-    found: dict[Mode, dict[str, Sequence[str]]] = {mode: {} for mode in modes}
+    rankings: dict[Mode, dict[str, Sequence[str]]] = {mode: {} for mode in modes}
     degraded: dict[str, int] = {}
     places = asyncio.Semaphore(AT_ONCE)
 
@@ -45,27 +45,27 @@ async def rank(
             )
         for reason in answer.degraded:
             degraded[reason] = degraded.get(reason, 0) + 1
-        found[mode][query] = documents(answer)
+        rankings[mode][query] = documents(answer)
         done()
 
     async with asyncio.TaskGroup() as group:
         for query, text in dataset.queries.items():
             for mode in modes:
                 group.create_task(ask(query, text, mode))
-    return dict(found), degraded
+    return dict(rankings), degraded
 
 
-def documents(found: SearchResults) -> list[str]:
-    """External ids, each where its best passage stands; that of a near-duplicate right behind the one it repeats."""
+def documents(rankings: SearchResults) -> list[str]:
+    """External ids, ranked by their best passages; a duplicate follows directly after the document that it repeats."""
     ranked: dict[str, None] = {}
-    for result in found.results:
+    for result in rankings.results:
         for passage in (result.passage, *result.also):
             ranked.setdefault(passage.external_id)
     return list(ranked)
 
 
 def by_slice(dataset: Dataset) -> Mapping[str, list[int]]:
-    """Kind → positions of its queries."""
+    """The positions of the queries of each kind."""
     slices: dict[str, list[int]] = {}
     for n, query in enumerate(dataset.queries):
         if query in dataset.slices:

@@ -1,4 +1,4 @@
-"""What an evaluation found, as the command contract has it. Pure."""
+"""The report of an evaluation in JSON, as the command prints it. Pure."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from query.model import Mode
 
 TESTED = "nDCG@10"
 COMPARED = (TESTED, "recall@50")
-"""What configurations are compared by."""
+"""The measures by which configurations are compared."""
 
 
 Saved = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Mode → measure → query → value: what a later run, of another configuration, is compared with."""
+"""The value of each query by mode and measure, for comparison with a later run of another configuration."""
 
 
-def values_of(dataset: Dataset, found: Mapping[Mode, Rankings]) -> Saved:
+def values_of(dataset: Dataset, results: Mapping[Mode, Rankings]) -> Saved:
     return {
         mode: {
             name: {query: round(float(value), 6) for query, value in zip(dataset.queries, of, strict=True)}
             for name, of in measure(rankings, dataset.judgements).items()
         }
-        for mode, rankings in found.items()
+        for mode, rankings in results.items()
     }
 
 
 def report(
-    dataset: Dataset, found: Mapping[Mode, Rankings], degraded: Mapping[str, int], against: Saved | None = None
+    dataset: Dataset, results: Mapping[Mode, Rankings], degraded: Mapping[str, int], against: Saved | None = None
 ) -> dict[str, Any]:
     """``runs``: each measure's mean, its 95 % interval under ``intervals``; ``slices``: nDCG@10 by the queries' kind;
     ``comparisons``: hybrid against each half, and each mode against the run that was saved before, on the queries that
     both have; ``degraded``: how often something was left out, by its reason."""
-    values = {mode: measure(rankings, dataset.judgements) for mode, rankings in found.items()}
+    values = {mode: measure(rankings, dataset.judgements) for mode, rankings in results.items()}
     return {
         "dataset": dataset.name,
         "documents": len(dataset.documents),

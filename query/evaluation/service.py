@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TOP = 50
 EVAL_LOCK = 7_300_009
 """Held by the one process that decides whether a run is due."""
-KEPT_DAYS = 90
+RETENTION_DAYS = 90
 NDCG, RECALL, FAITHFULNESS = "nDCG@5", "recall@50", "faithfulness"
 
 _log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ Means = dict[tuple[str, str], tuple[float, int]]
 """Slice and measure → mean and the number of questions it is of."""
 
 
-class Searches(Protocol):
+class Searcher(Protocol):
     async def search(
         self, query: str, caller: Caller, *, top: int = ..., generation: Generation | None = ...
     ) -> SearchResults: ...
@@ -60,7 +60,7 @@ class Evaluation:
     """Owns nothing that it is given. answers, chat and embedders: None measures retrieval alone."""
 
     pool: Pool
-    search: Searches
+    search: Searcher
     settings: EvalSettings
     metrics: EvalMetrics
     answers: Answers | None = None
@@ -73,7 +73,7 @@ class Evaluation:
         was not whole: half a world says nothing about the ranking."""
         started = self.now()
         async with connected(self.pool) as connection:
-            left, lost = await judgements.standing(connection, await judgements.kept(connection))
+            left, lost = await judgements.current(connection, await judgements.load(connection))
             generation = await generations.active(connection)
         self.metrics.lost.set(lost)
         if not left:
@@ -246,7 +246,7 @@ async def _keep(connection: Connection, started: datetime, generation: str, mean
             " VALUES (%s, %s, %s, %s, %s, %s)",
             [(started, generation, s, m, value, queries) for (s, m), (value, queries) in means.items()],
         )
-        await cursor.execute("DELETE FROM eval_runs WHERE started_at < %s", [started - timedelta(days=KEPT_DAYS)])
+        await cursor.execute("DELETE FROM eval_runs WHERE started_at < %s", [started - timedelta(days=RETENTION_DAYS)])
 
 
 def _slices(golden: Golden) -> set[str]:

@@ -1,7 +1,7 @@
-"""Real questions, asked of the generation that may take over, too: nobody waits for it, and nothing of it is shown.
+"""Shadow queries: searches that are also run on the generation that may become active, without delaying the response.
 
-On connections of its own, so that no question that somebody waits for ever finds one taken. The models are shared with
-the service: they are asked one text at a time, as by any other question.
+They have connections of their own, so that they never take one from a search that a caller waits for. The models are
+shared with the service.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.stores.postgres import Connection, Pool, open_pool, translated
 from query.access.callers import Caller
 from query.access.filters import NONE, Filters
 from query.embedding.embedders import Embedders
-from query.embedding.generations import Following
+from query.embedding.generations import GenerationFollower
 from query.limits.charging import charge_to
 from query.model import Mode, SearchResults
 from query.retrieval.search import Search
@@ -34,11 +34,11 @@ from query.telemetry import QueryMetrics
 
 _log = structlog.get_logger(__name__)
 
-KEEP_SECONDS = 5.0
+RECORD_SECONDS = 5.0
 
 
-class Searches(Protocol):
-    """``query.retrieval.search.Search``."""
+class Searcher(Protocol):
+    """The search for shadow queries, such as ``query.retrieval.search.Search``."""
 
     async def search(
         self,
@@ -55,18 +55,18 @@ class Searches(Protocol):
 
 @dataclass(slots=True)
 class Shadow:
-    """Owns its tasks and nothing that it is given. Without a pool and a search it takes nothing."""
+    """Runs shadow queries in background tasks. Without a pool and a search it does nothing."""
 
     settings: ShadowSettings
-    following: Following
+    following: GenerationFollower
     metrics: QueryMetrics
-    search: Searches | None = None
+    search: Searcher | None = None
     pool: Pool | None = None
     dice: Callable[[], float] = random.random
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def offer(self, query: str, caller: Caller, *, mode: Mode = "hybrid", filters: Filters = NONE) -> None:
-        """Take a question that was answered, or let it go. Returns at once and never raises."""
+        """Run a shadow query of a search that was answered, or drop it. It returns immediately and never raises."""
         seen = self.following.seen
         if self.search is None or self.pool is None or seen is None or seen.candidate is None:
             return
@@ -82,7 +82,7 @@ class Shadow:
 
     async def _ask(
         self,
-        search: Searches,
+        search: Searcher,
         pool: Pool,
         active: Generation,
         candidate: Generation,
@@ -91,7 +91,7 @@ class Shadow:
         mode: Mode,
         filters: Filters,
     ) -> None:
-        charge_to(None)  # who asked has nothing of it
+        charge_to(None)  # the caller does not pay for it
 
         async def ask(generation: Generation) -> SearchResults:
             return await search.search(
@@ -110,10 +110,10 @@ class Shadow:
             _log.error("shadow_crashed", kind=type(error).__name__)
         self._count(measured)
         try:
-            async with time_limit(KEEP_SECONDS, "Postgres"):
+            async with time_limit(RECORD_SECONDS, "Postgres"):
                 with translated("shadow"):
                     async with pool.connection() as connection:
-                        await keep(connection, active.name, candidate.name, measured)
+                        await record(connection, active.name, candidate.name, measured)
         except PenstockError as error:
             _log.warning("shadow_not_recorded", reason=str(error))
 
@@ -134,10 +134,10 @@ async def open_shadow(
     retrieval: RetrievalSettings,
     timeouts: Timeouts,
     embedders: Embedders,
-    following: Following,
+    following: GenerationFollower,
     metrics: QueryMetrics,
 ) -> AsyncIterator[Shadow]:
-    """Connections are opened only where a share is set. Raises Retryable, Misconfigured."""
+    """Open a Shadow, with connections only if a share is configured. Raises Retryable and Misconfigured."""
     if not shadow.share:
         yield Shadow(shadow, following, metrics)
         return
@@ -153,7 +153,7 @@ async def open_shadow(
         yield mine
 
 
-KEPT_DAYS = 90
+RETENTION_DAYS = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +164,12 @@ class Shadowed:
     agreement: float
     """Mean of ``agreement.rank_biased``; 0 of no queries."""
     failed: int
-    """Questions that either generation could not answer whole."""
+    """The number of shadow queries that failed or were incomplete in either generation."""
 
 
-async def keep(connection: Connection, active: str, candidate: str, measured: tuple[float, float] | None) -> None:
-    """measured: overlap and rank-biased agreement of one question; None: it failed. Raises psycopg.Error."""
+async def record(connection: Connection, active: str, candidate: str, measured: tuple[float, float] | None) -> None:
+    """Add a shadow query to the hourly sums. measured: its overlap and rank-biased agreement; None: it failed. Raises
+    psycopg.Error."""
     overlap, agreement = measured or (0.0, 0.0)
     async with connection.transaction():
         cursor = await connection.execute(
@@ -180,12 +181,12 @@ async def keep(connection: Connection, active: str, candidate: str, measured: tu
         )
         if (row := await cursor.fetchone()) and row[0]:  # once an hour
             await connection.execute(
-                "DELETE FROM shadow_agreement WHERE hour < now() - make_interval(days => %s)", [KEPT_DAYS]
+                "DELETE FROM shadow_agreement WHERE hour < now() - make_interval(days => %s)", [RETENTION_DAYS]
             )
 
 
 async def shadowed(connection: Connection, active: str, candidate: str) -> Shadowed:
-    """All that is kept of these two, whichever of them was the active one. Raises psycopg.Error."""
+    """The recorded agreement of both generations, whichever was the active one. Raises psycopg.Error."""
     cursor = await connection.execute(
         "SELECT coalesce(sum(queries), 0)::bigint, coalesce(sum(overlap) / nullif(sum(queries), 0), 0),"
         " coalesce(sum(agreement) / nullif(sum(queries), 0), 0), coalesce(sum(failed), 0)::bigint"
@@ -201,24 +202,24 @@ PERSISTENCE = 0.9
 """p of rank-biased overlap: the first ten ranks have 86 % of the weight (Webber, Moffat and Zobel 2010)."""
 
 
-def documents(found: SearchResults) -> list[str]:
-    """The first DEPTH documents, each where its best passage stands. Not passages: another generation may cut
-    otherwise."""
-    ranked = {str(result.passage.document_id): None for result in found.results}
+def documents(results: SearchResults) -> list[str]:
+    """The first DEPTH documents by their best passages. Passages are not compared, because generations may chunk
+    differently."""
+    ranked = {str(result.passage.document_id): None for result in results.results}
     return list(ranked)[:DEPTH]
 
 
 def overlap(one: Sequence[str], other: Sequence[str]) -> float:
-    """Share of the first DEPTH that both have, whatever their order; of the longer ranking, where neither is so long.
-    Two empty ones agree."""
+    """The share of the first DEPTH documents that both rankings have, in any order; relative to the longer ranking if
+    both are shorter. Two empty rankings agree."""
     first, second = set(one[:DEPTH]), set(other[:DEPTH])
     longest = max(len(first), len(second))
     return len(first & second) / longest if longest else 1.0
 
 
 def rank_biased(one: Sequence[str], other: Sequence[str], p: float = PERSISTENCE) -> float:
-    """Extrapolated rank-biased overlap (Webber, Moffat and Zobel 2010, equation 32), 0 to 1: as ``overlap``, and the
-    higher a rank, the more it counts. No ranking may name anything twice."""
+    """Extrapolated rank-biased overlap (Webber, Moffat and Zobel 2010, equation 32), from 0 to 1: like ``overlap``, but
+    higher ranks count more. No ranking may contain duplicates."""
     short, long = sorted((one, other), key=len)
     s, l = len(short), len(long)  # noqa: E741  (the paper's names)
     if not s:

@@ -40,7 +40,7 @@ class CrossEncoder:
         if "input_ids" not in self._inputs or self._inputs - KNOWN_INPUTS:
             raise Misconfigured(f"{folder / MODEL} is no cross-encoder: its inputs are {sorted(self._inputs)}")
         self._tokenizer = _tokenizer(folder / TOKENIZER)
-        self._window = min(WINDOW, _longest(folder / TOKENIZER_CONFIG))
+        self._window = min(WINDOW, _max_tokens(folder / TOKENIZER_CONFIG))
         self._padding = (self._tokenizer.padding or {}).get("pad_id", 0)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -94,7 +94,7 @@ def _relevance(output: NDArray[np.float64], pairs: int) -> list[float]:
             service="rerank",
         )
     logit = logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else 0.0)
-    return [float(one) for one in 1.0 / (1.0 + np.exp(-np.clip(logit, -500, 500)))]
+    return [float(score) for score in 1.0 / (1.0 + np.exp(-np.clip(logit, -500, 500)))]
 
 
 def _column(rows: Sequence[Sequence[int]], longest: int, padding: int) -> NDArray[np.int64]:
@@ -133,8 +133,8 @@ def _tokenizer(path: Path) -> Tokenizer:
         raise Misconfigured(f"{path} is no tokenizer ({type(error).__name__})") from error
 
 
-def _longest(path: Path) -> int:
-    """What the model was made to read, where its tokenizer's configuration tells."""
+def _max_tokens(path: Path) -> int:
+    """The model's maximum input in tokens, from its tokenizer's configuration if it has one."""
     try:
         written: Any = json.loads(path.read_text()).get("model_max_length")
     except FileNotFoundError:
@@ -147,8 +147,8 @@ def _longest(path: Path) -> int:
 T = TypeVar("T")
 
 WINDOW_SECONDS = 0.005
-"""How long a few pairs wait for company; 50 of one search wait for nobody."""
-LEAST, MOST = 8, 16
+"""How long a small batch waits for further pairs; the 50 pairs of one search do not wait."""
+MIN_BATCH_PAIRS, MAX_BATCH_PAIRS = 8, 16
 """Pairs of a batch: fewer than LEAST wait for company; MOST bounds what the pairs of one search pad and hold up."""
 
 
@@ -158,18 +158,18 @@ class _Waiting(NamedTuple, Generic[T]):
 
 
 class Batches(Generic[T]):
-    """Laws: a caller that goes away takes its own pairs with it and no others; what fails, fails for those in the batch
-    alone; whatever waits when a round begins is scored in it, however much comes later."""
+    """Groups pairs of all callers into batches. Laws: a cancelled caller removes only its own pairs; an error affects
+    only the pairs of its batch; all pairs that wait when a round begins are scored in it, whatever arrives later."""
 
     def __init__(self, work: Callable[[Sequence[T]], Awaitable[Sequence[float]]], size: Callable[[T], int]) -> None:
-        """work: scores one batch, in its order. size: equal ones fit together without padding."""
+        """work: scores one batch, in its order. size: the length of a pair; pairs of equal size need no padding."""
         self._work = work
         self._size = size
         self._waiting: list[_Waiting[T]] = []
         self._working: asyncio.Task[None] | None = None
 
     async def scores(self, items: Sequence[T]) -> list[float]:
-        """Raises what ``work`` raises."""
+        """The scores in the order of the items. Raises the errors of ``work``."""
         loop = asyncio.get_running_loop()
         mine = [_Waiting(item, loop.create_future()) for item in items]
         self._waiting += mine
@@ -182,7 +182,7 @@ class Batches(Generic[T]):
                 pair.score.cancel()
 
     async def aclose(self) -> None:
-        """Whoever still waits is cancelled."""
+        """Cancel everything that still waits."""
         if self._working is not None:
             self._working.cancel()
             await asyncio.gather(self._working, return_exceptions=True)
@@ -191,13 +191,13 @@ class Batches(Generic[T]):
 
     async def _rounds(self) -> None:
         while self._waiting:
-            if len(self._waiting) < LEAST:
+            if len(self._waiting) < MIN_BATCH_PAIRS:
                 await asyncio.sleep(WINDOW_SECONDS)
             left = sorted(self._waiting, key=lambda pair: self._size(pair.item))
             self._waiting = []
             try:
                 while left := [pair for pair in left if not pair.score.done()]:
-                    await self._score(left[:MOST])
+                    await self._score(left[:MAX_BATCH_PAIRS])
             finally:
                 for pair in left:
                     pair.score.cancel()

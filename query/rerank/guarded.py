@@ -1,4 +1,4 @@
-"""A reranker that costs a search no more than its time-box, and a dead one next to nothing."""
+"""A reranker with a cache, a time limit and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from query.rerank.reranker import Reranker
 from query.settings import RerankSettings
 
 Outcome = Literal["reranked", "cached", "timeout", "throttled", "unavailable", "misconfigured", "rejected", "skipped"]
-"""Of one rerank: all but the first two leave the order of the fusion. skipped: not asked, because it was failing or
-asked to be left alone."""
+"""The outcome of a reranking: all but the first two leave the order of the fusion. skipped: not called, because it was
+failing or had requested a pause."""
 
-REMEMBERED_SECONDS = 3600.0
-"""A server may get another model under the same name; then its old scores are gone within the hour."""
+SCORE_TTL_SECONDS = 3600.0
+"""The lifetime of cached scores, because a server may get another model under the same name."""
 
 
 class Guarded:
-    """A ``port.Reranker`` around another one: remembers scores, waits no longer than ``timeout_seconds``, and stops
-    asking while it fails, but for one trial at a time."""
+    """A ``Reranker`` around another one: it caches scores, waits at most ``timeout_seconds``, and during failures calls
+    it only for one trial at a time."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class Guarded:
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """cached_pairs: scores that are remembered, by model, tenant, question and text; 0: none. on_outcome: told
-        once a call, unless the caller leaves."""
+        """cached_pairs: the most cached scores, by model, tenant, query and text; 0: none. on_outcome: called once for
+        each reranking, unless it is cancelled."""
         self._inner = inner
         self._timeout = timeout_seconds
-        self._cache: TTLCache[bytes, float] = TTLCache(cached_pairs, REMEMBERED_SECONDS, timer=clock)
+        self._cache: TTLCache[bytes, float] = TTLCache(cached_pairs, SCORE_TTL_SECONDS, timer=clock)
         self._on_outcome = on_outcome
         self._clock = clock
         self._breaker = Breaker()
         self._deferred_until = 0.0
-        self._asked = count()
+        self._attempts = count()
 
     @property
     def model(self) -> str:
@@ -109,7 +109,7 @@ class Guarded:
             if isinstance(error, Deferred):
                 self._deferred_until = self._clock() + (retry_after or 1.0)
             self._breaker.failed(
-                next(self._asked),
+                next(self._attempts),
                 "rerank",
                 str(error),
                 now=self._clock(),

@@ -16,7 +16,7 @@ from pipeline.core.retry import classify_http, retry_after_seconds
 from pipeline.observability.tracing import Call, trace_rerank
 from query.settings import Flavour, RerankSettings
 
-MOST_ANSWER_BYTES = 16 * 2**20
+MAX_RESPONSE_BYTES = 16 * 2**20
 """Two hundred passages that a server sends back with their scores stay far below."""
 QUOTA_WAIT_SECONDS = 60.0
 """An empty account heals when somebody pays: ask once a minute."""
@@ -39,7 +39,7 @@ class HttpReranker:
         self._client = httpx.AsyncClient(timeout=settings.timeout_seconds, headers=_headers(settings))
 
     async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
-        most = MOST_TEXTS.get(self._settings.flavour, len(texts))
+        most = MAX_TEXTS.get(self._settings.flavour, len(texts))
         parts = [texts[n : n + most] for n in range(0, len(texts), most or 1)]
         requests = [asyncio.ensure_future(self._ask(query, part)) for part in parts]
         try:
@@ -53,13 +53,13 @@ class HttpReranker:
         await self._client.aclose()
 
     async def _ask(self, query: str, texts: Sequence[str]) -> list[float]:
-        asked = body(self._settings.flavour, self.model, query, texts)
+        request = body(self._settings.flavour, self.model, query, texts)
         with trace_rerank(self.model, len(texts), self._url.host) as measured:
-            return read(await self._answer(asked, measured), texts=len(texts))
+            return read(await self._answer(request, measured), texts=len(texts))
 
-    async def _answer(self, asked: object, measured: Call) -> bytes:
+    async def _answer(self, request: object, measured: Call) -> bytes:
         try:
-            async with self._client.stream("POST", self._url, json=asked) as response:
+            async with self._client.stream("POST", self._url, json=request) as response:
                 measured.sent = len(response.request.content)
                 measured.facts["http.response.status_code"] = response.status_code
                 if response.status_code != 200:
@@ -67,7 +67,7 @@ class HttpReranker:
                 answer = bytearray()
                 async for piece in response.aiter_bytes():
                     answer += piece
-                    if len(answer) > MOST_ANSWER_BYTES:
+                    if len(answer) > MAX_RESPONSE_BYTES:
                         raise Retryable("the rerank server answers without end", service="rerank")
                 measured.received = len(answer)
                 return bytes(answer)
@@ -119,7 +119,7 @@ def _headers(settings: RerankSettings) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-MOST_TEXTS: Mapping[Flavour, int] = {"tei": 32}
+MAX_TEXTS: Mapping[Flavour, int] = {"tei": 32}
 """Texts a request, where there are fewer than a pool may have: TEI's --max-client-batch-size is 32 unless set."""
 
 

@@ -1,4 +1,4 @@
-"""What a reranker is to whoever asks it."""
+"""The interface of rerankers, and reranking the hits of a search."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from query.retrieval.steps import Steps
 
 
 class Reranker(Protocol):
-    """Reads a question and a passage together, which no index does. Safe to share between tasks."""
+    """Scores a query and a passage together, which no index does. Safe to share between tasks."""
 
     @property
     def model(self) -> str: ...
 
     async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
-        """How relevant each text is, in their order; larger is better, comparable within one query only.
+        """The relevance of each text, in their order; larger is better, comparable within one query only.
 
-        tenant: whose question it is. What is remembered of it is remembered for that tenant alone.
+        tenant: the tenant of the query; cached scores are used for that tenant only.
 
-        Raises Retryable (Deferred) when it is away or slow, Misconfigured when it refuses, Poison when it cannot read
-        this very question (too long, rejected).
+        Raises Retryable (Deferred) when it is unavailable or slow, Misconfigured when it refuses, and Poison when it
+        cannot process this query (too long, rejected).
         """
 
     async def aclose(self) -> None: ...
@@ -32,14 +32,14 @@ class Reranker(Protocol):
 async def rerank(
     reranker: Reranker, query: str, hits: Sequence[Hit], *, tenant: str, pool: int, steps: Steps
 ) -> list[Hit]:
-    """hits: best first, and all of them what the caller may read.
+    """Rerank the first ``pool`` hits by their new scores; equal scores keep their order, and the other hits follow
+    unchanged. If the reranker fails, the order stays and the step reports it.
 
-    The first ``pool`` by their new score (equal ones in the order that they had), then the others, without one, as they
-    were. A reranker that fails leaves everything as it was; the step says so.
+    hits: best first, and all of them readable by the caller.
     """
     first = hits[:pool]
     try:
-        # Recorded for an empty list too: who may read nothing looks like who finds nothing.
+        # Recorded for an empty list, too: a caller without access must look like one without matches.
         with steps.step("rerank") as facts:
             facts["passages"] = len(first)
             texts = [readable(hit) for hit in first]
@@ -51,6 +51,6 @@ async def rerank(
 
 
 def readable(hit: Hit) -> str:
-    """Its title in front: a chunk seldom repeats its document's."""
+    """The hit's text with its document's title, which a chunk seldom repeats."""
     title = hit.passage.title
     return f"{title}\n{hit.text}" if title else hit.text

@@ -22,7 +22,7 @@ from pipeline.runtime.settings import dist
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import open_pool
 from query.embedding.embedders import GenerationEmbedders
-from query.evaluation.golden import Golden, Judged, keep
+from query.evaluation.golden import Golden, Judged, store
 from query.retrieval.search import Search, Timeouts
 from tests.fakes.words import FakeWords
 from tests.support.pipeline.oracle import VECTOR_TOLERANCE, assert_equal
@@ -238,7 +238,7 @@ async def test_another_model_is_taken_into_use_while_everything_goes_on(
         async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
             for n in range(0, STEADY, 8):
                 judged = (Judged("wiki", f"steady{n}", "", 1),)
-                await keep(connection, Golden("acme", f"repair of {SUBJECTS[n]}", judged, tags=("wiki/staff",)))
+                await store(connection, Golden("acme", f"repair of {SUBJECTS[n]}", judged, tags=("wiki/staff",)))
         operator, life = Operator(space), Life(space, {d.external_id: d for d in first})
 
         async with life.going_on(life.searching, life.changing):

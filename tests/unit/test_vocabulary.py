@@ -21,6 +21,7 @@ CLEAN: tuple[str, ...] = (
     "connectors",
     "deploy",
     "pipeline",
+    "query",
 )
 """Folders and modules that follow the glossary already. When this holds all of PRODUCT, PRODUCT replaces it."""
 

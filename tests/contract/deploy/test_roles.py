@@ -49,7 +49,7 @@ from query.answers import review
 from query.answers.answers import Answers
 from query.answers.review import Feedback
 from query.embedding.embedders import QueryEmbedder
-from query.embedding.generations import Following
+from query.embedding.generations import GenerationFollower
 from query.evaluation import golden
 from query.evaluation import shadow as shadowed
 from query.evaluation.golden import Golden, Judged
@@ -255,17 +255,17 @@ async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> 
             one = Golden(
                 "asked", "what cools the reactor", (Judged("wiki", "pumps.md", "two pumps", 1),), (), ("staff",)
             )
-            await golden.keep(connection, one)
-            assert (await golden.standing(connection, [one]))[1] == 0
+            await golden.store(connection, one)
+            assert (await golden.current(connection, [one]))[1] == 0
 
         async def nothing_waits() -> dict[str, Any]:
             return {"records": 0, "groups": []}
 
-        following = Following(library.pool, QueryEmbedder(WordEmbedder), QueryMetrics())
-        await following.look()
+        following = GenerationFollower(library.pool, QueryEmbedder(WordEmbedder), QueryMetrics())
+        await following.refresh()
         async with library.pool.connection() as connection:
-            await shadowed.keep(connection, "g1", "g2", (0.9, 0.8))
-            await shadowed.keep(connection, "g1", "g2", None)
+            await shadowed.record(connection, "g1", "g2", (0.9, 0.8))
+            await shadowed.record(connection, "g1", "g2", None)
             assert await shadowed.shadowed(connection, "g1", "g2") == Shadowed(1, 0.9, 0.8, 1)
 
         view = await pipeline_view(library.pool, library.es, library.settings, lag=nothing_waits)

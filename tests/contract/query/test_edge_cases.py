@@ -199,7 +199,7 @@ async def test_what_the_service_asks_itself_is_nobodys_to_review(library: Librar
     await library.put(document("a", "the deployment handbook", tenant=desk.tenant))
     judged = (Judged("wiki", "a"),)
     async with library.pool.connection() as connection:
-        await judgements.keep(connection, Golden(desk.tenant, "the deployment handbook?", judged, tags=("staff",)))
+        await judgements.store(connection, Golden(desk.tenant, "the deployment handbook?", judged, tags=("staff",)))
     async with FakeChat(faults=Faults(uncited=True, hallucinate=True)) as fake:
         chat = ChatSettings(base_url=fake.url, model=fake.model)
         async with service_over(library, chat=chat) as (_, service):

@@ -25,7 +25,7 @@ from pipeline.ledger import builds
 from pipeline.runtime.settings import dist
 from pipeline.stores.postgres import Connection
 from query.embedding.embedders import GenerationEmbedders, QueryEmbedder
-from query.embedding.generations import Following
+from query.embedding.generations import GenerationFollower
 from query.model import SearchResults
 from query.modes.gather import Modes
 from query.modes.material import Question
@@ -276,7 +276,7 @@ async def test_models_that_no_generation_names_are_let_go_after_a_while(site: Si
 
     for seconds, gone in ((60.0, []), (0.0, ["g2"])):
         closed.clear()
-        embedders = GenerationEmbedders(load, leave_seconds=seconds)
+        embedders = GenerationEmbedders(load, retire_seconds=seconds)
         for one in generations:
             await embedders.of(one).embed("words")
         await embedders.keep([generations[0], generations[2]])
@@ -296,15 +296,15 @@ async def test_generations_that_differ_in_their_tables_alone_share_one_model(sit
 
 async def test_a_generation_whose_model_is_away_is_tried_again_and_holds_nobody_up(site: Site) -> None:
     metrics, embedders = QueryMetrics(), site.embedders()
-    following = Following(site.library.pool, embedders, metrics)
+    following = GenerationFollower(site.library.pool, embedders, metrics)
     site.models["g3"].api_key = "another"
 
     def ready(state: str) -> float | None:
         return metrics.registry.get_sample_value("penstock_query_models_ready", {"state": state})
 
     with capture_logs() as said:
-        await following.look()
-        await following.look()
+        await following.refresh()
+        await following.refresh()
     assert [(line["event"], line["generation"], line["state"]) for line in said if "generation" in line] == [
         ("model_not_ready", "g3", "building")
     ], "said once, and not at every look"
@@ -314,7 +314,7 @@ async def test_a_generation_whose_model_is_away_is_tried_again_and_holds_nobody_
     assert following.seen is not None
     assert (following.seen.active.name, following.seen.candidate and following.seen.candidate.name) == ("g1", "g3")
     site.models["g3"].api_key = "key-g3"
-    await following.look()
+    await following.refresh()
     assert (following.errors, ready("building")) == ({}, 1)
     assert [model.asked.count("warm up") for model in site.models.values()] == [1, 1, 1]
     await embedders.aclose()
@@ -324,8 +324,8 @@ async def test_a_generation_that_is_not_complete_is_no_candidate(site: Site) -> 
     await site.library.execute("UPDATE builds SET ready_at = NULL WHERE generation = 'g3'")
     try:
         embedders = site.embedders()
-        following = Following(site.library.pool, embedders, QueryMetrics())
-        await following.look()
+        following = GenerationFollower(site.library.pool, embedders, QueryMetrics())
+        await following.refresh()
         assert following.seen is not None
         assert following.seen.candidate is not None
         assert following.seen.candidate.name == "g2", "the previous one"

@@ -290,7 +290,7 @@ async def kept(library: Library, *all_of: Golden) -> None:
     await library.execute("DELETE FROM eval_runs")
     async with library.pool.connection() as connection:
         for one in all_of:
-            await judgements.keep(connection, one)
+            await judgements.store(connection, one)
 
 
 def evaluation(library: Library, *, moment: datetime | None = None, **fields: object) -> Evaluation:
@@ -331,7 +331,7 @@ async def test_a_judgement_stands_while_its_words_do_and_is_lost_with_them(libra
 async def test_the_answer_with_the_words_counts_and_another_of_the_document_does_not(library: Library) -> None:
     await kept(library, golden("rings of ice", Judged("wiki", "saturn", "no such words"), Judged("wiki", "saturn")))
     async with library.pool.connection() as connection:
-        left, lost = await judgements.standing(connection, await judgements.kept(connection))
+        left, lost = await judgements.current(connection, await judgements.load(connection))
     assert ([one.judged for one in left], lost) == ([(Judged("wiki", "saturn"),)], 1)
 
 
@@ -358,7 +358,7 @@ async def test_one_run_is_due_every_quarter_of_an_hour_and_is_compared_with_the_
 
 async def kept_also(library: Library, one: Golden) -> None:
     async with library.pool.connection() as connection:
-        await judgements.keep(connection, one)
+        await judgements.store(connection, one)
 
 
 def unreachable() -> WordEmbedder:

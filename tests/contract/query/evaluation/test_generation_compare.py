@@ -19,7 +19,7 @@ from pipeline.core.errors import Misconfigured, Retryable
 from query.evaluation import golden
 from query.evaluation.generations import Comparison, NothingJudged, compare
 from query.evaluation.golden import Golden, Judged
-from query.evaluation.shadow import Shadowed, keep
+from query.evaluation.shadow import Shadowed, record
 from query.retrieval.search import Search
 from tests.support.query.generation_query_kit import Site, names
 from tests.support.query.library import deletion, document
@@ -55,7 +55,7 @@ async def judge(site: Site) -> None:
         for question, judged in QUESTIONS.items():
             anchors = {name: name.removesuffix(".md") for name in judged}
             answers = tuple(Judged("wiki", name, f"of the {anchors[name]}", gain) for name, gain in judged.items())
-            await golden.keep(connection, Golden("acme", question, answers, tags=("staff",)))
+            await golden.store(connection, Golden("acme", question, answers, tags=("staff",)))
 
 
 def by_hand(rankings: Mapping[str, Sequence[str]]) -> dict[str, float]:
@@ -190,7 +190,7 @@ async def test_a_judgement_whose_document_is_gone_is_left_out_of_both(site: Site
     await site.put(gone)
     await judge(site)
     async with site.library.pool.connection() as connection:
-        await golden.keep(connection, Golden("acme", "zq9x", (Judged("wiki", "gone.md"),), tags=("staff",)))
+        await golden.store(connection, Golden("acme", "zq9x", (Judged("wiki", "gone.md"),), tags=("staff",)))
     assert (await compare(site.settings, site.library.pool, "g3")).questions == len(QUESTIONS) + 1
     await site.put(deletion(gone))
     assert (await compare(site.settings, site.library.pool, "g3")).questions == len(QUESTIONS)
@@ -205,6 +205,6 @@ async def test_what_shadowing_measured_of_the_two_is_shown_beside(site: Site) ->
             ("g1", "g3", None),
             ("g1", "g2", (0.0, 0.0)),
         ):
-            await keep(connection, active, candidate, measured)
+            await record(connection, active, candidate, measured)
     found = (await compare(site.settings, site.library.pool, "g3")).shadow
     assert found == Shadowed(2, pytest.approx(0.75), pytest.approx(0.65), 1)  # type: ignore[arg-type]

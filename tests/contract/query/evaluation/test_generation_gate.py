@@ -50,7 +50,7 @@ async def site(built: Site) -> Site:
 async def judge(site: Site) -> None:
     async with site.library.pool.connection() as connection:
         for question, name in QUESTIONS.items():
-            await golden.keep(connection, Golden("acme", question, (Judged("wiki", name),), tags=("staff",)))
+            await golden.store(connection, Golden("acme", question, (Judged("wiki", name),), tags=("staff",)))
 
 
 async def cutover(site: Site, home: Path, *options: str, **environment: str) -> tuple[int, str, list[str]]:

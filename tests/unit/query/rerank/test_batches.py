@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from query.rerank.cross_encoder import LEAST, MOST, Batches
+from query.rerank.cross_encoder import MAX_BATCH_PAIRS, MIN_BATCH_PAIRS, Batches
 
 
 class Model:
@@ -46,8 +46,8 @@ async def test_a_large_search_waits_for_nobody_and_no_batch_is_larger_than_it_ma
     model = Model()
     texts = [str(n) * (n % 5 + 1) for n in range(50)]
     assert await Batches(model, len).scores(texts) == [float(len(text)) for text in texts]
-    assert [len(batch) for batch in model.seen] == [MOST, MOST, MOST, 2]
-    assert LEAST <= MOST
+    assert [len(batch) for batch in model.seen] == [MAX_BATCH_PAIRS, MAX_BATCH_PAIRS, MAX_BATCH_PAIRS, 2]
+    assert MIN_BATCH_PAIRS <= MAX_BATCH_PAIRS
 
 
 async def test_a_caller_that_leaves_takes_its_own_pairs_along_and_no_others() -> None:
@@ -84,10 +84,12 @@ async def test_what_fails_fails_for_its_batch_alone() -> None:
     model.failing = lambda batch: "bad" in batch
     batches = Batches(model, len)
     bad, good = await asyncio.gather(
-        batches.scores(["bad"] * MOST), batches.scores(["well then"] * MOST), return_exceptions=True
+        batches.scores(["bad"] * MAX_BATCH_PAIRS),
+        batches.scores(["well then"] * MAX_BATCH_PAIRS),
+        return_exceptions=True,
     )
     assert isinstance(bad, RuntimeError)
-    assert good == [9.0] * MOST
+    assert good == [9.0] * MAX_BATCH_PAIRS
     assert await batches.scores(["x"]) == [1.0]
 
 
@@ -95,7 +97,7 @@ async def test_what_comes_later_holds_up_nobody() -> None:
     """Short pairs go first, but only among those that waited when the round began."""
     model = Model(held=True)
     batches = Batches(model, len)
-    early = asyncio.create_task(batches.scores(["long passage"] * (MOST + 1)))
+    early = asyncio.create_task(batches.scores(["long passage"] * (MAX_BATCH_PAIRS + 1)))
     await model.begun()
     late = asyncio.create_task(batches.scores(["x"] * 40))
     await asyncio.sleep(0)

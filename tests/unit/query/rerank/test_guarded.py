@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.breaker import THRESHOLD
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Poison, Retryable
-from query.rerank.guarded import REMEMBERED_SECONDS, Guarded, Outcome, open_reranker
+from query.rerank.guarded import SCORE_TTL_SECONDS, Guarded, Outcome, open_reranker
 from query.settings import RerankSettings
 from tests.fakes.rerank import FakeRerank, scores
 from tests.support.query import cross_encoder_kit
@@ -94,7 +94,7 @@ async def test_scores_are_forgotten_in_time_and_beyond_their_number() -> None:
     await bench.guarded.rerank("q", ["a", "bb", "ccc"])
     await bench.guarded.rerank("q", ["bb", "ccc"])
     assert len(bench.inner.asked) == 1
-    bench.now += REMEMBERED_SECONDS
+    bench.now += SCORE_TTL_SECONDS
     await bench.guarded.rerank("q", ["bb", "ccc"])
     assert len(bench.inner.asked) == 2
 
