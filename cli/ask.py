@@ -38,7 +38,7 @@ def ask(
     top: Annotated[int | None, typer.Option(help="Passages that the answer is made from, 1 to 100.")] = None,
     json_output: Json = False,
 ) -> None:
-    """Ask. Every sentence of the answer names the passages that say it. Without --as and --tag you are the local user.
+    """Ask. Every sentence of the answer cites its passages. Without --as and --tag you are the local user.
 
     The answering model is set by PENSTOCK_CHAT_BASE_URL and PENSTOCK_CHAT_MODEL; without one the passages are quoted.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 golden = typer.Typer(
     name="golden",
-    help="Questions with judged answers, which the running service is measured by.",
+    help="Golden questions, by which the running service is measured.",
     no_args_is_help=True,
 )
 Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the documents.")]
@@ -77,7 +77,7 @@ def add(
 def import_(
     file: Annotated[Path, typer.Argument(help="One JSON object a line, as export writes them; - for stdin.")],
 ) -> None:
-    """Take in judgements from a file. Of a question that is known already, everything is replaced.
+    """Import golden questions from a file. A question that exists already is replaced.
 
     Example: penstock golden import golden.jsonl
     """
@@ -107,7 +107,7 @@ def export(tenant: Annotated[str | None, typer.Option("--tenant", help="Default:
 def remove(
     query: Annotated[str, typer.Argument(help="The question, as it was added.")], tenant: Tenant = "default"
 ) -> None:
-    """Forget a question and its judgements."""
+    """Remove a question and its judgements."""
     if not asyncio.run(_forget(tenant, query)):
         typer.echo(
             f"error: no such question in tenant {printable(tenant)}: `penstock golden export` lists them", err=True

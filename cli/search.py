@@ -60,7 +60,7 @@ def search(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Search. Without --as and --tag you are the local user, who reads what `penstock ingest` stored for him.
+    """Search. Without --as and --tag you are the local user, who reads what `penstock ingest` stored for that user.
 
     Example: penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
     """

@@ -12,11 +12,13 @@ import typer
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 finds a free one. [default: 8080]")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port. [default: 8080]")
+    ] = None,
 ) -> None:
     """Serve search and answers over HTTP until told to stop (SIGTERM finishes what is under way, for a few seconds).
 
-    Who asks is proved by tokens (PENSTOCK_AUTH_JWKS_URL, _ISSUER, _AUDIENCE) or keys (PENSTOCK_AUTH_KEYS_FILE).
+    Callers are authenticated by tokens (PENSTOCK_AUTH_JWKS_URL, _ISSUER, _AUDIENCE) or keys (PENSTOCK_AUTH_KEYS_FILE).
     On your own machine PENSTOCK_SERVE_DEVELOPMENT=true lets everybody who can read development-token in
     PENSTOCK_HOME name the person who asks. See docs/http.md.
 
@@ -56,7 +58,7 @@ def mcp(
 ) -> None:
     """Speak MCP on stdin and stdout, for a client that starts this command (see docs/mcp.md). Logs go to stderr.
 
-    Without --as and --tag you are the local user, who reads what `penstock ingest` stored for him. Other people's
+    Without --as and --tag you are the local user, who reads what `penstock ingest` stored for that user. Other people's
     clients use the service: POST /mcp of `penstock serve`.
 
     Example: penstock mcp --as ann@example.org
@@ -97,7 +99,9 @@ def extract_root() -> None:
 @extract.command("serve")
 def extract_serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 finds a free one. [default: 8070]")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port. [default: 8070]")
+    ] = None,
 ) -> None:
     """Read files of others over HTTP until told to stop. The connectors that shall send theirs here have its address in
     PENSTOCK_EXTRACTION_URL.

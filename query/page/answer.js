@@ -63,7 +63,7 @@ export async function write(body, { list, close }) {
         return;
       }
     }
-    if (!mine.signal.aborted) view.failed("The answer broke off: the connection ended before it was complete.", told.text);
+    if (!mine.signal.aborted) view.failed("The answer is incomplete: the connection ended early.", told.text);
   } catch (error) {
     if (error.name === "AbortError") return;
     view.failed(error.message, told.text);
@@ -145,7 +145,7 @@ function frame(question, close, halt) {
       for (const sentence of missing) remark(["doubt", `Not supported: ${sentence}`]);
       if (done.grounded === false && !doubtful && !nothing && done.model) remark(["doubt", "This answer does not say where it comes from: read the passages before you rely on it."]);
       if (nothing) remark(["note", "Try other words, fewer filters, or ask somebody who may read more."]);
-      foot.prepend(el("p", { class: "by" }, done.model ? `Written by ${done.model}` : "Quoted, not written", done.review ? " · marked for review" : null));
+      foot.prepend(el("p", { class: "by" }, done.model ? `Written by ${done.model}` : "Quotations, not written by a model", done.review ? " · marked for review" : null));
       if (done.answer_id) foot.append(thumbs({ answer_id: done.answer_id, query: question }, "this answer"));
       say(nothing ? "Nothing relevant was found." : `The answer is complete, with ${plural(cited.size, "citation")}.`);
     },

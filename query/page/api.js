@@ -103,7 +103,7 @@ export async function* events(path, body, signal) {
 
 function broken(error) {
   if (error.name === "AbortError") throw error;
-  throw new Problem(0, "The connection ended", "The answer broke off: the connection ended before it was complete.");
+  throw new Problem(0, "The connection ended", "The answer is incomplete: the connection ended early.");
 }
 
 /** One event's lines. Comments (a server's way to keep the line open) make none. */

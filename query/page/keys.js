@@ -3,9 +3,9 @@
 import { $, el } from "./dom.js";
 
 const KEYS = [
-  ["/", "Go to the question"], ["Ctrl Enter", "Write an answer"], ["↓ ↑ or j k", "Through the passages"],
+  ["/", "Go to the question"], ["Ctrl Enter", "Write an answer"], ["↓ ↑ or j k", "Move through the passages"],
   ["Enter", "Open the document"], ["o", "Open it at its source"], ["e", "Show the whole passage"],
-  ["t", "Light, dark, or as the system has it"], ["Esc", "Close, or stop the answer"], ["?", "This list"],
+  ["t", "Light, dark, or the system's setting"], ["Esc", "Close, or stop the answer"], ["?", "This list"],
 ];
 
 export function help() {

@@ -119,8 +119,8 @@ function theme(next) {
     localStorage.setItem("penstock-theme", next);
   }
   $("theme").textContent = SIGNS[next];
-  $("theme").title = `Colours: ${next === "system" ? "as the system has them" : next} (t)`;
-  $("theme").setAttribute("aria-label", `Colours: ${next === "system" ? "as the system has them" : next}`);
+  $("theme").title = `Colours: ${next === "system" ? "the system's setting" : next} (t)`;
+  $("theme").setAttribute("aria-label", `Colours: ${next === "system" ? "the system's setting" : next}`);
 }
 
 const present = () => document.documentElement.dataset.theme ?? "system";

@@ -52,7 +52,7 @@ function draw(view, found, answers) {
   const open = new Set([...view.querySelectorAll("details[open]")].map((one) => one.id));
   view.replaceChildren(...[
     el("header", { class: "overview" }, el("h1", {}, "Pipeline"), el("p", { class: "quiet-text" }, "As of ", time(found.at, { timeStyle: "medium" }), ", looked at again every few seconds")),
-    ...(found.away ?? []).map((why) => el("p", { class: "doubt" }, el("strong", {}, "Not known now: "), why)),
+    ...(found.away ?? []).map((why) => el("p", { class: "doubt" }, el("strong", {}, "Unavailable: "), why)),
     el("div", { class: "tiles" }, ...tiles(found)),
     freshness(found.freshness),
     el("div", { class: "pair" }, letters(found.dead_letters), divergence(found.divergence)),
@@ -130,7 +130,7 @@ const CONDITIONS = { following: "good", "first load": "busy", paused: "idle", wa
 function connectors(all) {
   if (!all) return null;
   return panel("Connectors",
-    table(["Source", "Kind", "State", "Last success", "Last sweep", "Published", "What is wrong"], all.map((one) => row(
+    table(["Source", "Kind", "State", "Last success", "Last sweep", "Published", "Error"], all.map((one) => row(
       el("strong", {}, one.source), one.kind, dot(CONDITIONS[one.state] ?? "idle", one.state), ago(one.last_success_at), ago(one.last_sweep_at), one.published.toLocaleString("en"), el("span", { class: "reason" }, one.reason ?? ""))),
     "No connector has run here."));
 }

@@ -117,7 +117,7 @@ function why(result) {
   const merged = (result.chunk_ids ?? []).length;
   const told = [
     ...ranks.map(([ranker, rank]) => [ranker, `${RANKERS[ranker] ?? ranker} #${rank}`, `Number ${rank} by ${RANKERS[ranker] ?? ranker}${only}`]),
-    typeof result.rerank_score === "number" && ["rerank", `rerank ${result.rerank_score.toFixed(2)}`, "What the reranker gave it"],
+    typeof result.rerank_score === "number" && ["rerank", `rerank ${result.rerank_score.toFixed(2)}`, "The reranker's score"],
     merged > 1 && ["merged", `${plural(merged, "passage")} joined`, "Neighbouring passages shown as one"],
   ].filter(Boolean);
   if (!told.length) return el("span", {});
@@ -135,11 +135,11 @@ export function thumbs(judged, what) {
     for (const one of [up, down]) one.setAttribute("aria-pressed", String(one === pressed));
     try {
       await post("v1/feedback", { ...judged, verdict });
-      say("Thank you: noted.");
+      say("Thank you for the feedback.");
     } catch (error) {
       pressed.setAttribute("aria-pressed", "false");
       pressed.title = error.message;
-      say(`That could not be noted: ${error.message}`);
+      say(`The feedback could not be stored: ${error.message}`);
     }
   }
   group.append(up, down);

@@ -12,7 +12,7 @@ export async function waiting(signal) {
     return { waiting: (await get(`v1/review?limit=${SHOWN}`, signal)).waiting, away: [] };
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    return { waiting: [], away: error.status === 403 ? [] : [`answers to look at: ${error.message}`] };
+    return { waiting: [], away: error.status === 403 ? [] : [`answers to review: ${error.message}`] };
   }
 }
 
@@ -21,7 +21,7 @@ const percent = (share) => `${Math.round(share * 100)} %`;
 /** A panel of them. again() is called when one was decided on. */
 export function panel(found, again) {
   if (!found.length) return null;
-  return el("section", { class: "panel" }, el("h2", {}, "Answers to look at"), el("ul", { class: "reviews" }, found.map((one) => entry(one, again))));
+  return el("section", { class: "panel" }, el("h2", {}, "Answers to review"), el("ul", { class: "reviews" }, found.map((one) => entry(one, again))));
 }
 
 function entry(one, again) {
@@ -42,7 +42,7 @@ function entry(one, again) {
     el("details", { id: `review-${one.answer_id}` },
       el("summary", { id: `about-${one.answer_id}` }, el("strong", {}, one.question)),
       one.answer === null
-        ? el("p", { class: "quiet-text" }, "It was made from documents that you may not all read, so what was written is not shown.")
+        ? el("p", { class: "quiet-text" }, "It was made from documents that you may not all read, so its text is not shown.")
         : el("div", { class: "prose" }, formatted(one.answer, { cite: () => null, unsupported: ranges }))),
     el("p", { class: "when" }, [ago(one.asked_at), `${percent(one.support)} supported`, `${percent(one.density)} cited`, ...one.reasons.map((reason) => reason.replaceAll("_", " ")), ...votes].join(" · ")),
     el("div", { class: "decide" },

@@ -17,7 +17,7 @@ export async function recognise() {
   }
   const name = me && (me.principal ?? me.key ?? "service");
   $("who").textContent = name ? `${name} · ${me.tenant}` : "Sign in";
-  $("who").title = name ? `You read as ${name} in ${me.tenant}` : "Say who you are";
+  $("who").title = name ? `You read as ${name} in ${me.tenant}` : "Sign in";
   return me;
 }
 
@@ -35,13 +35,13 @@ export function open(done, why = "") {
   };
   card.replaceChildren(
     el("form", { method: "dialog", onsubmit: submit },
-      el("div", { class: "head" }, el("h2", { id: "signin-title" }, "Who asks?"),
+      el("div", { class: "head" }, el("h2", { id: "signin-title" }, "Sign in"),
         el("button", { type: "button", class: "icon", "aria-label": "Close", onclick: () => card.close() }, "×")),
-      el("p", { class: "quiet-text" }, "You see what you may read, and nothing else. What you enter is kept in this tab only."),
+      el("p", { class: "quiet-text" }, "You see what you may read, and nothing else. What you enter is stored in this tab only."),
       why && el("p", { class: "doubt", role: "alert" }, why),
       el("label", { for: "signin-token" }, "Access token or key"), token,
       el("details", { open: Boolean(who().as) || me?.kind === "development" }, el("summary", {}, "This service runs in development mode"),
-        el("p", { class: "quiet-text" }, "Open the page by the address that penstock status shows on a terminal: it brings the token. Then you may be anybody:"),
+        el("p", { class: "quiet-text" }, "Open the page by the address that penstock status shows on a terminal: it brings the token. You may then choose any identity:"),
         el("label", { for: "signin-as" }, "Your name"), name, el("label", { for: "signin-tenant" }, "Tenant"), tenant),
       el("div", { class: "buttons" },
         el("button", { type: "button", class: "quiet", onclick: async () => (become({}), card.close(), await done()) }, "Sign out"),

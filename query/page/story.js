@@ -33,14 +33,14 @@ export async function show(id, { passage, stems = [], closed }) {
   if (document_.status === "rejected") {
     const gone = document_.reason.status === 404;
     drawer.replaceChildren(head(gone ? "Not here" : "Document", drawer),
-      el("p", { class: "doubt" }, gone ? "There is no such document, or it is not yours to read." : document_.reason.message));
+      el("p", { class: "doubt" }, gone ? "The document does not exist, or you may not read it." : document_.reason.message));
     return;
   }
   const found = document_.value;
   drawer.replaceChildren(...[
     head(found.title || found.external_id, drawer),
     facts(found),
-    story.status === "fulfilled" ? timeline(story.value) : el("p", { class: "doubt" }, `Its story cannot be told now: ${story.reason.message}`),
+    story.status === "fulfilled" ? timeline(story.value) : el("p", { class: "doubt" }, `Its history cannot be read now: ${story.reason.message}`),
     reading(found, passage, stems),
   ].filter(Boolean));
   const here = drawer.querySelector(".here");
@@ -73,7 +73,7 @@ function timeline(story) {
   ].sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));
   return el("section", { class: "story", "aria-label": "Its story" },
     el("p", { class: story.searchable ? "verdict good" : "verdict bad" },
-      el("strong", {}, story.searchable ? "It can be found" : "It cannot be found now"), story.reason ? [": ", worded(story.reason), "."] : "."),
+      el("strong", {}, story.searchable ? "It is searchable" : "It is not searchable now"), story.reason ? [": ", worded(story.reason), "."] : "."),
     story.next && el("p", { class: "next" }, el("strong", {}, "Next step"), ": ", story.next.startsWith("penstock ") && !story.next.includes("`") ? el("code", {}, story.next) : worded(story.next)),
     story.notes?.length > 0 && el("ul", { class: "notes", "aria-label": "Worth knowing" }, story.notes.map((note) => el("li", {}, worded(note)))),
     moments.length > 0 && el("ol", { class: "timeline" }, moments.map((one) => el("li", { class: one.bad ? "bad" : one.store ? "good" : "" }, el("p", {}, one.what), el("p", { class: "when" }, one.at ? [time(one.at), ` · ${ago(one.at)}`] : "not yet", one.more && ` · ${one.more}`)))),

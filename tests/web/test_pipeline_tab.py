@@ -101,7 +101,7 @@ async def test_operators_see_how_fresh_everything_is_and_what_stands_in_the_way(
         await tab.page.click(".tabs a:has-text('Pipeline')")
         await tab.page.wait_for_selector(".tile")
         shown = await tab.page.inner_text("#view-pipeline")
-        assert "Not known now" not in shown
+        assert "Unavailable" not in shown
         assert "needs attention" in shown
         assert "the token was revoked" in shown
         assert "documents.live.v1" in shown
@@ -146,8 +146,8 @@ async def test_what_is_away_is_named_and_the_rest_is_there(tabs: Tabs, lived: Si
     await tab.open("?view=pipeline")
     await tab.page.wait_for_selector(".tile")
     shown = await tab.page.inner_text("#view-pipeline")
-    assert "Not known now: Kafka" in shown
-    assert "Not known now: answers to look at: ask again later" in shown
+    assert "Unavailable: Kafka" in shown
+    assert "Unavailable: answers to review: ask again later" in shown
     assert await tab.page.locator(".tile:has-text('Lag')").count() == 0
     assert await tab.page.locator(".tile:has-text('Fresh within')").count() == 1
     assert "null" not in await tab.page.inner_text("#view-pipeline")

@@ -141,7 +141,7 @@ async def test_a_documents_story_tells_how_it_came_to_be_found(tabs: Tabs) -> No
     await tab.page.click("#results a.title:has-text('Undoing things')")
     await tab.page.wait_for_selector("#story .timeline")
     story = await tab.page.inner_text("#story")
-    assert "It can be found" in story
+    assert "It is searchable" in story
     assert "Published: new" in story
     assert "By meaning: up to date" in story
     assert "By words: up to date" in story
@@ -191,7 +191,7 @@ async def test_an_operator_is_told_the_next_step_and_what_else_is_worth_knowing(
 async def test_a_document_that_is_gone_is_said_kindly(tab: Tab) -> None:
     await tab.open("?q=stash&doc=7b7e4f0c-9f0b-4f57-93c5-3a3b8f2f0d11")
     await tab.page.wait_for_selector("#story .doubt")
-    assert "not yours to read" in await tab.page.inner_text("#story .doubt")
+    assert "you may not read it" in await tab.page.inner_text("#story .doubt")
 
 
 async def test_colours_follow_the_system_until_somebody_chooses(tabs: Tabs) -> None:
