@@ -43,11 +43,11 @@ class Notes(SmallSource):
 
     async def changes(self, cursor):
         try:
-            while (found := await self.web.json("GET", "/changes", params=cursor))["ids"]:
-                cursor = {"since": found["next"]}
-                yield Page(await self.fetch(list(set(found["ids"]))), cursor)
+            while (changes := await self.web.json("GET", "/changes", params=cursor))["ids"]:
+                cursor = {"since": changes["next"]}
+                yield Page(await self.fetch(list(set(changes["ids"]))), cursor)
         except Missing as error:
-            raise CursorExpired("the service has forgotten that far back") from error
+            raise CursorExpired("the service no longer has changes that old") from error
 
     async def read(self, external_id):
         return document(await self.web.json("GET", f"/notes/{external_id}"))

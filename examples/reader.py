@@ -31,7 +31,7 @@ class Reader:
         self.postgres, self.es, self.model, self.tenant, self.cache = postgres, es, model, tenant, {}
 
     async def follow(self, announcements):
-        async for record in announcements:  # what became searchable may answer any question that was asked before
+        async for record in announcements:  # a document that became searchable may answer any earlier question
             if json.loads(record.value)["tenant"] == self.tenant:
                 self.cache = {}  # a question under way still writes into the old one
 
@@ -39,7 +39,7 @@ class Reader:
         return await (await self.postgres.execute(statement, values | {"tenant": self.tenant})).fetchall()
 
     async def answer(self, principal, question, top=5):
-        """The cache saves searching. It never saves asking who may read: the ledger is asked each time."""
+        """The cache saves a search, but never the check of access: the ledger is queried each time."""
         [held] = await self.sql("SELECT readers.access_of(%(tenant)s, %(principal)s) AS tags", principal=principal)
         cache, key = self.cache, (*held["tags"], question)
         if key not in cache:
@@ -56,8 +56,8 @@ class Reader:
         needed = {"required_tags": {"terms": ["*", *tags], "minimum_should_match_field": "required_count"}}
         access = [{"term": {"tenant": self.tenant}}, {"terms": {"acl_tags": tags}}, {"terms_set": needed}]
         words = {"multi_match": {"query": question, "fields": ["title^2", "text"]}}
-        asked = {"bool": {"must": words, "filter": access}}
-        hits = await self.es.search(index=generation["keyword_index"], query=asked, size=50, source=False)
+        search = {"bool": {"must": words, "filter": access}}
+        hits = await self.es.search(index=generation["keyword_index"], query=search, size=50, source=False)
         rankings = near, [UUID(hit["_id"]) for hit in hits["hits"]["hits"]]
         worth = {id_: sum(1 / (60 + r.index(id_)) for r in rankings if id_ in r) for r in rankings for id_ in r}
         return sorted(worth, key=worth.get, reverse=True)

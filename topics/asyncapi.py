@@ -26,18 +26,19 @@ from topics.registry import (
 KAFKA_BINDING = "0.5.0"
 RECEIVES = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS, INDEX_LIVE, INDEX_BACKFILL)
 SENDS = (INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED, DEAD_LETTERS)
-"""What Penstock itself does with each topic. Connectors send what it receives first; other teams read what it sends."""
+"""The topics that Penstock itself receives from and sends to. Connectors send to the first ones that it receives from;
+other teams read the announcements and dead letters."""
 
 
 class _PlainSchema(GenerateJsonSchema):
-    """Without a title for every field: it would only repeat the name."""
+    """Omits the title of every field, which would only repeat its name."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def payload_schema(cls: type[AnyMessage]) -> dict[str, Any]:
-    """JSON Schema (2020-12) of a message's value. Unknown fields are allowed: they are ignored."""
+    """Return the JSON Schema (2020-12) of a message's value. Unknown fields are permitted, because they are ignored."""
     schema = cls.model_json_schema(schema_generator=_PlainSchema)
     schema = dict(_plain(schema, schema.pop("$defs", {})))
     schema["description"] = _one_line(cls.__doc__ or "")
@@ -45,10 +46,10 @@ def payload_schema(cls: type[AnyMessage]) -> dict[str, Any]:
 
 
 def _plain(node: Any, parts: dict[str, Any]) -> Any:
-    """Without references (they would lead nowhere in the document that the schema becomes a part of), and with
-    descriptions of one line."""
+    """Replace references, which would lead nowhere in the document that includes the schema, and make each description
+    one line."""
     if isinstance(node, list):
-        return [_plain(one, parts) for one in node]
+        return [_plain(item, parts) for item in node]
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
@@ -64,7 +65,7 @@ def _one_line(text: str) -> str:
 
 
 def _headers(kind: str) -> dict[str, Any]:
-    """Kafka headers, as UTF-8 text: CloudEvents in binary content mode, and W3C trace context."""
+    """Return the schema of the Kafka headers: CloudEvents in binary content mode, and W3C trace context, in UTF-8."""
     text = {"type": "string", "minLength": 1}
     return {
         "type": "object",

@@ -18,7 +18,7 @@ Headers = list[tuple[str, bytes]]
 
 
 class BadMessage(Exception):
-    """A record that is not a message of the contract. ``code`` is bounded (a label); the text never quotes content."""
+    """A record is not a message of the contract. ``code`` is a bounded label; the text never quotes content."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -35,7 +35,7 @@ class Record:
 
 
 def encode(message: AnyMessage, *, traceparent: str | None = None) -> Record:
-    """The record of a message. The same message always gives the same ``ce_id`` (consumers may deduplicate by it)."""
+    """Return the record of a message. Equal messages have equal ``ce_id``, by which consumers may deduplicate."""
     value = message.model_dump_json().encode()
     headers: Headers = [
         ("ce_specversion", b"1.0"),
@@ -51,12 +51,12 @@ def encode(message: AnyMessage, *, traceparent: str | None = None) -> Record:
 
 
 def header_map(headers: Iterable[tuple[str, bytes]] | Mapping[str, bytes] | None) -> dict[str, bytes]:
-    """Headers as a mapping; of a doubled name the last one counts."""
+    """Return the headers as a mapping; of a repeated name the last one counts."""
     return dict(headers or {})
 
 
 def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]] | Mapping[str, bytes] | None) -> AnyMessage:
-    """The message in a record. Raises BadMessage when it is none: no value, unknown type, broken JSON, bad field."""
+    """Return the message in a record. Raises BadMessage for a missing value, unknown type, broken JSON or bad field."""
     if value is None:
         raise BadMessage("no_value", "the record has no value (a tombstone)")
     name = (header_map(headers).get("ce_type") or b"").decode("utf-8", "replace")
@@ -70,7 +70,7 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]] | Mapping[s
 
 
 def _explain(error: ValidationError) -> str:
-    """What is wrong and where, without the offending values (they may be content; so may names inside metadata)."""
+    """Return the problems and their fields, without values and without names inside metadata: both may be content."""
     problems = [
         f"{'.'.join(str(part) for part in item['loc'][:1]) or 'message'}: {item['msg']}"
         for item in error.errors(include_input=False, include_url=False, include_context=False)

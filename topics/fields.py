@@ -1,4 +1,4 @@
-"""The kinds of fields that messages are made of."""
+"""The types of the fields of messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INT64_MAX = 2**63 - 1
 
 
 def storable(text: str) -> str:
-    """Refuse what is no Unicode text. U+0000, which no store can hold, carries no meaning and is dropped."""
+    """Refuse text that is not valid Unicode, and drop U+0000, which no store can hold and which carries no meaning."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -22,7 +22,7 @@ def storable(text: str) -> str:
 
 
 def _rfc3339(moment: object) -> object:
-    """No bare numbers: whether they are seconds or milliseconds would be a guess."""
+    """Refuse bare numbers, which may be seconds or milliseconds."""
     if isinstance(moment, datetime) or (isinstance(moment, str) and re.match(r"\d{4}-\d\d-\d\d[Tt ]", moment)):
         return moment
     raise ValueError("is no RFC 3339 time with an offset, such as 2026-01-31T08:30:00Z")
@@ -40,7 +40,7 @@ ExternalId = Annotated[str, StringConstraints(min_length=1, max_length=2_000, pa
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
 Text = Annotated[str, AfterValidator(storable)]
 Instant = Annotated[AwareDatetime, BeforeValidator(_rfc3339), AfterValidator(_to_utc)]
-"""RFC 3339 with an offset, in UTC once read; microseconds count, finer digits are cut."""
+"""RFC 3339 with an offset, converted to UTC; digits beyond microseconds are cut off."""
 Version = Annotated[
     int,
     Field(ge=0, le=INT64_MAX),
@@ -55,7 +55,7 @@ Version = Annotated[
     ),
 ]
 Member = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^/\x00]+$")]
-"""A person, by the principal's name. Stands in addresses and keys, so without ``/``."""
+"""A person, by the principal's name. It has no ``/``, because it is part of URLs and keys."""
 AclTags = Annotated[list[Tag], Field(max_length=MAX_TAGS)]
 RequiredTags = Annotated[list[Tag], Field(max_length=MAX_TAGS)]
 Scalar = Text | int | float | bool

@@ -1,7 +1,8 @@
-"""A dead letter on the wire: the record as it was, and behind its own headers ours, under Kafka Connect's names.
+"""A dead letter on the wire: the original record, with Penstock's headers under Kafka Connect's names after its own.
 
-Our headers stand last, and the very last one says how many before them are the record's own. So a record is restored
-exactly, whatever names its own headers have (it may have been a dead letter itself). A replayed record is marked alike.
+Penstock's headers come last, and the very last one counts the record's own headers. A record is therefore restored
+exactly, whatever names its own headers have (it may have been a dead letter itself). A replayed record is marked in the
+same way.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ OURS = "penstock.dead."
 REPLAY = "penstock.replay."
 OWN_HEADERS = "own-headers"
 MESSAGE_CHARACTERS = 500
-MOST_ATTEMPTS = 1_000_000
-"""Anybody may write such headers: a number that no row can hold is not ours."""
+MAX_ATTEMPTS = 1_000_000
+"""Replay headers with more attempts are ignored: anybody can write them, and no row could hold the number."""
 HEADER_OVERHEAD_BYTES = 10
-"""Two lengths as variable integers, five bytes each at most."""
+"""The two lengths of a header, as variable integers of five bytes each at most."""
 
 
 class NotALetter(Exception):
-    """A record on the dead letter topic that ``seal`` did not make. One line."""
+    """A record on the dead letter topic was not made by ``seal``. One line says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,13 @@ class RawRecord:
 
     @property
     def too_large(self) -> bool:
-        """For any topic: it came in compressed."""
+        """True if it is too large for any topic. Such a record arrived compressed."""
         return _size(self.key, self.value, self.headers) > MAX_MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where a record stood and why it is dead."""
+    """The position of a record, and why it is a dead letter."""
 
     topic: str
     partition: int
@@ -58,7 +59,7 @@ class Failure:
     code: str
     message: str
     attempt: int
-    """1, and one more for each replay that failed again."""
+    """1, plus one for each replay that failed again."""
     failed_at: datetime
     first_failed_at: datetime
     replay_of: str | None = None
@@ -71,15 +72,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
+    """A dead letter: the failure, and the original record."""
+
     failure: Failure
     record: RawRecord
     omitted: dict[str, str]
-    """What was too large to be kept (key, value, headers) → "BYTES bytes, sha256 DIGEST"."""
+    """The parts that were too large to store (key, value, headers) → "BYTES bytes, sha256 DIGEST"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replayed record says of the letter it comes from."""
+    """The letter that a replayed record comes from, as its headers say."""
 
     letter: str
     attempt: int
@@ -91,8 +94,8 @@ def letter_id(topic: str, partition: int, offset: int) -> str:
 
 
 def seal(record: RawRecord, failure: Failure) -> RawRecord:
-    """The letter of a record. Of what is larger than any message of the contract only size and digest are kept (a
-    broker limits *compressed* batches: larger records can come in)."""
+    """Return the dead letter of a record. Of a part that makes it larger than any message of the contract, only size
+    and digest are stored. (A broker limits *compressed* batches, so larger records can arrive.)"""
     record, omitted = _fitting(record)
     marks: list[tuple[str, str]] = [
         (f"{CONNECT}topic", failure.topic),
@@ -105,13 +108,13 @@ def seal(record: RawRecord, failure: Failure) -> RawRecord:
         (f"{OURS}failed-at", failure.failed_at.isoformat()),
         (f"{OURS}first-failed-at", failure.first_failed_at.isoformat()),
         *([(f"{OURS}replay-of", failure.replay_of)] if failure.replay_of else []),
-        *((f"{OURS}omitted.{part}", what) for part, what in omitted.items()),
+        *((f"{OURS}omitted.{part}", summary) for part, summary in omitted.items()),
     ]
     return RawRecord(record.key, record.value, _marked(record.headers, marks, OURS))
 
 
 def unseal(sealed: RawRecord) -> Letter:
-    """The record in a letter, exactly as it was. Raises NotALetter."""
+    """Return the letter, with the original record exactly as it was. Raises NotALetter."""
     own, marks = _split(sealed.headers, OURS)
     try:
         failure = Failure(
@@ -129,12 +132,12 @@ def unseal(sealed: RawRecord) -> Letter:
     except (KeyError, ValueError) as error:
         raise NotALetter("its headers are not those of a dead letter") from error
     prefix = f"{OURS}omitted."
-    omitted = {name.removeprefix(prefix): what for name, what in marks.items() if name.startswith(prefix)}
+    omitted = {name.removeprefix(prefix): summary for name, summary in marks.items() if name.startswith(prefix)}
     return Letter(failure, RawRecord(sealed.key, sealed.value, own), omitted)
 
 
 def mark_replay(record: RawRecord, replay: Replay) -> RawRecord:
-    """The record to send again: its own bytes, and behind its own headers where it comes from."""
+    """Return the record to send again: unchanged, with headers after its own that name its letter."""
     marks = [
         (f"{REPLAY}of", replay.letter),
         (f"{REPLAY}attempt", str(replay.attempt)),
@@ -144,7 +147,7 @@ def mark_replay(record: RawRecord, replay: Replay) -> RawRecord:
 
 
 def read_replay(headers: Headers) -> tuple[Headers, Replay | None]:
-    """A record's own headers, and what ``mark_replay`` put behind them if it was replayed."""
+    """Return a record's own headers, and the mark that ``mark_replay`` has added if it was replayed."""
     own, marks = _split(headers, REPLAY)
     try:
         replay = Replay(
@@ -154,7 +157,7 @@ def read_replay(headers: Headers) -> tuple[Headers, Replay | None]:
         )
     except (KeyError, ValueError):
         return headers, None
-    if replay.first_failed_at.tzinfo is None or not 0 < replay.attempt < MOST_ATTEMPTS:
+    if replay.first_failed_at.tzinfo is None or not 0 < replay.attempt < MAX_ATTEMPTS:
         return headers, None
     return own, replay
 
@@ -165,7 +168,7 @@ def _marked(own: Headers, marks: Sequence[tuple[str, str]], prefix: str) -> Head
 
 
 def _split(headers: Headers, prefix: str) -> tuple[Headers, dict[str, str]]:
-    """The record's own headers and our marks; all of them and none when the last one is not our count."""
+    """Return the record's own headers and Penstock's marks; if the last header is not the count, all are its own."""
     if not headers or headers[-1][0] != prefix + OWN_HEADERS:
         return headers, {}
     try:
@@ -179,7 +182,8 @@ def _split(headers: Headers, prefix: str) -> tuple[Headers, dict[str, str]]:
 
 
 def _fitting(record: RawRecord) -> tuple[RawRecord, dict[str, str]]:
-    """The record without what makes it too large for the topic: first its value, then its headers, then its key."""
+    """Return the record without the parts that make it too large for the topic, and their summaries: first the value is
+    omitted, then the headers, then the key."""
     key, value, headers = record.key, record.value, list(record.headers)
     omitted: dict[str, str] = {}
     if _size(key, value, headers) > MAX_MESSAGE_BYTES and value:

@@ -28,15 +28,15 @@ MAX_CONTENT_BYTES = 4 * 1024 * 1024
 MAX_METADATA_BYTES = 64 * 1024
 """Largest ``metadata``, written as JSON in UTF-8."""
 MAX_PAIRS = 100
-"""Questions with their answers in one message."""
+"""Pairs of question and answer in one message."""
 MAX_PAIR_BYTES = 64 * 1024
-"""A question and its answer together, in UTF-8."""
+"""The largest pair of question and answer, in UTF-8."""
 MAX_PAIRS_BYTES = 1024 * 1024
-"""All of a message's."""
+"""All pairs of a message together, in UTF-8."""
 
 
 class Message(BaseModel):
-    """What every message carries.
+    """The fields of every message.
 
     ``observed_at`` is stamped *before* the source was read and grows per source: it orders deletes and access changes.
     """
@@ -46,7 +46,7 @@ class Message(BaseModel):
     tenant: Segment
     """Whose documents these are. No query crosses tenants."""
     source: Segment
-    """Which connector instance speaks, e.g. ``wiki``. Tags are its own: equal names in
+    """The connector instance that publishes, e.g. ``wiki``. Tags belong to their source: equal names in
     two sources are two groups. A principal is one person in all sources of a tenant."""
     observed_at: Instant
     """When the source was *about to be* read. Grows per source."""
@@ -54,16 +54,16 @@ class Message(BaseModel):
 
 class DocumentMessage(Message):
     external_id: ExternalId
-    """The document's name at its source; stays the same as long as it is the same document."""
+    """The document's id at its source; it stays the same for the life of the document."""
 
     @property
     def key(self) -> str:
-        """The Kafka key ``tenant/source/external_id``: one document's events meet in one partition, in order."""
+        """The Kafka key ``tenant/source/external_id``: one document's events are in one partition, in order."""
         return f"{self.tenant}/{self.source}/{self.external_id}"
 
 
 class DocumentUpserted(DocumentMessage):
-    """A document as its source now has it, whole.
+    """A complete document as its source now has it.
 
     ``version`` grows per document: the source's own where it has one that grows, else the connector's
     max(last + 1, nanoseconds now), so that a restored old file counts as newer.
@@ -76,7 +76,7 @@ class DocumentUpserted(DocumentMessage):
     content: Text
     """The whole text, at most 4 MiB in UTF-8."""
     media_type: Annotated[Text, StringConstraints(max_length=200)] = "text/plain"
-    """Of ``content`` as sent: chooses how it is cut (text/markdown, text/html, text/x-python, text/csv …)."""
+    """The type of ``content``; decides how it is chunked (text/markdown, text/html, text/x-python, text/csv …)."""
     acl_tags: AclTags
     """A reader needs any of these. Empty: nobody reads it."""
     required_tags: RequiredTags = []
@@ -103,7 +103,8 @@ class DocumentUpserted(DocumentMessage):
     @classmethod
     def _flat(cls, metadata: object) -> object:
         values = metadata.values() if isinstance(metadata, Mapping) else ()
-        if any(isinstance(one, Mapping | list | None) for value in values if isinstance(value, list) for one in value):
+        lists = [value for value in values if isinstance(value, list)]
+        if any(isinstance(item, Mapping | list | None) for items in lists for item in items):
             raise ValueError("is not flat: a list may hold text, numbers and booleans")
         if any(isinstance(value, Mapping) for value in values):
             raise ValueError("is not flat: a value may be text, a number, a boolean, null, or a list of these")
@@ -112,14 +113,14 @@ class DocumentUpserted(DocumentMessage):
     @field_validator("metadata")
     @classmethod
     def _portable(cls, metadata: Metadata) -> Metadata:
-        """Names and numbers that JSON carries and both stores can hold."""
+        """Refuse names and numbers that JSON or a store cannot hold."""
         for name, value in metadata.items():
             if not 1 <= len(name) <= 200 or "\x00" in name:
                 raise ValueError("holds a name that is empty, longer than 200 characters or has U+0000 in it")
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, int) and abs(one) > INT64_MAX:
+            for scalar in value if isinstance(value, list) else [value]:
+                if isinstance(scalar, int) and abs(scalar) > INT64_MAX:
                     raise ValueError("holds a number beyond 64 bits")
-                if isinstance(one, float) and not math.isfinite(one):
+                if isinstance(scalar, float) and not math.isfinite(scalar):
                     raise ValueError("holds a number that is infinite or none")
         size = len(storable(json.dumps(metadata, ensure_ascii=False)).encode())
         if size > MAX_METADATA_BYTES:
@@ -132,7 +133,7 @@ class DocumentDeleted(DocumentMessage):
 
     kind: ClassVar[Literal["document.deleted.v1"]] = "document.deleted.v1"
     version: Version = 0
-    """The last one known, or 0."""
+    """The last known version, or 0."""
 
 
 class AccessChanged(DocumentMessage):
@@ -204,8 +205,8 @@ class Pair(BaseModel):
     id: Annotated[Text, StringConstraints(max_length=500)] | None = None
     """The sender's own name for it, kept and not interpreted."""
     answer_id: UUID | None = None
-    """What ``POST /v1/answers`` called the answer. An answer without it is not read along in later questions: nobody
-    knows which documents it was made from."""
+    """The id that ``POST /v1/answers`` gave to the answer. An answer without it is not part of the context of later
+    questions, because the documents that it was made from are not known."""
 
     @field_validator("answer")
     @classmethod

@@ -12,6 +12,8 @@ MAX_MESSAGE_BYTES = 26 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Topic:
+    """A topic of the contract, with its configuration."""
+
     name: str
     holds: tuple[str, ...]
     """The message types it may carry (``topics.messages.MESSAGES``); empty for raw records."""
@@ -25,7 +27,7 @@ class Topic:
     settings: dict[str, str] = field(default_factory=dict)
 
     def configs(self, *, replication: int) -> dict[str, str]:
-        """Topic configuration as Kafka names it."""
+        """Return the topic's configuration under Kafka's names."""
         return {
             "cleanup.policy": self.cleanup,
             "retention.ms": str(self.retention_ms if self.cleanup == "delete" else -1),
@@ -83,4 +85,4 @@ COPARTITIONED = ((DOCUMENTS_LIVE, DOCUMENTS_BACKFILL), (INDEX_LIVE, INDEX_BACKFI
 """Read by the same workers in the same key lanes: one document's partition must be the same number in both."""
 
 INTAKE = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS)
-"""What producers write: each record is signed by one of them (topics.signatures)."""
+"""The topics that producers write to; each record is signed by its producer (topics.signatures)."""

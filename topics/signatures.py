@@ -1,7 +1,8 @@
-"""Who published a record: an Ed25519 signature in a header. Kafka does not tell a consumer which login wrote a record.
+"""Signatures of records: an Ed25519 signature in a header proves which producer published a record, because Kafka does
+not tell a consumer which login wrote it.
 
 The signature covers the topic, the header ``ce_type`` (it decides how the value is read), the key and the value, so
-that it is worth nothing on another record or topic. The other headers are not covered: nothing is decided by them.
+that it is not valid for another record or topic. The other headers are not covered, because nothing depends on them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from topics.codec import Headers, header_map
 from topics.registry import COPARTITIONED
 
 HEADER = "penstock-signature"
-"""``v1:KEY_ID:SIGNATURE``, the signature in Base64. Of a doubled header the last one counts, as of all headers."""
+"""``v1:KEY_ID:SIGNATURE``, the signature in Base64. Of a repeated header the last one counts, as for all headers."""
 VERSION = "v1"
 CONTEXT = b"penstock-signature-v1"
 ABSENT = b"-"
@@ -29,21 +30,25 @@ KEY_ID_DIGITS = 32
 
 
 class NotAKey(Exception):
-    """No Ed25519 key in PEM. One line that does not quote it."""
+    """A text is not an Ed25519 key in PEM. One line says why, without quoting it."""
 
 
 def signing_input(topic: str, ce_type: bytes, key: bytes | None, value: bytes | None) -> bytes:
-    """What is signed: five lines, joined by newlines without one at the end. topic: its full name, with the prefix."""
+    """Return the bytes that are signed: five lines, joined by newlines, without one at the end.
+
+    topic: its full name, with the prefix.
+    """
     return b"\n".join((CONTEXT, topic.encode(), ce_type, _digest(key), _digest(value)))
 
 
 def _digest(part: bytes | None) -> bytes:
-    """No key or value is not the same as an empty one: a record without a value is a tombstone."""
+    """Return the digest of a key or value. A missing one differs from an empty one: a record without a value is a
+    tombstone."""
     return ABSENT if part is None else hashlib.sha256(part).hexdigest().encode()
 
 
 def key_id(public_key: bytes) -> str:
-    """The name of a key: the first digits of the SHA-256 of its 32 bytes, in hexadecimal."""
+    """Return the id of a public key: the first digits of the SHA-256 of its 32 bytes, in hexadecimal."""
     return hashlib.sha256(public_key).hexdigest()[:KEY_ID_DIGITS]
 
 
@@ -62,7 +67,7 @@ class Signer:
         self.key_id = key_id(key.public_key().public_bytes_raw())
 
     def headers(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> Headers:
-        """The record's headers with the signature behind them. topic: its full name."""
+        """Return the record's headers with the signature after them. topic: its full name."""
         signed = signing_input(topic, header_map(headers).get("ce_type") or b"", key, value)
         signature = base64.b64encode(self._key.sign(signed)).decode()
         return [*headers, (HEADER, f"{VERSION}:{self.key_id}:{signature}".encode())]
@@ -70,14 +75,14 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the header says; nothing of it is proved."""
+    """The content of the header, which is not verified yet."""
 
     key_id: str
     signature: bytes
 
 
 def read_signature(headers: Headers) -> Signature | None:
-    """The signature that a record carries. None: it carries none that this version can read."""
+    """Return the signature of a record, or None if it has none that this version can read."""
     try:
         version, name, signature = (header_map(headers).get(HEADER) or b"").decode("ascii").split(":")
         decoded = base64.b64decode(signature, validate=True)
@@ -107,8 +112,8 @@ def is_valid(
 
 
 def signed_for(topic: str) -> tuple[str, ...]:
-    """The topics for which a record that stands on ``topic`` (its full name) may have been signed: this one, and for a
-    backfill topic its live one, because detect moves bad live records there (docs/adr/0037-floods-by-source.md)."""
+    """Return the topics for which a record on ``topic`` (its full name) may have been signed: this one, and for a
+    backfill topic the live one, because detect moves bad live records there (docs/adr/0037-floods-by-source.md)."""
     for live, backfill in COPARTITIONED:
         if topic.endswith(backfill.name):
             return topic, topic.removesuffix(backfill.name) + live.name
@@ -116,14 +121,14 @@ def signed_for(topic: str) -> tuple[str, ...]:
 
 
 def new_private_key() -> bytes:
-    """A new private key in PEM (PKCS #8, without a password)."""
+    """Return a new private key in PEM (PKCS #8, without a password)."""
     return Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def public_key_of(pem: bytes) -> bytes:
-    """The 32 bytes of the public key in a PEM that holds a public or a private key. Raises NotAKey."""
+    """Return the 32 bytes of the public key in a PEM that holds a public or a private key. Raises NotAKey."""
     if b"PRIVATE" in pem:
         Signer(pem)
         private = serialization.load_pem_private_key(pem, password=None)
