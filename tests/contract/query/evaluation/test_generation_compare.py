@@ -178,7 +178,7 @@ async def test_what_cannot_be_compared_is_said(site: Site) -> None:
         await compare(site.settings, site.library.pool, "g7")
     site.models["g3"].api_key = "another"
     try:
-        with pytest.raises(Retryable, match="a search of generation g3 was not whole"):
+        with pytest.raises(Retryable, match="a search of generation g3 was incomplete"):
             await compare(site.settings, site.library.pool, "g3")
     finally:
         site.models["g3"].api_key = "key-g3"
