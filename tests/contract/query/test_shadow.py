@@ -41,7 +41,7 @@ async def nothing_measured(site: Site) -> None:
 async def ready(service: Service) -> None:
     """It knows which generations there are, and every model has answered."""
     async with asyncio.timeout(30):
-        while service.following.seen is None or len(service.following._answered) < 3:
+        while service.following.seen is None or len(service.following._ready) < 3:
             await asyncio.sleep(0.02)
 
 
