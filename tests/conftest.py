@@ -40,9 +40,9 @@ def pytest_collection() -> Iterator[object]:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     space = getattr(item, "funcargs", {}).get("space")
-    if report.failed and isinstance(space, Space):
+    if report.failed and isinstance(space, Space):  # type: ignore[attr-defined]
         for log in sorted(space.home.glob("**/*.log")):
-            report.sections.append((f"end of {log.name}", log.read_text(errors="replace")[-LOG_SHOWN:]))
+            report.sections.append((f"end of {log.name}", log.read_text(errors="replace")[-LOG_SHOWN:]))  # type: ignore[attr-defined]
     return report
 
 

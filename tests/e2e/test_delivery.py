@@ -55,7 +55,7 @@ class Crowd:
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.processes[name].pid, number)
 
-    async def end(self, name: str, number: signal.Signals) -> float:
+    async def end(self, name: str, number: signal.Signals) -> float:  # type: ignore[name-defined]
         """Send the signal and wait for the end; returns how long that took."""
         process = self.processes.pop(name)
         began = time.monotonic()

@@ -251,13 +251,13 @@ class _Sessions:
 @contextmanager
 def connected() -> Iterator[None]:
     """Around any number of histories: leases are taken in memory, and signs of life are rare."""
-    before = lease.AsyncConnection, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS
-    lease.AsyncConnection = cast(Any, _Sessions)
+    before = lease.AsyncConnection, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS  # type: ignore[attr-defined]
+    lease.AsyncConnection = cast(Any, _Sessions)  # type: ignore[attr-defined]
     instance.HEARTBEAT_SECONDS = instance.TAKEOVER_SECONDS = BEAT_SECONDS
     try:
         yield
     finally:
-        lease.AsyncConnection, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS = before
+        lease.AsyncConnection, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS = before  # type: ignore[attr-defined]
 
 
 class Connected:

@@ -357,13 +357,13 @@ class Consumer:
 @contextmanager
 def looked_at() -> Iterator[None]:
     """Around any number of histories: the product's guard looks at the logs here."""
-    before = logguard.look, logguard.security
+    before = logguard.look, logguard.security  # type: ignore[attr-defined]
 
     async def look(wanted: Mapping[Place, Collection[int]], bootstrap: Consumer, _: object) -> dict[Place, LogNow]:
         return await bootstrap.look(wanted)
 
-    logguard.look, logguard.security = cast(Any, look), cast(Any, lambda _: {})
+    logguard.look, logguard.security = cast(Any, look), cast(Any, lambda _: {})  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        logguard.look, logguard.security = before
+        logguard.look, logguard.security = before  # type: ignore[attr-defined]

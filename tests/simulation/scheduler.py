@@ -83,7 +83,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         self, callback: Any, *args: Any, context: Any = None
     ) -> events.Handle:
         handle = _Timer(self._virtual, callback, args, self, context)
-        self._ready.append(handle)
+        self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
@@ -96,7 +96,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         return future
 
     def _run_once(self) -> None:
-        ready, timers = self._ready, self._timers
+        ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
         if not ready:
             while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
@@ -124,7 +124,7 @@ class VirtualLoop(base_events.BaseEventLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             with suppress(Exception):  # cleaning up after itself, it finds no running loop
                 task.get_coro().close()
-        self._ready.clear()
+        self._ready.clear()  # type: ignore[attr-defined]
         self._timers.clear()
         self.close()
 

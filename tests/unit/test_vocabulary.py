@@ -156,7 +156,7 @@ def log_events(source: str) -> Iterator[tuple[int, str]]:
                 choices = [event.body, event.orelse] if isinstance(event, ast.IfExp) else [event]
                 for choice in choices:
                     is_text = isinstance(choice, ast.Constant) and isinstance(choice.value, str)
-                    yield node.lineno, choice.value if is_text else ast.unparse(choice)
+                    yield node.lineno, choice.value if is_text else ast.unparse(choice)  # type: ignore[attr-defined]
 
 
 def test_log_events_are_declared_and_used() -> None:

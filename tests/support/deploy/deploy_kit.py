@@ -32,7 +32,7 @@ def known_variables() -> frozenset[str]:
     whole = (settings.Settings, query.settings.QuerySettings)  # made of parts
     parts = [*(part for part in settings.Part.__subclasses__() if part not in whole), ExtractionSettings]
     assert len(parts) > 10
-    named = {f"{part.model_config['env_prefix']}{field}".upper() for part in parts for field in part.model_fields}
+    named = {f"{part.model_config['env_prefix']}{field}".upper() for part in parts for field in part.model_fields}  # type: ignore[attr-defined]
     return frozenset(named | BESIDE_SETTINGS)
 
 
@@ -58,7 +58,7 @@ def assert_is_a_command(arguments: list[str]) -> None:
     """``penstock ARGUMENTS`` is a command, and a worker that there is."""
     name, *rest = arguments
     group = get_command(app)
-    command = group.get_command(group.make_context("penstock", [name]), name)
+    command = group.get_command(group.make_context("penstock", [name]), name)  # type: ignore[attr-defined]
     assert command is not None, f"no command {name}"
     if isinstance(command, TyperGroup):
         command = command.commands[rest.pop(0)]

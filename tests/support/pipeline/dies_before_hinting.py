@@ -15,5 +15,5 @@ async def _die(*_: object) -> int:
 
 
 if __name__ == "__main__":
-    detect.send_hints = _die  # type: ignore[assignment]
+    detect.send_hints = _die  # type: ignore[assignment, attr-defined]
     main()

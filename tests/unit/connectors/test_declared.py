@@ -57,12 +57,12 @@ def made(path: Path, name: str = "help-desk", **environ: str) -> Tickets:
 def test_secrets_come_from_the_environment(tmp_path: Path) -> None:
     path = declare(tmp_path, '[connector.help-desk]\nkind = "KIND"\nurl = "https://x"\nproxy = { host = "p" }')
     options = made(path, PENSTOCK_HELP_DESK_TOKEN="a", PENSTOCK_HELP_DESK_PROXY_PASSWORD="b").options
-    assert options.token.get_secret_value() == "a"
-    assert options.proxy is not None
-    assert options.proxy.password == SecretStr("b")
+    assert options.token.get_secret_value() == "a"  # type: ignore[attr-defined]
+    assert options.proxy is not None  # type: ignore[attr-defined]
+    assert options.proxy.password == SecretStr("b")  # type: ignore[attr-defined]
     named = declare(tmp_path, '[connector.help-desk]\nkind = "KIND"\nurl = { env = "U" }\ntoken = { env = "T" }')
-    assert made(named, T="c", U="https://y").options.token.get_secret_value() == "c"
-    assert made(named, T="c", U="https://y").options.url == "https://y"
+    assert made(named, T="c", U="https://y").options.token.get_secret_value() == "c"  # type: ignore[attr-defined]
+    assert made(named, T="c", U="https://y").options.url == "https://y"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_is_wrong_with_one_connector_is_its_own_trouble(tmp_path: Path, tex
         made(path, "a", T="t")
     assert "\n" not in str(caught.value)
     assert "hunter2" not in str(caught.value)
-    assert made(path, "b", T="t").options.url == "x"
+    assert made(path, "b", T="t").options.url == "x"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -243,9 +243,9 @@ def test_whatever_selects_processes_finds_them() -> None:
 def test_lag_is_that_of_the_stages_own_group_and_topics(scaled: Object) -> None:
     stage = STAGES[scaled["spec"]["scaleTargetRef"]["name"]]
     triggers = [t["metadata"] for t in scaled["spec"]["triggers"]]
-    assert {t["consumerGroup"] for t in triggers} == {group(stage.name)}
-    assert {t["topic"] for t in triggers} == {topic.name for topic in stage.topics.values()}
-    assert scaled["spec"]["maxReplicaCount"] == min(topic.partitions for topic in stage.topics.values())
+    assert {t["consumerGroup"] for t in triggers} == {group(stage.name)}  # type: ignore[attr-defined]
+    assert {t["topic"] for t in triggers} == {topic.name for topic in stage.topics.values()}  # type: ignore[attr-defined]
+    assert scaled["spec"]["maxReplicaCount"] == min(topic.partitions for topic in stage.topics.values())  # type: ignore[attr-defined]
 
 
 def reach(policies: list[Object]) -> dict[str, set[str]]:

@@ -463,7 +463,7 @@ async def test_files_that_a_service_could_not_confine_are_read_again_once_it_can
     assert told["kernel"] == f"no Landlock, seccomp, at {at.removeprefix('http://')}"
     monkeypatch.undo()
     assert (await remote.condition(given(at)))["files"] == "confined"
-    assert sweep.condition is remote.condition, "what a sweep asks before it reads them again"
+    assert sweep.condition is remote.condition, "what a sweep asks before it reads them again"  # type: ignore[attr-defined]
 
 
 async def test_a_worker_shows_that_its_service_went_away_and_came_back(

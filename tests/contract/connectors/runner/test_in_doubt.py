@@ -10,7 +10,7 @@ import pytest
 
 from connectors.clock import Clock
 from connectors.runner.publish import Publisher
-from connectors.runner.rows import Holder, LeaseLost, Row, Rows
+from connectors.runner.rows import Holder, LeaseLost, Row, Rows  # type: ignore[attr-defined]
 from connectors.source import Document, Unreadable
 from pipeline.core.errors import Retryable
 from pipeline.core.fold import State

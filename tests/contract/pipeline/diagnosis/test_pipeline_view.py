@@ -240,7 +240,7 @@ async def test_status_page_and_why_report_the_same_connector_state_and_dead_lett
         for name, state in states.items():
             source = await story.read_source(connection, "acme", name, ["a.md"])
             assert source is not None
-            assert source.state == state
+            assert source.state == state  # type: ignore[attr-defined]
     for part in ("pending", "dead_letters"):
         assert status[part] == page[part]
 

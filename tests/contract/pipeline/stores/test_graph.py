@@ -76,7 +76,7 @@ async def outside(library: Library) -> int:
     return int(count)
 
 
-async def names(library: Library) -> dict[str, graph.Graph]:
+async def names(library: Library) -> dict[str, graph.Graph]:  # type: ignore[name-defined]
     async with library.pool.connection() as connection:
         return await graph.graphs(connection, library.generation)
 

@@ -151,5 +151,5 @@ async def test_what_is_counted_is_all_that_may_be_read(ledger: Connection) -> No
     few = await scope_of(ledger, "mail/few")
     found = await survey(ledger, few, max_tokens=None)
     assert (found.complete, len(found.documents)) == (True, 2_000)
-    assert found.size.tokens == 2_000 * (1 + surveying.PASSAGE_TOKENS)
+    assert found.size.tokens == 2_000 * (1 + surveying.PASSAGE_TOKENS)  # type: ignore[attr-defined]
     assert not (await survey(ledger, few, max_tokens=1_000)).complete

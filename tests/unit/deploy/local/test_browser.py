@@ -55,6 +55,6 @@ def test_what_apt_says_is_handed_on_in_one_line(tmp_path: Path, monkeypatch: pyt
     apt.write_text("#!/bin/sh\necho 'W: old lists' >&2\necho 'E: Unable to fetch some archives' >&2\nexit 100\n")
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setattr(browser.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(browser.os, "geteuid", lambda: 0)  # type: ignore[attr-defined]
     with pytest.raises(Misconfigured, match="apt-get update failed: E: Unable to fetch some archives"):
         browser.install()

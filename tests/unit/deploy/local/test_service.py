@@ -108,7 +108,7 @@ def test_another_version_is_fetched_again(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "servers").mkdir()
     assert not dist.is_fetched()
     stamp = tmp_path / "servers" / dist.STAMP
-    stamp.write_text(fetch.json.dumps(dist.expected_versions()))
+    stamp.write_text(fetch.json.dumps(dist.expected_versions()))  # type: ignore[attr-defined]
     assert dist.is_fetched()
     monkeypatch.setitem(dist.VERSIONS, "kafka", "9.9.9")
     assert not dist.is_fetched()

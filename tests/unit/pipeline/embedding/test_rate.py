@@ -41,8 +41,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedLoop]:
     made = SimulatedLoop()
-    monkeypatch.setattr(module.time, "monotonic", lambda: made.now)
-    monkeypatch.setattr(module.random, "random", random.Random(5).random)
+    monkeypatch.setattr(module.time, "monotonic", lambda: made.now)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module.random, "random", random.Random(5).random)  # type: ignore[attr-defined]
     yield made
     monkeypatch.undo()
     made.close()
