@@ -189,7 +189,7 @@ async def test_citations_of_no_passage_are_taken_out_and_flagged(fake: FakeChat)
     assert "[7]" not in answer.text
     assert (answer.cited, answer.grounded) == ((), False)
     assert set(answer.reasons) == {"unsupported", "uncited", "bad_citation"}
-    assert any("citation of no passage" in note for note in answer.notes)
+    assert any("citation of no existing passage" in note for note in answer.notes)
 
 
 async def test_an_answer_without_citations_is_not_grounded(fake: FakeChat) -> None:
@@ -248,7 +248,7 @@ async def test_a_plain_completion_and_json(fake: FakeChat) -> None:
     assert [v["verdict"] for v in json.loads(judged)["verdicts"]] == [1, 0]
     assert usage.prompt > 0
     fake.faults = Faults(empty=1)
-    with pytest.raises(Retryable, match="nothing"):
+    with pytest.raises(Retryable, match="empty answer"):
         await chat.complete([Message("user", "hi")])
     await chat.aclose()
 
