@@ -68,7 +68,7 @@ screenshots: setup  ## the page's pictures in docs/screenshots, made by its test
 sbom: setup  ## what is delivered and under which licences (CycloneDX): build/sbom.json
 	$(BIN)/python -m deploy.sbom build/sbom.json
 
-check: setup  ## format, lint, strict types, unit tests: under a minute
+check: setup  ## format, lint, strict types, unit tests: a minute and a half on two cores
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	@$(BIN)/mypy & types=$$!; \
