@@ -99,7 +99,7 @@ def allow(
     ],
     json_output: Json = False,
 ) -> None:
-    """Say anew what a producer may publish; its keys stay. What it lost is refused within seconds.
+    """Replace the list of what a producer may publish; its keys stay. The rest is refused within seconds.
 
     Example: penstock producer allow connectors acme/wiki 'acme/shop-*'
     """

@@ -42,7 +42,7 @@ def recover(
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """After a loss.
+    """Bring the ledger, Kafka and the stores together again after a loss.
 
     --since: let a ledger that was restored from a backup catch up with Kafka, then prove that both stores agree.
 

@@ -33,7 +33,7 @@ def status(
     ] = INTERVAL_SECONDS,
     json_output: Json = False,
 ) -> None:
-    """The whole system on one screen: what runs, what waits, how soon changes are found, what needs somebody.
+    """Show the whole system on one screen: what runs, what is waiting, how fresh it is, and what needs attention.
 
     A part that does not answer is named, and the others are shown. In a pipe --watch prints a line for each report.
     Exit code 0 when everything that should run here is ready, else 1; 130 when --watch is ended by Ctrl-C.

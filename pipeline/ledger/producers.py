@@ -60,7 +60,7 @@ async def add(
 
 
 async def allow(connection: Connection, name: str, patterns: Sequence[str]) -> None:
-    """Say anew what a producer may publish. Raises Refused when no such producer is enrolled."""
+    """Replace the list of what a producer may publish. Raises Refused when no such producer is enrolled."""
     async with connection.transaction():
         await _lock(connection, name)
         await connection.execute("UPDATE producers SET allow = %s WHERE name = %s", [list(patterns), name])
