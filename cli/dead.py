@@ -210,7 +210,7 @@ def replay(
     try:
         asyncio.run(_replay(ids or [], chosen if everything else None, results, ask=ask, quiet=json_output))
     except PenstockError:
-        if results:  # what was sent is told although the world went away in the middle
+        if results:  # report what was sent although a service failed before the end
             _tell(results, json_output=json_output)
         raise
     _tell(results, json_output=json_output)

@@ -103,8 +103,8 @@ def extract_serve(
         int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port. [default: 8070]")
     ] = None,
 ) -> None:
-    """Read files of others over HTTP until told to stop. The connectors that shall send theirs here have its address in
-    PENSTOCK_EXTRACTION_URL.
+    """Read files over HTTP until stopped, for connectors elsewhere. A connector that sends its files here has the
+    address in PENSTOCK_EXTRACTION_URL.
 
     It needs no login and no other service, and reads PENSTOCK_EXTRACTION_… settings alone. Who reaches its port can
     have files read: let that be the connectors. See docs/extraction.md.

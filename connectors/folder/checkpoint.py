@@ -56,7 +56,7 @@ class Checkpoint:
         self.pool = pool
 
     async def now(self) -> datetime:
-        """Return the time by Postgres' clock, by which sweeps are told apart."""
+        """Return the time of Postgres's clock, which identifies a sweep."""
         row = await self._one("SELECT clock_timestamp()")
         assert isinstance(row, datetime)
         return row

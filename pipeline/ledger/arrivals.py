@@ -111,8 +111,8 @@ _REACHED = """
     WHERE document_id = ANY(%s) AND generation = (SELECT name FROM generations WHERE state = 'active')
     GROUP BY document_id HAVING bool_and(seq >= want_seq)
 """
-"""Asked first: the store that is done first finds nothing to announce, and ``_READY`` is planned anew each time, which
-takes Postgres two milliseconds."""
+"""The cheap check that comes first: the store that finishes first has nothing to announce, and Postgres plans
+``_READY`` anew each time, which takes two milliseconds."""
 
 
 async def ready_to_announce(connection: Connection, ids: Collection[UUID]) -> list[Announcement]:

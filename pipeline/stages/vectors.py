@@ -295,7 +295,7 @@ class Bills:
         self._pool = pool
         self._metrics = metrics
         self._owed: Counter[str] = Counter()
-        """Generation → tokens that its build has not been told of yet."""
+        """Tokens by generation that are not yet recorded with its build."""
 
     async def add(self, generation: Generation, billed: int, *, counted: int) -> None:
         """counted: tokens as we count them, where the server does not say. Raises Retryable while the row cannot be
