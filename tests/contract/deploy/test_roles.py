@@ -298,7 +298,7 @@ async def test_every_role_adds_to_the_audit_trail_and_its_reader_alone_reads_it(
 
 HEAD = (
     "INSERT INTO trail.heads SELECT {}, {}, {}, gen_random_uuid(), 1, '\\x00', 'none', {}"
-    " FROM (SELECT max(number) AS newest FROM trail.heads) h"
+    " FROM (SELECT coalesce(max(number), 0) AS newest FROM trail.heads) h"
 )
 
 
