@@ -23,24 +23,32 @@ def ask(
     query: Annotated[str, typer.Argument(help="The question, in your own words.")],
     tenant: Annotated[str, typer.Option(help="Tenant of the documents.")] = "default",
     principals: Annotated[
-        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Ask as this person. Repeatable.")
+        list[str] | None,
+        typer.Option("--as", metavar="PRINCIPAL", help="Read as this person, e.g. ann@example.org. Repeatable."),
     ] = None,
     tags: Annotated[
         list[str] | None,
-        typer.Option("--tag", metavar="TAG", help="Hold this access tag (TAG, or SOURCE/TAG). Repeatable."),
+        typer.Option(
+            "--tag", metavar="TAG", help="Read as a holder of this access tag (TAG or SOURCE/TAG). Repeatable."
+        ),
     ] = None,
     documents: Annotated[
         list[str] | None,
-        typer.Option("--document", metavar="ID", help="Answer from this document: id, file, URL or title. Repeatable."),
+        typer.Option(
+            "--document", metavar="ID", help="Answer only from this document: id, file, URL or title. Repeatable."
+        ),
     ] = None,
-    collection: Annotated[str | None, typer.Option(metavar="SOURCE", help="Answer from this source alone.")] = None,
-    mode: Annotated[str | None, typer.Option(help="How the documents are read. Default: the service decides.")] = None,
-    top: Annotated[int | None, typer.Option(help="Passages that the answer is made from, 1 to 100.")] = None,
+    collection: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="Answer only from documents of this source.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="Answer mode (docs/modes.md). Default: the service chooses.")] = None,
+    top: Annotated[int | None, typer.Option(help="Number of passages that the answer may use, 1 to 100.")] = None,
     json_output: Json = False,
 ) -> None:
-    """Ask. Every sentence of the answer cites its passages. Without --as and --tag you are the local user.
+    """Answer a question from the documents. Every sentence of the answer cites its passages.
 
-    The answering model is set by PENSTOCK_CHAT_BASE_URL and PENSTOCK_CHAT_MODEL; without one the passages are quoted.
+    Without --as and --tag you read as the local user. PENSTOCK_CHAT_BASE_URL and PENSTOCK_CHAT_MODEL set the model that
+    writes the answer; without a model the passages are quoted.
 
     Example: penstock ask "how do I undo a commit that others have pulled"
     """
@@ -48,11 +56,11 @@ def ask(
 
     modes = get_args(AnswerMode)
     if mode is not None and mode not in modes:
-        _refuse(f"mode is {mode!r}, must be one of {', '.join(modes)}")
+        _refuse(f"--mode is {mode!r}, but must be one of {', '.join(modes)}")
     if not principals and not tags:
         from cli.readers import local_user
 
-        principals = [local_user("say who asks with --as or --tag")]
+        principals = [local_user("name a person with --as, or an access tag with --tag")]
     try:
         answer = asyncio.run(
             _ask(
@@ -145,8 +153,8 @@ async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tup
                 async with rows_of(service.pool, tenant) as connection:
                     matches = await story.find(connection, tenant, storable(names(document)))
             if len(matches) != 1:
-                what = f"may mean {len(matches)} documents" if matches else "is no document"
-                raise BadQuery(f"{document!r} {what} of tenant {tenant!r}: give its id") from None
+                what = f"matches {len(matches)} documents" if matches else "matches no document"
+                raise BadQuery(f"--document {document!r} {what} of tenant {tenant!r}: give the document's id") from None
             ids.append(matches[0][0].id)
     return tuple(ids)
 
@@ -199,7 +207,7 @@ def _show(answer: Answer) -> None:
             soft_wrap=True,
         )
     for sentence in answer.unsupported:
-        stdout.print(Text(f"not said by the passages it cites: {printable(sentence)}", "yellow"), soft_wrap=True)
+        stdout.print(Text(f"not supported by the passages it cites: {printable(sentence)}", "yellow"), soft_wrap=True)
     for note in answer.notes:
         stdout.print(Text(f"note: {printable(note)}", "yellow"), soft_wrap=True)
     how = ", ".join(f"{step.name} {step.took_ms:g}" for step in answer.steps)

@@ -122,7 +122,7 @@ async def _evaluate(
             es = connect(settings.elasticsearch)
             closing.push_async_callback(es.close)
             if not principals and not tags:
-                principals = [local_user("say who asks with --as or --tag")]
+                principals = [local_user("name a person with --as, or an access tag with --tag")]
         search = Search(pool, es, asking, timeouts=patient, settings=query.retrieval)
         caller = await search.identify(tenant, principals=principals, tags=tags)
         bar = bars.add_task("asking", total=len(dataset.queries) * len(MODES))

@@ -60,7 +60,7 @@ def add(
     if not principals and not tags:
         from cli.readers import local_user
 
-        principals = [local_user("say who asks with --as or --tag")]
+        principals = [local_user("name a person with --as, or an access tag with --tag")]
     one = Golden(
         tenant,
         query.strip(),

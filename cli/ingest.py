@@ -35,18 +35,18 @@ Acl = Annotated[
     list[str] | None,
     typer.Option(
         "--acl",
-        help="Who may read: a tag, repeatable (any of them). Default: only you, as user:NAME.",
+        help="Access tag whose holders may read. Repeatable: any one is enough. Default: your own, user:NAME.",
         parser=tag,
         metavar="TAG",
     ),
 ]
 Required = Annotated[
     list[str] | None,
-    typer.Option("--required", help="A tag that every reader needs, repeatable.", parser=tag, metavar="TAG"),
+    typer.Option("--required", help="Access tag that every reader must hold. Repeatable.", parser=tag, metavar="TAG"),
 ]
 Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the documents.")]
 MassDelete = Annotated[
-    bool, typer.Option("--allow-mass-delete", help="Confirm that a large part of the folder is really gone.")
+    bool, typer.Option("--allow-mass-delete", help="Confirm that a large part of the folder was deleted on purpose.")
 ]
 
 REFUSALS = {"mass_delete", "root_empty", "policy"}
@@ -72,15 +72,20 @@ def ingest(
     acl: Acl = None,
     required: Required = None,
     tenant: Tenant = "default",
-    wait: Annotated[bool, typer.Option("--wait", help="Return when both stores have everything.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait at most; 0: no limit.", min=0)] = 0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when every document is searchable, or has failed.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Maximum seconds that --wait waits; 0: no limit.", min=0)
+    ] = 0,
     allow_mass_delete: MassDelete = False,
     json_output: Json = False,
 ) -> None:
-    """Publish folders or files to Kafka; what did not change since last time is not published again.
+    """Publish folders or files to Kafka. Files that did not change since the last run are not published again.
 
-    Files that are gone from a folder are deleted, files that cannot be read are reported and leave what was indexed.
-    Exit code 1: a document failed (with --wait), or a mass deletion or a bad .penstock.toml waits for your word.
+    Files that are gone from a folder are deleted from the index. Files that cannot be read are reported, and their
+    last indexed content stays. Exit code 1: a document failed (with --wait), a mass deletion needs your confirmation,
+    or a .penstock.toml is invalid.
 
     Example: penstock ingest docs/ --acl staff --wait
     """
@@ -276,8 +281,8 @@ async def _until_searchable(
         bars.update(task, completed=total - len(waiting))
         if waiting and deadline and perf_counter() > deadline:
             raise Retryable(
-                f"{len(waiting)} of {total} documents are not searchable after {limit:g} s: see `penstock status`, and"
-                " `penstock why DOCUMENT` for one of them"
+                f"{len(waiting)} of {total} documents are not searchable after {limit:g} s: run `penstock status`,"
+                " or `penstock why DOCUMENT` for one of them"
             )
         if waiting:
             await asyncio.sleep(max(POLL_SECONDS, POLL_PAUSE * (perf_counter() - began)))
@@ -316,7 +321,7 @@ def watch(
     tenant: Tenant = "default",
     allow_mass_delete: MassDelete = False,
 ) -> None:
-    """Keep folders in step: publish every change as it happens, until stopped (Ctrl-C).
+    """Publish every change in folders as it happens, until stopped with Ctrl-C.
 
     Example: penstock watch docs/ --acl staff
     """
@@ -340,7 +345,7 @@ async def _watch(
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("watch"))
         connector, *_ = await _connector(stack, paths, acl, required, tenant, mass_delete=mass_delete)
-        stderr.print(f"watching {', '.join(str(p) for p in paths)} (Ctrl-C ends it)", soft_wrap=True, markup=False)
+        stderr.print(f"watching {', '.join(str(p) for p in paths)} (stop with Ctrl-C)", soft_wrap=True, markup=False)
         await connector.watch(stop, tell)
 
 

@@ -115,7 +115,10 @@ def root(
 
 @app.command()
 def migrate() -> None:
-    """Create or update what the workers need: schema, topics, the first generation, its index. Repeats are harmless."""
+    """Create or update what the workers need: the database schema, the topics, the first generation and its index.
+
+    Running it again is harmless.
+    """
     import asyncio
 
     from cli.setup import prepare
@@ -125,8 +128,10 @@ def migrate() -> None:
 
 
 @app.command()
-def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords, connectors or canary")]) -> None:
-    """Run one worker until it is told to stop (SIGTERM drains it). Scale by starting more of them.
+def worker(
+    name: Annotated[str, typer.Argument(help="Kind of worker: detect, vectors, keywords, connectors or canary.")],
+) -> None:
+    """Run one worker until it is stopped. On SIGTERM it completes the work it has begun. Start more to go faster.
 
     Example: penstock worker detect
     """

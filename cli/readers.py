@@ -13,7 +13,7 @@ SOURCE = "folder"
 
 def tag(value: str) -> str:
     if not value.strip() or "\x00" in value:
-        raise typer.BadParameter("a tag cannot be empty: without --acl only you can read what you ingest")
+        raise typer.BadParameter("an access tag cannot be empty; leave --acl out if only you may read the documents")
     return value
 
 
@@ -26,9 +26,9 @@ def readers(acl: list[str] | None, required: list[str] | None) -> list[str]:
     for value in (*(acl or ()), *(required or ())):
         if value.startswith(f"{SOURCE}/"):
             bare = value.removeprefix(f"{SOURCE}/")
-            _refuse(f"tag {value!r}: tags are the source's own, and the source here is {SOURCE}: say {bare!r}")
+            _refuse(f"access tag {value!r}: write {bare!r}, without the source; the source is always {SOURCE!r} here")
     if required and not acl:
-        _refuse("--required without --acl: only you could read, if you hold it; name the readers with --acl too")
+        _refuse("--required needs --acl: name the readers with --acl TAG")
     return acl or [f"user:{local_user('name the readers with --acl TAG')}"]
 
 
@@ -37,7 +37,7 @@ def local_user(instead: str) -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user often has no name
-        _refuse(f"this system has no name for you: {instead}")
+        _refuse(f"the operating system has no user name for you: {instead}")
 
 
 def _refuse(why: str) -> NoReturn:

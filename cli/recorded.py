@@ -43,7 +43,7 @@ async def recording(
     except PenstockError as error:
         if settings.trail == "required":
             raise
-        stderr.print(f"warning: this is not in the audit trail: {error}", markup=False, soft_wrap=True)
+        stderr.print(f"warning: this action is not recorded in the audit trail: {error}", markup=False, soft_wrap=True)
 
 
 def _run(function: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -73,6 +73,6 @@ async def able_to_record(settings: Settings) -> Settings:
     except Misconfigured as error:
         if settings.trail == "required":
             raise
-        stderr.print(f"warning: this is not in the audit trail: {error}", markup=False, soft_wrap=True)
+        stderr.print(f"warning: this action is not recorded in the audit trail: {error}", markup=False, soft_wrap=True)
         return settings.model_copy(update={"trail": "off"})
     return settings

@@ -30,44 +30,55 @@ def search(
     query: Annotated[str, typer.Argument(help="The query, in your own words.")],
     tenant: Annotated[str, typer.Option(help="Tenant of the documents.")] = "default",
     principals: Annotated[
-        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="See what this person sees. Repeatable.")
+        list[str] | None,
+        typer.Option("--as", metavar="PRINCIPAL", help="Read as this person, e.g. ann@example.org. Repeatable."),
     ] = None,
     tags: Annotated[
         list[str] | None,
-        typer.Option("--tag", metavar="TAG", help="Hold this access tag (TAG, or SOURCE/TAG). Repeatable."),
+        typer.Option(
+            "--tag", metavar="TAG", help="Read as a holder of this access tag (TAG or SOURCE/TAG). Repeatable."
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(help="How many passages, 1 to 100.")] = 10,
-    mode: Annotated[str, typer.Option(help="hybrid, vector or keyword.")] = "hybrid",
+    top: Annotated[int, typer.Option(help="Maximum number of passages, 1 to 100.")] = 10,
+    mode: Annotated[str, typer.Option(help="Search mode: hybrid, vector or keyword.")] = "hybrid",
     sources: Annotated[
-        list[str] | None, typer.Option("--source", metavar="SOURCE", help="Only from this source. Repeatable.")
+        list[str] | None, typer.Option("--source", metavar="SOURCE", help="Only documents of this source. Repeatable.")
     ] = None,
     authors: Annotated[
-        list[str] | None, typer.Option("--author", metavar="AUTHOR", help="Only by this author. Repeatable.")
+        list[str] | None, typer.Option("--author", metavar="AUTHOR", help="Only documents by this author. Repeatable.")
     ] = None,
     media_types: Annotated[
         list[str] | None,
         typer.Option(
-            "--type", metavar="TYPE", help="Only of this media type, e.g. text/markdown or text/*. Repeatable."
+            "--type",
+            metavar="TYPE",
+            help="Only documents of this media type, e.g. text/markdown or text/*. Repeatable.",
         ),
     ] = None,
     since: Annotated[
         datetime | None,
-        typer.Option(parser=past_moment, metavar="TIME", help="Changed at its source since: 2h, 7d or a time."),
+        typer.Option(
+            parser=past_moment, metavar="TIME", help="Only documents changed at their source since: 2h, 7d or a time."
+        ),
     ] = None,
     before: Annotated[
         datetime | None,
-        typer.Option(parser=past_moment, metavar="TIME", help="Changed at its source before this time."),
+        typer.Option(
+            parser=past_moment, metavar="TIME", help="Only documents changed at their source before: 2h, 7d or a time."
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Search. Without --as and --tag you are the local user, who reads what `penstock ingest` stored for that user.
+    """Search the documents and print the best passages, with their ranks.
+
+    Without --as and --tag you read as the local user, who may read what `penstock ingest` stored for that user.
 
     Example: penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
     """
     if not principals and not tags:
         from cli.readers import local_user
 
-        principals = [local_user("say who asks with --as or --tag")]
+        principals = [local_user("name a person with --as, or an access tag with --tag")]
     principals, tags = principals or [], tags or []
     request = {
         "query": query,

@@ -52,7 +52,10 @@ def show(response: Mapping[str, Any], query: str, tenant: str, names: Sequence[s
         console.print(noise)
     elif not response["results"]:
         who = " ".join(names)
-        console.print(f"Nothing readable as {escape(who)} in tenant {escape(tenant)} matches; use --tag or --as.")
+        console.print(
+            f"No document that {escape(who)} may read in tenant {escape(tenant)} matches."
+            " Use --as or --tag to read as others."
+        )
     for reason in response["degraded"]:
         console.print(f"[yellow]incomplete:[/] {escape(reason)}")
     steps = ", ".join(f"{step['step']} {step['took_ms']:g}" for step in response["steps"])
@@ -64,7 +67,7 @@ def _noise(response: Mapping[str, Any]) -> str | None:
     why: Mapping[str, Any] = next((step for step in response["steps"] if step["step"] == "confidence"), {})
     if response["relevant"] or "cosine" not in why:
         return None
-    return f"Nothing relevant: the nearest passage has a cosine of {why['cosine']}, below the floor of {why['floor']}."
+    return f"No relevant passage: the nearest has a cosine of {why['cosine']}, below the minimum of {why['floor']}."
 
 
 def _show_result(console: Console, number: int, result: Mapping[str, Any], query: str) -> None:

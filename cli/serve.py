@@ -13,14 +13,14 @@ import typer
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port. [default: 8080]")
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free port. [default: 8080]")
     ] = None,
 ) -> None:
-    """Serve search and answers over HTTP until told to stop (SIGTERM finishes what is under way, for a few seconds).
+    """Serve search and answers over HTTP until stopped. After SIGTERM, open requests have a few seconds to finish.
 
     Callers are authenticated by tokens (PENSTOCK_AUTH_JWKS_URL, _ISSUER, _AUDIENCE) or keys (PENSTOCK_AUTH_KEYS_FILE).
-    On your own machine PENSTOCK_SERVE_DEVELOPMENT=true lets everybody who can read development-token in
-    PENSTOCK_HOME name the person who asks. See docs/http.md.
+    On your own machine PENSTOCK_SERVE_DEVELOPMENT=true lets everybody who can read the file development-token in
+    PENSTOCK_HOME search as any person. See docs/http.md.
 
     Example: penstock serve --port 8080
     """
@@ -49,17 +49,20 @@ def serve(
 def mcp(
     tenant: Annotated[str, typer.Option(help="Tenant of the documents.")] = "default",
     principals: Annotated[
-        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Read what this person reads. Repeatable.")
+        list[str] | None,
+        typer.Option("--as", metavar="PRINCIPAL", help="Read as this person, e.g. ann@example.org. Repeatable."),
     ] = None,
     tags: Annotated[
         list[str] | None,
-        typer.Option("--tag", metavar="TAG", help="Hold this access tag (TAG, or SOURCE/TAG). Repeatable."),
+        typer.Option(
+            "--tag", metavar="TAG", help="Read as a holder of this access tag (TAG or SOURCE/TAG). Repeatable."
+        ),
     ] = None,
 ) -> None:
-    """Speak MCP on stdin and stdout, for a client that starts this command (see docs/mcp.md). Logs go to stderr.
+    """Serve MCP on stdin and stdout, for a client that starts this command (see docs/mcp.md). Logs go to stderr.
 
-    Without --as and --tag you are the local user, who reads what `penstock ingest` stored for that user. Other people's
-    clients use the service: POST /mcp of `penstock serve`.
+    Without --as and --tag you read as the local user, who may read what `penstock ingest` stored for that user.
+    Clients of other people use the service: POST /mcp of `penstock serve`.
 
     Example: penstock mcp --as ann@example.org
     """
@@ -70,7 +73,7 @@ def mcp(
     if not principals and not tags:
         from cli.readers import local_user
 
-        principals = [local_user("say who asks with --as or --tag")]
+        principals = [local_user("name a person with --as, or an access tag with --tag")]
     with tracing.running("mcp"):
         asyncio.run(_mcp(tenant, principals or [], tags or []))
 
@@ -88,26 +91,28 @@ async def _mcp(tenant: str, principals: Sequence[str], tags: Sequence[str]) -> N
         await stdio(service, tenant, principals=principals, tags=tags)
 
 
-extract = typer.Typer(help="Read PDF, Office and mail files in a process without secrets.", no_args_is_help=True)
+extract = typer.Typer(
+    help="Extract text from PDF, Office and mail files in a process that has no secrets.", no_args_is_help=True
+)
 
 
 @extract.callback()
 def extract_root() -> None:
-    """Read PDF, Office and mail files in a process without secrets."""
+    """Extract text from PDF, Office and mail files in a process that has no secrets."""
 
 
 @extract.command("serve")
 def extract_serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port. [default: 8070]")
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free port. [default: 8070]")
     ] = None,
 ) -> None:
-    """Read files over HTTP until stopped, for connectors elsewhere. A connector that sends its files here has the
+    """Extract text from files that connectors send over HTTP, until stopped. The connectors have this service's
     address in PENSTOCK_EXTRACTION_URL.
 
-    It needs no login and no other service, and reads PENSTOCK_EXTRACTION_… settings alone. Who reaches its port can
-    have files read: let that be the connectors. See docs/extraction.md.
+    It needs no login and no other service, and reads only the settings PENSTOCK_EXTRACTION_…. It does not authenticate
+    its clients: let only the connectors reach its port. See docs/extraction.md.
 
     Example: penstock extract serve --port 8070
     """

@@ -26,9 +26,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 def up(
     json_output: Json = False,
-    no_workers: Annotated[bool, typer.Option("--no-workers", help="Start the three servers only.")] = False,
+    no_workers: Annotated[
+        bool, typer.Option("--no-workers", help="Start only Kafka, Postgres and Elasticsearch.")
+    ] = False,
 ) -> None:
-    """Start the local stack, its workers and the query service; what runs already is left alone."""
+    """Start the local stack, its workers and the query service. Processes that run already are left as they are."""
     stack = local_stack()
     with errors(), _progress() as progress:
         started = _up(stack, progress, () if no_workers else (*WORKERS, *_connectors(), *_canary(), QUERY))
@@ -41,7 +43,7 @@ def up(
 
 
 def down(json_output: Json = False) -> None:
-    """Stop the query service, the workers and the services; their data stays."""
+    """Stop the query service, the workers and the local stack. Their data stays on disk."""
     with errors(), _progress() as progress:
         stopped = local_stack().down(progress)
     if json_output:
@@ -197,7 +199,7 @@ def _print_table(stack: Stack) -> None:
     console.print(running(processes))
     for worker in processes["workers"]:
         if worker["reason"]:
-            console.print(f"{worker['name']} stands still: {worker['reason']}", markup=False, soft_wrap=True)
+            console.print(f"{worker['name']} is stalled: {worker['reason']}", markup=False, soft_wrap=True)
     print_page(console, stack)
 
 
@@ -221,7 +223,7 @@ def errors() -> Iterator[None]:
         typer.echo(f"error: {error.strerror or error}{where}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        typer.echo("interrupted: what was being started is stopped again", err=True)
+        typer.echo("interrupted: the processes that were being started are stopped again", err=True)
         raise typer.Exit(130) from error
 
 

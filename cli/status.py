@@ -23,20 +23,23 @@ INTERVAL_SECONDS = 2.0
 PIPE_WIDTH = 160
 """Columns of the table where stdout is no terminal."""
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; with --watch one line per report.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout; with --watch, one line per report.")
+]
 
 
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat the report until Ctrl-C.")] = False,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=0.2, max=3600, help="Interval of --watch.")
+        float,
+        typer.Option("--every", metavar="SECONDS", min=0.2, max=3600, help="Seconds between two reports of --watch."),
     ] = INTERVAL_SECONDS,
     json_output: Json = False,
 ) -> None:
-    """Show the whole system on one screen: what runs, what is waiting, how fresh it is, and what needs attention.
+    """Show the whole system on one screen: processes, pending work, freshness, and the problems that need attention.
 
-    A part that does not answer is named, and the others are shown. In a pipe --watch prints a line for each report.
-    Exit code 0 when everything that should run here is ready, else 1; 130 when --watch is ended by Ctrl-C.
+    Parts that do not answer are named; the rest is shown. In a pipe, --watch prints one line per report.
+    Exit code 0: everything that should run on this machine is ready. 1: something is not. 130: Ctrl-C ended --watch.
 
     Example: penstock status --watch
     """
@@ -119,7 +122,7 @@ async def _watch(settings: Settings, every: float, *, json_output: bool) -> None
             _print_line(json.dumps(report, ensure_ascii=False) if json_output else line(report))
             await asyncio.sleep(every)
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
-        live.update("looking …", refresh=True)
+        live.update("reading the state …", refresh=True)
         loop = asyncio.get_running_loop()
         with suppress(NotImplementedError):  # this system has no such signal: the next report is drawn in the new size
             loop.add_signal_handler(signal.SIGWINCH, live.refresh)

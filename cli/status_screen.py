@@ -59,7 +59,7 @@ def _headline(report: Mapping[str, Any]) -> Text:
     at = report["at"].replace("T", " ")[:19]
     if not lines and not report["away"]:
         return Text.assemble((f"{at}  ", "dim"), ("all is well", "bold green"))
-    return Text.assemble((f"{at}  ", "dim"), ("; ".join(lines) or "not everything answers", "bold red"))
+    return Text.assemble((f"{at}  ", "dim"), ("; ".join(lines) or "parts of the system do not answer", "bold red"))
 
 
 def _table(*titles: str) -> Table:
@@ -82,7 +82,7 @@ def running(report: Mapping[str, Any]) -> Table:
         stages = worker["stages"]
         flight = sum(stage.get("in_flight", 0) for stage in stages)
         stuck = next((stage for stage in stages if stage.get("waiting_for")), None)
-        activity = Text(f"{flight} records at work" if flight else "", "dim")
+        activity = Text(f"{flight} records in progress" if flight else "", "dim")
         if stuck is not None:
             seconds = stuck.get("waiting_seconds") or 0
             activity = Text(printable(f"{stuck['stage']} for {duration(seconds)}: {stuck['reason']}"), "yellow")
@@ -112,7 +112,7 @@ def _state(process: Mapping[str, Any]) -> Text:
 
 def _flow(report: Mapping[str, Any]) -> RenderableType:
     if report["stages"] is None:
-        return Text("lag: Kafka did not tell", "dim")
+        return Text("lag: not known, Kafka did not answer", "dim")
     table = _table("stage", "workers", "lag live", "lag backfill", "pending", "oldest")
     pending = report["pending"] or {}
     for stage in report["stages"]:
@@ -231,12 +231,12 @@ def _fact_lines(report: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
             f"{printable(canary['source'])} {duration(max(canary['found_seconds_ago'].values(), default=0.0))} ago"
             for canary in canaries[:MAX_ROWS]
         )
-        yield "canaries", f"found {ages}" if ages else "none is looked for"
+        yield "canaries", f"found {ages}" if ages else "none is configured"
     files = report["extraction"]
     yield (
         "files",
         (files["files"], "" if files["files"] == "confined" else "yellow"),
-        f" ({files['kernel']}), says {files['of']}",
+        f" ({files['kernel']}), reported by {files['of']}",
     )
 
 

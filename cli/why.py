@@ -23,30 +23,38 @@ if TYPE_CHECKING:
 
 
 def why(
-    document: Annotated[str, typer.Argument(help="Id, external id, file, URL, or the end of one; or a title.")],
+    document: Annotated[
+        str,
+        typer.Argument(help="Id, external id, file or URL of the document, or the end of one of these; or its title."),
+    ],
     tenant: Annotated[str, typer.Option("--tenant", help="The document's tenant.")] = "default",
     source: Annotated[
-        str | None, typer.Option("--source", help="Search this source only, where several have a document of the name.")
+        str | None,
+        typer.Option("--source", help="The document's source, if several sources have a document of this name."),
     ] = None,
     principals: Annotated[
         list[str] | None,
-        typer.Option("--as", metavar="PRINCIPAL", help="Say whether this person may read it, and by what. Repeatable."),
+        typer.Option(
+            "--as", metavar="PRINCIPAL", help="Show whether this person may read it, and by which tags. Repeatable."
+        ),
     ] = None,
     tags: Annotated[
         list[str] | None,
-        typer.Option("--tag", metavar="TAG", help="Say whether holders of this tag (TAG, or SOURCE/TAG) may read it."),
+        typer.Option(
+            "--tag", metavar="TAG", help="Show whether holders of this access tag (TAG or SOURCE/TAG) may read it."
+        ),
     ] = None,
     query: Annotated[
-        str | None, typer.Option("--query", metavar="QUERY", help="Say at which rank a search for this returns it.")
+        str | None,
+        typer.Option("--query", metavar="QUERY", help="Show the rank at which a search for this query returns it."),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Why a document is searchable, or not, and what would change that: its source, events, decisions, both stores,
-    access, dead letters.
+    """Show why a document is searchable or not, and what to do: its source, events, both stores, access, dead letters.
 
-    For operators of the machine: shows any document of the tenant, whoever may read it, and none of another tenant.
-    Exit code 0: both stores return it (and, with --as or --tag, to them). 1: not. With --json 1 only where the ledger
-    has never accepted it: `searchable` says the rest.
+    For operators: it shows any document of the tenant, regardless of who may read it, and none of another tenant.
+    Exit code 0: both stores return the document (with --as or --tag: to them). 1: they do not. With --json, 1 only
+    if the ledger has never accepted the document; the field `searchable` has the verdict.
 
     Example: penstock why docs/guide.md --as ann
     """
@@ -62,7 +70,9 @@ def why(
     except BadQuery as error:
         raise typer.BadParameter(f"--query: {error}") from error
     if report.candidates:
-        typer.echo(f"error: {document!r} may mean {len(report.candidates)} documents; name one of them:", err=True)
+        typer.echo(
+            f"error: {document!r} matches {len(report.candidates)} documents; give the id of one of them:", err=True
+        )
         for identity, title in report.candidates:
             typer.echo(f"  {identity.id}  {identity.source}/{identity.external_id}  {title or ''}", err=True)
         raise typer.Exit(2)
@@ -160,7 +170,7 @@ async def _query_rank(
     except BadQuery:
         raise
     except PenstockError as error:
-        return QueryRank(query, None, 0, {}, f"the search itself failed: {error}")
+        return QueryRank(query, None, 0, {}, f"the search failed: {error}")
     name = (identity.source, identity.external_id)
     for rank, result in enumerate(response.results, start=1):
         if name in _documents(result):
@@ -178,7 +188,7 @@ def _documents(result: Result) -> set[tuple[str, str]]:
 def _why_not(response: SearchResults, max_results: int) -> str:
     degraded = f" ({'; '.join(response.degraded)})" if response.degraded else ""
     if not response.relevant:
-        return f"nothing that is about the question was found{degraded}"
+        return f"the search found no relevant passage{degraded}"
     if len(response.results) < max_results:
-        return f"no passage of it is near the question, and they found {len(response.results)} others{degraded}"
-    return f"{max_results} passages of other documents are nearer to the question{degraded}"
+        return f"no passage of it is a candidate; the search returned {len(response.results)} other passages{degraded}"
+    return f"{max_results} passages of other documents rank higher{degraded}"

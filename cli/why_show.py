@@ -24,7 +24,7 @@ def show(story: Story, context: Context, verdict: Verdict) -> None:
     title = (document.title or document.identity.external_id) if document else (context.name or "?")
     mark: Part = ("searchable", "bold green") if verdict.searchable else ("not searchable", "bold red")
     if verdict.state == "unreadable":
-        mark = ("searchable, but not for them", "bold yellow")
+        mark = ("searchable, but not readable by them", "bold yellow")
     _line((title, "bold"), "  ", mark)
     _line(f"  {verdict.reason}")
     if verdict.next:
@@ -51,7 +51,7 @@ def show(story: Story, context: Context, verdict: Verdict) -> None:
             _named("", f"{name:<9} ", (progress.state, COLOURS[progress.state]), _detail(progress))
     if context.differences is not None and story.document is not None:
         held = "; ".join(f"{h.generation} {h.store}: {h.kind}" for h in context.differences)
-        _named("stores", (held, "red") if held else "hold what the ledger wants, as of now")
+        _named("stores", (held, "red") if held else "agree with the ledger")
     for queue in context.queues:
         if queue.behind or not queue.members:
             _named(
@@ -80,7 +80,7 @@ def _person(context: Context) -> None:
         return
     who = " and ".join(person.names)
     if person.may_read:
-        answer = f"{who}: yes, by {', '.join(person.by)}"
+        answer = f"{who}: yes, with {', '.join(person.by)}"
     elif not person.by:
         answer = f"{who}: no, holds none of its access tags"
     else:
@@ -92,25 +92,25 @@ def _person(context: Context) -> None:
 
 def _source(source: Source) -> None:
     if source.by_hand:
-        _named("published", "by `penstock ingest` or `penstock watch`: nothing follows it by itself")
+        _named("published", "by `penstock ingest` or `penstock watch`; no connector follows it")
     else:
         answered = (
-            f", last answer {source.last_success_at[:19].replace('T', ' ')}"
+            f", last success {source.last_success_at[:19].replace('T', ' ')}"
             if source.last_success_at
-            else ", never answered"
+            else ", no success yet"
         )
         trouble = f" ({source.problem})" if source.problem else ""
         _named("connector", f"{source.name} ({source.kind}): {source.state}{trouble}{answered}")
     item = source.item
     if item is not None:
-        published = "its delete was published" if item.gone else f"version {item.version} was published"
+        published = "its deletion was published" if item.gone else f"version {item.version} was published"
         if item.version is None:
             published = "was never published"
         problem = f"; {item.problem_code}: {item.problem_message}" if item.problem_code else ""
-        requested = f"asked for {_at(item.content_at)}, " if item.content_at else ""
-        _named("", f"{published}; {requested}noted {_at(item.seen_at)}{problem}")
+        requested = f"read at {_at(item.content_at)}, " if item.content_at else ""
+        _named("", f"{published}; {requested}last seen {_at(item.seen_at)}{problem}")
     if item is not None and item.difference is not None and item.difference_at is not None:
-        again = "it is about to be published again" if item.in_doubt_since else "it was published again"
+        again = "it will be published again" if item.in_doubt_since else "it was published again"
         _named("", (f"differed from the ledger ({item.difference}) at {_at(item.difference_at)}: {again}", "yellow"))
     if source.cursor is not None:
         cursor = str(source.cursor)

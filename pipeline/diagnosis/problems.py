@@ -27,14 +27,14 @@ def problems(report: Report) -> list[str]:
     """The problems that somebody has to act on, worst first; each in a few words."""
     lines = [f"{name} is down" for name, service in report["services"].items() if not service["ready"]]
     lines += [
-        f"{worker['name']} {'stands still' if worker['waiting_for'] else 'is not ready'}"
+        f"{worker['name']} {'is stalled' if worker['waiting_for'] else 'is not ready'}"
         for worker in report["workers"]
         if not worker["ready"] or worker["waiting_for"]
     ]
     if report["query"]["pid"] and not report["query"]["ready"]:
         lines.append("the query service is not ready")
     lines += [
-        f"nobody takes {stage['stage']}'s records"
+        f"no worker reads {stage['stage']}'s records"
         for stage in report["stages"] or ()
         if not stage["members"] and sum(stage["lag"].values())
     ]
@@ -44,7 +44,7 @@ def problems(report: Report) -> list[str]:
     if dead and dead["waiting"]:
         lines.append(f"{count(dead['waiting'], more=dead['more'])} dead letters wait")
     if pending and pending["oldest_seconds"] > LATE_SECONDS:
-        lines.append(f"a document waits for {duration(pending['oldest_seconds'])}")
+        lines.append(f"the oldest pending document waits for {duration(pending['oldest_seconds'])}")
     unhealthy = [connector for connector in report["connectors"] or () if connector["state"] in UNHEALTHY]
     lines += [
         f"connector {connector['source']}: {connector['state']}" for connector in unhealthy[:MAX_CONNECTOR_PROBLEMS]

@@ -58,23 +58,23 @@ BREAKS = frozenset(
 surplus in a store: every query checks its results against the ledger."""
 MENDING = {
     "too_large": "make it smaller at the source, or split it",
-    "needs_ocr": "it holds pictures of text: put a version with text at the source",
-    "encrypted": "put a version without a password at the source",
-    "unsupported": "put a version in a format that is read at the source (docs/connectors)",
-    "permission": "let the connector's account read it at the source",
+    "needs_ocr": "its pages are images: replace it at the source with a version that has text",
+    "encrypted": "replace it at the source with a version without a password",
+    "unsupported": "replace it at the source with a version in a supported format (docs/connectors)",
+    "permission": "give the connector's account read access at the source",
     "unconfined": "run the connectors where the kernel has Landlock and seccomp (docs/extraction.md)",
 }
 """The next step, by the code of a document that a connector cannot read; the message of other codes is enough."""
 BY_HAND = {
     "too_large": "make it smaller, or split it",
-    "needs_ocr": "recognise the text of its pictures first",
+    "needs_ocr": "run text recognition (OCR) on it first",
     "encrypted": "save it without a password",
-    "unsupported": "convert it to a format that is read (docs/extraction.md)",
-    "empty": "put text into it",
-    "permission": "let whoever ingests read it",
+    "unsupported": "convert it to a supported format (docs/extraction.md)",
+    "empty": "add text to it",
+    "permission": "give the user who ingests it read access",
     "unconfined": "ingest it where the kernel has Landlock and seccomp (docs/extraction.md)",
-    "io_error": "mend the disk or the share that it is on",
-    "changing": "let whatever writes it finish",
+    "io_error": "repair the disk or the share that it is on",
+    "changing": "wait until it is no longer being written",
 }
 """The next step for a file that `penstock ingest` skipped, by its code."""
 
@@ -97,7 +97,7 @@ def judge(story: Story, context: Context | None = None) -> Verdict:
     context = context or Context()
     verdict = _judge(story, context)
     return replace(
-        verdict, notes=(*verdict.notes, *_notes(story, context), *(f"not looked at: {part}" for part in context.away))
+        verdict, notes=(*verdict.notes, *_notes(story, context), *(f"not checked: {part}" for part in context.away))
     )
 
 
@@ -111,14 +111,14 @@ def _judge(story: Story, context: Context) -> Verdict:
         return Verdict(
             False,
             "stub",
-            "only a change of access has arrived so far: its content has yet to be published",
+            "only a change of access has arrived so far; its content has not been published yet",
             _again(story, context),
         )
     if not story.access.acl_tags:
         return Verdict(
             False,
             "nobody",
-            "nobody may read it: it has no access tags, so nothing of it is indexed until it gets one",
+            "nobody may read it: it has no access tags, and a document without access tags is not indexed",
             "penstock ingest PATH --acl TAG"
             if document.identity.source == "folder"
             else f"give it readers at its source {document.identity.source}, or publish an access change",
@@ -133,8 +133,8 @@ def _judge(story: Story, context: Context) -> Verdict:
         return Verdict(
             False,
             "empty",
-            "its text is empty: there is nothing to find",
-            "publish it with text; pictures of text need OCR at the source",
+            "its text is empty, so there is nothing to search",
+            "publish it with text; scanned images need OCR at the source",
         )
     if differs := _differs(active, context):
         return differs
@@ -144,7 +144,7 @@ def _judge(story: Story, context: Context) -> Verdict:
         state = "partial"
         holds = (
             f"{active.vectors.refused} of its {active.chunks} chunks can never be embedded"
-            " and are found by keyword only"
+            " and are found by keywords only"
         )
     holds += _later_dead(story)
     if context.person is not None and not context.person.may_read:
@@ -184,16 +184,19 @@ def _waiting(story: Story, active: GenerationProgress, context: Context) -> Verd
         return None
     reason = " and ".join(_waits(name, progress, context) for name, progress in waiting.items())
     if len(waiting) == 1 and active.chunks:
-        reason += f"; it is found by {'keyword' if 'vectors' in waiting else 'meaning'} only"
+        reason += f"; it is found by {'keywords' if 'vectors' in waiting else 'vectors'} only"
     reason += _later_dead(story)
     if any(name in context.outages for name in waiting):
         return Verdict(
-            False, "stands_still", reason, "mend that service: work goes on by itself, `penstock status` tells when"
+            False,
+            "stands_still",
+            reason,
+            "restore that service: the work then continues by itself (`penstock status` shows it)",
         )
     failed = next((name for name, progress in waiting.items() if progress.state == "failed"), None)
     if failed:
-        step = "mend what the error says; it is tried again by itself"
-        return Verdict(False, "failed", reason, f"{step}, and `penstock audit --repair` has it tried sooner")
+        step = "fix the cause that the error names; it is retried automatically"
+        return Verdict(False, "failed", reason, f"{step}, or at once by `penstock audit --repair`")
     idle = next((q for name in waiting if (q := context.queue(name)) and not q.members), None)
     return Verdict(False, "waiting", reason, f"penstock worker {idle.stage}" if idle else "penstock status")
 
@@ -202,9 +205,9 @@ def _waits(name: str, progress: StoreProgress, context: Context) -> str:
     since = f" since {moment(progress.pending_since)}" if progress.pending_since else ""
     before = f", {progress.before} documents before it" if progress.before else ""
     if trouble := context.outages.get(name):
-        before += f"; {name} stands still: {trouble}"
+        before += f"; {name} is stalled: {trouble}"
     if progress.state == "failed":
-        retry = f", next try at {moment(progress.next_retry)}" if progress.next_retry else ""
+        retry = f", next attempt at {moment(progress.next_retry)}" if progress.next_retry else ""
         return f"{name} failed {progress.attempts} times{since} ({progress.error}){retry}{before}"
     why = f" ({progress.error})" if progress.error else ""
     queue = context.queue(name)
@@ -212,7 +215,7 @@ def _waits(name: str, progress: StoreProgress, context: Context) -> str:
         return f"waiting for {name}{since}{why}{before}: is the {name} worker running?"
     if not queue.members:
         return f"waiting for {name}{since}{why}{before}: no {name} worker runs"
-    ahead = f", {queue.behind} records to take in partition {queue.partition} of {queue.topic}" if queue.behind else ""
+    ahead = f", {queue.behind} records to read in partition {queue.partition} of {queue.topic}" if queue.behind else ""
     return f"waiting for {name}{since}{why}{before}{ahead}"
 
 
@@ -227,7 +230,7 @@ def _differs(active: GenerationProgress, context: Context) -> Verdict | None:
     return Verdict(
         False,
         "differs",
-        f"the ledger says that it is searchable, but the stores differ: {differences}",
+        f"it is searchable according to the ledger, but the stores differ: {differences}",
         "publish it again, then `penstock audit --repair`" if rotten else "penstock audit --repair",
     )
 
@@ -237,8 +240,8 @@ def _barred(story: Story, context: Context) -> str:
     assert person is not None
     who = " and ".join(person.names)
     if not person.by:
-        return f"{who} may not read it: holds none of its access tags ({_some(story.access.acl_tags)})"
-    return f"{who} may not read it: lacks the required {', '.join(person.lacks)}"
+        return f"{who} may not read it: they hold none of its access tags ({_some(story.access.acl_tags)})"
+    return f"{who} may not read it: they lack the required {', '.join(person.lacks)}"
 
 
 def _let_in(story: Story, context: Context) -> str:
@@ -246,7 +249,7 @@ def _let_in(story: Story, context: Context) -> str:
     assert person is not None
     tags = person.lacks or story.access.acl_tags
     where = " and ".join(tags) if person.by else f"one of {_some(tags)}"
-    step = f"put {' and '.join(person.names)} into {where} at the source"
+    step = f"add {' and '.join(person.names)} to {where} at the source"
     return (
         step
         if not context.source or context.source.by_hand
@@ -273,7 +276,7 @@ def _later(story: Story) -> DeadLetter | None:
 
 def _replay(story: Story) -> str | None:
     later = _later(story)
-    return f"mend what is wrong, then `penstock dead replay {quote(later.id)}`" if later else None
+    return f"fix the cause, then run `penstock dead replay {quote(later.id)}`" if later else None
 
 
 def _notes(story: Story, context: Context) -> list[str]:
@@ -283,7 +286,8 @@ def _notes(story: Story, context: Context) -> list[str]:
     if document is not None and story.events and story.events[-1].outcome == "stale":
         last = story.events[-1]
         notes.append(
-            f"its newest event (version {last.version}, arrived {moment(last.at)}) was stale: older than what was known"
+            f"its newest event (version {last.version}, arrived {moment(last.at)}) was stale: older than"
+            " the accepted one"
         )
     if context.superseded:
         notes.append(
@@ -310,32 +314,32 @@ def _of_source(version: int | None, alive: bool, source: Source, context: Contex
     item = source.item
     if item is not None and item.problem_code is not None:
         notes.append(
-            f"as it is now, {source.speaker} cannot publish it ({item.problem_code}: {item.problem_message}):"
-            " what the stores hold is older"
+            f"{source.speaker} cannot publish its present content ({item.problem_code}: {item.problem_message}):"
+            " the stores hold older content"
         )
     elif (
         item is not None and item.version is not None and not item.gone and (version is None or item.version > version)
     ):
         queue = context.queue("detect")
-        where = f": {queue.behind} records to take in partition {queue.partition} of {queue.topic}" if queue else ""
-        notes.append(f"version {item.version} was published and is not taken in yet{where}")
+        where = f": {queue.behind} records to read in partition {queue.partition} of {queue.topic}" if queue else ""
+        notes.append(f"version {item.version} was published and has not been processed yet{where}")
     elif item is not None and item.gone and alive:
-        notes.append(f"{source.speaker} has published its delete, which is not taken in yet")
+        notes.append(f"{source.speaker} has published its deletion, which has not been processed yet")
     if source.held_back and alive:
         guard = source.guard or {}
         notes.append(
-            f"the sweep of {moment(datetime.fromisoformat(str(guard['at'])))} no longer listed it and wanted to delete"
-            f" {guard.get('missing')} of {guard.get('published')} documents: held back until"
+            f"the sweep of {moment(datetime.fromisoformat(str(guard['at'])))} no longer listed it, and would delete"
+            f" {guard.get('missing')} of {guard.get('published')} documents: nothing is deleted until you run"
             f" `penstock connector run {quote(source.name)} --allow-mass-delete`"
         )
     if source.state in ("paused", "removed"):
         notes.append(
-            f"connector {source.name} is {source.state}: newer changes come after"
+            f"connector {source.name} is {source.state}: newer changes are read after"
             f" `penstock connector resume {quote(source.name)}`"
         )
     elif source.state == "not running":
         notes.append(
-            f"connector {source.name} does not run, so newer changes are not seen: `penstock worker connectors`"
+            f"connector {source.name} does not run, so newer changes are not read: start `penstock worker connectors`"
         )
     elif source.state in ("needs attention", "waiting"):
         notes.append(f"connector {source.name} cannot read its source at present ({source.problem})")
@@ -354,7 +358,7 @@ def _judge_absent(story: Story, context: Context) -> Absence:
     if source is not None and source.item is not None and source.item.gone:
         return (
             "unknown",
-            f"{source.speaker} published its delete before the ledger heard of its content",
+            f"{source.speaker} published its deletion before its content reached the ledger",
             _read_again(source, context),
         )
     if source is not None and not source.by_hand:
@@ -367,25 +371,25 @@ def _judge_absent(story: Story, context: Context) -> Absence:
             f"{reason}; these connectors of the tenant do not follow their source at present: {names}",
             "penstock connector status",
         )
-    return "unknown", reason, "penstock ingest PATH, or penstock connector list: is its source connected?"
+    return "unknown", reason, "penstock ingest PATH, or check with penstock connector list that its source is connected"
 
 
 def _refused(source: Source, context: Context) -> Absence:
     item = source.item
     assert item is not None
     code = item.problem_code or ""
-    step = MENDING.get(code, "mend it at the source")
+    step = MENDING.get(code, "fix it at the source")
     if source.by_hand:
         return (
             "refused",
             f"`penstock ingest` skipped it when it last read it on {moment(item.seen_at)}"
             f" ({code}: {item.problem_message})",
-            f"{BY_HAND.get(code, 'save it anew, or convert it')}; then `{_read_again(source, context)}`",
+            f"{BY_HAND.get(code, 'save it again, or convert it')}; then `{_read_again(source, context)}`",
         )
     return (
         "refused",
-        f"connector {source.name} cannot publish it as it is ({code}: {item.problem_message})",
-        f"{step}; the connector sees it at its next look (or run `{_read_again(source, context)}`)",
+        f"connector {source.name} cannot publish it ({code}: {item.problem_message})",
+        f"{step}; the connector reads it again at its next sweep, or with `{_read_again(source, context)}`",
     )
 
 
@@ -405,31 +409,31 @@ def _published(source: Source, context: Context) -> Absence:
     if queue is None:
         return (
             "queued",
-            f"{known}, and it has not been taken in yet: is the detect worker running?",
+            f"{known}, and it has not been processed yet: is the detect worker running?",
             "penstock status",
         )
     if not queue.members:
-        return "queued", f"{known}, and no detect worker runs to take it in", "penstock worker detect"
+        return "queued", f"{known}, and no detect worker runs to process it", "penstock worker detect"
     if queue.behind:
         where = f"{queue.behind} records of partition {queue.partition} of {queue.topic}"
         if trouble := context.outages.get("detect"):
             return (
                 "queued",
-                f"{known}; detect has yet to take {where} and stands still: {trouble}",
+                f"{known}; detect has yet to read {where} and is stalled: {trouble}",
                 "penstock status",
             )
-        return "queued", f"{known}; detect has yet to take {where}, this one among them", "penstock status"
+        return "queued", f"{known}; detect has yet to read {where}, this one among them", "penstock status"
     return (
         "lost",
-        f"{known}, and detect has taken everything of its partition without it: the ledger is older than the table"
-        " of what was published, as after a restore",
+        f"{known}, and detect has read all of its partition without it: the ledger is older than the connector's"
+        " table of published documents, as after a restore",
         f"penstock recover --since TIME, or {_read_again(source, context)}",
     )
 
 
 def _absent_from_source(source: Source, context: Context) -> Absence:
     name = quote(source.name)
-    last = f"; it last answered on {_said(source.last_success_at)}" if source.last_success_at else ""
+    last = f"; its last success was on {_said(source.last_success_at)}" if source.last_success_at else ""
     match source.state:
         case "paused" | "removed":
             return (
@@ -453,14 +457,14 @@ def _absent_from_source(source: Source, context: Context) -> Absence:
         case "first load":
             return (
                 "source_loading",
-                f"connector {source.name} is in its first load and has not come to it yet",
+                f"connector {source.name} is in its first load and has not read it yet",
                 f"penstock connector status {name}",
             )
         case _:
             return (
                 "unknown",
-                f"connector {source.name} follows its source and has never seen it{last}: it does not exist there under"
-                " this id, a rule leaves it out, or the connector's account may not see it",
+                f"connector {source.name} follows its source and has never listed it{last}: it does not exist there"
+                " under this id, a rule excludes it, or the connector's account may not read it",
                 _read_again(source, context),
             )
 
@@ -472,7 +476,7 @@ def _absent_dead(story: Story) -> Absence:
         return (
             "dead_letter",
             f"its only events are dead letters, the last one at {moment(last.at)} ({last.code}: {last.message}):"
-            f" mend and publish it again, or `penstock dead replay {last.id}`",
+            f" fix the cause and publish it again, or run `penstock dead replay {last.id}`",
             f"penstock dead show {quote(last.id)}",
         )
     replayed = [d for d in story.dead if d.replayed_at is not None]

@@ -142,9 +142,9 @@ async def test_ten_thousand_tiny_files_are_searchable_by_keyword_while_the_model
     [
         (["ingest", "no/such/folder"], 2, "does not exist"),
         (["ingest", "README.md", "--acl", ""], 2, "cannot be empty"),
-        (["ingest", "README.md", "--acl", "folder/staff"], 2, "say 'staff'"),
-        (["ingest", "README.md", "--required", "nda"], 2, "--required without --acl"),
-        (["watch", "README.md", "--acl", "staff", "--required", "folder/nda"], 2, "say 'nda'"),
+        (["ingest", "README.md", "--acl", "folder/staff"], 2, "write 'staff'"),
+        (["ingest", "README.md", "--required", "nda"], 2, "--required needs --acl"),
+        (["watch", "README.md", "--acl", "staff", "--required", "folder/nda"], 2, "write 'nda'"),
         (["why", "no/such/document"], 1, "no/such/document"),
         (["worker", "nonsense"], 1, "detect, vectors, keywords"),
         (["search", " "], 2, ""),

@@ -35,18 +35,18 @@ async def test_a_throttled_model_is_named_by_both(stack: Stack, tmp_path: Path) 
                 await model.faults(errors=10**9, error_status=429)
                 await space.publish(*(document(f"{n}.md", f"# {n}\n\nSome text.") for n in range(12)))
                 told = await until_vectors_stand_still(here, space)
-                assert "vectors stands still" in problems(told)
+                assert "vectors is stalled" in problems(told)
                 assert told["pending"]["vectors"]["documents"] == 12
                 assert {one["stage"]: one["members"] for one in told["stages"]}["vectors"] == 1
 
                 why = await asyncio.to_thread(run, space, "why", "7.md", "--tenant", "acme")
                 assert why.returncode == 1
-                assert "vectors stands still: waiting for embedding for" in why.stdout
+                assert "vectors is stalled: waiting for embedding for" in why.stdout
                 # It answers 429, or asked to wait: by turns, so the two commands may have met another of them.
                 reason = next(one["reason"] for one in told["workers"] if one["name"] == "vectors")
                 assert reason.startswith("the embedding server")
                 assert "the embedding server" in why.stdout, why.stdout.splitlines()[1]
-                assert "mend that service" in why.stdout
+                assert "restore that service" in why.stdout
 
                 await model.faults(errors=0)
                 await space.settled([document(f"{n}.md", f"# {n}\n\nSome text.", version=1) for n in range(12)])

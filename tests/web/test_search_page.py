@@ -175,7 +175,7 @@ async def test_an_operator_is_told_the_next_step_and_what_else_is_worth_knowing(
         await tab.page.click("#results a.title")
         await tab.page.wait_for_selector("#story .timeline")
         told = await tab.page.inner_text("#story .story")
-        assert "Next step: mend what is wrong, then penstock dead replay page:0:1" in told
+        assert "Next step: fix the cause, then run penstock dead replay page:0:1" in told
         assert await tab.page.inner_text("#story .next code") == "penstock dead replay page:0:1"
         assert "its newest event (version 3, arrived" in await tab.page.inner_text("#story .notes")
         reader = await tabs.new()

@@ -288,7 +288,7 @@ async def test_the_command_says_who_was_shown_a_document_and_is_itself_recorded(
     assert "ann" in text.stdout
     assert (await penstock(home, "trail", "--after", "nonsense")).exit_code == 2
     missing = await penstock(home, "trail", "--document", "no-such.md")
-    assert "give its id" in str(missing.exception)
+    assert "give the document's id" in str(missing.exception)
 
 
 async def test_verify_says_what_was_touched_and_heads_that_were_kept_prove_the_rest(place: Place, home: Path) -> None:

@@ -728,7 +728,7 @@ async def test_the_command_answers_people_and_programs(library: Library, tenant:
     assert "\x1b" not in people.stdout
     nothing = penstock(tmp_path, "search", "kestrels", "--tenant", tenant, "--as", "nobody", "--mode", "keyword")
     assert nothing.returncode == 0
-    assert "Nothing readable as user:nobody" in nothing.stdout
+    assert "No document that user:nobody may read" in nothing.stdout
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ def test_as_given_or_only_whoever_ingests(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("acl", "required", "says"),
     [
-        (["staff", "folder/board"], None, "say 'board'"),
-        (["staff"], ["folder/nda"], "say 'nda'"),
-        (None, ["nda"], "--required without --acl"),
+        (["staff", "folder/board"], None, "write 'board'"),
+        (["staff"], ["folder/nda"], "write 'nda'"),
+        (None, ["nda"], "--required needs --acl"),
     ],
 )
 def test_what_nobody_could_read_is_refused(
@@ -46,4 +46,4 @@ def test_a_system_without_a_name_for_its_user(
     for ask in (lambda: readers(None, None), lambda: local_user("use --as")):
         with pytest.raises(typer.Exit):
             ask()
-    assert capsys.readouterr().err.count("error: this system has no name for you") == 2
+    assert capsys.readouterr().err.count("error: the operating system has no user name for you") == 2

@@ -134,7 +134,7 @@ def test_a_system_that_is_well_is_told_on_one_screen() -> None:
     for told in (
         "all is well",
         "postgresql://127.0.0.1:5432/penstock",
-        "3 records at work",
+        "3 records in progress",
         "all sources",
         "8.0 s",
         "900",
@@ -170,13 +170,13 @@ def worker(**changes: Any) -> list[dict[str, Any]]:
     ("parts", "says"),
     [
         ({"services": {**WELL["services"], "kafka": {"url": None, "pid": None, "ready": False}}}, "kafka is down"),
-        ({"workers": worker(waiting_for="embeddings", reason="429")}, "vectors stands still"),
+        ({"workers": worker(waiting_for="embeddings", reason="429")}, "vectors is stalled"),
         ({"workers": worker(ready=False)}, "vectors is not ready"),
         ({"query": {"url": "http://x", "pid": 5, "ready": False}}, "the query service is not ready"),
-        ({"stages": [{"stage": "detect", "members": 0, "hosts": [], "lag": {"live": 3}}]}, "nobody takes detect's"),
+        ({"stages": [{"stage": "detect", "members": 0, "hosts": [], "lag": {"live": 3}}]}, "no worker reads detect's"),
         ({"freshness": {**WELL["freshness"], "p99": 420.0}}, "changes take 7 min at p99"),
         ({"dead_letters": {"waiting": 10_000, "more": True, "by_code": []}}, "more than 10000 dead letters wait"),
-        ({"pending": {**WELL["pending"], "oldest_seconds": 4000.0}}, "a document waits for 67 min"),
+        ({"pending": {**WELL["pending"], "oldest_seconds": 4000.0}}, "the oldest pending document waits for 67 min"),
         ({"connectors": [{**WELL["connectors"][0], "state": "needs attention"}]}, "connector wiki: needs attention"),
         ({"audit": {**WELL["audit"], "divergent_documents": 2}}, "2 documents differ"),
         (
@@ -197,7 +197,7 @@ def test_what_needs_somebody_stands_in_the_first_line(parts: dict[str, Any], say
 def test_a_machine_that_cannot_confine_readers_is_no_trouble_until_a_file_needs_one() -> None:
     told = changed(extraction={"files": "refused", "kernel": "no Landlock, seccomp", "of": "this machine"})
     assert problems(told) == []
-    assert "refused (no Landlock, seccomp), says this machine" in text(told)
+    assert "refused (no Landlock, seccomp), reported by this machine" in text(told)
 
 
 def test_an_extraction_service_that_does_not_answer_is_trouble() -> None:
@@ -259,7 +259,7 @@ def test_parts_that_are_away_are_named_and_the_others_are_there() -> None:
         away=["Kafka at 127.0.0.1:9: refused"],
     )
     shown = text(nothing)
-    assert "not everything answers" in shown
+    assert "parts of the system do not answer" in shown
     assert "Kafka at 127.0.0.1:9: refused" in shown
     assert "query" in shown
     assert "lag ?  pending ?  oldest ?  fresh p50/p99 ?  dead ?" in line(nothing)

@@ -81,7 +81,7 @@ async def test_one_that_waits_for_a_store(library: Library, tenant: str) -> None
     told = await why(library, tenant, "a.md")
     assert told["searchable"] is False
     assert "waiting for vectors" in told["reason"]
-    assert "found by keyword only" in told["reason"]
+    assert "found by keywords only" in told["reason"]
     assert told["generations"][0]["keywords"]["state"] == "settled"
 
 
@@ -97,7 +97,7 @@ async def test_one_that_failed_and_will_be_tried_again(library: Library, tenant:
     assert (vectors["state"], vectors["attempts"], vectors["error"]) == ("failed", 3, "the row is too big")
     assert datetime.fromisoformat(vectors["next_retry"]) > datetime.fromisoformat(vectors["pending_since"])
     assert "vectors failed 3 times" in told["reason"]
-    assert "next try at" in told["reason"]
+    assert "next attempt at" in told["reason"]
 
 
 async def test_one_whose_passages_can_not_all_be_embedded(library: Library, tenant: str) -> None:

@@ -67,7 +67,7 @@ async def test_the_command(library: Library, tenant: str, home: Path) -> None:
     assert shown.exit_code == 0
     assert "wiki/staff" in shown.stdout
     assert "settled" in shown.stdout
-    assert "hold what the ledger wants, as of now" in shown.stdout
+    assert "agree with the ledger" in shown.stdout
     assert "\x1b" not in shown.stdout
     ambiguous = await penstock(home, "/guide.md", "--tenant", tenant)
     assert ambiguous.exit_code == 2
@@ -105,7 +105,7 @@ async def test_a_dismissed_letter_says_nothing_of_the_newest_version(library: Li
     await library.put(document("a.md", "Some text.", tenant=tenant))
     await bury(library, tenant, "a.md")
     _, before = await told(home, tenant, "a.md")
-    assert before["next"] == f"mend what is wrong, then `penstock dead replay {before['dead'][0]['id']}`"
+    assert before["next"] == f"fix the cause, then run `penstock dead replay {before['dead'][0]['id']}`"
     async with library.pool.connection() as connection:
         await letters.dismiss(connection, [before["dead"][0]["id"]], by="ann", reason="a test run")
     code, after = await told(home, tenant, "a.md")
@@ -172,7 +172,7 @@ async def test_a_stale_event_and_one_that_lost_by_its_version(library: Library, 
     await library.accept(late)
     _, stale = await told(home, tenant, "a.md")
     assert stale["events"][-1]["outcome"] == "stale"
-    assert any("was stale: older than what was known" in note for note in stale["notes"])
+    assert any("was stale: older than the accepted one" in note for note in stale["notes"])
     lost = document("a.md", "Restored text.", tenant=tenant).model_copy(update={"version": 1})
     await library.accept(lost)
     _, superseded = await told(home, tenant, "a.md")
@@ -230,10 +230,10 @@ async def test_whether_a_person_may_read_it_and_since_when_that_is_known(
     code, ann = await told(home, tenant, "a.md", "--as", "ann")
     assert (code, ann["searchable"], ann["state"]) == (0, True, "unreadable")
     assert ann["readable_by"] == {"principals": ["ann"], "may_read": False, "by": ["wiki/crew"], "lacks": ["wiki/nda"]}
-    assert "ann may not read it: lacks the required wiki/nda" in ann["reason"]
-    assert ann["next"] == "put ann into wiki/nda at the source"
+    assert "ann may not read it: they lack the required wiki/nda" in ann["reason"]
+    assert ann["next"] == "add ann to wiki/nda at the source"
     code, eve = await told(home, tenant, "a.md", "--as", "eve")
-    assert "eve may not read it: holds none of its access tags (wiki/crew)" in eve["reason"]
+    assert "eve may not read it: they hold none of its access tags (wiki/crew)" in eve["reason"]
     code, both = await told(home, tenant, "a.md", "--as", "ann", "--tag", "wiki/nda")
     assert (code, both["readable_by"]["may_read"], both["state"]) == (0, True, "searchable")
     shown = await penstock(home, "a.md", "--as", "ann", "--tenant", tenant)
@@ -252,7 +252,7 @@ async def test_a_store_that_does_not_answer_is_named_and_the_rest_is_told(
     code, away = await told(tmp_path, tenant, "a.md")
     assert (code, away["searchable"], away["stores"]) == (0, True, None)
     assert any(one.startswith("the stores") for one in away["away"])
-    assert any(note.startswith("not looked at: the stores") for note in away["notes"])
+    assert any(note.startswith("not checked: the stores") for note in away["notes"])
 
 
 async def test_at_which_rank_a_query_finds_it(library: Library, tenant: str, home: Path) -> None:

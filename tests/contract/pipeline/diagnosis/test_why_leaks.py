@@ -143,7 +143,7 @@ async def test_why_says_whether_somebody_may_read_it_and_by_what(paths: Paths, t
     library.write_home(tmp_path)
     for principal, decision, line in (
         ("ann", {"may_read": False, "by": ["wiki/crew"], "lacks": ["wiki/nda"]}, "ann: no, lacks wiki/nda"),
-        ("bob", {"may_read": True, "by": ["wiki/user:bob"], "lacks": []}, "bob: yes, by wiki/user:bob"),
+        ("bob", {"may_read": True, "by": ["wiki/user:bob"], "lacks": []}, "bob: yes, with wiki/user:bob"),
         ("eve", {"may_read": False, "by": [], "lacks": ["wiki/nda"]}, "eve: no, holds none of its access tags"),
     ):
         told = penstock(tmp_path, "why", "a.md", "--tenant", "acme", "--as", principal, "--json")

@@ -99,16 +99,16 @@ async def test_nobody_knows_it(town: Town, tenant: str) -> None:
     ("code", "message", "step"),
     [
         ("too_large", "has 9 MiB of text; at most 4 MiB", "make it smaller"),
-        ("needs_ocr", "its pages are pictures", "put a version with text"),
+        ("needs_ocr", "its pages are pictures", "with a version that has text"),
         ("encrypted", "needs a password", "without a password"),
-        ("rule", "left out by exclude = ['*.md']", "mend it at the source"),
+        ("rule", "left out by exclude = ['*.md']", "fix it at the source"),
     ],
 )
 async def test_the_connector_refuses_it(town: Town, tenant: str, code: str, message: str, step: str) -> None:
     await town.connector(tenant, Row(external_id="a.pdf", problem_code=code, problem_message=message))
     exit_code, told = await town.why(tenant, "a.pdf")
     assert (exit_code, told["document"], told["state"]) == (1, None, "refused")
-    assert told["reason"] == f"connector wiki cannot publish it as it is ({code}: {message})"
+    assert told["reason"] == f"connector wiki cannot publish it ({code}: {message})"
     assert step in told["next"]
     assert "penstock connector run wiki --document a.pdf" in told["next"]
     assert told["source"]["cursor"] == {"since": "2026-11-20"}
@@ -163,7 +163,7 @@ async def test_it_was_published_and_waits_in_its_partition(town: Town, tenant: s
     await town.space.publish(published, topic=DOCUMENTS_BACKFILL)
     code, queued = await town.why(tenant, "a.md")
     assert (code, queued["state"]) == (1, "queued")
-    assert "no detect worker runs to take it in" in queued["reason"]
+    assert "no detect worker runs to process it" in queued["reason"]
     assert queued["next"] == "penstock worker detect"
     [queue] = [q for q in queued["queues"] if q["behind"]]
     assert (queue["topic"], queue["members"]) == (DOCUMENTS_BACKFILL.name, 0)

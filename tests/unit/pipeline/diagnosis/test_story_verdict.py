@@ -86,7 +86,7 @@ INGESTED = Context(
 WELL = story()
 CASES: list[tuple[str, Story, Context, str, str | None]] = [
     ("unknown", NOTHING, Context("a.md"), "no event about it has ever arrived", "penstock ingest"),
-    ("unknown", NOTHING, Context("a.md", SOURCE), "has never seen it", "connector run wiki --document a.md"),
+    ("unknown", NOTHING, Context("a.md", SOURCE), "has never listed it", "connector run wiki --document a.md"),
     (
         "unknown",
         NOTHING,
@@ -94,13 +94,13 @@ CASES: list[tuple[str, Story, Context, str, str | None]] = [
         "wiki (paused)",
         "penstock connector status",
     ),
-    ("unknown", NOTHING, published(gone=True), "published its delete before", "connector run wiki"),
+    ("unknown", NOTHING, published(gone=True), "published its deletion before", "connector run wiki"),
     (
         "refused",
         NOTHING,
         published(problem_code="needs_ocr", problem_message="pictures"),
         "needs_ocr: pictures",
-        "put a version with text",
+        "with a version that has text",
     ),
     ("refused", NOTHING, INGESTED, "`penstock ingest` skipped it when it last read it", "penstock ingest /a.pdf"),
     ("source_paused", NOTHING, Context("a.md", replace(SOURCE, paused=True)), "is paused", "connector resume wiki"),
@@ -132,14 +132,14 @@ CASES: list[tuple[str, Story, Context, str, str | None]] = [
         "queued",
         NOTHING,
         replace(published(), outages={"detect": "waiting for postgres for 9 s (refused)"}),
-        "stands still: waiting for postgres",
+        "is stalled: waiting for postgres",
         "penstock status",
     ),
     (
         "lost",
         NOTHING,
         replace(published(), queues=(replace(DETECT, behind=0),)),
-        "has taken everything",
+        "has read all of its partition",
         "penstock recover",
     ),
     ("dead_letter", Story(None, dead=(LETTER,)), Context(), "invalid: title: too long", "penstock dead show"),
@@ -178,22 +178,22 @@ CASES: list[tuple[str, Story, Context, str, str | None]] = [
         "waiting",
         story(keywords=PENDING),
         Context(queues=(Queue("keywords", "index.live.v1", 2, 5, 0),)),
-        "no keywords worker runs; it is found by meaning only",
+        "no keywords worker runs; it is found by vectors only",
         "penstock worker keywords",
     ),
     (
         "waiting",
         story(PENDING),
         Context(queues=(Queue("vectors", "index.live.v1", 2, 5, 2),)),
-        "5 records to take in partition 2",
+        "5 records to read in partition 2",
         "penstock status",
     ),
     (
         "stands_still",
         story(PENDING),
         Context(outages={"vectors": "waiting for embeddings for 40 s (429)"}),
-        "vectors stands still: waiting for embeddings for 40 s (429)",
-        "mend that service",
+        "vectors is stalled: waiting for embeddings for 40 s (429)",
+        "restore that service",
     ),
     ("failed", story(FAILED), Context(), "failed 3 times", "penstock audit --repair"),
     ("empty", story(chunks=0), Context(), "its text is empty", "publish it with text"),
@@ -215,14 +215,14 @@ CASES: list[tuple[str, Story, Context, str, str | None]] = [
         "unreadable",
         WELL,
         Context(person=Person(("eve",), False, (), ())),
-        "holds none of its access tags (wiki/st",
-        "put eve into one of wiki/staff",
+        "hold none of its access tags (wiki/st",
+        "add eve to one of wiki/staff",
     ),
     (
         "unreadable",
         WELL,
         Context(source=SOURCE, person=Person(("ann",), False, ("wiki/staff",), ("wiki/nda",))),
-        "lacks the required wiki/nda",
+        "lack the required wiki/nda",
         "penstock connector run wiki --sweep",
     ),
     ("partial", story(replace(SETTLED, state="partial", refused=1)), Context(), "1 of its 2 chunks can never", None),
@@ -254,16 +254,16 @@ def test_every_state_has_a_case_and_a_line_on_the_page() -> None:
 @pytest.mark.parametrize(
     ("context", "note"),
     [
-        (published(version=4), "version 4 was published and is not taken in yet: 12 records"),
-        (published(gone=True), "has published its delete, which is not taken in yet"),
+        (published(version=4), "version 4 was published and has not been processed yet: 12 records"),
+        (published(gone=True), "has published its deletion, which has not been processed yet"),
         (
             published(problem_code="too_large", problem_message="9 MiB"),
-            "too_large: 9 MiB): what the stores hold",
+            "too_large: 9 MiB): the stores hold",
         ),
-        (Context(source=replace(SOURCE, paused=True)), "newer changes come after `penstock connector resume wiki`"),
+        (Context(source=replace(SOURCE, paused=True)), "newer changes are read after `penstock connector resume wiki`"),
         (
             Context(source=replace(SOURCE, silent_seconds=60.0)),
-            "newer changes are not seen: `penstock worker connectors`",
+            "newer changes are not read: start `penstock worker connectors`",
         ),
         (
             Context(source=replace(SOURCE, activities={"sweep": {"state": "needs attention", "reason": "denied"}})),
@@ -277,11 +277,11 @@ def test_every_state_has_a_case_and_a_line_on_the_page() -> None:
                     guard={"missing": 80, "published": 100, "at": LATER.isoformat()},
                 )
             ),
-            "held back until `penstock connector run wiki --allow-mass-delete`",
+            "nothing is deleted until you run `penstock connector run wiki --allow-mass-delete`",
         ),
         (Context(superseded=(2,)), "version 2 was observed later, but lost to version 3"),
         (Context(differences=(StoreDifference("g1", "keywords", "orphan", "surplus", 1),)), "no query shows that"),
-        (Context(away=("Kafka: refused",)), "not looked at: Kafka: refused"),
+        (Context(away=("Kafka: refused",)), "not checked: Kafka: refused"),
     ],
 )
 def test_what_else_is_worth_knowing_of_a_searchable_document(context: Context, note: str) -> None:
@@ -307,7 +307,7 @@ def test_what_was_ingested_by_hand_is_told_as_such() -> None:
     """No connector is paused, away or asked: a person ran a command."""
     told = judge(WELL, INGESTED)
     assert told.notes == (
-        "as it is now, `penstock ingest` cannot publish it (broken: is damaged): what the stores hold is older",
+        "`penstock ingest` cannot publish its present content (broken: is damaged): the stores hold older content",
     )
     assert INGESTED.source is not None
     assert INGESTED.source.item is not None
