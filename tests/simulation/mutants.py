@@ -219,7 +219,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # The ledger and both sinks
     Mutant("a claim skips the check of want_seq", _WORK, "if wants.get(id_) == want_seq]", "]", (_SAFEGUARDS,)),
-    Mutant("bodies of another text are used", _WORK, "digest == hashes[id_] and ", ""),
+    Mutant("bodies of another text are used", _WORK, "digest == hashes[id_] and ", "", (_SAFEGUARDS,)),
     Mutant(
         "nothing is claimed",
         _KEYWORDS,
@@ -396,6 +396,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _SWEEP,
         "if round_ % ANNOUNCE_EVERY == 0:",
         "if False:",
+        (_SAFEGUARDS,),
     ),
     Mutant("nothing is announced", _ANNOUNCE, "if not ready:\n            return 0", "if ready:\n            return 0"),
     Mutant(

@@ -352,6 +352,37 @@ def test_what_stays_pending_is_hinted_again(bench: Bench) -> None:
     assert len(bench.sent(INDEX_LIVE.name)) == hints + 1
 
 
+def test_an_announcement_that_a_crash_cut_off_is_sent_by_the_sweeper(bench: Bench) -> None:
+    bench.run(bench.accept(1))
+    for store in ("keywords", "vectors"):
+        bench.run(bench.stage(store).converge(bench.generation, [ID]))
+    announced = len(bench.sent(DOCUMENTS_INDEXED.name))
+    bench.tables["documents"][ID,]["announced_seq"] = 0
+    process = Process(bench.world, "detect")
+    announcer = Announcer(process.pool, process.producer, bench.world.metrics)  # type: ignore[arg-type]
+    sweeper = Sweeper(
+        process.pool, process.producer, announcer, bench.world.metrics, interval_seconds=1.0, again_in_seconds=3600.0
+    )  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError):
+        bench.run(asyncio.wait_for(sweeper.run(), 60.0))
+    assert len(bench.sent(DOCUMENTS_INDEXED.name)) == announced + 1
+
+
+def test_a_text_that_changed_after_its_work_was_loaded_is_not_used(bench: Bench) -> None:
+    bench.run(bench.accept(1))
+
+    async def texts_after_an_edit() -> list[dict[UUID, Any]]:
+        async with Process(bench.world, "keywords").pool.connection() as connection:
+            works = await work.load(connection, bench.generation.name, "keywords", [ID])  # type: ignore[arg-type]
+            before = await work.bodies(connection, works)  # type: ignore[arg-type]
+        await bench.accept(2, content="three")
+        async with Process(bench.world, "keywords").pool.connection() as connection:
+            return [before, await work.bodies(connection, works)]  # type: ignore[arg-type]
+
+    before, after = bench.run(texts_after_an_edit())
+    assert (set(before), after) == ({ID}, {})
+
+
 def test_after_a_lost_tail_the_audit_removes_entries_of_which_the_ledger_knows_nothing(bench: Bench) -> None:
     bench.run(bench.accept(1))
     bench.run(bench.stage("keywords").converge(bench.generation, [ID]))
