@@ -30,7 +30,7 @@ def audit(
         typer.Option(
             "--since",
             metavar="TIME",
-            help="Only documents accepted or settled since then: 2h, 2026-11-20T08:00, or 'last' (finished audit).",
+            help="Only documents accepted or written since: 2h, 2026-11-20T08:00, or 'last' for the last audit.",
         ),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Repair the differences, then compare again.")] = False,
@@ -40,16 +40,17 @@ def audit(
     ] = None,
     sample: Annotated[
         int,
-        typer.Option("--sample", help="Number of random rows that must find themselves through HNSW; 0: none.", min=0),
+        typer.Option("--sample", help="Number of random rows to search for by their own vector; 0: none.", min=0),
     ] = 200,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted audit.")] = False,
     wait_seconds: Annotated[
-        float, typer.Option("--wait-seconds", help="How long --repair waits for the workers.", min=0)
+        float, typer.Option("--wait-seconds", help="Maximum seconds that --repair waits for the workers.", min=0)
     ] = 120,
 ) -> None:
-    """Compare every document's chunks in the ledger, pgvector and Elasticsearch; name and mend every difference.
+    """Compare every document's chunks in the ledger, pgvector and Elasticsearch, and list the differences.
 
-    Exit code 0: they agree. 1: differences are left. Documents still on their way are no difference.
+    With --repair the differences are repaired. Exit code 0: the stores agree with the ledger. 1: differences remain.
+    Pending documents are not a difference.
 
     Examples:
 
@@ -59,12 +60,14 @@ def audit(
     """
     moment = None if since in (None, "last") else past_moment(str(since))
     if resume and (since or generation):
-        raise typer.BadParameter("--resume goes on with the audit as it was begun: leave --since and --generation out")
+        raise typer.BadParameter(
+            "--resume continues the audit with its own options: leave out --since and --generation"
+        )
     options = AuditOptions(moment, since == "last", generation, sample, resume, repair, wait_seconds)
     try:
         clean = asyncio.run(_audit(options, json_output=json_output))
     except KeyboardInterrupt:
-        typer.echo("stopped: `penstock audit --resume` goes on from here", err=True)
+        typer.echo("stopped: `penstock audit --resume` continues from here", err=True)
         raise typer.Exit(130) from None
     if not clean:
         raise typer.Exit(1)
@@ -118,8 +121,8 @@ async def _compare_changed(
         bars.add_task("comparing the keyword index, which changed", total=None)
         if not await guard.finish(options.wait_seconds):
             typer.echo(
-                "the keyword index is not searched yet: the keywords workers have not written what it lacks"
-                " (`penstock status`)",
+                "the keyword index is not searched yet: the keywords workers have not written all missing entries"
+                " (see `penstock status`)",
                 err=True,
             )
 
@@ -134,10 +137,14 @@ async def _begin(pool: Pool, options: AuditOptions) -> list[tuple[Generation, Ru
         if options.resume:
             run = await runs.unfinished(connection)
             if run.generation not in writable:
-                raise Misconfigured(f"the interrupted audit was of {run.generation}, which is retired: begin a new one")
+                raise Misconfigured(
+                    f"generation {run.generation} of the interrupted audit is retired: run it without --resume"
+                )
             return [(writable[run.generation], run)]
         if options.generation not in (None, "all", *writable):
-            raise typer.BadParameter(f"--generation {options.generation!r}: there is {', '.join(writable)} (or all)")
+            raise typer.BadParameter(
+                f"--generation {options.generation!r} does not exist: choose {', '.join(writable)} or all"
+            )
         chosen = [
             g
             for g in writable.values()

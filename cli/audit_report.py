@@ -112,7 +112,7 @@ async def show(
 
     run = report.run
     verdict = ("agree", "bold green") if report.clean else ("differ", "bold red")
-    sampled = f", {report.sample.rows} rows asked of HNSW" if report.sample else ""
+    sampled = f", {report.sample.rows} rows searched by HNSW" if report.sample else ""
     stdout.print(
         Text.assemble(
             f"{run.generation}: ledger, pgvector and Elasticsearch ",
@@ -122,7 +122,7 @@ async def show(
         soft_wrap=True,
     )
     if run.pending:
-        stdout.print(f"  {run.pending} still on their way (not compared where they are)", soft_wrap=True)
+        stdout.print(f"  {run.pending} documents are pending (not compared where they are pending)", soft_wrap=True)
         for p in report.pending:
             if p.reason:
                 stdout.print(f"    {p.external_id}  {p.reason}", soft_wrap=True, markup=False)
@@ -133,7 +133,7 @@ async def show(
             if r.repaired:
                 continue
             if named == MAX_NAMED_DOCUMENTS:
-                stdout.print("    … (--json names all)")
+                stdout.print("    … (--json lists all)")
                 break
             named += 1
             f = r.finding
@@ -152,7 +152,7 @@ def _table(report: Report, *, repaired: bool) -> None:
     table.add_column("documents", style="bold")
     for place in PLACES:
         table.add_column(place, justify="right")
-    table.add_column("what that means", style="dim")
+    table.add_column("meaning", style="dim")
     for kind in KINDS:
         cells = []
         for place in PLACES:
@@ -172,22 +172,25 @@ def _advise(report: Report, options: AuditOptions) -> None:
     if mended := report.mended:
         if mended.idle:
             say(
-                f"→ nothing was settled in {mended.waited_seconds:.0f} s: no worker is running (`penstock status`)."
-                " The repair is written down; it will be done as soon as the vectors and keywords workers run."
+                f"→ nothing was repaired within {mended.waited_seconds:.0f} s: no worker is running"
+                " (see `penstock status`)."
+                " The repair is recorded, and is done as soon as the vectors and keywords workers run."
             )
         elif mended.unsettled:
-            say(f"→ {mended.unsettled} documents are still being repaired: `penstock audit --since last` looks again")
+            say(
+                f"→ {mended.unsettled} documents are still being repaired: `penstock audit --since last` compares again"
+            )
     unreachable = sum(f.chunks for f in report.sample.unreachable) if report.sample else 0
     if report.sample and unreachable:
         say(
-            f"→ {unreachable} of {report.sample.rows} sampled rows are lost to vector search; the rest of the table is"
-            " as likely to be: `REINDEX INDEX CONCURRENTLY` on its HNSW index mends all of it"
+            f"→ {unreachable} of {report.sample.rows} sampled rows cannot be found by vector search; other rows of the"
+            " table are as likely to be lost: run `REINDEX INDEX CONCURRENTLY` on its HNSW index"
         )
     left = {kind for (_, kind), (_, n) in report.counts.items() if n}
     if "rotten_body" in left:
         say(
-            "→ a rotten body cannot be mended from the ledger: publish the document again"
-            + ("" if options.repair else " after --repair (which makes the ledger take it for a change)")
+            "→ a rotten body cannot be repaired from the ledger: publish the document again"
+            + ("" if options.repair else ", after --repair (so that the ledger accepts it as a change)")
         )
     if left - {"rotten_body"} and not options.repair:
-        say("→ penstock audit --repair mends it; penstock why DOCUMENT tells one document's story")
+        say("→ penstock audit --repair repairs them; penstock why DOCUMENT explains one document")

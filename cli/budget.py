@@ -17,18 +17,16 @@ AMOUNTS = ("requests", "tokens", "money")
 
 
 def budget(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="This tenant alone.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Show only this tenant. Default: all.")] = None,
     limits: Annotated[
         Path | None,
-        typer.Option(
-            "--limits", help="The file of limits. Default: PENSTOCK_SERVE_LIMITS_FILE, as the service has it."
-        ),
+        typer.Option("--limits", help="The file of limits. Default: PENSTOCK_SERVE_LIMITS_FILE, the service's own."),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Show what each tenant, and each caller with a budget of its own, has used since midnight (UTC), and its budget.
+    """Show the budget of each tenant and caller, and how much of it was used since midnight (UTC).
 
-    Used means: used, or given to a process in advance. What has no budget is counted after 15 seconds.
+    Used amounts include what a process has reserved in advance. Use without a budget is counted within 15 seconds.
 
     Example: penstock budget --tenant acme --json
     """
@@ -41,7 +39,7 @@ def budget(
         print_json(usages)
         return
     if not usages:
-        stderr.print("nobody has asked the query service today", soft_wrap=True)
+        stderr.print("the query service has had no requests today", soft_wrap=True)
         return
     _show(usages)
 

@@ -25,10 +25,10 @@ connector = typer.Typer(
 
 File = Annotated[
     Path | None,
-    typer.Option("--file", help="The TOML file. Default: PENSTOCK_CONNECTORS_FILE, else connectors.toml here."),
+    typer.Option("--file", help="File of connectors. Default: PENSTOCK_CONNECTORS_FILE, else ./connectors.toml."),
 ]
-Name = Annotated[str, typer.Argument(help="Its name in connectors.toml.", show_default=False)]
-MaybeName = Annotated[str | None, typer.Argument(help="Only this connector. Default: all.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Name of the connector in connectors.toml.", show_default=False)]
+MaybeName = Annotated[str | None, typer.Argument(help="Name of one connector. Default: all.", show_default=False)]
 
 
 def declarations(file: Path | None) -> Declared:
@@ -54,7 +54,7 @@ def list_connectors(file: File = None, json_output: Json = False) -> None:
 
 @connector.command()
 def status(name: MaybeName = None, file: File = None, json_output: Json = False) -> None:
-    """Show what each connector does, when it last succeeded, and what is wrong. Exit code 0 when all is well, else 1.
+    """Show the state of each connector, its last success and its problems. Exit code 1 if one has a problem, else 0.
 
     Example: penstock connector status wiki
     """
@@ -72,8 +72,9 @@ def status(name: MaybeName = None, file: File = None, json_output: Json = False)
 
 @connector.command()
 def check(name: MaybeName = None, file: File = None, json_output: Json = False) -> None:
-    """Name what is missing (a scope, a token, an address) before anything runs. Changes nothing. Exit code 1 if
-    anything is.
+    """Check the settings of connectors, and name a missing scope, token or address before they run. Changes nothing.
+
+    Exit code 1: something is missing.
 
     Example: penstock connector check wiki
     """
@@ -108,23 +109,25 @@ def check(name: MaybeName = None, file: File = None, json_output: Json = False) 
 def run(
     name: Name,
     full: Annotated[
-        bool, typer.Option("--full", help="Read everything again; what is unchanged costs nothing.")
+        bool, typer.Option("--full", help="Read everything again. Unchanged documents are not published.")
     ] = False,
-    sweep: Annotated[bool, typer.Option("--sweep", help="Compare with everything that the source lists.")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Compare with the source's whole listing.")] = False,
     document: Annotated[
         str | None, typer.Option("--document", metavar="ID", help="Read one document again, by its external id.")
     ] = None,
     allow_mass_delete: Annotated[
-        bool, typer.Option("--allow-mass-delete", help="Sweep, and delete however much is confirmed to be gone.")
+        bool, typer.Option("--allow-mass-delete", help="Sweep, and delete all documents that are gone from the source.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, and tell what is published.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Continue until Ctrl-C, and print what is published.")
+    ] = False,
     file: File = None,
     json_output: Json = False,
 ) -> None:
-    """Bring one up to date now. A running worker is asked to do it; where there is none, it is done here.
+    """Bring a connector up to date now: in the running worker, or in this process if there is none.
 
     Without options: the first load if it is not complete, then changes, groups and a sweep. Exit code 1: something
-    could not be done, or a mass deletion waits for your word.
+    failed, or a mass deletion needs your confirmation.
 
     Examples:
 
@@ -161,7 +164,7 @@ def run(
 
 @connector.command()
 def pause(name: Name, file: File = None, json_output: Json = False) -> None:
-    """Have it stop at the next page. What is indexed stays searchable; changes of access are not followed either!
+    """Pause a connector after the page it is reading. Its documents stay searchable; changes of access are not read!
 
     Example: penstock connector pause wiki
     """
@@ -170,7 +173,7 @@ def pause(name: Name, file: File = None, json_output: Json = False) -> None:
 
 @connector.command()
 def resume(name: Name, file: File = None, json_output: Json = False) -> None:
-    """Have it go on where it was. One that was removed is taken up again; what was withdrawn with it is read anew.
+    """Continue a paused or removed connector where it stopped. Withdrawn documents are read again.
 
     Example: penstock connector resume wiki
     """
@@ -179,18 +182,18 @@ def resume(name: Name, file: File = None, json_output: Json = False) -> None:
 
 @connector.command()
 def remove(
-    name: Annotated[str, typer.Argument(help="Its name, whether or not it is still declared.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the connector, declared or not.", show_default=False)],
     withdraw: Annotated[
-        bool, typer.Option("--withdraw", help="Take its documents and groups out of the index as well.")
+        bool, typer.Option("--withdraw", help="Also take its documents and groups out of the index.")
     ] = False,
     tenant: Annotated[
-        str | None, typer.Option("--tenant", help="Whose, where several tenants have one of this name.")
+        str | None, typer.Option("--tenant", help="The connector's tenant, if several tenants have one of this name.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Have nobody run it any more, and no alert raised about it. Without --withdraw its documents stay searchable, by
-    the access rights that were read last! `penstock connector resume` takes it up again.
+    """Stop a connector for good, without alerts about it. Without --withdraw its documents stay searchable, with the
+    access rights that were read last! `penstock connector resume` starts it again.
 
     Example: penstock connector remove wiki --withdraw --yes
     """
@@ -209,7 +212,7 @@ def remove(
             if withdraw:
                 return summary | await withdraw_all([one], what=f"connector {name}", yes=yes, quiet=json_output)
             stay = (await one.extent()).documents
-            question = f"Remove connector {name}? Its {stay} documents stay searchable; --withdraw takes them out too."
+            question = f"Remove connector {name}? Its {stay} documents stay searchable; --withdraw also withdraws them."
             if not agreed(question, yes=yes, quiet=json_output):
                 return {**summary, "done": False}
             await one.remove()
@@ -228,12 +231,13 @@ def conform(
             show_default=False,
         ),
     ],
-    law: Annotated[list[str] | None, typer.Option("--law", help="Only these laws, repeatable.")] = None,
+    law: Annotated[list[str] | None, typer.Option("--law", help="Test only this law. Repeatable.")] = None,
     file: File = None,
     json_output: Json = False,
 ) -> None:
-    """Prove the laws of a connector on its own playground, through the running stack, in a tenant thrown away
-    afterwards. Exit code 0 only if every law holds.
+    """Test that a connector obeys the laws of connectors, on its own playground and the running stack.
+
+    It uses a tenant of its own, which is removed afterwards. Exit code 0: every law holds. 1: one does not.
 
     Examples:
 
@@ -293,7 +297,7 @@ def _set_paused(name: str, file: Path | None, json_output: bool, *, paused: bool
     if json_output:
         print_json({"name": name, "paused": paused, "state": outcome.state})
     else:
-        stderr.print(f"{name}: {'paused' if paused else 'goes on'}", markup=False)
+        stderr.print(f"{name}: {'paused' if paused else 'resumed'}", markup=False)
 
 
 async def _summaries(declared: Declared, name: str | None, *, with_documents: bool) -> list[Summary]:

@@ -34,10 +34,10 @@ async def run_once(
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings.postgres))
         if (await summarize(pool, plan)).state == "removed":
-            raise Misconfigured(f"{plan.name} was removed: penstock connector resume {plan.name}")
+            raise Misconfigured(f"{plan.name} was removed: run `penstock connector resume {plan.name}` first")
         here = await stack.enter_async_context(_running(settings, pool, plan))
         if (await summarize(pool, plan)).state == "paused":
-            raise Misconfigured(f"{plan.name} is paused: penstock connector resume {plan.name}")
+            raise Misconfigured(f"{plan.name} is paused: run `penstock connector resume {plan.name}` first")
         steps = [[action] for action in actions] or [[(a, None) for a in step] for step in EVERYTHING]
         outcomes: dict[str, Mapping[str, Any]] = {}
         with progress_bars(quiet=quiet) as bars:
@@ -119,7 +119,7 @@ async def _doing(pool: Pool, plan: Plan, here: Instance | None) -> str:
 async def _follow(pool: Pool, plan: Plan) -> None:
     """Until Ctrl-C: a line whenever something was published, or how it is has changed."""
     shown: object = None
-    stderr.print(f"following {plan.name} (Ctrl-C ends it)", markup=False)
+    stderr.print(f"following {plan.name} (stop with Ctrl-C)", markup=False)
     with contextlib.suppress(asyncio.CancelledError):
         while True:
             seen = await summarize(pool, plan)

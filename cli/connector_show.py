@@ -52,16 +52,16 @@ def show_status(connector: Summary) -> None:
     row = connector.row
     if row is None:
         return
-    published = ", ".join(f"{kind} {n}" for kind, n in sorted(row.counts.items())) or "nothing yet"
-    console.print(f"  {connector.documents} documents; since ever: {published}", markup=False)
+    published = ", ".join(f"{kind} {n}" for kind, n in sorted(row.counts.items())) or "nothing"
+    console.print(f"  {connector.documents} documents; published so far: {published}", markup=False)
     if connector.uploads is not None:
         console.print(f"  uploads: {_quota(connector.uploads)}", markup=False)
     if row.address and connector.state != "not running":
         console.print(f"  events: {row.address}/v1/events/{connector.name}", markup=False)
     if row.guard:
         console.print(
-            f"  [red]a sweep lacks {row.guard['missing']} of {row.guard['published']} documents: nothing is deleted[/]"
-            f" until penstock connector run {_safe(connector.name)} --allow-mass-delete"
+            f"  [red]a sweep misses {row.guard['missing']} of {row.guard['published']} documents: nothing is deleted[/]"
+            f" until you run penstock connector run {_safe(connector.name)} --allow-mass-delete"
         )
     if (compared := row.reconciliation) is not None:
         differences = ", ".join(f"{kind} {n}" for kind, n in compared["found"].items()) or "no difference"
@@ -80,7 +80,7 @@ def show_status(connector: Summary) -> None:
         console.print(f"  {problem['code']}: {problem['message']}", markup=False, soft_wrap=True)
     if connector.unpublishable_by_code:
         total = sum(connector.unpublishable_by_code.values())
-        console.print(f"  {total} documents cannot be read as they are:", markup=False)
+        console.print(f"  {total} documents cannot be published:", markup=False)
         for external_id, code, message in connector.unpublishable:
             console.print(f"    {printable(external_id)}: {code}: {printable(message)}", markup=False, soft_wrap=True)
         if total > len(connector.unpublishable):

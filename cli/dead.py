@@ -39,13 +39,20 @@ MAX_NAME_CHARACTERS = 200
 MAX_NAMED_LETTERS = 20
 """Letters that a dry run, or the question before a change of many, names."""
 
-Stage = Annotated[str | None, typer.Option("--stage", help="detect, identities, conversations, vectors or keywords.")]
+Stage = Annotated[
+    str | None, typer.Option("--stage", help="Only this stage: detect, identities, conversations, vectors or keywords.")
+]
 Code = Annotated[str | None, typer.Option("--code", help="Only this reason, e.g. invalid.")]
 Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant. Default: all.")]
 Source = Annotated[str | None, typer.Option("--source", help="Only this source. Default: all.")]
 Since = Annotated[
     datetime | None,
-    typer.Option("--since", metavar="TIME", parser=past_moment, help="Failed since: 30m, 2h, 7d, 2026-11-20T08:00."),
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        parser=past_moment,
+        help="Only letters that failed since: 30m, 2h, 7d, 2026-11-20T08:00.",
+    ),
 ]
 
 
@@ -70,15 +77,17 @@ def list_letters(
     dismissed: Annotated[bool, typer.Option("--dismissed", help="Dismissed letters only.")] = False,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=0, help=f"At most so many. Default: {PAGE_LETTERS}; all with --json."),
+        typer.Option("--limit", min=0, help=f"Maximum number of letters. Default: {PAGE_LETTERS}; all with --json."),
     ] = None,
     after: Annotated[
         str | None, typer.Option("--after", metavar="ID", help="Next page: letters older than this one.")
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """The letters that wait for somebody, newest first; and, for people, the documents that cannot be read at their
-    source (`penstock ingest` or a connector skipped them), which are no letters: there is nothing to replay.
+    """List the dead letters that wait for an operator, newest first.
+
+    Without --json also the documents that `penstock ingest` or a connector skipped because they cannot be read at their
+    source. They are not dead letters: there is nothing to replay.
 
     Example: penstock dead list --code invalid --since 2h
     """
@@ -87,7 +96,7 @@ def list_letters(
     if limit is None and not json_output:
         limit = PAGE_LETTERS
     if everything and dismissed:
-        raise typer.BadParameter("--all shows the dismissed ones too: say one of --all and --dismissed")
+        raise typer.BadParameter("--all includes the dismissed letters: give --all or --dismissed, not both")
     show: Literal["waiting", "dismissed", "all"] = "dismissed" if dismissed else "all" if everything else "waiting"
     record("dead.list", tenant=tenant or "", object=f"source:{source}" if source else "")
     matches, counts = asyncio.run(_list(Filter(stage, code, tenant, source, since, show), after, limit))
@@ -113,7 +122,7 @@ async def _list(chosen: Filter, after: str | None, limit: int | None) -> tuple[l
 
     async with ledger(load()) as connection:
         if after is not None and after not in await letters.get(connection, [after]):
-            raise PenstockError(f"--after: no dead letter is called {after!r}")
+            raise PenstockError(f"--after: there is no dead letter {after!r}")
         return await letters.page(connection, chosen, after=after, limit=limit), await letters.counts(
             connection, chosen
         )
@@ -130,13 +139,13 @@ async def _skipped(tenant: str | None, source: str | None, code: str | None) -> 
 
 @dead.command()
 def show(
-    id: Annotated[str, typer.Argument(help="As `penstock dead list` names it: topic:partition:offset.")],
+    id: Annotated[str, typer.Argument(help="Id of the letter, from `penstock dead list`: topic:partition:offset.")],
     value: Annotated[
-        bool, typer.Option("--value", help="The record's value: its bytes and nothing else (with --json: a field).")
+        bool, typer.Option("--value", help="Print only the bytes of the record's value (with --json: as a field).")
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """One letter whole: why it is dead, where it comes from, its headers; its value only when asked for.
+    """Show one dead letter: why it failed, its record and headers, and with --value the record's value.
 
     Example: penstock dead show documents.live.v1:3:4711 --value > record.json
     """
@@ -172,7 +181,7 @@ async def _show(id_: str) -> tuple[Letter, list[TrailEntry], Sealed | None, str 
         matches = await letters.get(connection, [id_])
         trail = await letters.trail(connection, id_)
     if id_ not in matches:
-        raise PenstockError(f"no dead letter is called {id_!r}: `penstock dead list --all` names them")
+        raise PenstockError(f"there is no dead letter {id_!r}: `penstock dead list --all` lists all")
     async with reader(settings.kafka, DEAD_LETTERS) as records:
         try:
             return matches[id_], trail, await read_letter(records, matches[id_]), None
@@ -182,19 +191,19 @@ async def _show(id_: str) -> tuple[Letter, list[TrailEntry], Sealed | None, str 
 
 @dead.command()
 def replay(
-    ids: Annotated[list[str] | None, typer.Argument(help="Letters, as `penstock dead list` names them.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every letter that waits.")] = False,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of letters, from `penstock dead list`.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Replay every waiting letter.")] = False,
     stage: Stage = None,
     code: Code = None,
     tenant: Tenant = None,
     source: Source = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before replaying many.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Send letters to the topics they came from, byte for byte. What is newer by now stays: events order themselves.
+    """Send the records of dead letters to their topics again, unchanged. They never overwrite newer events.
 
-    Mend the cause first; what fails again becomes a new letter that names the old one.
-    Exit code 1: some could not be sent (each is named, the others are).
+    Fix the cause first: a record that fails again becomes a new letter, which names the old one.
+    Exit code 1: some records could not be sent; each is named, and the others were sent.
 
     Example: penstock dead replay --all --code from_the_future
     """
@@ -202,9 +211,9 @@ def replay(
 
     chosen = Filter(stage, code, tenant, source)
     if bool(ids) == everything:
-        raise typer.BadParameter("name the letters, or say --all")
+        raise typer.BadParameter("give the ids of letters, or --all")
     if ids and chosen != Filter():
-        raise typer.BadParameter("--stage, --code, --tenant and --source go with --all")
+        raise typer.BadParameter("--stage, --code, --tenant and --source need --all")
     ask = everything and not yes and not json_output and sys.stdin.isatty() and sys.stderr.isatty()
     results: list[Result] = []
     try:
@@ -281,7 +290,7 @@ class Judgement:
 
     @property
     def done(self) -> str:
-        return "made to wait again" if self.undo else "dismissed"
+        return "set to waiting" if self.undo else "dismissed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +305,9 @@ class Dismissal:
 
 @dead.command()
 def dismiss(
-    ids: Annotated[list[str] | None, typer.Argument(help="Letters, as `penstock dead list` names them.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of letters, from `penstock dead list`.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every open letter (with --undo: every dismissed one).")
+        bool, typer.Option("--all", help="Dismiss every waiting letter (with --undo: every dismissed one).")
     ] = False,
     stage: Stage = None,
     code: Code = None,
@@ -306,12 +315,14 @@ def dismiss(
     source: Source = None,
     since: Since = None,
     reason: Annotated[
-        str | None, typer.Option("--reason", help="Why they need no replay; stored with them. Required without --undo.")
+        str | None,
+        typer.Option("--reason", help="Why no replay is needed; stored with the letters. Required without --undo."),
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", metavar="NAME", help="The person who decides. Default: the local user.")
+        str | None,
+        typer.Option("--by", metavar="NAME", help="Name of the person who decides. Default: the local user."),
     ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Undo the dismissal: the letters wait again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Undo a dismissal: the letters wait again.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the letters that would change, and change nothing.")
     ] = False,
@@ -320,10 +331,10 @@ def dismiss(
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """Set letters aside that need no replay: they no longer count in alerts and status, and are kept.
+    """Dismiss letters that need no replay. They no longer count in alerts and in `penstock status`, but stay stored.
 
-    `penstock dead list --dismissed` shows them; --undo brings them back. A later failure of the same document is a new
-    letter, and waits. Exit code 1: some are not as asked (each is named, the others are).
+    `penstock dead list --dismissed` lists them, and --undo makes them wait again. A later failure of the same document
+    is a new letter. Exit code 1: some letters could not be changed; each is named, and the others were changed.
 
     Example: penstock dead dismiss --all --code no_value --since 2h --reason "a test run of the wiki" --dry-run
     """
@@ -331,13 +342,13 @@ def dismiss(
 
     chosen = Filter(stage, code, tenant, source, since, "dismissed" if undo else "waiting")
     if bool(ids) == everything:
-        raise typer.BadParameter("name the letters, or say --all")
+        raise typer.BadParameter("give the ids of letters, or --all")
     if ids and (stage, code, tenant, source, since) != (None,) * 5:
-        raise typer.BadParameter("--stage, --code, --tenant, --source and --since go with --all")
+        raise typer.BadParameter("--stage, --code, --tenant, --source and --since need --all")
     judgement = Judgement(_named(by), _reasoned(reason, undo=undo), undo)
     asks = everything and not yes and not dry_run
     if asks and (json_output or not (sys.stdin.isatty() and sys.stderr.isatty())):
-        raise typer.BadParameter("--all changes many letters at once: look with --dry-run, then say --yes")
+        raise typer.BadParameter("--all may change many letters: preview it with --dry-run, then add --yes")
     if not dry_run:
         what = f"letter:{ids[0]}" if ids and len(ids) == 1 else f"letters:{len(ids) if ids else 'all'}"
         record("dead.undismiss" if undo else "dead.dismiss", tenant=tenant or "", object=what)
@@ -348,9 +359,9 @@ def dismiss(
 
 
 def _named(by: str | None) -> str:
-    name = by.strip() if by is not None else local_user("say who decides with --by NAME")
+    name = by.strip() if by is not None else local_user("name the person who decides with --by NAME")
     if not name or len(name) > MAX_NAME_CHARACTERS:
-        raise typer.BadParameter(f"--by: say who decides, in at most {MAX_NAME_CHARACTERS} characters")
+        raise typer.BadParameter(f"--by: give a name of 1 to {MAX_NAME_CHARACTERS} characters")
     return name
 
 
@@ -359,7 +370,7 @@ def _reasoned(reason: str | None, *, undo: bool) -> str | None:
     if len(said) > MAX_REASON_CHARACTERS:
         raise typer.BadParameter(f"--reason: at most {MAX_REASON_CHARACTERS} characters")
     if not said and not undo:
-        raise typer.BadParameter("--reason: say in a few words why they need no replay")
+        raise typer.BadParameter("--reason is required: state in a few words why no replay is needed")
     return said or None
 
 
@@ -407,7 +418,7 @@ def _result(id_: str, letter: Letter | None, judgement: Judgement, *, changed: b
         return Dismissal(id_, False, "it is not dismissed")
     if letter.dismissed_at is not None:
         return Dismissal(id_, False, f"it was dismissed before, by {letter.dismissed_by}: {letter.dismissed_reason}")
-    return Dismissal(id_, False, "it was replayed: nothing waits")
+    return Dismissal(id_, False, "it was replayed already")
 
 
 def _name(matches: Sequence[Letter]) -> None:

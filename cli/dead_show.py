@@ -102,12 +102,12 @@ def show_skipped(documents: Sequence[Skipped], total: int) -> None:
         return
     stdout.print(
         f"{total} documents cannot be read at their source,"
-        f" {len(documents)} shown (`penstock why DOCUMENT` says more):",
+        f" {len(documents)} shown (`penstock why DOCUMENT` explains one):",
         soft_wrap=True,
         markup=False,
     )
     for document in documents:
-        older = "; what is searchable of it is older" if document.older else ""
+        older = "; its searchable content is older" if document.older else ""
         name = f"{document.tenant}/{document.source}  {document.external_id}"
         line = f"  {name}: {document.code}: {document.message}{older}"
         stdout.print(Text(printable(line)), soft_wrap=True)
@@ -140,7 +140,7 @@ def show_letter(letter: Letter, trail: Sequence[TrailEntry], sealed: Sealed | No
         line("bytes", missing or "", "yellow")
         return
     size = "no value" if letter.value_bytes is None else f"{letter.value_bytes} bytes (--value prints them)"
-    omitted = "; ".join(f"{part} not kept: {what}" for part, what in sealed.omitted.items())
+    omitted = "; ".join(f"{part} not stored: {what}" for part, what in sealed.omitted.items())
     line("value", omitted or size, "yellow" if omitted else "")
     line("key", _readable(sealed.record.key))
     for n, (name, content) in enumerate(sealed.record.headers):
@@ -149,7 +149,7 @@ def show_letter(letter: Letter, trail: Sequence[TrailEntry], sealed: Sealed | No
 
 def _replayed_where(letter: Letter) -> str:
     if letter.replayed_offset is None:
-        return "(not sent: something newer was known)"
+        return "(not sent: the ledger had something newer)"
     return f"to {letter.topic}, partition {letter.replayed_partition}, offset {letter.replayed_offset}"
 
 

@@ -23,35 +23,37 @@ TIMEOUT_SECONDS = 60.0
 
 
 def evaluate(
-    dataset: Annotated[Path, typer.Argument(help="A folder with documents, queries and judgements.")],
+    dataset: Annotated[Path, typer.Argument(help="Folder with documents, queries and judgements.")],
     load: Annotated[
         bool,
         typer.Option(
-            "--load/--no-load", help="Load the documents into a separate place, or evaluate the existing ones."
+            "--load/--no-load",
+            help="Load the documents into a temporary database and index, or search those of --tenant.",
         ),
     ] = True,
-    tenant: Annotated[str, typer.Option(help="With --no-load: tenant of the documents.")] = "default",
+    tenant: Annotated[str, typer.Option(help="With --no-load: the tenant to search.")] = "default",
     principals: Annotated[
         list[str] | None,
         typer.Option("--as", metavar="PRINCIPAL", help="With --no-load: search as this person. Repeatable."),
     ] = None,
     tags: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="TAG", help="With --no-load: search with this access tag.")
+        list[str] | None,
+        typer.Option("--tag", metavar="TAG", help="With --no-load: search as a holder of this access tag. Repeatable."),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option("--save", help="Store each query's values here, for a later --against.")
+        Path | None, typer.Option("--save", help="Write each query's values to this file, for a later --against.")
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option("--against", exists=True, dir_okay=False, help="Compare with a run of other settings, by --save."),
+        typer.Option("--against", exists=True, dir_okay=False, help="Compare with this file, written by --save."),
     ] = None,
     json_output: Json = False,
 ) -> None:
     """Measure keyword, vector and hybrid search: nDCG@5 and @10, recall@50, MRR, with 95 % intervals and paired tests.
 
-    DATASET is in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv) or holds the Cranfield files. Documents
-    are loaded by the pipeline's own stages into a database and an index that are removed afterwards; nothing of yours
-    is touched. Exit code 1: it could not be measured, or a search had to leave something out.
+    DATASET is in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv) or holds the Cranfield files. The
+    pipeline's own stages load the documents into a database and an index that are removed afterwards; your data is not
+    touched. Exit code 1: the evaluation failed, or a search was incomplete.
 
     Example: penstock eval ../shared/data/cranfield --json
     """
@@ -59,7 +61,7 @@ def evaluate(
     from query.evaluation.report import report, values_of
 
     if load and (principals or tags):
-        typer.echo("error: --as and --tag say who asks of documents that are there: add --no-load", err=True)
+        typer.echo("error: --as and --tag need --no-load", err=True)
         raise typer.Exit(2)
     try:
         collection = read(dataset)
@@ -79,7 +81,7 @@ def evaluate(
         _show(result)
     if result["degraded"]:
         for reason, times in result["degraded"].items():
-            typer.echo(f"error: {times} searches were not whole: {reason}", err=True)
+            typer.echo(f"error: {times} searches were incomplete: {reason}", err=True)
         raise typer.Exit(1)
 
 

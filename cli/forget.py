@@ -37,7 +37,8 @@ ANSWER_RETENTION, VECTOR_RETENTION = timedelta(minutes=5), timedelta(hours=1)
 
 forget = typer.Typer(name="forget", help="Erase a document, source, tenant or person.", no_args_is_help=True)
 Wait = Annotated[
-    float, typer.Option("--wait", metavar="SECONDS", help="Maximum time to wait until both stores have every change.")
+    float,
+    typer.Option("--wait", metavar="SECONDS", help="Maximum seconds to wait until both stores have every change."),
 ]
 
 
@@ -50,7 +51,7 @@ def forget_document(
     wait: Wait = 300.0,
     json_output: Json = False,
 ) -> None:
-    """Erase one document, whether or not its source still has it: a later event of it makes it anew.
+    """Erase one document. If its source still has it and publishes it again, it comes back.
 
     Example: penstock forget document docs/jane.md --yes --json
     """
@@ -59,7 +60,7 @@ def forget_document(
         id_, of_source, external_id, erased = await the_document(work.pool, tenant, name, source)
         record = partial(recording, "forget.document", tenant=tenant, object=f"document:{id_}")
         step = partial(work.rest if erased else work.document, tenant, of_source, id_, external_id)
-        what = "what still names" if erased else ""
+        what = "what is left of" if erased else ""
         return Plan(f"Erase {what} {of_source}/{external_id}?".replace("  ", " "), step, record, already_erased=erased)
 
     _forget("document", name, plan, yes=yes, wait=wait, json_output=json_output)
@@ -67,9 +68,9 @@ def forget_document(
 
 @forget.command("source")
 def forget_source(
-    name: Annotated[str, typer.Argument(help="The source, as its connector is called.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the source: that of its connector.", show_default=False)],
     tenant: Annotated[
-        str | None, typer.Option("--tenant", help="The tenant, where several have a connector of this name.")
+        str | None, typer.Option("--tenant", help="The tenant, if several have a connector of this name.")
     ] = None,
     yes: Yes = False,
     wait: Wait = 300.0,
@@ -99,7 +100,7 @@ def forget_tenant(
     wait: Wait = 300.0,
     json_output: Json = False,
 ) -> None:
-    """Erase everything of a tenant: all sources, conversations, reviews, feedback, golden questions.
+    """Erase everything of a tenant: all sources, conversations, reviews, feedback and golden questions.
 
     Example: penstock forget tenant acme --yes --json
     """
@@ -117,14 +118,14 @@ def forget_tenant(
 
 @forget.command("person")
 def forget_person(
-    name: Annotated[str, typer.Argument(help="As sources and tokens name the person.", show_default=False)],
-    tenant: Annotated[str, typer.Option("--tenant", help="Whose.")] = "default",
+    name: Annotated[str, typer.Argument(help="Name of the person, as in sources and tokens.", show_default=False)],
+    tenant: Annotated[str, typer.Option("--tenant", help="Tenant of the person.")] = "default",
     yes: Yes = False,
     wait: Wait = 300.0,
     json_output: Json = False,
 ) -> None:
-    """Erase what is kept about a person: memberships, conversations, reviews and feedback of theirs, golden questions
-    that are asked as them, and their name as an author. Texts that speak of them are documents: forget those.
+    """Erase the data about a person: memberships, conversations, reviews, feedback, golden questions that are asked as
+    this person, and the name as an author. Documents that mention the person stay: use `penstock forget document`.
 
     Example: penstock forget person jane@acme.com --tenant acme --yes --json
     """
@@ -138,11 +139,11 @@ def forget_person(
 
 
 def export(
-    person: Annotated[str, typer.Argument(help="As sources and tokens name the person.", show_default=False)],
-    tenant: Annotated[str, typer.Option("--tenant", help="Whose.")] = "default",
+    person: Annotated[str, typer.Argument(help="Name of the person, as in sources and tokens.", show_default=False)],
+    tenant: Annotated[str, typer.Option("--tenant", help="Tenant of the person.")] = "default",
     json_output: Json = False,
 ) -> None:
-    """Everything that is stored about a person, as one JSON document on stdout: rows by table, without embeddings.
+    """Print all data stored about a person as one JSON document on stdout: rows by table, without embeddings.
 
     Example: penstock export jane@acme.com --tenant acme > jane.json
     """
@@ -251,7 +252,7 @@ class Work:
         )
         if not await self._erase_documents(tenant, source, {id_: name}, chunks):
             raise PenstockError(
-                f"{source}/{name} changed meanwhile and is not erased: delete it at its source first, then the same"
+                f"{source}/{name} changed meanwhile and was not erased: delete it at its source, then run this"
                 " command again"
             )
         await self.unused_access_sets(tenant)
@@ -310,8 +311,8 @@ class Work:
         await self.unused_access_sets(tenant)
         if changed:
             raise PenstockError(
-                f"{changed} documents of source {name} changed meanwhile and are not erased: stop whoever publishes"
-                " for it; the same command again goes on"
+                f"{changed} documents of source {name} changed meanwhile and were not erased: stop everything that"
+                " publishes for it, then run this command again"
             )
         await self._tombstones(tenant, {name: principals})
         await self._erase("source", _scope(tenant, source=name))
@@ -371,25 +372,33 @@ class Work:
         retention_by_topic = await retention_ms(kafka.bootstrap, prefix=kafka.topic_prefix, security=security(kafka))
         of_people = {CONVERSATIONS.name, DEAD_LETTERS.name}
         remains = [
-            _left(f"Kafka {topic}", now + timedelta(milliseconds=ms), "what was sent before expires with its topic")
+            _left(
+                f"Kafka {topic}",
+                now + timedelta(milliseconds=ms),
+                "messages sent before expire with the topic's retention",
+            )
             for topic, ms in sorted(retention_by_topic.items())
             if ms >= 0
             and (topic in of_people if forgot == "person" else topic != CONVERSATIONS.name or forgot == "tenant")
         ]
         if forgot != "document":
-            why = "compacted: its tombstones go about a day after the next compaction, and the names with them"
+            why = "the topic is compacted: names and tombstones are removed about a day after the next compaction"
             remains.append(_left(f"Kafka {IDENTITIES.name}", None, why))
         days = self.settings.retention.backups_days
-        again = "run the same command again after restoring one" + (
+        again = "run this command again after restoring a backup" + (
             "" if days else "; PENSTOCK_RETENTION_BACKUPS_DAYS is 0"
         )
         remains += [
             _left("backups of Postgres", now + timedelta(days=days) if days else None, again),
             _left(
-                "memory of query services: answers", now + ANSWER_RETENTION, "never given again, and dropped by then"
+                "memory of query services: answers",
+                now + ANSWER_RETENTION,
+                "not returned any more, and dropped by then",
             ),
             _left(
-                "memory of query services: vectors of questions", now + VECTOR_RETENTION, "with the questions' words"
+                "memory of query services: vectors of questions",
+                now + VECTOR_RETENTION,
+                "including the words of the questions",
             ),
         ]
         if self.settings.trail != "off":
@@ -398,35 +407,35 @@ class Work:
                 _left(
                     "postgres trail.records",
                     now + timedelta(days=trail_days) if trail_days else None,
-                    "the audit trail: who was shown or did what, kept whole until its age",
+                    "the audit trail of who was shown or did what; records are removed only by age",
                 )
             )
         if forgot == "person":
-            why = (
-                "documents that name the person, and access tags that their source still gives: forget or change those"
-            )
+            why = "documents that name the person, and access tags of their source: erase or change those separately"
             remains.append(_left("documents", None, why))
             if not load_query().feedback.secrets():
-                why = "given under a key that is not known here (PENSTOCK_FEEDBACK_KEYS is not set): goes by age"
+                why = (
+                    "PENSTOCK_FEEDBACK_KEYS is not set here, so rows of the person cannot be recognised: removed by age"
+                )
                 remains.append(_left("Postgres answer_feedback", None, why))
         else:
-            why = "a row under the id alone, so that the deletion holds against late events"
+            why = "a row with the id only, so that late events do not bring the document back"
             remains.append(_left("Postgres documents", None, why))
-            why = "a clone of a repository keeps its history" + (
+            why = "a repository's clone keeps the history" + (
                 " as long as the repository does"
                 if forgot == "document"
-                else ", until the connectors' worker next looks"
+                else ", until the connectors worker next cleans up"
             )
             remains.append(_left("the connectors' folder: clones", None, why))
         if forgot in ("document", "source"):
             days = self.settings.retention.feedback_days
-            why = "feedback on passages that were replaced or deleted before: whose they were is not known any more"
+            why = "feedback on passages that were replaced or deleted before; their document is no longer known"
             remains.append(_left("Postgres answer_feedback", now + timedelta(days=days) if days else None, why))
         if self.left_entries:
-            why = f"{self.left_entries} entries that the ledger does not want: `penstock audit --repair` removes them"
+            why = f"{self.left_entries} surplus entries: `penstock audit --repair` removes them"
             remains.append(_left("Elasticsearch", None, why))
         if self.erased["postgres uploads"]:
-            why = "the files, until the connectors' worker next looks for what nothing needs"
+            why = "the files, until the connectors worker next removes unused ones"
             remains.append(_left("the connectors' folder", None, why))
         return Receipt(forgot, name, now, dict(self.erased), remains, already_erased)
 
@@ -630,8 +639,8 @@ class Work:
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError:
             raise PenstockError(
-                f"{what}: not followed within {self.wait_seconds:g} s, so not everything is erased yet; are the workers"
-                " running? The same command again goes on"
+                f"{what}: not complete after {self.wait_seconds:g} s, so not everything is erased yet; check with"
+                " `penstock status` that the workers run, then run this command again"
             ) from None
 
     async def _all(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 generation = typer.Typer(
     name="generation",
-    help="Another embedding model, other dimensions or other chunks, without an outage.",
+    help="Change the embedding model, its dimensions or the size of chunks without an outage.",
     no_args_is_help=True,
 )
 
@@ -46,7 +46,7 @@ LINE_INTERVAL_SECONDS = 30.0
 """Where there is no terminal, a line shows progress this often."""
 
 Dataset = Annotated[
-    Path | None, typer.Option("--dataset", help="Judge by this collection instead of the golden questions.")
+    Path | None, typer.Option("--dataset", help="Compare with this dataset instead of the golden questions.")
 ]
 Tenant = Annotated[str, typer.Option("--tenant", help="With --dataset: tenant of the documents.")]
 Principals = Annotated[
@@ -54,7 +54,8 @@ Principals = Annotated[
     typer.Option("--as", metavar="PRINCIPAL", help="With --dataset: search as this person. Repeatable."),
 ]
 Tags = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="TAG", help="With --dataset: search with this access tag.")
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="With --dataset: search as a holder of this access tag. Repeatable."),
 ]
 
 
@@ -78,14 +79,14 @@ def list_(json_output: Json = False) -> None:
 
 @generation.command()
 def compare(
-    name: Annotated[str | None, typer.Argument(help="Default: the one that is being built.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the generation. Default: the one being built.")] = None,
     dataset: Dataset = None,
     tenant: Tenant = "default",
     principals: Principals = None,
     tags: Tags = None,
     json_output: Json = False,
 ) -> None:
-    """Ask both generations the golden questions, or a dataset's, and say which one finds the better answers.
+    """Compare how well two generations answer the golden questions, or those of a dataset.
 
     Example: penstock generation compare
     """
@@ -120,8 +121,12 @@ async def _compared(
 
 @generation.command()
 def cutover(
-    force: Annotated[bool, typer.Option("--force", help="Even if it finds less, or nothing could be judged.")] = False,
-    evaluation: Annotated[bool, typer.Option("--evaluation/--no-evaluation", help="Compare both before.")] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Cut over even if results are worse or cannot be judged.")
+    ] = False,
+    evaluation: Annotated[
+        bool, typer.Option("--evaluation/--no-evaluation", help="Compare both generations first.")
+    ] = True,
     dataset: Dataset = None,
     tenant: Tenant = "default",
     principals: Principals = None,
@@ -130,8 +135,8 @@ def cutover(
 ) -> None:
     """Make the generation that was built the active one: vectors, keywords and the query's model in one transaction.
 
-    Refused while its stores lack anything, and when nDCG@5 is more than 2 % below the active generation's (unless
-    --force). The one that was active stays, written as before, for `rollback`; an older previous one is retired.
+    Refused while its stores are incomplete, and when nDCG@5 is more than 2 % below the active generation's (unless
+    --force). The replaced generation stays, and is still written, for `rollback`; an older previous one is retired.
 
     Example: penstock generation cutover
     """
@@ -167,13 +172,13 @@ async def _cutover(
             compared = await _compared(None, dataset, tenant, principals, tags)
         except NothingJudged as error:
             if not force:
-                raise Misconfigured(f"{error}; or cut over unjudged, with --no-evaluation") from error
+                raise Misconfigured(f"{error}; or cut over without a comparison: --no-evaluation") from error
             stderr.print(f"Not judged: {error}", soft_wrap=True)
     if compared is not None:
         stderr.print(show.comparison_table(compared))
         if compared.worse and not force:
             raise Misconfigured(
-                f"{compared.worse}: nothing was changed (2 % is the most; --force does it all the same)"
+                f"{compared.worse}: nothing was changed (at most 2 % is allowed; --force cuts over anyway)"
             )
     async with connect(settings.postgres) as connection:
         switched = await cut(connection)
@@ -192,9 +197,10 @@ async def _cutover(
 
 @generation.command()
 def rollback(
-    force: Annotated[bool, typer.Option("--force", help="Even if it lacks changes.")] = False, json_output: Json = False
+    force: Annotated[bool, typer.Option("--force", help="Roll back even if it lacks changes.")] = False,
+    json_output: Json = False,
 ) -> None:
-    """Go back to the generation that was active before, at once; again: forth. It was written all along.
+    """Go back to the previous generation at once. It was written all the time; a second rollback returns to this one.
 
     Example: penstock generation rollback
     """
@@ -215,13 +221,15 @@ def rollback(
 
 @generation.command()
 def retire(
-    name: Annotated[str | None, typer.Argument(help="Default: the only non-active one.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the generation. Default: the only non-active one.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Free the rows, the table and the index of a generation that is not active; there is no way back to it.
+    """Delete the rows, the table and the index of a generation that is not active. This cannot be undone.
 
-    Exit code 0 once it is retired, also where a store could not be cleared: what is left is named, and goes with the
-    next build, or when this is run again. 1: nothing was done.
+    Exit code 0: it is retired. If a store could not be cleared, the rest is named, and is removed by the next build or
+    by running this command again. 1: nothing was done.
 
     Example: penstock generation retire g1
     """
@@ -250,42 +258,59 @@ def retire(
 @generation.command()
 def build(
     model: Annotated[
-        str | None, typer.Option("--model", help="Another model, by the name that its service uses.")
+        str | None, typer.Option("--model", help="Name of another embedding model, as its service calls it.")
     ] = None,
-    dimensions: Annotated[int | None, typer.Option("--dimensions", min=1)] = None,
-    chunk_tokens: Annotated[int | None, typer.Option("--chunk-tokens", help="Target size of a chunk.")] = None,
+    dimensions: Annotated[
+        int | None, typer.Option("--dimensions", min=1, help="Number of dimensions of the model's vectors.")
+    ] = None,
+    chunk_tokens: Annotated[
+        int | None, typer.Option("--chunk-tokens", help="Target size of a chunk, in tokens.")
+    ] = None,
     provider: Annotated[
-        Literal["local", "openai"] | None, typer.Option("--provider", help="Default with --model: openai.")
+        Literal["local", "openai"] | None,
+        typer.Option("--provider", help="Where the model runs. Default with --model: openai."),
     ] = None,
     base_url: Annotated[str | None, typer.Option("--base-url", help="URL of an OpenAI-compatible server.")] = None,
     input_window: Annotated[
         int | None, typer.Option("--input-window", help="Maximum number of tokens of the model's input.", min=1)
     ] = None,
-    document_prefix: Annotated[str | None, typer.Option("--document-prefix")] = None,
-    query_prefix: Annotated[str | None, typer.Option("--query-prefix")] = None,
-    send_dimensions: Annotated[bool | None, typer.Option("--send-dimensions/--no-send-dimensions")] = None,
-    encoding_format: Annotated[Literal["float", "base64"] | None, typer.Option("--encoding-format")] = None,
+    document_prefix: Annotated[
+        str | None, typer.Option("--document-prefix", help="Text that the model expects before a document.")
+    ] = None,
+    query_prefix: Annotated[
+        str | None, typer.Option("--query-prefix", help="Text that the model expects before a query.")
+    ] = None,
+    send_dimensions: Annotated[
+        bool | None,
+        typer.Option("--send-dimensions/--no-send-dimensions", help="Send the number of dimensions to the service."),
+    ] = None,
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None,
+        typer.Option("--encoding-format", help="Format in which the service returns vectors."),
+    ] = None,
     price: Annotated[
         float | None, typer.Option("--price", min=0, help="Price of a million tokens. Default: the setting.")
     ] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option("--tokens-per-minute", min=1)] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option("--tokens-per-minute", min=1, help="Limit of the build. Default: none.")
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option("--budget", help="Maximum total cost: money, or tokens as in 5000000tokens."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until a cut-over is possible.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be done and its cost, and stop.")
+        bool, typer.Option("--dry-run", help="Print the plan and its cost, and change nothing.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json_output: Json = False,
 ) -> None:
     """Build a generation while the active one stays in use, or continue the one that is being built.
 
-    Searches and live changes continue meanwhile; live changes reach both. Options that are not set are those of the
-    active generation; another model begins with its own defaults. Keys come from the environment: OPENAI_API_KEY, or
-    PENSTOCK_EMBEDDING_API_KEYS='{"host": "key"}', here and at the workers and the query service. Stopped or killed, it
-    continues when it is run again.
+    Searches and live changes continue meanwhile; live changes reach both generations. Options that are not given are
+    taken from the active generation; another model starts with its own defaults. API keys come from the environment,
+    OPENAI_API_KEY or PENSTOCK_EMBEDDING_API_KEYS='{"host": "key"}': here, and at the workers and the query service. If
+    stopped or killed, it continues when it is run again.
 
     Example: penstock generation build --model text-embedding-3-small --dimensions 1024 --budget 20 --wait
     """
@@ -355,11 +380,13 @@ def _budget(text: str | None, price: float) -> int | None:
     except ValueError:
         amount = None
     if match is None or amount is None:
-        raise typer.BadParameter(f"--budget {text}: say money as in 20, or tokens as in 5000000tokens")
+        raise typer.BadParameter(
+            f"--budget {text}: give an amount of money, such as 20, or of tokens, such as 5000000tokens"
+        )
     if match[2]:
         return round(amount)
     if price <= 0:
-        raise typer.BadParameter("--budget in money needs a price: give --price, or say tokens as in 5000000tokens")
+        raise typer.BadParameter("--budget in money needs --price; or give a number of tokens, such as 5000000tokens")
     return round(amount / price * 1e6)
 
 
@@ -369,15 +396,15 @@ class What(StrEnum):
 
 
 def rebuild(
-    what: Annotated[What, typer.Argument(help="keywords (Elasticsearch) or vectors (pgvector)")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and stop.")] = False,
+    what: Annotated[What, typer.Argument(help="The store: keywords (Elasticsearch) or vectors (pgvector).")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, and change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Rebuild one store from the ledger while the old one stays in use, and swap it in when it is complete.
+    """Rebuild one store from the ledger while the old one stays in use, and replace it when the new one is complete.
 
-    Searches and live changes go on meanwhile. Vectors of unchanged chunks are copied where the old table still has
-    them; what is missing is embedded. Stopped or killed, it goes on when it is run again.
+    Searches and live changes continue meanwhile. Vectors are copied from the old table where it still has them; missing
+    ones are embedded. If stopped or killed, it continues when it is run again.
 
     Example: penstock rebuild keywords
     """
@@ -408,7 +435,7 @@ async def _rebuild(what: What, *, dry_run: bool, yes: bool, quiet: bool) -> Rebu
 
 
 def _rebuild_plan_line(plan: RebuildPlan) -> str:
-    goes_on = f"Going on with generation {plan.resumes}: " if plan.resumes else ""
+    goes_on = f"Continuing generation {plan.resumes}: " if plan.resumes else ""
     if plan.store == "keywords":
         return f"{goes_on}{plan.documents:,} documents with {plan.chunks:,} entries into a new index."
     return (
@@ -420,7 +447,7 @@ def _rebuild_plan_line(plan: RebuildPlan) -> str:
 def _rebuild_result_line(result: RebuildResult) -> str:
     made = "chunks embedded" if result.store == "vectors" else "entries written"
     return (
-        f"{result.store} rebuilt: generation {result.generation} answers searches now in place of {result.replaced};"
+        f"{result.store} rebuilt: generation {result.generation} serves searches now instead of {result.replaced};"
         f" {result.documents:,} documents, {result.written:,} {made}, {result.seconds:.0f} s."
     )
 
@@ -455,7 +482,7 @@ def confirmed(bars: Progress, *, yes: bool) -> bool:
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     bars.stop()
-    if not typer.confirm("Go on?", default=True, err=True):
+    if not typer.confirm("Continue?", default=True, err=True):
         return False
     bars.start()
     return True

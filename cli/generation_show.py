@@ -21,7 +21,7 @@ def generations_table(standings: Sequence[Standing]) -> Table:
     rows = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("name", "state", "since", "model"):
         rows.add_column(column, no_wrap=True)
-    for column in ("cut at", "documents", "chunks", "pending", "failed", "MB"):
+    for column in ("chunk tokens", "documents", "chunks", "pending", "failed", "MB"):
         rows.add_column(column, justify="right")
     for s in standings:
         state = f"{s.state}, ready" if s.state == "building" and s.ready else s.state
@@ -45,7 +45,7 @@ def planned(plan: Plan) -> str:
     e = plan.estimate
     about = "" if e.exact else "about "
     money = f", {about}{e.money:,.2f} at {plan.price:g} a million" if plan.price else ""
-    begins = "Going on with" if plan.resumes else "A new"
+    begins = "Continuing" if plan.resumes else "A new"
     return (
         f"{begins} generation {plan.generation} alongside {plan.replaces}: {printable(plan.model)}, {plan.dimensions}"
         f" dimensions, chunks of {plan.chunk_tokens} tokens.\n"
@@ -61,11 +61,11 @@ def built(result: Result) -> str:
         f" {result.seconds:.0f} s."
     )
     if result.ready:
-        return f"{done}\nNow `penstock generation compare`, then `penstock generation cutover`."
+        return f"{done}\nNext: `penstock generation compare`, then `penstock generation cutover`."
     return (
-        f"Every document of generation {result.generation} is in the workers' hands; `penstock generation list` shows"
-        " how far they are. Then run `penstock generation build --wait`: it builds the graph, and it may be cut over"
-        " to."
+        f"Every document of generation {result.generation} is queued for the workers; `penstock generation list` shows"
+        " their progress. Then run `penstock generation build --wait`, which builds the graph and makes a cut-over"
+        " possible."
     )
 
 
@@ -89,7 +89,7 @@ def comparison_table(comparison: Comparison) -> Group:
 def switched(done: Switched) -> str:
     retired = f" Retired: {', '.join(done.retired)}." if done.retired else ""
     return (
-        f"Generation {done.active} answers searches now; {done.previous} goes on being written:"
-        f" `penstock generation rollback` goes back to it, `penstock generation retire {done.previous}` frees it."
+        f"Generation {done.active} serves searches now; {done.previous} is still written:"
+        f" `penstock generation rollback` returns to it, `penstock generation retire {done.previous}` deletes it."
         f"{retired}"
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 golden = typer.Typer(
     name="golden",
-    help="Golden questions, by which the running service is measured.",
+    help="Golden questions, which measure the quality of the running service.",
     no_args_is_help=True,
 )
 Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the documents.")]
@@ -27,23 +27,25 @@ Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the documents."
 
 @golden.command()
 def add(
-    query: Annotated[str, typer.Argument(help="A question as people ask it.")],
-    document: Annotated[str, typer.Option("--document", help="What answers it: SOURCE/EXTERNAL_ID.")],
+    query: Annotated[str, typer.Argument(help="The question, in the words of people.")],
+    document: Annotated[str, typer.Option("--document", help="Document that answers it: SOURCE/EXTERNAL_ID.")],
     anchor: Annotated[
-        str, typer.Option("--anchor", help="Words of the passage that answers it, as they stand there. Default: any.")
+        str, typer.Option("--anchor", help="Exact words of the passage that answers it. Default: any passage.")
     ] = "",
-    gain: Annotated[int, typer.Option("--gain", help="How well it answers, 1 to 10.", min=1, max=10)] = 1,
-    reference: Annotated[str | None, typer.Option("--reference", help="What a right answer says.")] = None,
+    gain: Annotated[int, typer.Option("--gain", help="How well it answers the question, 1 to 10.", min=1, max=10)] = 1,
+    reference: Annotated[str | None, typer.Option("--reference", help="Text of a correct answer.")] = None,
     principals: Annotated[
-        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="The person who asks.")
+        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Ask as this person. Repeatable.")
     ] = None,
-    tags: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="Ask with this access tag.")] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG", help="Ask as a holder of this access tag. Repeatable.")
+    ] = None,
     tenant: Tenant = "default",
 ) -> None:
-    """Judge a document, or a passage of it, as an answer to a question. Repeat for each answer that the question has.
+    """Add a judgement: this document, or a passage of it, answers the question. Run it once for each such document.
 
-    The judgement is anchored to the words, not to a chunk: it stands while the words do. Without --as and --tag the
-    local user asks.
+    A judgement refers to the words of the passage, not to a chunk, and holds while the document contains them. Without
+    --as and --tag the question is asked as the local user.
 
     Example: penstock golden add "how long do we keep logs" --document wiki/retention --anchor "kept for 90 days"
     """
@@ -70,12 +72,14 @@ def add(
         reference,
     )
     known = asyncio.run(_add(one))
-    stdout.print(f"{len(known.judged)} judged for this question")
+    stdout.print(f"{len(known.judged)} judgements of this question")
 
 
 @golden.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="One JSON object a line, as export writes them; - for stdin.")],
+    file: Annotated[
+        Path, typer.Argument(help="File with one JSON object per line, as `export` writes it; - for stdin.")
+    ],
 ) -> None:
     """Import golden questions from a file. A question that exists already is replaced.
 
@@ -95,8 +99,10 @@ def import_(
 
 
 @golden.command()
-def export(tenant: Annotated[str | None, typer.Option("--tenant", help="Default: all.")] = None) -> None:
-    """Print all judgements, one JSON object a line."""
+def export(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant. Default: all.")] = None,
+) -> None:
+    """Print all golden questions with their judgements, one JSON object per line."""
     from query.evaluation.golden import write
 
     for line in write(asyncio.run(_stored(tenant))):
@@ -117,15 +123,15 @@ def remove(
 
 @golden.command()
 def run(json_output: Json = False) -> None:
-    """Ask all of them now, keep the result and show it: what the service does by itself every 15 minutes.
+    """Ask all golden questions now, store the result and print it. The service does this every 15 minutes.
 
-    Exit code 1: a measure is below its floor (PENSTOCK_EVAL_NDCG_FLOOR, _FAITHFULNESS_FLOOR), or nothing can be asked.
+    Exit code 1: a measure is below its floor (PENSTOCK_EVAL_NDCG_FLOOR, _FAITHFULNESS_FLOOR), or no question is left.
     """
     from query.settings import load
 
     result = asyncio.run(_run())
     if result is None:
-        typer.echo("error: no judgement stands: `penstock golden add` makes one", err=True)
+        typer.echo("error: there is no valid judgement: add one with `penstock golden add`", err=True)
         raise typer.Exit(1)
     settings = load().evaluation
     shown = [

@@ -18,4 +18,4 @@ def past_moment(text: str) -> datetime:
             return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
         return datetime.fromisoformat(text.strip()).astimezone()
     except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"{text!r} is no time: say 30m, 2h, 7d or 2026-11-20T08:00") from error
+        raise typer.BadParameter(f"{text!r} is not a time: write 30m, 2h, 7d or 2026-11-20T08:00") from error

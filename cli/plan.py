@@ -14,26 +14,26 @@ from pipeline.maintenance.plan import plan as planned
 
 def plan(
     documents: Annotated[int, typer.Option(min=1, help="Number of documents.")],
-    chunks_per_document: Annotated[float, typer.Option(min=0.01)] = 25.0,
-    changes_per_hour: Annotated[float, typer.Option(min=0)] = 1_000.0,
-    queries_per_second: Annotated[float, typer.Option(min=0)] = 10.0,
+    chunks_per_document: Annotated[float, typer.Option(min=0.01, help="Mean number of chunks of a document.")] = 25.0,
+    changes_per_hour: Annotated[float, typer.Option(min=0, help="Documents that change per hour.")] = 1_000.0,
+    queries_per_second: Annotated[float, typer.Option(min=0, help="Searches per second.")] = 10.0,
     dimensions: Annotated[int, typer.Option(min=1, help="Dimensions of the model's vectors.")] = 1_536,
     quantisation: Annotated[
-        Quantisation, typer.Option(help="halfvec; binary is what a graph of bits would take.")
+        Quantisation, typer.Option(help="Storage of the graph: halfvec (used), or binary (an estimate only).")
     ] = "halfvec",
     load_hours: Annotated[float, typer.Option(min=0.01, help="Hours that the first load may take.")] = 168.0,
-    node_memory_gb: Annotated[float, typer.Option(min=1, help="Memory of one Postgres node.")] = 256.0,
-    price_processor: Annotated[float, typer.Option(min=0, help="Per month.")] = 25.0,
-    price_memory_gb: Annotated[float, typer.Option(min=0, help="Per month.")] = 3.5,
-    price_disk_gb: Annotated[float, typer.Option(min=0, help="Per month.")] = 0.1,
+    node_memory_gb: Annotated[float, typer.Option(min=1, help="Memory of one Postgres node, in GB.")] = 256.0,
+    price_processor: Annotated[float, typer.Option(min=0, help="Price of a processor, per month.")] = 25.0,
+    price_memory_gb: Annotated[float, typer.Option(min=0, help="Price of a GB of memory, per month.")] = 3.5,
+    price_disk_gb: Annotated[float, typer.Option(min=0, help="Price of a GB of disk, per month.")] = 0.1,
     price_million_tokens: Annotated[
-        float, typer.Option(min=0, help="Of the embedding model, for a million tokens.")
+        float, typer.Option(min=0, help="Embedding model's price of a million tokens.")
     ] = 0.13,
     json_output: Json = False,
 ) -> None:
-    """How many partitions, processes, shards and gigabytes, and what they cost: from what was measured.
+    """Estimate the partitions, processes, shards, memory and disk that a workload needs, and their cost.
 
-    Nothing is asked of a running system. docs/scaling.md says where each number comes from.
+    The estimate uses measured numbers (docs/scaling.md), and needs no running system.
 
     Example: penstock plan --documents 2000000 --changes-per-hour 10000 --queries-per-second 500
     """
@@ -63,7 +63,7 @@ def _lines(size: Workload, p: Plan) -> list[str]:
     return [
         f"{size.documents:,} documents, {p.chunks:,} chunks of {size.dimensions} dimensions",
         f"graph          {p.graph_gb:,.1f} GB ({size.quantisation}), in memory;"
-        f" {p.graph_hours:,.1f} hours of one processor to build it anew",
+        f" {p.graph_hours:,.1f} hours of one processor to rebuild it",
         f"Postgres       {p.postgres_memory_gb:,.0f} GB of memory on {p.postgres_nodes} node(s),"
         f" {p.postgres_disk_gb:,.0f} GB of disk with room for a second generation",
         f"Elasticsearch  {p.keyword_shards} shard(s), {p.keyword_disk_gb:,.0f} GB of disk with replicas and a rebuild",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 producer = typer.Typer(
     name="producer",
-    help="Who may publish to the ingest topics, and for which tenants and sources (docs/wire.md).",
+    help="Producers: who may publish to the ingest topics, for which tenants and sources (docs/wire.md).",
     no_args_is_help=True,
 )
 
@@ -30,14 +30,14 @@ OVERLAP_DAYS = 15
 """A rotated key holds for so long: a day longer than the topics keep records, so that `penstock recover` finds them
 valid."""
 
-Name = Annotated[str, typer.Argument(help="The producer: lower case letters, digits, '.', '_', '-'.")]
+Name = Annotated[str, typer.Argument(help="Name of the producer: lower-case letters, digits, '.', '_', '-'.")]
 KeyFile = Annotated[
     Path | None,
-    typer.Option("--key-file", help="Write the new private key here (mode 0600). Default: it is printed once."),
+    typer.Option("--key-file", help="File for the new private key (mode 0600). Default: print it once."),
 ]
 PublicKey = Annotated[
     Path | None,
-    typer.Option("--public-key", help="Enrol this public key (Ed25519, PEM), made elsewhere. No private key is made."),
+    typer.Option("--public-key", help="File with a public key (Ed25519, PEM) to enrol instead of making a new pair."),
 ]
 
 
@@ -47,35 +47,33 @@ def add(
     allow: Annotated[
         list[str],
         typer.Option(
-            "--allow", metavar="TENANT/SOURCE", help="What it may publish; * stands for any characters. Repeatable."
+            "--allow", metavar="TENANT/SOURCE", help="Source it may publish; * matches any characters. Repeatable."
         ),
     ],
     key_file: KeyFile = None,
     public_key: PublicKey = None,
-    since: Annotated[datetime | None, typer.Option("--from", help="When it begins (UTC). Default: now.")] = None,
-    until: Annotated[
-        datetime | None, typer.Option("--until", help="When it ends (UTC). Default: when removed.")
-    ] = None,
+    since: Annotated[datetime | None, typer.Option("--from", help="Start of its validity (UTC). Default: now.")] = None,
+    until: Annotated[datetime | None, typer.Option("--until", help="End of its validity (UTC). Default: none.")] = None,
     if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Change nothing where it is enrolled with the key in --key-file.")
+        bool, typer.Option("--if-missing", help="Change nothing if it is enrolled with the key in --key-file.")
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """Enrol a producer: from now on what it signs for these tenants and sources is taken in.
+    """Enrol a producer: records that it signs for these tenants and sources are accepted from now on.
 
-    Without --public-key a pair of keys is made, and the private one written to --key-file, or printed once. It is kept
-    nowhere else. A source that begins with `canary.` needs a pattern that does so too.
+    Without --public-key a new pair of keys is made. The private key is written to --key-file, or printed once, and
+    stored nowhere else. A source that begins with `canary.` needs a pattern that begins so too.
 
     Example: penstock producer add wiki --allow acme/wiki --key-file wiki-key.pem
     """
     from pipeline.ledger import producers
 
     if not NAME.fullmatch(name):
-        raise typer.BadParameter("a producer's name is lower case letters, digits, '.', '_' and '-', at most 100")
+        raise typer.BadParameter("a producer's name has at most 100 lower-case letters, digits, '.', '_' and '-'")
     _require_patterns(allow)
     _one_of(key_file, public_key)
     if if_missing and key_file is None:
-        raise typer.BadParameter("--if-missing goes with --key-file")
+        raise typer.BadParameter("--if-missing needs --key-file")
     if if_missing and key_file is not None and key_file.exists():
         if asyncio.run(_holds(name, key_file)):
             stderr.print(f"{name} is enrolled with the key in {key_file}", soft_wrap=True, markup=False)
@@ -95,11 +93,11 @@ def add(
 def allow(
     name: Name,
     patterns: Annotated[
-        list[str], typer.Argument(metavar="TENANT/SOURCE...", help="All that it may publish from now on.")
+        list[str], typer.Argument(metavar="TENANT/SOURCE...", help="All sources that it may publish from now on.")
     ],
     json_output: Json = False,
 ) -> None:
-    """Replace the list of what a producer may publish; its keys stay. The rest is refused within seconds.
+    """Replace the list of sources that a producer may publish. Its keys stay; others are refused within seconds.
 
     Example: penstock producer allow connectors acme/wiki 'acme/shop-*'
     """
@@ -126,14 +124,14 @@ def rotate(
     key_file: KeyFile = None,
     public_key: PublicKey = None,
     overlap_days: Annotated[
-        float, typer.Option("--overlap-days", min=0, help="How long its present keys still hold.")
+        float, typer.Option("--overlap-days", min=0, help="Days for which its present keys stay valid.")
     ] = OVERLAP_DAYS,
     json_output: Json = False,
 ) -> None:
-    """Give a producer another key; its present ones hold for 15 days more, longer than Kafka keeps what they signed.
+    """Give a producer a new key. Its present keys stay valid for 15 days, longer than Kafka stores their records.
 
-    A key that somebody else may have: --overlap-days 0 ends it at once, and what it has signed and nobody has read yet
-    becomes dead letters.
+    If a key may be known to others, --overlap-days 0 invalidates it at once. Records signed with it that have not been
+    read yet become dead letters.
 
     Example: penstock producer rotate wiki --key-file wiki-key-2.pem
     """
@@ -152,7 +150,7 @@ def rotate(
 
 @producer.command()
 def remove(name: Name, json_output: Json = False) -> None:
-    """End a producer and its keys. What it has signed and nobody has read yet becomes dead letters, within seconds.
+    """Remove a producer and its keys, within seconds. Its records that have not been read yet become dead letters.
 
     Example: penstock producer remove wiki
     """
@@ -176,7 +174,7 @@ def list_(
     everything: Annotated[bool, typer.Option("--all", help="Include producers that have ended.")] = False,
     json_output: Json = False,
 ) -> None:
-    """The enrolled producers, what they may publish, and their keys.
+    """List the enrolled producers, the sources that they may publish, and their keys.
 
     Example: penstock producer list --json
     """
@@ -207,14 +205,16 @@ def list_(
                 stdout.print(f"  key {key.key_id}{_until(key, now)}", soft_wrap=True, markup=False)
     if not shown:
         stderr.print(
-            "no producer is enrolled: penstock producer add NAME --allow TENANT/SOURCE", soft_wrap=True, markup=False
+            "no producer is enrolled: run penstock producer add NAME --allow TENANT/SOURCE",
+            soft_wrap=True,
+            markup=False,
         )
 
 
 def _require_patterns(patterns: list[str]) -> None:
     for pattern in patterns:
         if not is_pattern(pattern):
-            raise typer.BadParameter(f"{printable(pattern)}: write it as TENANT/SOURCE")
+            raise typer.BadParameter(f"{printable(pattern)}: write the pattern as TENANT/SOURCE")
 
 
 def _json(one: Producer, keys: list[Key], now: datetime) -> dict[str, Any]:
@@ -329,7 +329,7 @@ def _write(path: Path, private: bytes) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise PenstockError(f"{path} exists: it would be overwritten") from error
+        raise PenstockError(f"{path} exists and is not overwritten: choose another --key-file") from error
     except OSError as error:
         raise PenstockError(f"{path} cannot be written: {error.strerror}") from error
     with os.fdopen(descriptor, "wb") as file:

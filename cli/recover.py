@@ -28,38 +28,39 @@ REPAIR_SECONDS = 600
 def recover(
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="When the backup was taken, or earlier: 2026-11-20T08:00Z, 2h."),
+        typer.Option("--since", metavar="TIME", help="Time of the restored backup, or earlier: 2026-11-20T08:00Z, 2h."),
     ] = None,
     failover: Annotated[
         bool,
         typer.Option(
-            "--failover", help="Postgres's standby was promoted: read again the records that it may have lost."
+            "--failover", help="Postgres's standby was promoted: read the records again that it may have lost."
         ),
     ] = False,
     topics_lost: Annotated[
         bool,
-        typer.Option("--topics-lost", help="Kafka is new and empty: let the connectors compare again."),
+        typer.Option("--topics-lost", help="Kafka is new and empty: publish again what was not read."),
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """Bring the ledger, Kafka and the stores together again after a loss.
+    """Restore a consistent state of the ledger, Kafka and the stores after a loss.
 
-    --since: let a ledger that was restored from a backup catch up with Kafka, then prove that both stores agree.
+    --since: after the ledger was restored from a backup. Reads the records since then from Kafka again, then audits
+    both stores.
 
-    --failover: the same after a standby was promoted, from an hour before the last change that it knows.
+    --failover: the same after a standby was promoted, from an hour before the last change in its ledger.
 
-    Nothing is answered from when it begins until what was lost has been read again: before, what was revoked or deleted
-    meanwhile is not known. Detect workers of the local stack are stopped and started again; others have to be stopped
-    by you.
+    Searches are refused until the lost records have been read again, because revocations and deletions among them are
+    not known before. Detect workers of the local stack are stopped and started again; stop all others yourself.
 
-    --topics-lost: what was published and had not been read is published again, by each connector at its next sweep.
+    --topics-lost: after Kafka was lost. Records that had not been read are published again, by each connector at its
+    next sweep.
 
     Example: penstock recover --since 2026-11-20T08:00Z
     """
     if (since is not None) + failover + topics_lost != 1:
         raise typer.BadParameter(
-            "say what was lost, one of: --since TIME (Postgres, restored), --failover (Postgres, promoted),"
-            " --topics-lost (Kafka)"
+            "give one of --since TIME (Postgres was restored), --failover (Postgres was promoted) and"
+            " --topics-lost (Kafka was lost)"
         )
     record("recover", object="lost:topics" if topics_lost else "lost:ledger")
     if topics_lost:
@@ -87,9 +88,9 @@ def _look_again(*, json_output: bool) -> None:
         print_json(asdict(outcome))
         return
     stdout.print(
-        f"{outcome.documents:,} documents, {outcome.deletions:,} deletions and {outcome.principals:,} memberships may"
-        " be published again, by the next sweep of their connector; now by `penstock connector run NAME` or"
-        " `penstock ingest`.",
+        f"{outcome.documents:,} documents, {outcome.deletions:,} deletions and {outcome.principals:,} memberships will"
+        " be published again if needed, by the next sweep of their connector, or now by `penstock connector run NAME`"
+        " or `penstock ingest`.",
         soft_wrap=True,
     )
 
@@ -132,7 +133,7 @@ async def _recover(since: datetime | None, start_again: Any, *, quiet: bool) -> 
             await recovery.replayed(
                 rewound,
                 lambda: stderr.print(
-                    f"The offsets are back ({rewound.records:,} records to read again). No detect worker runs: start"
+                    f"The offsets are reset ({rewound.records:,} records to read again). No detect worker runs: start"
                     " the workers now; this command waits for them.",
                     soft_wrap=True,
                 ),
@@ -191,7 +192,7 @@ def _tell(result: dict[str, Any]) -> None:
     failed = f", {result['failed']} documents were set aside (`penstock why`)" if result["failed"] else ""
     stdout.print(
         f"Recovered: {result['replayed']:,} records read again from {since}; {verdict}"
-        f" ({audit['documents']:,} documents, {audit['repaired']:,} differences mended){failed};"
+        f" ({audit['documents']:,} documents, {audit['repaired']:,} differences repaired){failed};"
         f" {result['seconds']:.0f} s.",
         soft_wrap=True,
     )

@@ -47,8 +47,9 @@ async def prepare(settings: Settings | None = None) -> list[str]:
         await model.aclose()
     if settings_of(generation, settings.embedding) is not settings.embedding:
         lines.append(
-            f"settings name {model.model} ({model.dimensions} dimensions), but the active generation {generation.name}"
-            f" has {generation.model} ({generation.dimensions}), which is used (`penstock generation` changes it)"
+            f"the settings name {model.model} ({model.dimensions} dimensions), but the active generation"
+            f" {generation.name} uses {generation.model} ({generation.dimensions}); `penstock generation build`"
+            " changes the model"
         )
     es = connect(settings.elasticsearch)
     try:

@@ -35,29 +35,33 @@ def show(
     context: typer.Context,
     document: Annotated[
         str | None,
-        typer.Option("--document", metavar="DOCUMENT", help="Who was shown it, or tried: its id, external id or file."),
+        typer.Option(
+            "--document", metavar="DOCUMENT", help="Records of access to this document: its id, external id or file."
+        ),
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--source", help="With --document: of this source. Also finds what was erased.")
+        str | None, typer.Option("--source", help="With --document: its source. Also finds erased documents.")
     ] = None,
-    person: Annotated[
-        str | None, typer.Option("--person", help="By this person, as this person, or about this person.")
+    person: Annotated[str | None, typer.Option("--person", help="Records by, as or about this person.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="Only this tenant. With --document: its tenant.")
     ] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant. With --document: its tenant.")] = None,
-    action: Annotated[str | None, typer.Option("--action", help="Only this: search, document.read, export …")] = None,
+    action: Annotated[
+        str | None, typer.Option("--action", help="Only this action, such as search, document.read or export.")
+    ] = None,
     since: Annotated[
-        datetime | None, typer.Option(parser=past_moment, metavar="TIME", help="From this time on: 2h, 7d or a time.")
+        datetime | None, typer.Option(parser=past_moment, metavar="TIME", help="Only records since: 2h, 7d or a time.")
     ] = None,
     until: Annotated[
-        datetime | None, typer.Option(parser=past_moment, metavar="TIME", help="Before this time.")
+        datetime | None, typer.Option(parser=past_moment, metavar="TIME", help="Only records before: 2h, 7d or a time.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Number of records of a page.")] = PAGE,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Maximum number of records.")] = PAGE,
     after: Annotated[
         str | None, typer.Option("--after", metavar="PLACE", help="Next page: `next` of the previous one.")
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Records of the audit trail, the newest first. That it was read is itself recorded.
+    """Print records of the audit trail, newest first. Reading it is recorded too.
 
     Example: penstock trail --document docs/salaries.md --since 30d --json
     """
@@ -98,7 +102,7 @@ async def _show(chosen: RecordFilter, document: str | None, source: str | None, 
         try:
             return await table.page(connection, chosen, limit)
         except ValueError as error:
-            raise typer.BadParameter("--after is `next` of the page before") from error
+            raise typer.BadParameter("--after must be the `next` of the previous page") from error
 
 
 async def _document(connection: Connection, tenant: str, name: str, source: str | None) -> UUID:
@@ -118,11 +122,13 @@ async def _document(connection: Connection, tenant: str, name: str, source: str 
         matches = await story.find(connection, tenant, names(name))
     except InsufficientPrivilege:
         raise PenstockError(
-            f"this login does not read the ledger: give the id of {name!r}, or its external id with --source"
+            f"this login may not read the ledger: give the id of {name!r}, or its external id with --source"
         ) from None
     if len(matches) != 1:
-        what = f"may mean {len(matches)} documents" if matches else "is no document"
-        raise PenstockError(f"{name!r} {what} of tenant {tenant!r}: give its id, or its external id with --source")
+        what = f"matches {len(matches)} documents" if matches else "matches no document"
+        raise PenstockError(
+            f"{name!r} {what} of tenant {tenant!r}: give the document's id, or its external id with --source"
+        )
     return matches[0][0].id
 
 
@@ -141,7 +147,7 @@ def _line(sealed: Sealed) -> str:
 def verify(
     since: Annotated[
         datetime | None,
-        typer.Option(parser=past_moment, metavar="TIME", help="Read records from that day on; heads always all."),
+        typer.Option(parser=past_moment, metavar="TIME", help="Check records from this day on; all heads are checked."),
     ] = None,
     noted: Annotated[
         Path | None,
@@ -150,15 +156,15 @@ def verify(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Heads that were kept elsewhere: lines of JSON, of `penstock trail head --json` or of the log.",
+            help="File of heads stored elsewhere: lines of `penstock trail head --json` or of the log.",
         ),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Check every record and head: whether any was altered, removed, moved or inserted. Exit code 1: something was.
+    """Check whether any record or head was altered, removed, moved or inserted. Exit code 1: one was.
 
-    It needs the key (PENSTOCK_TRAIL_KEY). What it can prove, and what only a head that was kept elsewhere can, is in
-    docs/trail.md.
+    It needs the key (PENSTOCK_TRAIL_KEY). docs/trail.md says what it proves, and what only heads that are stored
+    elsewhere prove.
 
     Example: penstock trail verify --noted heads.jsonl
     """
@@ -216,13 +222,13 @@ def _noted(file: Path) -> dict[int, bytes]:
         except (ValueError, KeyError, TypeError):
             continue  # of a log, most lines are about something else
     if not links:
-        raise typer.BadParameter(f"--noted: {file} holds no head: it has lines of `penstock trail head --json`")
+        raise typer.BadParameter(f"--noted: {file} has no heads: it must have lines of `penstock trail head --json`")
     return links
 
 
 @trail.command()
 def head(json_output: Json = False) -> None:
-    """The newest head: keep it outside of the database, and `verify --noted` proves that nothing before it was changed.
+    """Print the newest head. Stored elsewhere, it lets `verify --noted` prove that no earlier record changed.
 
     Example: penstock trail head --json >> heads.jsonl
     """
@@ -259,6 +265,8 @@ async def _connection() -> AsyncIterator[Connection]:
             ) as connection:
                 yield connection
         except InsufficientPrivilege as error:
-            raise PenstockError("this login does not read the audit trail: use one in penstock_trail_reader") from error
+            raise PenstockError(
+                "this login may not read the audit trail: use one with the role penstock_trail_reader"
+            ) from error
         except UndefinedTable as error:
             raise PenstockError("there is no audit trail yet: run `penstock migrate`") from error

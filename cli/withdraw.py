@@ -20,26 +20,28 @@ if TYPE_CHECKING:
     from pipeline.kafka.producer import Producer
     from pipeline.stores.postgres import Pool
 
-document = typer.Typer(name="document", help="Single documents.", no_args_is_help=True)
-tenant = typer.Typer(name="tenant", help="Whole tenants.", no_args_is_help=True)
+document = typer.Typer(name="document", help="Withdraw single documents.", no_args_is_help=True)
+tenant = typer.Typer(name="tenant", help="Withdraw whole tenants.", no_args_is_help=True)
 
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Do not ask for confirmation. Without it, and without a terminal: count only."),
+    typer.Option("--yes", "-y", help="Do not ask for confirmation. Without --yes and a terminal, only count."),
 ]
-Document = Annotated[str, typer.Argument(help="Its id, external id or file, in full.", show_default=False)]
+Document = Annotated[str, typer.Argument(help="Id, external id or file of the document, in full.", show_default=False)]
 Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the document.")]
-Source = Annotated[str | None, typer.Option("--source", help="Of this source: where several have one of that name.")]
+Source = Annotated[
+    str | None, typer.Option("--source", help="The document's source, if several have one of this name.")
+]
 
 
 @document.callback()
 def _documents() -> None:
-    """Single documents."""
+    """Withdraw single documents."""
 
 
 @tenant.callback()
 def _tenants() -> None:
-    """Whole tenants."""
+    """Withdraw whole tenants."""
 
 
 @document.command("withdraw")
@@ -47,13 +49,15 @@ def withdraw_document(
     name: Document,
     tenant: Tenant = "default",
     source: Source = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Let its source publish it again.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Undo a withdrawal: the source may publish the document again.")
+    ] = False,
     yes: Yes = False,
     json_output: Json = False,
 ) -> None:
-    """Take a document out of the index, although its source still has it. It stays out until --undo: whatever its
-    connector reads of it meanwhile is not published. Needs the operator's login in Postgres and the connectors' in
-    Kafka.
+    """Take a document out of the index although its source has it. Its connector does not publish it until --undo.
+
+    Needs the operator's login in Postgres and the connectors' login in Kafka.
 
     Example: penstock document withdraw docs/salaries.md --yes
     """
@@ -84,9 +88,10 @@ def withdraw_tenant(
     yes: Yes = False,
     json_output: Json = False,
 ) -> None:
-    """Take everything of a tenant out of the index: its connectors are removed, every document is withdrawn, and nobody
-    holds a group any more. Whoever else publishes for it has to be stopped first. `penstock connector resume NAME`
-    brings a connector and its documents back. Conversations stay: `penstock forget tenant` erases them.
+    """Take a tenant out of the index: remove its connectors, withdraw all documents, and end all group memberships.
+
+    Stop all other producers of this tenant first. `penstock connector resume NAME` brings a connector and its documents
+    back. Conversations stay: `penstock forget tenant` erases them.
 
     Example: penstock tenant withdraw acme --yes
     """
@@ -97,7 +102,7 @@ def withdraw_tenant(
         async with wire() as (pool, kafka):
             every = [withdrawal(pool, kafka, name, source) for source in await sources_of(pool, name)]
             if not every:
-                raise PenstockError(f"nothing is known of a tenant {name!r}")
+                raise PenstockError(f"there is no tenant {name!r}: it has no sources")
             await recording("tenant.withdraw", tenant=name, object=f"tenant:{name}")
             return {"tenant": name, **await withdraw_all(every, what=f"tenant {name}", yes=yes, quiet=json_output)}
 
@@ -172,11 +177,12 @@ async def the_document(pool: Pool, of_tenant: str, name: str, source: str | None
             matches[of_source, external_id] = Named(id_, of_source, external_id, erased=False)
     if not matches:
         raise PenstockError(
-            f"no document of tenant {of_tenant!r} has the id or external id {name!r}: `penstock why` finds it by less"
+            f"no document of tenant {of_tenant!r} has the id or external id {name!r}: `penstock why` also finds"
+            " documents by a part of the name"
         )
     if len(matches) > 1:
         several = ", ".join(printable(f"{match.source}/{match.external_id} ({match.id})") for match in matches.values())
-        raise PenstockError(f"{name!r} may mean {len(matches)} documents; name one by --source or its id: {several}")
+        raise PenstockError(f"{name!r} matches {len(matches)} documents; choose one with --source or its id: {several}")
     return next(iter(matches.values()))
 
 
@@ -185,7 +191,7 @@ def agreed(question: str, *, yes: bool, quiet: bool) -> bool:
     if yes:
         return True
     if quiet or not sys.stdin.isatty():
-        stderr.print(f"{printable(question)} Nothing was changed: --yes does it.", markup=False, soft_wrap=True)
+        stderr.print(f"{printable(question)} Nothing was changed; add --yes to do it.", markup=False, soft_wrap=True)
         return False
     return typer.confirm(printable(question), err=True)
 
@@ -198,6 +204,9 @@ def tell(summary: Mapping[str, Any], json_output: bool) -> None:
         stderr.print("already erased", markup=False)
     elif summary["done"]:
         counts = ", ".join(f"{summary[key]} {key}" for key in ("documents", "principals") if key in summary)
-        stderr.print(f"withdrawn: {counts}" if counts else "its source may publish it again", markup=False)
+        stderr.print(
+            f"withdrawn: {counts}" if counts else "the withdrawal is undone: the source may publish the document again",
+            markup=False,
+        )
     if not summary["done"]:
         raise typer.Exit(1)

@@ -232,7 +232,7 @@ async def test_commands_do_it_here_or_ask_the_worker(desk: Desk) -> None:
     assert (await desk.penstock("pause", "small"))[0] == 0
     code, out, errors = await spoken(desk.space, "connector", "run", "small")
     assert (code, out) == (1, "")
-    assert "small is paused: penstock connector resume small" in errors
+    assert "small is paused: run `penstock connector resume small`" in errors
     assert (await desk.penstock("resume", "small"))[0] == 0
     code, result = await desk.penstock("run", "small", "--full")
     assert (code, result["outcomes"]["full"]["unchanged"]) == (0, 5)

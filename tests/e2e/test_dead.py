@@ -182,8 +182,8 @@ async def test_list_show_and_replay_by_the_real_command(space: Space) -> None:
     [
         (["dead", "replay"], 2, "--all"),
         (["dead", "replay", "a:0:1", "--all"], 2, "--all"),
-        (["dead", "replay", "a:0:1", "--code", "invalid"], 2, "go with --all"),
-        (["dead", "list", "--since", "yesterday"], 2, "no time"),
+        (["dead", "replay", "a:0:1", "--code", "invalid"], 2, "need --all"),
+        (["dead", "list", "--since", "yesterday"], 2, "not a time"),
         (["dead", "list", "--after", "a:0:1"], 1, "a:0:1"),
         (["dead", "show", "a:0:1"], 1, "a:0:1"),
         (["dead", "replay", "a:0:1"], 1, "a:0:1"),

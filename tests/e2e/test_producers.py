@@ -366,7 +366,7 @@ def test_the_commands_that_enrol_as_an_operator_types_them(space: Space, monkeyp
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     again = ("add", "canary", "--allow", "*/canary.*", "--key-file", str(file), "--if-missing")
     assert typed(*again).exit_code == 0
-    assert "would be overwritten" in refused("add", "shop", "--allow", "acme/shop", "--key-file", str(file))
+    assert "is not overwritten" in refused("add", "shop", "--allow", "acme/shop", "--key-file", str(file))
     assert "was enrolled already" in refused("add", "shop", "--allow", "acme/shop", "--public-key", str(file))
     unused = space.home / "unused.pem"
     assert "no producer nobody" in refused("rotate", "nobody", "--key-file", str(unused))

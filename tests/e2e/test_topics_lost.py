@@ -128,4 +128,4 @@ async def test_what_was_lost_has_to_be_said(space: Space) -> None:
         )
         _, errors = await process.communicate()
         assert process.returncode == 2
-        assert "say what was lost" in errors.decode()
+        assert "give one of" in errors.decode()

@@ -97,7 +97,7 @@ async def test_an_undo_makes_it_wait_again_and_the_trail_tells_both(library: Lib
     [mine] = await bury(library, tenant, "a.md")
     await answer(home, "dismiss", mine, "--reason", WHY, "--by", "ann")
     undone = await penstock(home, "dismiss", mine, "--undo", "--by", "bob", "--reason", "it was no test")
-    assert (undone.exit_code, undone.stdout) == (0, "1 of 1 dead letters made to wait again\n")
+    assert (undone.exit_code, undone.stdout) == (0, "1 of 1 dead letters set to waiting\n")
     [waiting] = await answer(home, "list", "--tenant", tenant)
     assert waiting["dismissed"] is None
     async with library.pool.connection() as connection:
@@ -150,7 +150,7 @@ async def test_letters_that_need_no_dismissal_are_named_and_the_others_are_dismi
     assert done.exit_code == 1
     assert done.stdout == "1 of 4 dead letters dismissed\n"
     assert done.stderr.splitlines() == [
-        f"unchanged: {replayed}: it was replayed: nothing waits",
+        f"unchanged: {replayed}: it was replayed already",
         f"unchanged: {before}: it was dismissed before, by bob: earlier",
         "error: no:such:1: no dead letter has this id",
     ]
@@ -163,9 +163,9 @@ async def test_letters_that_need_no_dismissal_are_named_and_the_others_are_dismi
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "name the letters"),
-        (("a:0:1", "--all", "--reason", "x"), "name the letters"),
-        (("a:0:1", "--code", "invalid", "--reason", "x"), "go with --all"),
+        ((), "give the ids"),
+        (("a:0:1", "--all", "--reason", "x"), "give the ids"),
+        (("a:0:1", "--code", "invalid", "--reason", "x"), "need --all"),
         (("a:0:1",), "--reason"),
         (("a:0:1", "--reason", "x" * 501), "at most 500"),
         (("a:0:1", "--reason", "x", "--by", " "), "--by"),

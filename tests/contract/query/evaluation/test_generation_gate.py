@@ -92,7 +92,7 @@ async def test_a_model_that_says_nothing_is_refused_with_both_numbers_unless_for
 
     code, _, lines = await cutover(site, tmp_path)
     assert code == 1
-    assert lines[-1] == f"error: {worse}: nothing was changed (2 % is the most; --force does it all the same)"
+    assert lines[-1] == f"error: {worse}: nothing was changed (at most 2 % is allowed; --force cuts over anyway)"
 
     code, out, lines = await cutover(site, tmp_path, "--force", "--json")
     assert code == 0
