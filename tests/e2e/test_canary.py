@@ -42,16 +42,16 @@ async def chunks(space: Space) -> int:
     return int(rows) + len(await space.entries())
 
 
-async def test_a_canary_is_found_in_both_stores_and_vanishes_in_either_way(space: Space) -> None:
+async def test_a_canary_is_searchable_in_both_stores_and_disappears_by_access_and_by_delete(space: Space) -> None:
     await asyncio.to_thread(space.start, "detect", "vectors", "keywords", "canary", env=SOURCES)
 
-    async def went_all_ways() -> bool:
+    async def all_paths_measured() -> bool:
         seen = await metrics(space, "canary")
         found = [seen.get(("penstock_canary_seconds_count", "wiki", store), 0) for store in ("vectors", "keywords")]
         gone = [seen.get(("penstock_canary_withdrawn_seconds_count", "wiki", way), 0) for way in ("access", "delete")]
         return min(found) >= 4 and min(gone) >= 1
 
-    await until(went_all_ways)
+    await until(all_paths_measured)
     seen = await metrics(space, "canary")
     assert {value for (name, *_), value in seen.items() if name == "penstock_canary_failures_total"} == {0}
     assert seen["penstock_canary_success_timestamp_seconds", "wiki", "vectors"] > now().timestamp() - 60
@@ -68,7 +68,7 @@ async def test_a_canary_is_found_in_both_stores_and_vanishes_in_either_way(space
 
 
 @pytest.mark.slow
-async def test_nobody_else_sees_it_and_the_next_process_removes_what_a_killed_one_left(space: Space) -> None:
+async def test_only_the_canarys_principal_sees_it_and_a_restart_removes_a_killed_ones_document(space: Space) -> None:
     note = DocumentUpserted(
         tenant="default",
         source="wiki",

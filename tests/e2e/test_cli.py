@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_a_folder_is_found_and_every_change_of_it_is_followed(working: Space, folder: Path) -> None:
+async def test_an_ingested_folder_is_searchable_and_follows_every_change(working: Space, folder: Path) -> None:
     loaded = answer(working, "ingest", str(folder), "--wait")
     assert {k: loaded[k] for k in ("published", "unchanged", "indexed", "dead", "chunks")} == {
         "published": 4,
@@ -100,7 +100,7 @@ async def test_two_tenants_with_equal_tags_do_not_see_each_other(working: Space,
             assert set(names) <= {own}
 
 
-async def test_bad_input_is_reported_and_the_rest_goes_on(working: Space, folder: Path) -> None:
+async def test_unreadable_files_are_reported_and_the_others_indexed(working: Space, folder: Path) -> None:
     (folder / "empty.txt").touch()
     (folder / "binary.txt").write_bytes(os.urandom(4096) + b"\x00")
     (folder / "latin.txt").write_bytes("Die Böschung wird jährlich geprüft, die Mauer täglich.\n".encode("latin-1") * 5)
@@ -119,7 +119,7 @@ async def test_bad_input_is_reported_and_the_rest_goes_on(working: Space, folder
 
 
 @pytest.mark.slow
-async def test_ten_thousand_tiny_files_are_searchable_by_keyword_while_the_model_is_away(
+async def test_ten_thousand_files_are_searchable_by_keyword_without_the_vectors_worker(
     working: Space, tmp_path: Path
 ) -> None:
     folder = tmp_path / "tiny"
@@ -150,14 +150,16 @@ async def test_ten_thousand_tiny_files_are_searchable_by_keyword_while_the_model
         (["search", " "], 2, ""),
     ],
 )
-async def test_wrong_use_says_what_and_where(space: Space, arguments: list[str], code: int, says: str) -> None:
+async def test_wrong_arguments_are_reported_without_a_traceback(
+    space: Space, arguments: list[str], code: int, says: str
+) -> None:
     process = run(space, *arguments)
     assert process.returncode == code, process.stderr
     assert says in process.stderr
     assert "Traceback" not in process.stderr
 
 
-async def test_without_services_one_line_says_so(space: Space, folder: Path) -> None:
+async def test_ingest_without_services_fails_with_one_line(space: Space, folder: Path) -> None:
     space.environment |= {"PENSTOCK_POSTGRES_DSN": "postgresql://postgres@127.0.0.1:1/penstock"}
     process = run(space, "ingest", str(folder))
     assert process.returncode == 1

@@ -111,7 +111,7 @@ async def company(request: pytest.FixtureRequest, space: Space, tmp_path: Path) 
                 await task
 
 
-async def test_pages_are_found_and_follow_what_happens_to_them(company: Company) -> None:
+async def test_pages_comments_and_attachments_are_searchable_and_follow_their_changes(company: Company) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.pages.values()
     everything = {crane, ferry, bridge}
@@ -143,7 +143,7 @@ async def test_pages_are_found_and_follow_what_happens_to_them(company: Company)
 
 
 @pytest.mark.slow
-async def test_access_follows_the_page_above_the_group_and_the_space(company: Company) -> None:
+async def test_access_follows_parent_pages_groups_and_spaces(company: Company) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.pages.values()
     await c.until(play.inside, "harbour", {crane, ferry, bridge})
@@ -169,7 +169,7 @@ async def test_access_follows_the_page_above_the_group_and_the_space(company: Co
 
 
 @pytest.mark.slow
-async def test_a_sweep_closes_the_gap_that_lost_events_left(company: Company) -> None:
+async def test_a_sweep_makes_changes_searchable_whose_events_were_lost(company: Company) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.pages.values()
     await c.until(play.inside, "harbour", {crane, ferry, bridge})

@@ -45,14 +45,14 @@ def space(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
-async def test_what_is_broken_is_found(space: Space, name: str) -> None:
+async def test_conform_detects_each_broken_connector(space: Space, name: str) -> None:
     law, why = BROKEN[name]
     [verdict] = await conform_on(space.settings, f"tests.support.connectors.broken_notes:{name}", [law])
     assert not verdict.holds
     assert why in verdict.why
 
 
-async def test_the_command_says_so_and_leaves_nothing_behind(space: Space) -> None:
+async def test_the_conform_command_reports_verdicts_and_leaves_no_rows(space: Space) -> None:
     laws = ["--law", "member-removed", "--law", "slim-is-full"]
     code, result = await space.penstock(
         "connector", "conform", "tests.support.connectors.broken_notes:RemembersMembers", *laws, "--json"
@@ -67,7 +67,7 @@ async def test_the_command_says_so_and_leaves_nothing_behind(space: Space) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
-async def test_the_way_in_of_the_conversations_keeps_its_laws(space: Space, law: str) -> None:
+async def test_the_conversations_intake_conforms_to_its_laws(space: Space, law: str) -> None:
     [verdict] = await conform_on(space.settings, "conversations", [law])
     assert verdict.holds, verdict.why
     for table in ("pairs", "mentions", "members", "floors", "chunks"):
@@ -75,7 +75,7 @@ async def test_the_way_in_of_the_conversations_keeps_its_laws(space: Space, law:
 
 
 @pytest.mark.slow
-async def test_conversations_that_nobody_takes_in_break_their_laws(
+async def test_the_conversations_laws_fail_without_a_worker(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversations, "PATIENCE_SECONDS", 2.0)
@@ -85,7 +85,7 @@ async def test_conversations_that_nobody_takes_in_break_their_laws(
     assert "0 pairs are stored instead of 2" in verdict.why
 
 
-async def test_what_cannot_be_tried_is_said(space: Space) -> None:
+async def test_an_unknown_law_or_a_kind_without_playground_is_misconfigured(space: Space) -> None:
     with pytest.raises(Misconfigured, match="no law is called 'gravity'"):
         await conform_on(space.settings, "examples.notes:Notes", ["gravity"])
     with pytest.raises(Misconfigured, match="has no playground"):

@@ -49,7 +49,7 @@ def space(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sp
             runner.run(opened.__aexit__(None, None, None))
 
 
-def final(trial: Trial) -> list[DocumentUpserted]:
+def published_documents(trial: Trial) -> list[DocumentUpserted]:
     """What the runner has published, folded: each document's last text under its last access."""
     documents: dict[str, DocumentUpserted] = {}
     for message in sorted(trial.take_all(), key=lambda m: m.observed_at):
@@ -71,9 +71,9 @@ def final(trial: Trial) -> list[DocumentUpserted]:
         for law in ALL_LAWS
     ],
 )
-async def test_law(space: Space, kind: str, law: str) -> None:
+async def test_every_connector_kind_conforms_to_every_law(space: Space, kind: str, law: str) -> None:
     async def stores(trial: Trial) -> None:
-        await assert_equal(space, final(trial))
+        await assert_equal(space, published_documents(trial))
 
     async with open_pool(space.settings.postgres) as pool, producer(space.settings.kafka) as kafka:
         verdict = await try_law(law, source_class(kind), space.settings, pool, kafka, in_stores=stores)

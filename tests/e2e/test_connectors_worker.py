@@ -106,7 +106,7 @@ def fill(play: NotesPlayground, count: int) -> None:
 
 
 @pytest.mark.slow
-async def test_while_10_000_documents_are_crawled_an_edit_elsewhere_is_searchable(desk: Desk) -> None:
+async def test_an_edit_of_one_source_is_searchable_while_another_is_crawled(desk: Desk) -> None:
     for name in ("alpha", "beta"):
         await desk.plays["small"].write(name, f"All about {name}.")
     fill(desk.plays["large"], 10_000)
@@ -128,7 +128,7 @@ async def test_while_10_000_documents_are_crawled_an_edit_elsewhere_is_searchabl
     assert await desk.documents("large") < 10_000, "the crawl was over before the edit was searchable: nothing is shown"
 
 
-async def test_events_are_taken_from_who_proves_himself_and_keys_open_what_they_may(desk: Desk) -> None:
+async def test_events_need_a_valid_signature_and_keys_permit_only_their_actions(desk: Desk) -> None:
     desk.start("connectors")
     await desk.until(lambda: has_address(desk))
     await desk.plays["small"].write("alpha", "All about alpha.")
@@ -200,7 +200,7 @@ async def count(space: Space, topic: str) -> int:
 
 
 @pytest.mark.slow
-async def test_commands_do_it_here_or_ask_the_worker(desk: Desk) -> None:
+async def test_connector_commands_run_locally_or_through_the_running_worker(desk: Desk) -> None:
     play = desk.plays["small"]
     for n in range(40):
         await play.write(f"n{n:02}", f"All about number {n}.")
@@ -230,7 +230,7 @@ async def test_commands_do_it_here_or_ask_the_worker(desk: Desk) -> None:
     assert (code, result["outcomes"]["allow_mass_delete"]["deleted"]) == (0, 35)
 
     assert (await desk.penstock("pause", "small"))[0] == 0
-    code, out, errors = await spoken(desk.space, "connector", "run", "small")
+    code, out, errors = await run_command(desk.space, "connector", "run", "small")
     assert (code, out) == (1, "")
     assert "small is paused: run `penstock connector resume small`" in errors
     assert (await desk.penstock("resume", "small"))[0] == 0
@@ -240,11 +240,11 @@ async def test_commands_do_it_here_or_ask_the_worker(desk: Desk) -> None:
     desk.space.environment["PENSTOCK_SMALL_TOKEN"] = "wrong"
     code, [checked] = await desk.penstock("check", "small")
     assert (code, checked["ok"], checked["problems"][0]["code"]) == (1, False, "denied")
-    code, out, errors = await spoken(desk.space, "connector", "status", "nobody")
+    code, out, errors = await run_command(desk.space, "connector", "status", "nobody")
     assert (code, "declares no connector 'nobody' (known: small, large)" in errors) == (1, True)
 
 
-async def spoken(space: Space, *arguments: str) -> tuple[int, str, str]:
+async def run_command(space: Space, *arguments: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -261,7 +261,7 @@ async def spoken(space: Space, *arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-async def test_penstock_up_starts_it_only_where_connectors_are_declared(
+async def test_penstock_up_starts_the_connectors_worker_only_if_connectors_are_declared(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "")  # what _connectors() sets there is taken back with it

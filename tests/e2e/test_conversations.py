@@ -44,7 +44,7 @@ def pair(n: int, topic: str = "leave") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def real_door(space: Space) -> AsyncIterator[httpx.AsyncClient]:
+async def connectors_worker(space: Space) -> AsyncIterator[httpx.AsyncClient]:
     """`penstock worker connectors`, and a client with the key that its file declares."""
     port = free_port()
     file = space.home / "connectors.toml"
@@ -87,10 +87,10 @@ async def active(pool: Pool) -> Generation:
         return await generations.active(connection)
 
 
-async def test_what_is_said_is_found_whole_then_by_nearness_and_then_forgotten(space: Space) -> None:
+async def test_conversations_are_served_whole_then_by_similarity_and_then_forgotten(space: Space) -> None:
     model = embedder(space.settings.embedding, dist() / "models")
     space.start("detect", "vectors", env=SMALL_GATE)
-    async with real_door(space) as client, open_pool(space.settings.postgres) as pool:
+    async with connectors_worker(space) as client, open_pool(space.settings.postgres) as pool:
 
         async def asked(question: str, member: str = "ada") -> History:
             vector = (await active(pool), await model.embed_query(question))
@@ -127,7 +127,7 @@ async def test_what_is_said_is_found_whole_then_by_nearness_and_then_forgotten(s
 
 
 @pytest.mark.slow
-async def test_a_killed_worker_loses_nothing_that_was_accepted_and_doubles_nothing(space: Space) -> None:
+async def test_a_killed_worker_loses_and_duplicates_no_accepted_pair(space: Space) -> None:
     space.start("detect", env=SMALL_GATE)
     async with door(space) as client:
         said = 0
@@ -149,9 +149,7 @@ async def test_a_killed_worker_loses_nothing_that_was_accepted_and_doubles_nothi
 
 
 @pytest.mark.slow
-async def test_without_the_model_histories_are_served_and_when_it_is_back_they_are_embedded(
-    stack: Stack, tmp_path: Path
-) -> None:
+async def test_histories_are_served_during_a_model_outage_and_embedded_after_it(stack: Stack, tmp_path: Path) -> None:
     async with serving() as model:
         embedding = {"provider": "openai", "base_url": model.url, "dimensions": 64, "timeout_seconds": 5}
         async with Space.create(stack, tmp_path, embedding=embedding) as space:

@@ -58,7 +58,7 @@ WAITING = "SELECT count(*) FROM dead_letters WHERE replayed_at IS NULL"
 
 
 @pytest.mark.slow
-async def test_a_flood_of_poison_stops_intake_instead_of_dead_lettering_the_world(space: Space) -> None:
+async def test_a_flood_of_poison_pauses_intake_at_the_limit_of_dead_letters(space: Space) -> None:
     space.start("detect", env={"PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE": "20"})
     good = document("flooded.md", "# Behind it\n\nThe valid one.")
     await publish_raw(space, good.key.encode(), *(b"{%d" % n for n in range(200)))
@@ -87,7 +87,7 @@ async def test_a_flood_of_poison_stops_intake_instead_of_dead_lettering_the_worl
 
 
 @pytest.mark.slow
-async def test_replaying_never_overwrites_newer_and_what_fails_again_names_the_first(space: Space) -> None:
+async def test_a_replay_never_overwrites_newer_versions_and_links_repeated_dead_letters(space: Space) -> None:
     """Version 1 comes from a clock that is ahead, and is refused; version 2 is fine; then version 1 is replayed."""
     space.start("detect", "vectors", "keywords")
     ahead = now() + timedelta(minutes=5, seconds=15)
@@ -126,7 +126,7 @@ async def test_replaying_never_overwrites_newer_and_what_fails_again_names_the_f
     assert ["new" in r["text"] for r in found] == [True]
 
 
-async def test_list_show_and_replay_by_the_real_command(space: Space) -> None:
+async def test_the_dead_command_lists_shows_and_replays_dead_letters(space: Space) -> None:
     space.start("detect", "vectors", "keywords")
     key = "acme/wiki/caf\N{LATIN SMALL LETTER E WITH ACUTE}\x1b[31m.md".encode()
     await publish_raw(space, key, b'{"secret-canary', b"\xff\x00", None)
@@ -189,14 +189,16 @@ async def test_list_show_and_replay_by_the_real_command(space: Space) -> None:
         (["dead", "replay", "a:0:1"], 1, "a:0:1"),
     ],
 )
-async def test_wrong_use_says_what_and_where(space: Space, arguments: list[str], code: int, says: str) -> None:
+async def test_wrong_arguments_are_reported_without_a_traceback(
+    space: Space, arguments: list[str], code: int, says: str
+) -> None:
     process = run(space, *arguments)
     assert process.returncode == code, process.stderr
     assert says in process.stderr
     assert "Traceback" not in process.stderr
 
 
-async def test_nothing_is_dead(space: Space) -> None:
+async def test_the_dead_command_reports_that_there_are_no_dead_letters(space: Space) -> None:
     assert run(space, "dead", "list").stdout == "No dead letters.\n"
     assert answer(space, "dead", "list") == []
     assert answer(space, "dead", "replay", "--all") == []

@@ -49,7 +49,7 @@ async def shared_by_acme(space: Space) -> list[DocumentUpserted]:
     return documents
 
 
-async def test_a_flood_of_bad_records_of_one_tenant_does_not_hold_up_anothers_revocation(space: Space) -> None:
+async def test_poison_of_one_tenant_does_not_delay_another_tenants_revocation(space: Space) -> None:
     space.start("detect")
     documents = await shared_by_acme(space)
     await flood(space)
@@ -66,7 +66,7 @@ async def test_a_flood_of_bad_records_of_one_tenant_does_not_hold_up_anothers_re
     assert (told["waiting"], [one["code"] for one in told["by_code"]]) == (BAD, ["invalid"])
 
 
-async def test_a_flood_of_bad_records_while_nobody_else_changes_anything_holds_up_no_later_revocation(
+async def test_a_worker_that_starts_into_a_flood_of_poison_handles_later_revocations(
     space: Space,
 ) -> None:
     """A worker that has just started has seen nothing but the flood: it cannot know yet whose fault that is."""
@@ -83,7 +83,7 @@ async def test_a_flood_of_bad_records_while_nobody_else_changes_anything_holds_u
     assert metric(space, "penstock_dead_letter_pause_seconds") == 0
 
 
-async def test_a_flood_of_valid_documents_of_one_tenant_does_not_hold_up_anothers_revocation(space: Space) -> None:
+async def test_many_documents_of_one_tenant_do_not_delay_another_tenants_revocation(space: Space) -> None:
     """What a source sends live beyond its budget waits with the backfill, and arrives all the same."""
     space.start("detect", env={"PENSTOCK_STREAM_LIVE_DOCUMENTS_PER_SECOND": "5"})
     documents = await shared_by_acme(space)

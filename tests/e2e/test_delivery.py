@@ -144,7 +144,7 @@ async def publish(space: Space, count: int, start: int = 0) -> None:
         )
 
 
-async def test_partitions_move_between_two_workers_with_work_in_flight(crowd: Crowd) -> None:
+async def test_partitions_that_move_with_work_in_flight_lose_no_record(crowd: Crowd) -> None:
     await publish(crowd.space, 2000)
     await crowd.start("one", slow=1.0)
     await crowd.until(lambda: len(crowd.handled()) > 100)
@@ -160,7 +160,7 @@ async def test_partitions_move_between_two_workers_with_work_in_flight(crowd: Cr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slow_signal", ["on_partitions_assigned", "on_rebalance_complete"])
-async def test_records_that_come_while_partitions_are_taken_over_are_handled(crowd: Crowd, slow_signal: str) -> None:
+async def test_records_that_arrive_during_a_rebalance_are_handled(crowd: Crowd, slow_signal: str) -> None:
     """faust lets records through while it still tells of the assignment; and what it had read before it was ready it
     drops and seeks back, though only where something was committed before. Both were lost: the next commit passed them.
     """
@@ -179,7 +179,7 @@ async def test_records_that_come_while_partitions_are_taken_over_are_handled(cro
 
 
 @pytest.mark.slow
-async def test_a_stop_drains_within_thirty_seconds_though_the_work_is_slow(crowd: Crowd) -> None:
+async def test_a_stop_with_slow_work_ends_within_thirty_seconds_and_loses_no_record(crowd: Crowd) -> None:
     await publish(crowd.space, 600)
     await crowd.start("slow", slow=6.0)
     await crowd.until(lambda: len(crowd.handled()) > 5)
@@ -193,7 +193,7 @@ async def test_a_stop_drains_within_thirty_seconds_though_the_work_is_slow(crowd
 
 
 @pytest.mark.slow
-async def test_a_worker_paused_past_its_session_comes_back_and_commits_nothing_of_the_others(crowd: Crowd) -> None:
+async def test_a_worker_paused_past_its_session_does_not_commit_partitions_it_lost(crowd: Crowd) -> None:
     await publish(crowd.space, 1500)
     await crowd.start("sleeper")
     await crowd.until(lambda: len(crowd.handled()) > 100)
@@ -210,7 +210,7 @@ async def test_a_worker_paused_past_its_session_comes_back_and_commits_nothing_o
 
 
 @pytest.mark.slow
-async def test_a_broker_that_is_killed_and_comes_back_is_waited_for(crowd: Crowd, stack: Stack) -> None:
+async def test_a_worker_continues_after_a_broker_restart(crowd: Crowd, stack: Stack) -> None:
     await publish(crowd.space, 1000)
     await crowd.start("patient", slow=0.5)
     await crowd.until(lambda: len(crowd.handled()) > 50)
@@ -225,7 +225,7 @@ async def test_a_broker_that_is_killed_and_comes_back_is_waited_for(crowd: Crowd
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ready", [True, False], ids=["at work", "still starting"])
-async def test_a_stop_ends_in_time_though_kafka_is_away(space: Space, stack: Stack, ready: bool) -> None:
+async def test_a_stop_ends_within_thirty_seconds_during_a_kafka_outage(space: Space, stack: Stack, ready: bool) -> None:
     """Found by the fault suite: a worker that was told to stop while Kafka was away stayed for minutes."""
     if ready:
         await asyncio.to_thread(space.start, "keywords")
@@ -244,7 +244,7 @@ async def test_a_stop_ends_in_time_though_kafka_is_away(space: Space, stack: Sta
 
 
 @pytest.mark.slow
-async def test_kills_stops_pauses_and_joiners_at_random_lose_nothing(crowd: Crowd) -> None:
+async def test_random_kills_stops_pauses_and_joins_lose_no_record(crowd: Crowd) -> None:
     seed = random.randrange(2**32)
     sys.stdout.write(f"seed {seed}\n")  # shown by pytest when this fails
     dice = random.Random(seed)

@@ -189,7 +189,7 @@ async def _at(groups: Groups, logs: Mapping[tuple[str, int], Any]) -> list[int |
     return [done.get(partition) for partition in logs]
 
 
-async def test_a_failover_that_loses_a_revocation_does_not_reopen_the_document(
+async def test_a_failover_that_loses_a_revocation_does_not_expose_the_document(
     pair: Pair, space: Space, local: Stack
 ) -> None:
     start(local, space, *WORKERS)
@@ -253,7 +253,7 @@ async def test_a_failover_that_loses_a_revocation_does_not_reopen_the_document(
     await assert_equal(space, [old["same.md"], revoked, created, again])
 
 
-async def test_a_switchover_that_lost_nothing_opens_again_and_workers_that_start_fenced_wait_for_it(
+async def test_workers_started_behind_the_fence_wait_for_recovery_after_a_lossless_switchover(
     pair: Pair, space: Space, local: Stack
 ) -> None:
     start(local, space, *WORKERS)

@@ -35,7 +35,7 @@ def headers(kind: str, identity: str) -> list[tuple[str, bytes]]:
     return [(name, value.encode()) for name, value in given.items()]
 
 
-async def test_the_documented_bytes_are_searchable_by_who_may_read_them(space: Space) -> None:
+async def test_records_published_as_documented_are_searchable_by_permitted_readers(space: Space) -> None:
     space.start("detect", "vectors", "keywords")
     document, membership = documented()
     kafka = AIOKafkaProducer(bootstrap_servers=space.settings.kafka.bootstrap, acks="all")
@@ -62,7 +62,7 @@ async def test_the_documented_bytes_are_searchable_by_who_may_read_them(space: S
     assert await found("eve@acme.example") == []
 
 
-def test_the_documented_bytes_are_what_the_published_schema_says() -> None:
+def test_the_documented_records_match_the_published_schema() -> None:
     published = json.loads((PROJECT / "docs" / "asyncapi.json").read_text())
     schemas = json.dumps(published["components"])
     for value, name in zip(documented(), ("document.upserted.v1", "identity.changed.v1"), strict=True):
@@ -80,20 +80,20 @@ def test_the_documented_bytes_are_what_the_published_schema_says() -> None:
         jsonschema.validate(value, {**payload, "components": published["components"]})
 
 
-def test_the_guide_shows_the_example_as_it_is() -> None:
+def test_the_guide_contains_the_example_connector_verbatim() -> None:
     example = (PROJECT / "examples" / "notes.py").read_text()
     assert f"```python\n{example}```" in GUIDE.read_text()
     assert len([line for line in example.splitlines() if line.strip()]) < 60
 
 
-def test_every_law_is_in_the_guide() -> None:
+def test_the_guide_names_every_law() -> None:
     from connectors.conform.run import ALL_LAWS
 
     told = set(re.findall(r"`([a-z-]+)`", GUIDE.read_text().partition("## Prove it")[2]))
     assert set(ALL_LAWS) <= told
 
 
-def test_every_guide_that_the_overview_names_is_there() -> None:
+def test_every_guide_linked_in_the_overview_exists() -> None:
     overview = GUIDE.with_name("README.md")
     missing = [
         name

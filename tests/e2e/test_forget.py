@@ -268,7 +268,7 @@ def operator(working: Space) -> Iterator[Space]:
         yield working
 
 
-async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(operator: Space) -> None:
+async def test_a_forgotten_document_and_person_remain_in_no_store(operator: Space) -> None:
     space = operator
     jane = await plant(space)
     before = await in_postgres(space)
@@ -317,7 +317,7 @@ async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(op
 
 
 @pytest.mark.slow
-async def test_a_person_and_a_document_are_forgotten_where_only_signed_records_are_taken_in(space: Space) -> None:
+async def test_forget_signs_its_records_where_only_signed_ones_are_accepted(space: Space) -> None:
     """The command signs with its own key: what it withdraws, the empty set of groups and the tombstone."""
     key = space.home / "forget.pem"
     key.write_bytes(new_private_key())
@@ -347,7 +347,7 @@ async def test_a_person_and_a_document_are_forgotten_where_only_signed_records_a
 
 
 @pytest.mark.slow
-async def test_of_a_forgotten_tenant_nothing_is_left(operator: Space) -> None:
+async def test_nothing_of_a_forgotten_tenant_remains_and_other_tenants_are_untouched(operator: Space) -> None:
     space = operator
     await plant(space)
     ahead = {"tenant": "globex", "observed_at": now() + timedelta(minutes=3)}
@@ -366,7 +366,7 @@ async def test_of_a_forgotten_tenant_nothing_is_left(operator: Space) -> None:
     assert await space.query("SELECT tenant FROM documents WHERE deleted_at IS NULL") == [("globex",)]
 
 
-async def test_the_name_of_a_forgotten_author_is_found_by_no_search_whatever_they_wrote(working: Space) -> None:
+async def test_a_forgotten_authors_name_is_removed_from_all_their_documents(working: Space) -> None:
     """It stayed in the keyword index with all of their documents but the first."""
     space = working
     works = [written(f"{n}.md", f"Rule {n}: be kind.", author=PERSON) for n in range(3)]
@@ -380,7 +380,7 @@ async def test_the_name_of_a_forgotten_author_is_found_by_no_search_whatever_the
 
 
 @pytest.mark.parametrize("subject", ["document", "source"])
-async def test_what_names_a_document_is_forgotten_although_its_own_row_went_by_age(
+async def test_references_to_a_document_are_forgotten_after_its_row_expired_by_retention(
     operator: Space, subject: str
 ) -> None:
     """ "Already erased" was said, and answers made from it, golden questions and dead letters went on naming it."""

@@ -224,7 +224,7 @@ async def models() -> AsyncIterator[tuple[FakeWords, FakeWords]]:
 
 
 @pytest.mark.timeout(900)  # a dozen commands one after another, each a process of its own
-async def test_another_model_is_taken_into_use_while_everything_goes_on(
+async def test_cut_over_to_another_model_during_changes_searches_and_kills(
     stack: Stack, tmp_path: Path, models: tuple[FakeWords, FakeWords], capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, large = models

@@ -49,7 +49,7 @@ async def company(space: Space, tmp_path: Path) -> AsyncIterator[Harbour]:
             yield Harbour(**vars(company))
 
 
-async def test_documents_are_found_and_follow_what_happens_to_them(company: Harbour) -> None:
+async def test_documents_are_searchable_and_follow_their_changes(company: Harbour) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.files.values()
     everything = {crane, ferry, bridge}
@@ -76,7 +76,7 @@ async def test_documents_are_found_and_follow_what_happens_to_them(company: Harb
 
 
 @pytest.mark.slow
-async def test_access_follows_the_folder_above_the_group_and_the_grants_on_a_file(company: Harbour) -> None:
+async def test_access_follows_folders_groups_and_grants_on_a_file(company: Harbour) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.files.values()
     await c.until(play.inside, "harbour", {crane, ferry, bridge})
@@ -96,7 +96,7 @@ async def test_access_follows_the_folder_above_the_group_and_the_grants_on_a_fil
 
 
 @pytest.mark.slow
-async def test_a_sweep_closes_the_gap_that_lost_notifications_left(company: Harbour) -> None:
+async def test_a_sweep_makes_changes_searchable_whose_notifications_were_lost(company: Harbour) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.files.values()
     await c.until(play.inside, "harbour", {crane, ferry, bridge})

@@ -84,7 +84,7 @@ async def check(client: Client) -> None:
 
 
 @pytest.mark.slow
-async def test_a_client_starts_it_and_speaks_over_stdio(site: Space) -> None:
+async def test_an_mcp_client_searches_and_fetches_over_stdio(site: Space) -> None:
     started = StdioServerParameters(
         command=COMMAND[0],
         args=[*COMMAND[1:], "mcp", "--tenant", "acme", "--as", "ann"],
@@ -106,7 +106,7 @@ async def test_a_client_starts_it_and_speaks_over_stdio(site: Space) -> None:
 
 
 @pytest.mark.slow
-async def test_a_tag_reads_what_carries_it_and_nothing_else_is_written_to_stdout(site: Space) -> None:
+async def test_a_stdio_server_with_a_tag_reads_only_its_documents_and_writes_only_messages(site: Space) -> None:
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         "mcp",
@@ -143,7 +143,7 @@ async def test_a_tag_reads_what_carries_it_and_nothing_else_is_written_to_stdout
     assert answers[3]["isError"] is True
 
 
-async def test_a_client_connects_over_http(site: Space) -> None:
+async def test_an_mcp_client_searches_and_fetches_over_http(site: Space) -> None:
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         "serve",
@@ -169,7 +169,7 @@ async def test_a_client_connects_over_http(site: Space) -> None:
 
 
 @asynccontextmanager
-async def reading(site: Space) -> AsyncIterator[Process]:
+async def example_reader(site: Space) -> AsyncIterator[Process]:
     """examples/reader.py, logged in as a member of penstock_reader."""
     name, password = f"team_{secrets.token_hex(4)}", secrets.token_hex(8)
     dsn = site.settings.postgres.dsn.get_secret_value()
@@ -209,7 +209,7 @@ async def ask(reader: Process, principal: str, question: str) -> list[str]:
     return [row["title"] for row in json.loads(await asyncio.wait_for(reader.stdout.readline(), 60))]
 
 
-async def comes(reader: Process, principal: str, question: str, title: str) -> list[str]:
+async def ask_until_listed(reader: Process, principal: str, question: str, title: str) -> list[str]:
     """Ask until it is among the answers."""
     async with asyncio.timeout(60):
         while title not in (found := await ask(reader, principal, question)):
@@ -217,14 +217,14 @@ async def comes(reader: Process, principal: str, question: str, title: str) -> l
     return found
 
 
-async def test_the_example_is_under_eighty_lines() -> None:
+async def test_the_example_query_service_is_under_eighty_lines() -> None:
     assert len((PROJECT / "examples" / "reader.py").read_text().splitlines()) < 80
 
 
 @pytest.mark.slow
-async def test_the_example_of_another_teams_query_service(site: Space) -> None:
+async def test_the_example_query_service_follows_changes_of_documents_access_and_memberships(site: Space) -> None:
     question, remote = "How much vacation do I get?", page("remote.md", "Vacation days can be spent working abroad.")
-    async with reading(site) as reader:
+    async with example_reader(site) as reader:
         found = await ask(reader, "ann", question)
         assert found[0] == "leave"
         assert "salary" not in found
@@ -232,7 +232,7 @@ async def test_the_example_of_another_teams_query_service(site: Space) -> None:
         assert await ask(reader, "bob", question) == found
 
         await site.publish(remote)  # what became searchable is announced: the remembered answer is worth nothing now
-        assert "leave" in await comes(reader, "ann", question, "remote")
+        assert "leave" in await ask_until_listed(reader, "ann", question, "remote")
 
         narrowed = AccessChanged(
             **PLACE, external_id="remote.md", observed_at=now(), acl_tags=["user:bob"], required_tags=[]
@@ -240,7 +240,7 @@ async def test_the_example_of_another_teams_query_service(site: Space) -> None:
         await site.publish(narrowed)
         await site.settled([narrowed])
         assert "remote" not in await ask(reader, "ann", question)
-        assert "remote" in await comes(reader, "bob", question, "remote")
+        assert "remote" in await ask_until_listed(reader, "bob", question, "remote")
 
         gone = DocumentDeleted(**PLACE, external_id="remote.md", observed_at=now(), version=2)
         await site.publish(gone)

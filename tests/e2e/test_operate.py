@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 GUIDE = PROJECT / "docs" / "operate.md"
 
 
-def fresh(home: Path) -> dict[str, str]:
+def clean_environment(home: Path) -> dict[str, str]:
     """A person's environment: none of ours is set, but where the environment with everything in it is."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTEST_", "PYTHON"))
@@ -30,10 +30,10 @@ def fresh(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1500)
-def test_every_command_of_the_guide_prints_what_it_shows(tmp_path: Path) -> None:
+def test_every_command_of_the_operating_guide_prints_the_documented_output(tmp_path: Path) -> None:
     found = commands(GUIDE.read_text())
     assert len(found) > 50
-    env = fresh(tmp_path)
+    env = clean_environment(tmp_path)
     with shell(PROJECT, env) as bash:
         try:
             for command in found:

@@ -42,9 +42,7 @@ def status(space: Space, name: str) -> list[dict[str, Any]]:
         return list(json.loads(answer.read())["stages"])
 
 
-async def test_an_outage_of_the_model_leaves_keyword_search_fresh_and_loses_nothing(
-    stack: Stack, tmp_path: Path
-) -> None:
+async def test_a_model_outage_keeps_keyword_search_fresh_and_loses_nothing(stack: Stack, tmp_path: Path) -> None:
     async with serving() as model:
         embedding = {"provider": "openai", "base_url": model.url, "dimensions": 64, "timeout_seconds": 5}
         async with (

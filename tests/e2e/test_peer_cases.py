@@ -46,7 +46,7 @@ def guide(name: str, paragraphs: int = 80) -> DocumentUpserted:
     return document(name, f"# {name}\n\n" + prose(name.partition(".")[0], paragraphs))
 
 
-async def test_a_an_edit_of_one_paragraph_embeds_what_it_changed(case: Case) -> None:
+async def test_a_an_edit_of_one_paragraph_embeds_only_the_changed_chunks(case: Case) -> None:
     old = guide("guide.md")
     chunks = await case.load(old)
     assert chunks == await assert_equal(case.space, [old]) > 10
@@ -55,7 +55,7 @@ async def test_a_an_edit_of_one_paragraph_embeds_what_it_changed(case: Case) -> 
     await assert_equal(case.space, [edited])
 
 
-async def test_b_one_of_two_identical_files_is_deleted_and_the_other_stays(case: Case) -> None:
+async def test_b_deleting_one_of_two_identical_files_keeps_the_other_without_embedding(case: Case) -> None:
     one, two = (document(name, "# Same\n\n" + prose("sameness", 12)) for name in ("one.md", "two.md"))
     embedded = await case.load(one, two)
     chunks = await assert_equal(case.space, [one, two])
@@ -68,7 +68,7 @@ async def test_b_one_of_two_identical_files_is_deleted_and_the_other_stays(case:
     assert await case.model.inputs() == before
 
 
-async def test_c_the_model_fails_in_the_middle_of_an_update_and_the_old_stays_until_the_new_is_there(
+async def test_c_old_chunks_stay_until_the_new_ones_are_embedded_when_the_model_fails(
     case: Case,
 ) -> None:
     old = guide("guide.md")
@@ -87,7 +87,7 @@ async def test_c_the_model_fails_in_the_middle_of_an_update_and_the_old_stays_un
     assert await case.space.query("SELECT count(*) FROM dead_letters") == [(0,)]
 
 
-async def test_d_a_tenth_of_the_rows_vanishes_and_comes_back(case: Case) -> None:
+async def test_d_an_audit_repairs_lost_rows_and_embeds_only_texts_without_a_copy(case: Case) -> None:
     documents = [guide(f"{n}.md", 10) for n in range(10)]
     await case.load(*documents)
     chunks = await assert_equal(case.space, documents)
@@ -110,7 +110,7 @@ async def test_d_a_tenth_of_the_rows_vanishes_and_comes_back(case: Case) -> None
     assert await assert_equal(case.space, [*documents, twin]) > chunks
 
 
-async def test_e_a_burst_of_429_defers_and_fails_nothing(case: Case) -> None:
+async def test_e_a_burst_of_429_defers_work_without_failures_or_repeated_embedding(case: Case) -> None:
     documents = [guide(f"{n}.md", 10) for n in range(12)]
     await case.model.faults(throttle=25, throttle_headers={"retry-after-ms": "200"})
     await case.load(*documents)
@@ -122,7 +122,7 @@ async def test_e_a_burst_of_429_defers_and_fails_nothing(case: Case) -> None:
     assert await case.space.query("SELECT count(*) FROM dead_letters") == [(0,)]
 
 
-async def test_f_metadata_and_access_embed_nothing(case: Case) -> None:
+async def test_f_changes_of_metadata_and_access_embed_nothing(case: Case) -> None:
     old = guide("guide.md", 20)
     await case.load(old)
     titled = changed(old, title="Another title", author="Somebody", metadata={"team": "water"})
@@ -136,7 +136,7 @@ async def test_f_metadata_and_access_embed_nothing(case: Case) -> None:
     await assert_equal(case.space, [titled.model_copy(update={"acl_tags": ["board"]})])
 
 
-async def test_g_nothing_changed_costs_nothing(case: Case) -> None:
+async def test_g_republishing_unchanged_documents_embeds_and_writes_nothing(case: Case) -> None:
     documents = [guide(f"{n}.md", 10) for n in range(10)]
     await case.load(*documents)
     seqs = await case.space.query("SELECT id, seq FROM documents ORDER BY id")

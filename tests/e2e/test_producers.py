@@ -69,7 +69,7 @@ async def records(space: Space, topic: Topic) -> list[tuple[bytes, bytes, Header
     return [(record.key, record.value, list(record.headers)) for record in found]
 
 
-async def who_reads(space: Space, principals: Sequence[str]) -> list[str]:
+async def principals_with_access(space: Space, principals: Sequence[str]) -> list[str]:
     """Those of them who may read some document of the tenant acme."""
     async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
         callers = {name: await identify(connection, "acme", principals=[name]) for name in principals}
@@ -108,7 +108,9 @@ async def attack(space: Space, stranger: Path, partner: Path) -> int:
     return len(tries)
 
 
-async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(space: Space, tmp_path: Path) -> None:
+async def test_records_without_a_valid_signature_change_nothing_and_become_dead_letters(
+    space: Space, tmp_path: Path
+) -> None:
     wiki = await enrol(space, "wiki", "acme/wiki")
     partner = await enrol(space, "partner", "globex/*", "acme/shop")
     stranger = tmp_path / "stranger.pem"
@@ -120,7 +122,7 @@ async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(space:
     await publish(space, wiki, IDENTITIES, identity("ann", ["board"]), identity("eve", []))
     await until(space, "SELECT count(*) FROM memberships", 2)
     await until(space, "SELECT count(*) FROM documents", 1)
-    assert await who_reads(space, ["ann", "eve"]) == ["ann"]
+    assert await principals_with_access(space, ["ann", "eve"]) == ["ann"]
 
     # Records of the wiki's own, on another topic, under another key and as another type.
     [genuine] = await records(space, DOCUMENTS_LIVE)
@@ -135,7 +137,7 @@ async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(space:
         await deliver([kafka.send_raw(*one) for one in moved])
     tried = await attack(space, stranger, partner)
     await until(space, "SELECT count(*) FROM dead_letters", tried + len(moved))
-    assert await who_reads(space, ["ann", "eve"]) == ["ann"]
+    assert await principals_with_access(space, ["ann", "eve"]) == ["ann"]
     assert await space.query("SELECT external_id FROM documents") == [("merger.md",)]
     assert await codes(space) == {
         "unsigned": tried // 3,
@@ -155,7 +157,7 @@ async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(space:
 
 
 @pytest.mark.slow
-async def test_a_tombstone_that_nobody_signed_is_refused(space: Space, tmp_path: Path) -> None:
+async def test_a_tombstone_without_a_valid_signature_is_refused(space: Space, tmp_path: Path) -> None:
     """Only `penstock forget` takes a person's newest groups out of the compacted topic, and it signs."""
     wiki, partner = await enrol(space, "wiki", "acme/wiki"), await enrol(space, "partner", "globex/*")
     space.start("detect", env=ENFORCE)
@@ -186,18 +188,18 @@ async def test_a_tombstone_that_nobody_signed_is_refused(space: Space, tmp_path:
 
 
 @pytest.mark.slow
-async def test_without_enforcing_one_forged_record_is_enough(space: Space, tmp_path: Path) -> None:
+async def test_without_enforcement_a_forged_membership_grants_access(space: Space, tmp_path: Path) -> None:
     """What the test above would see if nothing were refused."""
     space.start("detect")
     await publish(space, None, DOCUMENTS_LIVE, document("merger.md", "# Falcon", acl_tags=["board"]))
     await until(space, "SELECT count(*) FROM documents", 1)
     await publish(space, None, IDENTITIES, identity("eve", ["board"]))
     await until(space, "SELECT count(*) FROM memberships", 1)
-    assert await who_reads(space, ["eve"]) == ["eve"]
+    assert await principals_with_access(space, ["eve"]) == ["eve"]
 
 
 @pytest.mark.slow
-async def test_a_group_called_like_a_persons_own_tag_opens_nothing(space: Space) -> None:
+async def test_a_group_named_like_a_users_own_tag_grants_no_access(space: Space) -> None:
     space.start("detect")
     await publish(space, None, DOCUMENTS_LIVE, document("private.md", "# Mine", acl_tags=["user:ann"]))
     await until(space, "SELECT count(*) FROM documents", 1)
@@ -205,11 +207,11 @@ async def test_a_group_called_like_a_persons_own_tag_opens_nothing(space: Space)
     await until(space, "SELECT count(*) FROM memberships", 1)
     await until(space, "SELECT count(*) FROM dead_letters", 1)
     assert await codes(space) == {"reserved_group": 1}
-    assert await who_reads(space, ["ann", "bob", "eve"]) == ["ann"]
+    assert await principals_with_access(space, ["ann", "bob", "eve"]) == ["ann"]
 
 
 @pytest.mark.slow
-async def test_a_key_that_was_removed_or_has_ended_counts_no_more_and_a_rotated_one_still_does(space: Space) -> None:
+async def test_removed_and_expired_keys_are_refused_and_rotated_ones_accepted_during_overlap(space: Space) -> None:
     old = await enrol(space, "wiki", "acme/wiki")
     gone = await enrol(space, "gone", "acme/*")
     ended = await enrol(space, "ended", "acme/*", until=now() - timedelta(seconds=1))
@@ -239,7 +241,7 @@ async def test_a_key_that_was_removed_or_has_ended_counts_no_more_and_a_rotated_
 
 
 @pytest.mark.slow
-async def test_switching_it_on_warns_first_and_then_refuses_what_is_still_unsigned(space: Space) -> None:
+async def test_unsigned_records_are_accepted_in_warn_mode_and_refused_in_enforce_mode(space: Space) -> None:
     wiki = await enrol(space, "wiki", "acme/wiki")
     space.start("detect", env={"PENSTOCK_PRODUCERS": "warn"})
     await publish(space, None, DOCUMENTS_LIVE, document("old.md", "# Unsigned"))
@@ -263,7 +265,7 @@ async def test_switching_it_on_warns_first_and_then_refuses_what_is_still_unsign
 
 
 @pytest.mark.slow
-async def test_what_was_signed_before_its_producer_was_enrolled_is_replayed_without_its_key(space: Space) -> None:
+async def test_records_signed_before_enrolment_are_replayed_without_the_private_key(space: Space) -> None:
     private, public = space.home / "p.pem", space.home / "p.pub"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
     subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
@@ -283,7 +285,7 @@ async def test_what_was_signed_before_its_producer_was_enrolled_is_replayed_with
 
 
 @pytest.mark.slow
-async def test_a_flood_of_forged_records_in_others_names_holds_up_nobody(space: Space) -> None:
+async def test_a_flood_of_forged_records_delays_no_signed_record_of_the_same_sources(space: Space) -> None:
     """They name the very sources whose revocations and memberships come behind them, while nobody else gets through."""
     wiki = await enrol(space, "wiki", "acme/*")
     space.start("detect", env={**ENFORCE, "PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE": "5"})
@@ -308,7 +310,7 @@ async def test_a_flood_of_forged_records_in_others_names_holds_up_nobody(space: 
 
 
 @pytest.mark.slow
-async def test_our_own_processes_sign_and_say_so_when_they_cannot(space: Space, tmp_path: Path) -> None:
+async def test_our_processes_sign_their_records_and_refuse_to_run_without_a_key(space: Space, tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "dam.md").write_text("# Dam safety\n\nSeepage through the dam wall is measured daily.\n")
@@ -329,7 +331,7 @@ async def test_our_own_processes_sign_and_say_so_when_they_cannot(space: Space, 
 
 
 @pytest.mark.slow
-async def test_the_example_in_another_programs_words_is_taken_in(space: Space) -> None:
+async def test_records_of_the_example_producer_are_accepted(space: Space) -> None:
     key = await enrol(space, "wiki", "acme/wiki")
     space.start("detect", env=ENFORCE)
     given = {
@@ -345,7 +347,9 @@ async def test_the_example_in_another_programs_words_is_taken_in(space: Space) -
     assert await codes(space) == {}
 
 
-def test_the_commands_that_enrol_as_an_operator_types_them(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_producer_commands_add_list_allow_rotate_and_remove_producers(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(space.home))
 
     def typed(*arguments: str) -> Result:
@@ -391,7 +395,7 @@ def test_the_commands_that_enrol_as_an_operator_types_them(space: Space, monkeyp
 
 
 @pytest.mark.slow
-async def test_a_producer_that_lapsed_comes_back_without_its_old_keys(space: Space) -> None:
+async def test_a_lapsed_producer_enrolled_again_does_not_regain_its_old_keys(space: Space) -> None:
     await enrol(space, "theirs", "acme/wiki", until=now() + timedelta(hours=1))
     await space.execute("UPDATE producers SET valid_until = now() WHERE name = 'theirs'")
     await enrol(space, "theirs", "acme/wiki")

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.mark.timeout(600)
-async def test_every_panel_and_alert_has_its_numbers_from_the_running_system(stack: Stack, tmp_path: Path) -> None:
+async def test_every_panel_query_of_a_running_system_returns_values(stack: Stack, tmp_path: Path) -> None:
     async with watched(stack, tmp_path) as world:
         empty = {filled(target["expr"]): title for title, panel in panels() for target in panel.get("targets", ())}
         assert len(empty) > 60
@@ -58,11 +58,11 @@ async def test_every_panel_and_alert_has_its_numbers_from_the_running_system(sta
             pytest.fail(f"nothing to show: {json.dumps(empty, indent=1)}")
         for alert in alerts():
             await world.values(alert["expr"])
-        await drawn(str(world.prometheus.base_url))
+        await assert_overview_is_drawn(str(world.prometheus.base_url))
         await world.fires()
 
 
-async def drawn(prometheus: str) -> None:
+async def assert_overview_is_drawn(prometheus: str) -> None:
     """The overview's picture holds every panel, and every line that it should."""
 
     def draw() -> dict[str, Axes]:

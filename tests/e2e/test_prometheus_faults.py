@@ -18,15 +18,15 @@ ALWAYS = 10**9
 
 
 @pytest.mark.timeout(900)
-async def test_what_breaks_raises_exactly_its_alerts_and_mending_it_clears_them(stack: Stack, tmp_path: Path) -> None:
+async def test_each_fault_raises_exactly_its_alerts_and_its_repair_clears_them(stack: Stack, tmp_path: Path) -> None:
     async with watched(stack, tmp_path) as world, world.in_use():
         await world.fires()
-        for rehearsed in (record_that_nobody_reads, lost_rows, source_that_cannot_be_read, reranker_away, model_hangs):
+        for rehearsed in (unreadable_record, lost_rows, unreadable_source, reranker_outage, model_outage):
             await rehearsed(world)
             await world.fires()
 
 
-async def record_that_nobody_reads(world: Watched) -> None:
+async def unreadable_record(world: Watched) -> None:
     async with producer(world.space.settings.kafka) as kafka:
         await deliver([kafka.send_raw(DOCUMENTS_LIVE, b"default/wiki/page", b"no JSON", [])])
     await world.fires("PenstockDeadLetters")
@@ -49,18 +49,18 @@ async def lost_rows(world: Watched) -> None:
     assert code == 0
 
 
-async def source_that_cannot_be_read(world: Watched) -> None:
+async def unreadable_source(world: Watched) -> None:
     with world.unreadable():
         await world.fires("PenstockConnectorNotWorking", "PenstockAccessOld")
 
 
-async def reranker_away(world: Watched) -> None:
+async def reranker_outage(world: Watched) -> None:
     world.reranker.faults.hang = ALWAYS
     await world.fires("PenstockRerankFallback", "PenstockAnswersDegraded")
     world.reranker.faults.hang = 0
 
 
-async def model_hangs(world: Watched) -> None:
+async def model_outage(world: Watched) -> None:
     world.model.faults.hang = ALWAYS
     await world.fires("PenstockBreakerOpen", "PenstockOldestPending", "PenstockCanaryLate", "PenstockAnswersDegraded")
     world.model.faults.hang = 0

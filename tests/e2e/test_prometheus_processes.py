@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.mark.timeout(900)
-async def test_a_process_that_ends_raises_exactly_its_alerts_and_they_clear(stack: Stack, tmp_path: Path) -> None:
+async def test_each_stopped_process_raises_exactly_its_alerts_and_its_start_clears_them(
+    stack: Stack, tmp_path: Path
+) -> None:
     async with watched(stack, tmp_path) as world:
         await world.use()
         await world.fires()

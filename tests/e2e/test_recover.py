@@ -163,7 +163,7 @@ async def test_an_index_deleted_by_accident_is_rebuilt_while_documents_change(sp
     assert await found(space, "sediment", "--tenant", "acme", "--tag", "wiki/staff", "--mode", "keyword") == {"new.md"}
 
 
-async def test_a_rebuild_without_workers_says_so_and_a_dry_run_says_what_it_would_do(space: Space) -> None:
+async def test_a_rebuild_without_workers_fails_and_a_dry_run_prints_its_plan(space: Space) -> None:
     planned = await answer(space, "rebuild", "vectors", "--dry-run")
     assert {k: planned[k] for k in ("store", "documents", "embedded")} == {
         "store": "vectors",
@@ -177,7 +177,7 @@ async def test_a_rebuild_without_workers_says_so_and_a_dry_run_says_what_it_woul
 
 
 @pytest.mark.slow
-async def test_a_ledger_restored_from_an_hour_ago_converges(space: Space, local: Stack) -> None:
+async def test_recover_after_restoring_an_hour_old_ledger_reaches_the_current_state(space: Space, local: Stack) -> None:
     space.environment["PENSTOCK_AUDIT_REPAIR"] = "none"  # the ghosts shall still be there when `recover` looks
     start(local, space, *WORKERS)
     old = {
@@ -249,7 +249,7 @@ async def test_a_ledger_restored_from_an_hour_ago_converges(space: Space, local:
 
 
 @pytest.mark.slow
-async def test_a_detect_worker_that_is_not_ours_is_asked_to_be_stopped(space: Space) -> None:
+async def test_recover_refuses_while_a_detect_worker_of_another_stack_runs(space: Space) -> None:
     space.start("detect")
     process = await asyncio.to_thread(run, space, "recover", "--since", "1h")
     assert process.returncode == 1

@@ -113,7 +113,7 @@ async def waiting(space: Space) -> int:
     return int(wanted)
 
 
-async def test_access_and_deletes_count_at_the_next_query_while_ten_thousand_chunks_wait(
+async def test_revocations_and_deletes_apply_at_the_next_query_despite_a_long_embedding_queue(
     slow_space: Space, model: Model
 ) -> None:
     space = slow_space

@@ -17,7 +17,7 @@ from tests.support.space import Space
 pytestmark = pytest.mark.stack
 
 
-async def test_a_document_goes_from_its_source_to_the_query_with_every_process_in_its_own_role(
+async def test_a_document_reaches_the_query_with_every_process_in_its_own_postgres_role(
     space: Space, tmp_path: Path
 ) -> None:
     admin = space.settings.postgres.dsn.get_secret_value()

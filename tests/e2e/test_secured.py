@@ -70,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def test_a_file_of_a_folder_is_found_in_both_stores_by_the_query_service(site: Site) -> None:
+def test_a_folders_file_is_searchable_in_both_stores_over_tls_with_least_privilege(site: Site) -> None:
     deadline = time.monotonic() + 90
 
     def found() -> list[tuple[str, list[str]]]:
@@ -87,7 +87,7 @@ def test_a_file_of_a_folder_is_found_in_both_stores_by_the_query_service(site: S
 
 
 @pytest.mark.slow
-async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(site: Site) -> None:
+async def test_records_without_a_valid_signature_change_nothing_and_become_dead_letters(site: Site) -> None:
     """The connectors' login, stolen: its ACLs let it write, and one forged membership would be enough."""
     folder, removed = site.home / "folder.pem", site.enrol("removed", "default/*")
     assert site.penstock(OWNER, "producer", "remove", "removed")[0] == 0
@@ -135,7 +135,7 @@ async def told(site: Site, knock: Awaitable[None]) -> str:
 
 
 @pytest.mark.slow
-async def test_who_knocks_rightly_is_let_in(site: Site) -> None:
+async def test_correct_logins_are_accepted_by_every_server(site: Site) -> None:
     await knock_at_kafka(site)
     await knock_at_postgres(site)
     await knock_at_postgres(site, login=OWNER)
@@ -143,7 +143,9 @@ async def test_who_knocks_rightly_is_let_in(site: Site) -> None:
 
 
 @pytest.mark.slow
-async def test_a_server_of_another_authority_is_not_talked_to(site: Site, tmp_path: Path) -> None:
+async def test_a_server_certificate_of_another_authority_is_refused_naming_the_setting(
+    site: Site, tmp_path: Path
+) -> None:
     other = str(Authority(tmp_path, OTHER).ca)
     assert "let PENSTOCK_KAFKA_SSL_CAFILE name" in await told(site, knock_at_kafka(site, ssl_cafile=other))
     assert "let sslrootcert in PENSTOCK_POSTGRES_DSN name" in await told(
@@ -153,7 +155,7 @@ async def test_a_server_of_another_authority_is_not_talked_to(site: Site, tmp_pa
 
 
 @pytest.mark.slow
-async def test_a_wrong_password_is_told_by_its_settings_name(site: Site) -> None:
+async def test_a_wrong_password_is_reported_with_the_names_of_its_settings(site: Site) -> None:
     assert "PENSTOCK_KAFKA_SASL_PASSWORD" in (await told(site, knock_at_kafka(site, sasl_password="wrong"))).replace(
         "and _SASL", "and PENSTOCK_KAFKA_SASL"
     )
@@ -165,7 +167,7 @@ async def test_a_wrong_password_is_told_by_its_settings_name(site: Site) -> None
 
 
 @pytest.mark.slow
-async def test_whoever_speaks_plainly_is_sent_away(site: Site) -> None:
+async def test_connections_without_tls_are_refused(site: Site) -> None:
     plain = {"security_protocol": "PLAINTEXT"}
     assert "it wants TLS: PENSTOCK_KAFKA_SECURITY_PROTOCOL" in await told(site, knock_at_kafka(site, **plain))
     assert "does not talk to that user without TLS" in await told(site, knock_at_postgres(site, sslmode="disable"))
@@ -175,7 +177,9 @@ async def test_whoever_speaks_plainly_is_sent_away(site: Site) -> None:
 
 
 @pytest.mark.slow
-async def test_a_login_alone_is_not_enough_where_a_certificate_of_ours_is_wanted(site: Site, tmp_path: Path) -> None:
+async def test_a_login_without_our_client_certificate_is_refused_where_one_is_required(
+    site: Site, tmp_path: Path
+) -> None:
     foreign = Authority(tmp_path, OTHER).issue(OWNER)
     wanted = "it wants a certificate of ours"
     certified = f"127.0.0.1:{certified_port(site)}"
@@ -192,7 +196,7 @@ async def test_a_login_alone_is_not_enough_where_a_certificate_of_ours_is_wanted
 @pytest.mark.parametrize(
     ("wrong", "said"), [({"expired": True}, "has expired"), ({"hosts": ["elsewhere.example"]}, "is another host's")]
 )
-async def test_a_certificate_that_has_expired_or_is_another_hosts_is_not_believed(
+async def test_a_server_certificate_that_expired_or_is_another_hosts_is_refused(
     site: Site, wrong: dict[str, Any], said: str
 ) -> None:
     shown = site.secured.authority.issue("wrong", **wrong)
@@ -212,7 +216,9 @@ async def test_a_certificate_that_has_expired_or_is_another_hosts_is_not_believe
         ("penstock_postgres_password", "error: Postgres at 127.0.0.1:"),
     ],
 )
-def test_a_worker_with_a_wrong_secret_ends_with_one_line(site: Site, tmp_path: Path, wrong: str, said: str) -> None:
+def test_a_worker_with_a_wrong_password_exits_with_a_one_line_error(
+    site: Site, tmp_path: Path, wrong: str, said: str
+) -> None:
     right = Path(site.environment("penstock_detect")["PENSTOCK_SECRETS_DIR"])
     for file in right.iterdir():
         (tmp_path / file.name).write_text("guessed" if file.name == wrong else file.read_text())
@@ -229,7 +235,7 @@ def test_a_worker_with_a_wrong_secret_ends_with_one_line(site: Site, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("login", POSTGRES_DENIES)
-def test_postgres_gives_nobody_more_than_his_work_needs(site: Site, login: str) -> None:
+def test_postgres_refuses_each_login_what_it_does_not_need(site: Site, login: str) -> None:
     shown = site.secured.logins[login]
     with psycopg.connect(site.secured.postgres()) as admin:
         [(chunks,)] = admin.execute("SELECT chunk_table FROM generations").fetchall()
@@ -241,7 +247,7 @@ def test_postgres_gives_nobody_more_than_his_work_needs(site: Site, login: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("login", ELASTICSEARCH_DENIES)
-def test_elasticsearch_gives_nobody_more_than_his_work_needs(site: Site, login: str) -> None:
+def test_elasticsearch_refuses_each_login_what_it_does_not_need(site: Site, login: str) -> None:
     somebody = {"password": "somebody's own", "roles": ["superuser"]}
     with elasticsearch(site, login) as client:
         answers = [
@@ -254,14 +260,14 @@ def test_elasticsearch_gives_nobody_more_than_his_work_needs(site: Site, login: 
 
 
 @pytest.mark.slow
-def test_the_connectors_have_no_login_for_the_indexes(site: Site) -> None:
+def test_the_connectors_login_cannot_access_elasticsearch(site: Site) -> None:
     with elasticsearch(site, "penstock_connect") as client:
         assert client.get("/chunks-g1/_search").status_code == 401
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("login", KAFKA_DENIES_WRITING)
-async def test_kafka_lets_nobody_write_others_topics(site: Site, login: str) -> None:
+async def test_kafka_refuses_each_login_writing_topics_it_does_not_need(site: Site, login: str) -> None:
     for topic in KAFKA_DENIES_WRITING[login]:
         with pytest.raises(NotDelivered, match=r"does not let this user write|ClusterAuthorizationFailed"):
             async with producer_of(site, login) as kafka:
@@ -270,7 +276,7 @@ async def test_kafka_lets_nobody_write_others_topics(site: Site, login: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("login", KAFKA_DENIES_READING)
-async def test_kafka_lets_nobody_read_others_topics(site: Site, login: str) -> None:
+async def test_kafka_refuses_each_login_reading_topics_it_does_not_need(site: Site, login: str) -> None:
     options = security(kafka_settings(site, login))
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka_settings(site, login).bootstrap, **options)
     await admin.start()
@@ -288,7 +294,7 @@ async def test_kafka_lets_nobody_read_others_topics(site: Site, login: str) -> N
 
 
 @pytest.mark.slow
-async def test_kafka_lets_nobody_into_anothers_group(site: Site) -> None:
+async def test_kafka_refuses_a_login_another_workers_consumer_group(site: Site) -> None:
     async with consumer(site, "penstock_keywords", "penstock-vectors") as kafka:
         kafka.subscribe(["index.live.v1"])
         with pytest.raises(GroupAuthorizationFailedError):
@@ -296,7 +302,7 @@ async def test_kafka_lets_nobody_into_anothers_group(site: Site) -> None:
 
 
 @pytest.mark.slow
-async def test_a_user_of_kafka_is_made_by_the_step_of_compose_and_its_changed_password_takes_effect(site: Site) -> None:
+async def test_the_kafka_users_step_creates_users_and_applies_changed_passwords(site: Site) -> None:
     for password, other in (("first", "second"), ("second", "first")):
         assert site.make_kafka_users({"penstock_canary": password})[1].startswith("passwords: penstock_canary\n")
         canary = {"sasl_username": "penstock_canary", "sasl_password": password}
@@ -309,19 +315,19 @@ async def test_a_user_of_kafka_is_made_by_the_step_of_compose_and_its_changed_pa
 
 
 @pytest.mark.slow
-def test_kafkas_own_tools_are_let_in_by_the_file_of_compose(site: Site, tmp_path: Path) -> None:
+def test_kafkas_own_tools_log_in_with_the_admin_properties_of_compose(site: Site, tmp_path: Path) -> None:
     done = kafkas_health(site, tmp_path)
     assert (done.returncode, "Produce(0)" in done.stdout) == (0, True), done.stderr[-2000:]
 
 
 @pytest.mark.slow
-def test_whoever_may_only_ask_is_told_that_everything_is_up(site: Site) -> None:
+def test_status_with_the_query_login_reports_no_outage(site: Site) -> None:
     code, told_, _ = site.penstock("penstock_ask", "status", "--json")
     assert (code, json.loads(told_)["away"]) == (0, []), told_
 
 
 @pytest.mark.slow
-def test_the_acls_are_what_the_file_says_and_stay_so(site: Site) -> None:
+def test_applying_the_kafka_acls_again_changes_nothing(site: Site) -> None:
     assert site.give_acls()[:2] == (0, "Everything is as it should be.\n")
     assert " 0 taken away" in site.give_acls(prefix="prod.")[1]  # a second installation in the same cluster
     code, told_, left = site.give_acls()
@@ -334,7 +340,7 @@ def test_the_acls_are_what_the_file_says_and_stay_so(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_no_secret_is_in_a_command_line_an_environment_a_log_or_the_status(site: Site) -> None:
+def test_no_secret_is_in_a_command_line_environment_log_or_status(site: Site) -> None:
     secrets = site.all_secrets()
     for process in psutil.Process().children(recursive=True):
         said = " ".join(process.cmdline()) + " ".join(process.environ().values())

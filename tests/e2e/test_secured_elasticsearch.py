@@ -94,20 +94,20 @@ def asked(one: httpx.Client, role: str) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("role", "secret"), [("penstock_query", "query"), ("penstock_worker", "worker"), ("penstock_migrate", "owner")]
 )
-def test_the_script_of_compose_makes_a_user_who_may_what_its_role_may(users: Secured, role: str, secret: str) -> None:
+def test_the_compose_script_creates_users_with_the_rights_of_their_role(users: Secured, role: str, secret: str) -> None:
     with client(users, auth=(role, PASSWORDS[secret])) as one:
         assert one.get("/_security/_authenticate").json()["roles"] == [role]
         assert asked(one, role) == MAY[role]
 
 
-def test_a_changed_password_takes_effect_when_the_script_runs_again(users: Secured, tmp_path: Path) -> None:
+def test_the_compose_script_applies_a_changed_password_when_it_runs_again(users: Secured, tmp_path: Path) -> None:
     assert run_script(users, tmp_path, {**PASSWORDS, "query": "another"}).returncode == 0
     for password, status in ((PASSWORDS["query"], 401), ("another", 200)):
         with client(users, auth=("penstock_query", password)) as one:
             assert one.get("/chunks-g1/_count").status_code == status
 
 
-def test_the_script_ends_badly_with_a_wrong_password_and_shows_none(users: Secured, tmp_path: Path) -> None:
+def test_the_compose_script_fails_with_a_wrong_password_and_prints_none(users: Secured, tmp_path: Path) -> None:
     done = run_script(users, tmp_path, {**PASSWORDS, "admin": "guessed"})
     assert done.returncode != 0
     assert "401" in done.stderr
@@ -115,7 +115,7 @@ def test_the_script_ends_badly_with_a_wrong_password_and_shows_none(users: Secur
 
 
 @pytest.mark.parametrize("role", MAY)
-async def test_an_api_key_may_what_its_role_may_until_it_is_taken_back(users: Secured, role: str) -> None:
+async def test_an_api_key_has_the_rights_of_its_role_until_it_is_revoked(users: Secured, role: str) -> None:
     descriptor = json.loads((ROLES / f"{role}.json").read_text())
     del descriptor["description"]  # docs/deploy.md says so: Elasticsearch takes none in a key
     with client(users, auth=(ADMIN, users.logins[ADMIN].password)) as admin:

@@ -78,7 +78,7 @@ def ids(company: Workplace) -> list[str]:
     return [f"{company.ops}:{m['ts']}" for m in messages if "thread_ts" not in m]
 
 
-async def test_threads_are_found_by_the_workspace_and_follow_what_happens_to_them(company: Workplace) -> None:
+async def test_threads_are_searchable_by_the_workspace_and_follow_their_changes(company: Workplace) -> None:
     c, w = company, company.workspace
     crane, ferry, bridge = ids(c)
     everything = {crane, ferry, bridge}
@@ -125,7 +125,7 @@ async def test_threads_are_found_by_the_workspace_and_follow_what_happens_to_the
 
 
 @pytest.mark.slow
-async def test_who_loses_a_channel_finds_nothing_of_it_and_no_document_is_written_for_that(company: Workplace) -> None:
+async def test_losing_a_channel_hides_its_threads_without_rewriting_documents(company: Workplace) -> None:
     c, w = company, company.workspace
     everything = set(ids(c))
     await c.until(BEN, "harbour", everything)
@@ -155,7 +155,7 @@ async def test_who_loses_a_channel_finds_nothing_of_it_and_no_document_is_writte
 
 
 @pytest.mark.slow
-async def test_a_sweep_closes_the_gap_that_lost_events_left(company: Workplace) -> None:
+async def test_a_sweep_makes_changes_searchable_whose_events_were_lost(company: Workplace) -> None:
     c, w = company, company.workspace
     crane, ferry, bridge = ids(c)
     await c.until(ANN, "harbour", {crane, ferry, bridge})

@@ -63,7 +63,7 @@ async def counts(space: Space) -> tuple[int, int]:
     return embedded, written
 
 
-async def test_every_kind_of_change_reaches_both_stores_at_its_own_price(space: Space) -> None:
+async def test_every_kind_of_change_reaches_both_stores_with_minimal_embedding_and_writing(space: Space) -> None:
     space.start(*WORKERS)
     long = document("long.md", "# Turbines\n\n" + prose("turbine", 120))
     twins = [document(f"twin-{n}.md", "# Twin\n\nExactly the same words in two files.") for n in (1, 2)]
@@ -142,7 +142,7 @@ async def test_every_kind_of_change_reaches_both_stores_at_its_own_price(space: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", WORKERS)
-async def test_a_worker_killed_in_mid_ingest_loses_nothing(space: Space, victim: str) -> None:
+async def test_a_worker_killed_during_ingestion_loses_no_document(space: Space, victim: str) -> None:
     space.start(*WORKERS)
     documents = [document(f"{n}.md", f"# Document {n}\n\n" + prose(f"subject-{n}", 6)) for n in range(60)]
     await space.publish(*documents, topic=DOCUMENTS_BACKFILL)
@@ -165,7 +165,7 @@ async def _until_some(space: Space, victim: str) -> None:
         assert time.monotonic() < deadline
 
 
-async def test_detect_killed_between_the_commit_and_the_hint_loses_nothing(space: Space) -> None:
+async def test_a_detect_worker_killed_between_commit_and_hint_loses_no_document(space: Space) -> None:
     space.start("vectors", "keywords")
     space.start("detect", program=["-m", "tests.support.pipeline.dies_before_hinting"])
     documents = [document(f"{n}.md", f"# Document {n}\n\n" + prose(f"subject-{n}", 3)) for n in range(10)]
@@ -179,7 +179,7 @@ async def test_detect_killed_between_the_commit_and_the_hint_loses_nothing(space
     assert '"hints_rescued"' not in space.log("detect"), "the unacked event comes again and hints again"
 
 
-async def test_a_broken_event_is_set_aside_whole_and_hides_no_other(space: Space) -> None:
+async def test_an_invalid_event_becomes_a_dead_letter_and_blocks_no_other(space: Space) -> None:
     space.start(*WORKERS)
     good = document("good.md", "# Good\n\nThis one is fine.")
     better = changed(good, content="# Good\n\nThis one is better.")
@@ -208,7 +208,7 @@ async def test_a_broken_event_is_set_aside_whole_and_hides_no_other(space: Space
 
 
 @pytest.mark.slow
-async def test_a_worker_that_is_told_to_stop_drains_and_another_goes_on(space: Space) -> None:
+async def test_workers_that_are_stopped_drain_and_their_successors_continue(space: Space) -> None:
     space.start(*WORKERS)
     documents = [document(f"{n}.md", f"# Document {n}\n\n" + prose(f"subject-{n}", 4)) for n in range(30)]
     await space.publish(*documents)

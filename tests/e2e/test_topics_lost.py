@@ -44,7 +44,7 @@ async def lose_kafka(space: Space) -> None:
     assert await done.wait() == 0
 
 
-async def living(space: Space) -> dict[str, tuple[str, tuple[str, ...]]]:
+async def living_documents(space: Space) -> dict[str, tuple[str, tuple[str, ...]]]:
     """source/file → the text's last line, who may read it."""
     rows = await space.query(
         "SELECT d.source, d.external_id, b.text, a.acl_tags FROM documents d"
@@ -56,14 +56,14 @@ async def living(space: Space) -> dict[str, tuple[str, tuple[str, ...]]]:
     }
 
 
-async def until_living(space: Space, wanted: dict[str, tuple[str, tuple[str, ...]]]) -> None:
+async def until_living_documents(space: Space, wanted: dict[str, tuple[str, tuple[str, ...]]]) -> None:
     deadline = time.monotonic() + 60
-    while (found := await living(space)) != wanted:
+    while (found := await living_documents(space)) != wanted:
         assert time.monotonic() < deadline, found
         await asyncio.sleep(0.2)
 
 
-async def test_what_kafka_took_with_it_is_published_again(space: Space, tmp_path: Path) -> None:
+async def test_changes_lost_with_kafkas_topics_are_published_again_after_recover(space: Space, tmp_path: Path) -> None:
     typed, swept = tmp_path / "typed", tmp_path / "swept"
     declared = tmp_path / "connectors.toml"
     declared.write_text(f'[connector.swept]\nkind = "folder"\npaths = ["{swept}"]\nacl_tags = ["staff"]\n')
@@ -73,14 +73,14 @@ async def test_what_kafka_took_with_it_is_published_again(space: Space, tmp_path
     await asyncio.to_thread(space.start, *WORKERS)
     assert (await space.penstock("ingest", str(typed), "--acl", "staff", "--wait", "--json"))[0] == 0
     assert (await space.penstock(*connect))[0] == 0
-    (source,) = {name.partition("/")[0] for name in await living(space)} - {"swept"}
+    (source,) = {name.partition("/")[0] for name in await living_documents(space)} - {"swept"}
     staff, board = (f"{source}/staff",), (f"{source}/board",)
     before = {
         f"{s}/{n}": (t, (f"{s}/staff",))
         for s in (source, "swept")
         for n, t in (("kept", "Stays."), ("edited", "Before."), ("deleted", "Goes."))
     }
-    await until_living(space, before)
+    await until_living_documents(space, before)
 
     await asyncio.to_thread(space.stop, "detect")  # nobody reads from here on
     for folder in (typed, swept):
@@ -89,7 +89,7 @@ async def test_what_kafka_took_with_it_is_published_again(space: Space, tmp_path
     (typed / ".penstock.toml").write_text('acl = ["board"]\n')
     assert (await space.penstock("ingest", str(typed), "--acl", "staff", "--json"))[0] == 0
     assert (await space.penstock(*connect))[0] == 0
-    assert await living(space) == before
+    assert await living_documents(space) == before
     for name in ("vectors", "keywords"):
         await asyncio.to_thread(space.stop, name)
     await lose_kafka(space)
@@ -104,8 +104,8 @@ async def test_what_kafka_took_with_it_is_published_again(space: Space, tmp_path
     texts = {"kept": "Stays.", "edited": "After.", "new": "Comes."}
     wanted = {f"{source}/{name}": (text, board) for name, text in texts.items()}
     wanted |= {f"swept/{name}": (text, ("swept/staff",)) for name, text in texts.items()}
-    await until_living(space, wanted)
-    assert staff not in {acl for _, acl in (await living(space)).values()}
+    await until_living_documents(space, wanted)
+    assert staff not in {acl for _, acl in (await living_documents(space)).values()}
 
     code, nothing = await space.penstock("recover", "--topics-lost", "--json")
     assert (code, nothing["documents"], nothing["deletions"]) == (0, 0, 0)
@@ -113,7 +113,7 @@ async def test_what_kafka_took_with_it_is_published_again(space: Space, tmp_path
     assert (code, report["clean"]) == (0, True), report
 
 
-async def test_what_was_lost_has_to_be_said(space: Space) -> None:
+async def test_recover_requires_one_option_that_names_the_loss(space: Space) -> None:
     for arguments in ((), ("--since", "1h", "--topics-lost")):
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -144,13 +144,13 @@ async def records(space: Space) -> list[tuple[str, dict[str, bytes]]]:
         await consumer.stop()
 
 
-async def follows(house: House, span: Kept, *names: str) -> None:
+async def assert_ancestors(house: House, span: Kept, *names: str) -> None:
     """Its parent, that one's parent …, by name, up to the beginning of the trace. What ends later arrives later."""
     await house.until(lambda: [above.name for above in house.collector.above(span)] == list(names))
     assert house.collector.above(span)[-1].parent == ""
 
 
-async def test_a_document_and_the_questions_about_it_each_have_one_trace_and_give_nothing_away(house: House) -> None:
+async def test_a_document_and_each_request_have_one_trace_without_any_content(house: House) -> None:
     space, collector = house.space, house.collector
     at = space.settings.kafka.topic_prefix
     document = house.write(NAME, f"The otter is called {TEXT}.")
@@ -173,9 +173,9 @@ async def test_a_document_and_the_questions_about_it_each_have_one_trace_and_giv
     await house.until(lambda: [s for s in collector.of(begun.trace) if s.name.startswith("bulk ")])
     await house.until(lambda: [s for s in collector.of(begun.trace) if s.name.startswith("INSERT ")])
     trace = {span.name.partition(" ")[0]: span for span in collector.of(begun.trace)}
-    await follows(house, trace["embeddings"], *line)
-    await follows(house, trace["INSERT"], *line)
-    await follows(house, trace["bulk"], *line)
+    await assert_ancestors(house, trace["embeddings"], *line)
+    await assert_ancestors(house, trace["INSERT"], *line)
+    await assert_ancestors(house, trace["bulk"], *line)
     assert {trace[name].service for name in ("embeddings", "INSERT")} == {"penstock-vectors"}
     assert trace["bulk"].service == "penstock-keywords"
     assert trace["embeddings"].attributes["gen_ai.usage.input_tokens"] > 0

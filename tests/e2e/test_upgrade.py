@@ -158,7 +158,7 @@ async def roll(space: Space, version: Installed) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_an_upgrade_and_a_downgrade_lose_nothing(space: Space, tmp_path: Path) -> None:
+async def test_a_rolling_upgrade_and_downgrade_lose_no_change_and_fail_no_search(space: Space, tmp_path: Path) -> None:
     now_, next_ = await asyncio.gather(
         asyncio.to_thread(install, tmp_path / "now"), asyncio.to_thread(install, tmp_path / "next", next_version)
     )

@@ -45,7 +45,7 @@ def environment(space: Space) -> dict[str, str]:
     return {**kept, "PENSTOCK_DIST": str(dist()), "PENSTOCK_SERVE_DEVELOPMENT": "true"}
 
 
-def test_every_file_of_the_packages_is_in_it_and_nothing_else(installed: Installed) -> None:
+def test_the_wheel_contains_exactly_the_files_of_the_packages(installed: Installed) -> None:
     ours = {
         file.relative_to(PROJECT)
         for package in PACKAGES
@@ -62,7 +62,7 @@ def test_every_file_of_the_packages_is_in_it_and_nothing_else(installed: Install
     assert not [name for name in ELSEWHERE if (installed.packages / name).exists()]
 
 
-async def test_it_runs_without_the_source_tree(installed: Installed, space: Space) -> None:
+async def test_the_installed_wheel_runs_without_the_source_tree(installed: Installed, space: Space) -> None:
     where = subprocess.run(
         [installed.python, "-c", "import pipeline, query; print(pipeline.__file__, query.__file__)"],
         cwd=space.home,

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 WITHIN_SECONDS = 180
 
 
-async def test_a_throttled_model_is_named_by_both(stack: Stack, tmp_path: Path) -> None:
+async def test_why_and_status_name_a_throttled_embedding_service(stack: Stack, tmp_path: Path) -> None:
     async with serving() as model:
         embedding = {"provider": "openai", "base_url": model.url, "dimensions": 64, "timeout_seconds": 5}
         async with Space.create(stack, tmp_path, embedding=embedding) as space:
@@ -34,7 +34,7 @@ async def test_a_throttled_model_is_named_by_both(stack: Stack, tmp_path: Path) 
                     await asyncio.to_thread(here.start_worker, name)
                 await model.faults(errors=10**9, error_status=429)
                 await space.publish(*(document(f"{n}.md", f"# {n}\n\nSome text.") for n in range(12)))
-                told = await until_vectors_stand_still(here, space)
+                told = await wait_until_vectors_is_stalled(here, space)
                 assert "vectors is stalled" in problems(told)
                 assert told["pending"]["vectors"]["documents"] == 12
                 assert {one["stage"]: one["members"] for one in told["stages"]}["vectors"] == 1
@@ -57,7 +57,7 @@ async def test_a_throttled_model_is_named_by_both(stack: Stack, tmp_path: Path) 
                     await asyncio.to_thread(here.stop, name)
 
 
-async def until_vectors_stand_still(here: Stack, space: Space) -> dict[str, Any]:
+async def wait_until_vectors_is_stalled(here: Stack, space: Space) -> dict[str, Any]:
     deadline = time.monotonic() + WITHIN_SECONDS
     while True:
         told = await look(partial(local_processes, here), space.settings)

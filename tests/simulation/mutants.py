@@ -630,14 +630,14 @@ MUTANTS: tuple[Mutant, ...] = (
         _ROWS,
         'await require_lease(connection, self.holder)\n                await keep_stamp(connection, *self._me, stamp)\n                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
         'await keep_stamp(connection, *self._me, stamp)\n                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
-        (_DOUBT + "::test_a_runner_that_was_paused_with_an_old_text_sends_nothing_after_another_took_over",),
+        (_DOUBT + "::test_a_runner_that_lost_its_lease_publishes_no_old_text",),
     ),
     Mutant(
         "rows are saved without the fence",
         _ROWS,
         "                await require_lease(connection, self.holder)\n                await connection.cursor().executemany(",
         "                await connection.cursor().executemany(",
-        (_DOUBT + "::test_what_a_runner_intended_is_not_confirmed_by_the_one_before_it",),
+        (_DOUBT + "::test_a_runner_that_lost_its_lease_cannot_confirm_the_intents_of_its_successor",),
     ),
     Mutant(
         "a membership is sent before the intent is recorded",

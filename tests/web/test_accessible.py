@@ -29,7 +29,7 @@ async def faults(tab: Tab, rules: dict[str, Any] = RULES) -> list[tuple[str, lis
 
 
 @pytest.mark.parametrize(("theme", "rules"), [("light", RULES), ("dark", COLOURS)])
-async def test_every_view_can_be_read_by_everybody(tabs: Tabs, theme: str, rules: dict[str, Any]) -> None:
+async def test_every_view_has_no_accessibility_violations(tabs: Tabs, theme: str, rules: dict[str, Any]) -> None:
     tab = await tabs.new(theme=theme, who=None)
     await tab.open("?q=undo+a+hard+reset&source=git-guide")
     await tab.results()
@@ -54,7 +54,7 @@ async def test_every_view_can_be_read_by_everybody(tabs: Tabs, theme: str, rules
     assert await faults(tab, rules) == []
 
 
-async def test_the_address_that_a_terminal_shows_lets_its_user_in_and_does_not_stay(tabs: Tabs) -> None:
+async def test_the_token_in_the_printed_url_signs_in_and_is_removed_from_the_address(tabs: Tabs) -> None:
     tab = await tabs.new(who="")
     await tab.page.goto(tab.url)
     await tab.page.wait_for_selector("#signin[open]")
@@ -70,7 +70,7 @@ async def test_the_address_that_a_terminal_shows_lets_its_user_in_and_does_not_s
     await other.page.wait_for_selector("#signin[open]")  # it is the tab's own
 
 
-async def test_who_is_not_known_is_asked_and_comes_in_with_a_key(tabs: Tabs, tmp_path) -> None:  # type: ignore[no-untyped-def]
+async def test_an_unknown_user_is_prompted_to_sign_in_and_may_use_an_api_key(tabs: Tabs, tmp_path) -> None:  # type: ignore[no-untyped-def]
     keys = write_keys(tmp_path / "keys.toml", desk={"key": "k" * 40, "tenant": "acme", "principal": "ann"})
     async with service_over(tabs.site.library, auth={"keys_file": str(keys)}) as (client, _):
         url = str(client.base_url).rstrip("/")

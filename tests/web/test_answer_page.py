@@ -20,7 +20,7 @@ ADDRESS = f"?q={QUESTION.replace(' ', '+')}&answer=1"
 WRITTEN = "#answer:not([aria-busy]) .by"
 
 
-async def test_an_answer_is_written_before_ones_eyes_and_its_citations_lead_to_their_passage(tabs: Tabs) -> None:
+async def test_an_answer_is_streamed_and_its_citations_lead_to_their_passage(tabs: Tabs) -> None:
     tabs.site.chat.faults = Faults(token_seconds=0.02)
     tab = await tabs.new()
     await tab.open()
@@ -68,7 +68,7 @@ async def test_a_sentence_that_no_passage_supports_is_marked(tabs: Tabs) -> None
     await tab.shoot("answer")
 
 
-async def test_what_an_answer_holds_is_text_and_nothing_else(tabs: Tabs) -> None:
+async def test_markup_in_an_answer_is_shown_as_text(tabs: Tabs) -> None:
     """The service takes markup out of answers; should it ever miss some, the page shows it as the text that it is.
     That nothing was loaded and nothing ran is asserted by the fixture."""
     hostile = (
@@ -111,7 +111,7 @@ async def test_what_an_answer_holds_is_text_and_nothing_else(tabs: Tabs) -> None
     assert await tab.page.locator(made).count() == 0
 
 
-async def test_stopping_stops_the_model_too(tabs: Tabs) -> None:
+async def test_stopping_an_answer_also_stops_the_model(tabs: Tabs) -> None:
     tabs.site.chat.faults = Faults(stall=1)
     tab = await tabs.new()
     await tab.open(ADDRESS)
@@ -124,7 +124,7 @@ async def test_stopping_stops_the_model_too(tabs: Tabs) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_an_answer_that_breaks_off_says_so_and_keeps_what_was_written(tabs: Tabs) -> None:
+async def test_an_answer_that_breaks_off_shows_a_note(tabs: Tabs) -> None:
     tabs.site.chat.faults = Faults(cut=10)
     tab = await tabs.new()
     await tab.open(ADDRESS)
@@ -132,7 +132,7 @@ async def test_an_answer_that_breaks_off_says_so_and_keeps_what_was_written(tabs
     assert await tab.page.inner_text("#answer .notes") != ""
 
 
-async def test_escape_gives_the_results_back(tab: Tab) -> None:
+async def test_escape_closes_the_answer_and_shows_the_results(tab: Tab) -> None:
     await tab.open(ADDRESS)
     await tab.page.wait_for_selector(WRITTEN)
     assert await tab.page.locator("#results .number").count() > 0
@@ -146,7 +146,7 @@ async def test_escape_gives_the_results_back(tab: Tab) -> None:
     await tab.page.wait_for_selector(WRITTEN)
 
 
-async def test_looking_into_a_document_and_going_back_asks_for_no_second_answer(tabs: Tabs) -> None:
+async def test_opening_a_document_and_going_back_requests_no_second_answer(tabs: Tabs) -> None:
     tab = await tabs.new()
     await tab.open(ADDRESS)
     await tab.page.wait_for_selector(WRITTEN)
@@ -161,7 +161,7 @@ async def test_looking_into_a_document_and_going_back_asks_for_no_second_answer(
     assert len(tabs.site.chat.asked) == asked
 
 
-async def test_nothing_relevant_is_said_kindly(tabs: Tabs) -> None:
+async def test_a_question_without_relevant_documents_is_answered_with_a_plain_message(tabs: Tabs) -> None:
     tab = await tabs.new(who="mallory")
     await tab.open(ADDRESS)
     await tab.page.wait_for_selector("#answer.nothing .by")
@@ -169,7 +169,7 @@ async def test_nothing_relevant_is_said_kindly(tabs: Tabs) -> None:
     assert await tab.page.locator("#results article").count() == 0
 
 
-async def test_without_a_model_the_passages_answer_and_it_is_said(tabs: Tabs) -> None:
+async def test_without_an_answering_model_passages_are_quoted_and_a_note_says_so(tabs: Tabs) -> None:
     async with service_over(tabs.site.library) as (client, _):
         tab = await tabs.new(url=str(client.base_url).rstrip("/"))
         await tab.open(ADDRESS)
@@ -180,7 +180,7 @@ async def test_without_a_model_the_passages_answer_and_it_is_said(tabs: Tabs) ->
         assert await tab.page.locator("#answer .cite").count() > 0
 
 
-async def test_a_thumb_is_kept(tabs: Tabs) -> None:
+async def test_thumbs_up_and_down_are_stored_as_feedback(tabs: Tabs) -> None:
     tab = await tabs.new()
     await tab.open(ADDRESS)
     await tab.page.wait_for_selector(WRITTEN)
@@ -198,7 +198,7 @@ async def given(library) -> list[tuple[str, bool]]:  # type: ignore[no-untyped-d
     return await library.execute("SELECT verdict, answer_id IS NOT NULL FROM answer_feedback ORDER BY verdict")
 
 
-async def test_half_a_world_answers_and_says_so(tabs: Tabs, site: Site) -> None:
+async def test_a_search_with_one_store_unavailable_shows_results_marked_incomplete(tabs: Tabs, site: Site) -> None:
     """The keyword half's index is closed while somebody searches."""
     index = site.library.generation.keyword_index
     await site.library.es.indices.close(index=index)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.stack]
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_what_a_document_holds_neither_runs_nor_loads(tab: Tab) -> None:
+async def test_markup_in_a_document_is_shown_as_text_and_neither_runs_nor_loads(tab: Tab) -> None:
     """That nothing was loaded from elsewhere and no script was refused is asserted by the fixture."""
     await tab.open("?q=turnips+beets+harvest+cellar")
     assert "<img" in (await tab.results())[0]
@@ -35,7 +35,7 @@ async def test_what_a_document_holds_neither_runs_nor_loads(tab: Tab) -> None:
     assert [target for target in targets if not re.match(r"https?://", target)] == []
 
 
-def test_no_script_of_the_page_reads_markup_or_makes_code() -> None:
+def test_no_script_of_the_page_parses_markup_or_evaluates_code() -> None:
     folder = Path(page.__file__).parent
     scripts = {path.name: path.read_text() for path in folder.glob("*.js")}
     assert len(scripts) > 10

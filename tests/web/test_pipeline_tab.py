@@ -91,7 +91,7 @@ async def lived(site: Site) -> Site:
     return site
 
 
-async def test_operators_see_how_fresh_everything_is_and_what_stands_in_the_way(
+async def test_operators_see_freshness_lag_problems_and_dead_letters(
     tabs: Tabs, lived: Site, kafka: KafkaSettings
 ) -> None:
     library = replace(lived.library, settings=lived.library.settings.model_copy(update={"kafka": kafka}))
@@ -119,7 +119,7 @@ async def test_operators_see_how_fresh_everything_is_and_what_stands_in_the_way(
         assert not await tab.page.is_visible("#view-pipeline")
 
 
-async def test_answers_that_nothing_supports_are_looked_at_here(tabs: Tabs, lived: Site) -> None:
+async def test_operators_review_unsupported_answers(tabs: Tabs, lived: Site) -> None:
     tabs.site.chat.faults = Faults(say=f"{UNSUPPORTED} Nobody else was asked.")
     asker = await tabs.new()
     await asker.open("?q=who+was+awarded+the+contract+for+stash+entries&answer=1")
@@ -138,7 +138,7 @@ async def test_answers_that_nothing_supports_are_looked_at_here(tabs: Tabs, live
     assert verdict == "wrong"
 
 
-async def test_what_is_away_is_named_and_the_rest_is_there(tabs: Tabs, lived: Site) -> None:
+async def test_unavailable_parts_are_named_and_the_others_shown(tabs: Tabs, lived: Site) -> None:
     """This site has no Kafka, and the queue of answers does not answer."""
     tab = await tabs.new(who=None, size=PHONE, theme="dark")
     refused = {"title": "The service is busy", "detail": "ask again later", "status": 503}
@@ -154,7 +154,7 @@ async def test_what_is_away_is_named_and_the_rest_is_there(tabs: Tabs, lived: Si
     assert await tab.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
-async def test_others_have_no_such_tab_and_are_told_why(tabs: Tabs) -> None:
+async def test_without_the_operator_role_the_pipeline_tab_is_hidden_and_its_address_says_why(tabs: Tabs) -> None:
     tab = await tabs.new()
     await tab.open()
     await tab.page.wait_for_selector(".landing")

@@ -15,7 +15,7 @@ from tests.web.conftest import PHONE, Site, Tab, Tabs
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_results_come_while_one_types_with_the_words_marked(tab: Tab) -> None:
+async def test_results_appear_while_typing_with_matching_words_marked(tab: Tab) -> None:
     await tab.open()
     await tab.page.locator("#query").press_sequentially("undoing comm", delay=20)
     assert "Undoing things" in (await tab.results())[:2]
@@ -26,7 +26,7 @@ async def test_results_come_while_one_types_with_the_words_marked(tab: Tab) -> N
     assert await tab.page.title() == "undoing comm – Penstock"
 
 
-async def test_it_says_why_a_passage_was_found_and_where_else_it_stands(tab: Tab) -> None:
+async def test_a_result_shows_its_ranks_its_duplicates_and_its_origin(tab: Tab) -> None:
     await tab.open("?q=undo+a+hard+reset+with+the+reflog")
     titles = await tab.results()
     assert titles[0] in ("Reset, restore and revert", "Reset (copied from the guide)")
@@ -40,7 +40,7 @@ async def test_it_says_why_a_passage_was_found_and_where_else_it_stands(tab: Tab
     assert re.match(r"(git|wiki)\.example\.com ↗\s+\(opens the source in a new tab\)", await link.inner_text())
 
 
-async def test_the_older_question_never_overwrites_the_newer_ones_results(tab: Tab) -> None:
+async def test_a_late_response_never_overwrites_the_results_of_a_newer_query(tab: Tab) -> None:
     """The first answer is held back until after the second has come."""
     await tab.open()
     held: list[str] = []
@@ -64,7 +64,7 @@ async def test_the_older_question_never_overwrites_the_newer_ones_results(tab: T
     assert (await tab.results())[0] == "Putting work aside"
 
 
-async def test_what_somebody_else_may_read_is_not_there(tabs: Tabs) -> None:
+async def test_results_that_the_user_may_not_read_are_not_shown(tabs: Tabs) -> None:
     tab = await tabs.new()
     await tab.open("?q=the+board+undoes+commits+by+decree")
     assert "For the board" not in await tab.results()
@@ -74,7 +74,7 @@ async def test_what_somebody_else_may_read_is_not_there(tabs: Tabs) -> None:
     assert await stranger.page.inner_text("#empty h2") == "Nothing relevant was found"
 
 
-async def test_filters_narrow_and_can_be_taken_away_again(tab: Tab) -> None:
+async def test_filters_narrow_the_results_and_can_be_removed(tab: Tab) -> None:
     await tab.open("?q=undo+reset+release")
     everything = await tab.results()
     await tab.page.click("#filters-open")
@@ -89,7 +89,7 @@ async def test_filters_narrow_and_can_be_taken_away_again(tab: Tab) -> None:
     assert "before=2026-02-15" in tab.page.url
 
 
-async def test_back_and_forward_go_through_what_was_asked(tab: Tab) -> None:
+async def test_back_and_forward_go_through_the_query_history(tab: Tab) -> None:
     await tab.open()
     for words in ("stash", "travel receipts"):
         await tab.page.fill("#query", words)
@@ -107,7 +107,7 @@ async def test_back_and_forward_go_through_what_was_asked(tab: Tab) -> None:
     await tab.until("document.querySelector('#results h3')?.textContent === 'Travel expenses'")
 
 
-async def test_the_keyboard_alone_is_enough(tab: Tab) -> None:
+async def test_the_page_is_usable_with_the_keyboard_alone(tab: Tab) -> None:
     keyboard = tab.page.keyboard
     await tab.open("?q=undo+commits")
     titles = await tab.results()
@@ -135,7 +135,7 @@ async def test_the_keyboard_alone_is_enough(tab: Tab) -> None:
     assert not await tab.page.is_visible("#help")
 
 
-async def test_a_documents_story_tells_how_it_came_to_be_found(tabs: Tabs) -> None:
+async def test_a_documents_story_shows_its_history_text_and_matching_passage(tabs: Tabs) -> None:
     tab = await tabs.new()
     await tab.open("?q=how+do+I+undo+a+commit+others+already+have")
     await tab.page.click("#results a.title:has-text('Undoing things')")
@@ -156,7 +156,7 @@ async def test_a_documents_story_tells_how_it_came_to_be_found(tabs: Tabs) -> No
     await again.page.wait_for_selector("#story[open] .timeline")
 
 
-async def test_an_operator_is_told_the_next_step_and_what_else_is_worth_knowing(site: Site, tabs: Tabs) -> None:
+async def test_only_an_operator_sees_the_next_step_and_notes_in_a_documents_story(site: Site, tabs: Tabs) -> None:
     library, mine = site.library, [f"user:{local_user()}"]
     new, old = (
         document("mended.md", f"The zorilla's {word} burrow.", acl_tags=mine, version=version)
@@ -188,13 +188,13 @@ async def test_an_operator_is_told_the_next_step_and_what_else_is_worth_knowing(
         await library.put(deletion(new))
 
 
-async def test_a_document_that_is_gone_is_said_kindly(tab: Tab) -> None:
+async def test_a_document_that_does_not_exist_gives_a_plain_message(tab: Tab) -> None:
     await tab.open("?q=stash&doc=7b7e4f0c-9f0b-4f57-93c5-3a3b8f2f0d11")
     await tab.page.wait_for_selector("#story .doubt")
     assert "you may not read it" in await tab.page.inner_text("#story .doubt")
 
 
-async def test_colours_follow_the_system_until_somebody_chooses(tabs: Tabs) -> None:
+async def test_colours_follow_the_system_until_the_user_chooses(tabs: Tabs) -> None:
     tab = await tabs.new(theme="dark")
     await tab.open("?q=undo+commits")
     background = "getComputedStyle(document.body).backgroundColor"
@@ -211,7 +211,7 @@ async def test_colours_follow_the_system_until_somebody_chooses(tabs: Tabs) -> N
     assert await tab.page.evaluate(background) == dark
 
 
-async def test_nothing_is_wider_than_a_phone(tabs: Tabs) -> None:
+async def test_on_a_phone_nothing_is_too_wide_and_no_target_too_small(tabs: Tabs) -> None:
     tab = await tabs.new(size=PHONE, scale=2)
     await tab.open("?q=how+do+I+undo+a+commit")
     await tab.results()
@@ -226,7 +226,7 @@ async def test_nothing_is_wider_than_a_phone(tabs: Tabs) -> None:
     assert small == [], "WCAG 2.2: a target is at least 24 pixels"
 
 
-async def test_who_wants_less_motion_gets_none(tabs: Tabs) -> None:
+async def test_reduced_motion_disables_animations(tabs: Tabs) -> None:
     tab = await tabs.new(motion="reduce")
     await tab.open("?q=stash")
     await tab.results()
@@ -237,7 +237,7 @@ async def test_who_wants_less_motion_gets_none(tabs: Tabs) -> None:
     assert duration < 0.001
 
 
-async def test_the_first_page_says_what_there_is(tabs: Tabs) -> None:
+async def test_the_start_page_lists_the_sources(tabs: Tabs) -> None:
     tab = await tabs.new()
     await tab.open()
     await tab.page.wait_for_selector(".landing strong")
@@ -247,7 +247,7 @@ async def test_the_first_page_says_what_there_is(tabs: Tabs) -> None:
     await tab.shoot("search")
 
 
-async def test_the_page_is_asked_for_once_and_its_parts_are_kept(site: Site) -> None:
+async def test_the_page_is_revalidated_and_its_assets_are_cached_for_good(site: Site) -> None:
     async with httpx.AsyncClient(base_url=site.url) as client:
         page = await client.get("/")
         assert page.headers["content-type"] == "text/html; charset=utf-8"

@@ -28,7 +28,7 @@ async def ledger(bench: Bench) -> dict[str, State]:
     return fold_all(bench.taken)
 
 
-async def test_a_withdrawn_document_stays_out_although_the_source_lists_and_changes_it(bench: Bench) -> None:
+async def test_a_withdrawn_document_stays_deleted_although_the_source_changes_it(bench: Bench) -> None:
     bench.world.fill(3)
     async with bench.loaded():
         await withdrawal(bench).documents(["d001"])
@@ -44,7 +44,7 @@ async def test_a_withdrawn_document_stays_out_although_the_source_lists_and_chan
         assert (await ledger(bench))["d001"].alive
 
 
-async def test_a_runner_that_published_it_in_the_same_moment_takes_it_back_at_its_next_look(bench: Bench) -> None:
+async def test_a_sweep_deletes_a_withdrawn_document_that_was_published_concurrently(bench: Bench) -> None:
     """Its row says "published" then; the listing alone is enough."""
     bench.world.fill(2)
     async with bench.loaded():
@@ -58,7 +58,7 @@ async def test_a_runner_that_published_it_in_the_same_moment_takes_it_back_at_it
         assert kinds(await bench.take()) == [("document.deleted", "d001")]
 
 
-async def test_a_command_that_died_before_it_sent_anything_has_its_delete_sent_by_the_runner(bench: Bench) -> None:
+async def test_the_runner_publishes_the_delete_of_a_withdrawal_command_that_crashed(bench: Bench) -> None:
     bench.world.fill(2)
     async with bench.loaded():
         with pytest.raises(AssertionError):
@@ -68,7 +68,7 @@ async def test_a_command_that_died_before_it_sent_anything_has_its_delete_sent_b
         assert kinds(await bench.take()) == [("document.deleted", "d001")]
 
 
-async def test_a_removed_connector_publishes_nothing_more_and_reads_everything_anew_when_resumed(bench: Bench) -> None:
+async def test_a_removed_connector_publishes_nothing_until_resumed_and_then_reads_all_again(bench: Bench) -> None:
     bench.world.fill(3)
     bench.world.groups["staff"] = ({"ann"}, set())
     async with bench.loaded() as instance:
@@ -98,7 +98,7 @@ async def test_a_removed_connector_publishes_nothing_more_and_reads_everything_a
         assert ("identity.changed", "ann") in kinds(bench.taken[-5:])
 
 
-async def test_what_a_removed_connector_kept_on_disk_goes_but_for_uploads_that_nobody_else_has(bench: Bench) -> None:
+async def test_files_of_a_removed_connector_are_deleted_unless_it_still_has_uploads(bench: Bench) -> None:
     """A clone of a repository stayed after `forget source`, with every text that it ever had."""
     bench.world.fill(1)
     async with bench.loaded() as instance:
@@ -123,7 +123,7 @@ async def test_what_a_removed_connector_kept_on_disk_goes_but_for_uploads_that_n
     assert bench.folder.exists()
 
 
-async def test_what_only_the_ledger_knows_is_withdrawn_too(bench: Bench) -> None:
+async def test_documents_known_only_to_the_ledger_are_withdrawn(bench: Bench) -> None:
     """A publisher of one's own has no rows."""
     await bench.query(
         "INSERT INTO documents (id, tenant, source, external_id, version, observed_at) VALUES"
@@ -137,7 +137,7 @@ async def test_what_only_the_ledger_knows_is_withdrawn_too(bench: Bench) -> None
     assert kinds(await bench.take()) == [("document.deleted", "page")]
 
 
-async def test_what_its_connector_holds_for_gone_but_the_ledger_has_alive_is_withdrawn_too(bench: Bench) -> None:
+async def test_documents_gone_for_the_connector_but_alive_in_the_ledger_are_withdrawn(bench: Bench) -> None:
     """As after a delete that was refused, or a ledger from a backup."""
     await bench.query(
         "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
@@ -153,7 +153,7 @@ async def test_what_its_connector_holds_for_gone_but_the_ledger_has_alive_is_wit
     assert kinds(await bench.take()) == [("document.deleted", "page")]
 
 
-async def test_a_repeated_command_never_means_another_document(bench: Bench) -> None:
+async def test_a_withdrawn_documents_name_never_resolves_to_another_document(bench: Bench) -> None:
     """Of a name that ends like it, of a title, or of a source that is called like its folder."""
     tenant = bench.tenant
     mine = document_id(tenant, "wiki", "hr/notes.md")
@@ -193,7 +193,7 @@ async def test_a_repeated_command_never_means_another_document(bench: Bench) -> 
     assert (await the_document(bench.pool, tenant, "hr/notes.md", "wiki")).erased
 
 
-async def test_a_name_that_two_tenants_have_is_asked_about(bench: Bench) -> None:
+async def test_a_source_name_of_two_tenants_requires_the_tenant_option(bench: Bench) -> None:
     bench.name = "shared"
     for tenant in (bench.tenant, f"{bench.tenant}-b"):
         await bench.query("INSERT INTO connectors (tenant, source, kind) VALUES (%s, 'shared', 'world')", tenant)

@@ -69,7 +69,7 @@ def libpq(*command: str, env: dict[str, str]) -> subprocess.CompletedProcess[str
     )
 
 
-def test_a_program_is_logged_in_and_can_be_told_another_database(environment: dict[str, str]) -> None:
+def test_a_program_gets_the_login_and_may_use_another_database(environment: dict[str, str]) -> None:
     parts = conninfo_to_dict(environment["PENSTOCK_POSTGRES_DSN"])
     who = "SELECT current_user, current_database()"
     assert libpq("psql", "-Atc", who, env=environment).stdout == f"{parts['user']}|{parts['dbname']}\n"
@@ -77,7 +77,7 @@ def test_a_program_is_logged_in_and_can_be_told_another_database(environment: di
     assert (other.stdout, other.returncode) == (f"{parts['user']}|postgres\n", 0)
 
 
-def test_it_ends_as_the_program_does_and_says_what_is_missing(environment: dict[str, str]) -> None:
+def test_the_exit_code_is_the_programs_and_a_missing_program_is_reported(environment: dict[str, str]) -> None:
     assert libpq("psql", "-qc", "nonsense", env=environment).returncode == 1
     done = libpq("pg_nothing", env=environment)
     assert (done.returncode, done.stdout) == (1, "")
@@ -85,7 +85,9 @@ def test_it_ends_as_the_program_does_and_says_what_is_missing(environment: dict[
     assert libpq(env=environment).returncode == 2
 
 
-def test_nobody_sees_the_password_and_nothing_of_it_stays(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_password_is_in_no_process_arguments_and_its_file_is_removed(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "deploy.libpq", "psql", "-c", "SELECT pg_sleep(60)"], env=environment, cwd=PROJECT
     ) as process:
@@ -106,7 +108,7 @@ def test_nobody_sees_the_password_and_nothing_of_it_stays(environment: dict[str,
     assert not psql.is_running()
 
 
-def test_ctrl_c_cancels_the_programs_query_and_nothing_of_it_stays(
+def test_ctrl_c_cancels_the_programs_query_and_removes_the_password_file(
     environment: dict[str, str], stack: Stack, tmp_path: Path
 ) -> None:
     """It killed the program, and showed where it had been interrupted."""
@@ -136,7 +138,7 @@ def test_ctrl_c_cancels_the_programs_query_and_nothing_of_it_stays(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_the_grants_are_given_after_an_upgrade_by_the_guides_own_command(stack: Stack) -> None:
+async def test_the_upgrade_guides_command_applies_the_grants(stack: Stack) -> None:
     """By the owner, to processes that could do nothing with new tables before."""
     [command] = re.findall(r"\$ python -m deploy\.libpq (.*2-grants\.sql)$", GUIDE.read_text(), re.MULTILINE)
     administrator = stack.endpoints()["postgres"]["dsn"]
@@ -163,7 +165,7 @@ async def test_the_grants_are_given_after_an_upgrade_by_the_guides_own_command(s
 
 
 @pytest.mark.parametrize("value", ["ends with a blank ", "two\nlines"])
-def test_what_such_a_file_cannot_hold_is_refused_and_not_quoted(value: str) -> None:
+def test_a_password_that_a_service_file_cannot_hold_is_refused_and_not_quoted(value: str) -> None:
     with pytest.raises(Misconfigured, match="password ends with") as refused:
         service_file({"password": value})
     assert value not in str(refused.value)

@@ -121,7 +121,7 @@ async def place(stack: Stack) -> AsyncIterator[Place]:
 # What each process does
 
 
-async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None:
+async def test_the_worker_role_permits_all_work_of_the_workers(place: Place) -> None:
     async with place.as_("penstock_worker") as library:
         first = document("roles.md", "The owner makes tables, and the worker fills them.", tenant="worker")
         await library.put(first)
@@ -193,7 +193,7 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
     assert want > seq, "the audit did not ask for a repair"
 
 
-async def test_a_worker_lets_rows_into_the_graph_and_builds_none(place: Place) -> None:
+async def test_the_worker_role_may_insert_into_the_graph_but_not_build_one(place: Place) -> None:
     await place.library.put(document("graph.md", "A row waits outside of the graph.", tenant="graph"))
     await place.library.execute("UPDATE index_state SET seq = want_seq")  # the keeper puts off rows while much waits
     settings = PostgresSettings(dsn=place.logins["penstock_worker"])  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ async def test_a_worker_lets_rows_into_the_graph_and_builds_none(place: Place) -
     assert await place.library.execute("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph") == [(0,)]
 
 
-async def test_the_connectors_compare_their_documents_with_the_ledger_as_their_role(place: Place) -> None:
+async def test_the_connectors_role_permits_comparing_documents_with_the_ledger(place: Place) -> None:
     await place.library.put(document("mine.md", "A text that is none of the connectors' business.", tenant="compared"))
     await place.library.execute("INSERT INTO connectors (tenant, source, kind) VALUES ('compared', 'wiki', 'notes')")
     await place.library.execute("INSERT INTO memberships VALUES ('compared', 'wiki', 'ada', '{board}', now())")
@@ -231,7 +231,7 @@ async def test_the_connectors_compare_their_documents_with_the_ledger_as_their_r
         await State(pool, Holder("compared", "wiki")).save_reconciliation({"found": {}})
 
 
-async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> None:
+async def test_the_query_role_permits_all_work_of_the_query_service(place: Place) -> None:
     put = document("pumps.md", "The reactor is cooled by two pumps.", tenant="asked")
     await place.library.put(put)
     async with place.as_("penstock_query") as library:
@@ -276,7 +276,7 @@ async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> 
 
 
 @pytest.mark.parametrize("role", [*INSIDERS, "penstock_trail_reader"])
-async def test_every_role_adds_to_the_audit_trail_and_its_reader_alone_reads_it(place: Place, role: str) -> None:
+async def test_every_role_may_write_the_audit_trail_and_only_its_reader_may_read_it(place: Place, role: str) -> None:
     settings = place.library.settings.model_copy(
         update={"postgres": PostgresSettings(dsn=place.logins[role]), "trail": "required"}  # type: ignore[arg-type]
     )
@@ -314,7 +314,9 @@ HEAD = (
     ],
     ids=["the last number", "a gap", "no time", "no day", "a long code"],
 )
-async def test_no_login_adds_a_head_after_which_nobody_could(place: Place, role: str, values: tuple[str, ...]) -> None:
+async def test_no_login_can_insert_a_trail_head_that_blocks_later_records(
+    place: Place, role: str, values: tuple[str, ...]
+) -> None:
     settings = place.library.settings.model_copy(update={"trail": "required"})
     await record_now(settings, "before", Record(datetime.now(UTC), "before", "command", "tried"))
     async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
@@ -326,7 +328,7 @@ async def test_no_login_adds_a_head_after_which_nobody_could(place: Place, role:
 
 @pytest.mark.parametrize("mode", ["on", "required"])
 @pytest.mark.parametrize("held", ["the next head", "the next record"])
-async def test_a_transaction_that_a_login_leaves_open_keeps_no_record_out(place: Place, mode: str, held: str) -> None:
+async def test_an_open_transaction_of_another_login_blocks_no_trail_record(place: Place, mode: str, held: str) -> None:
     """With `required` every search waited for it and was refused; with `on` records were lost in the end."""
     settings = place.library.settings.model_copy(update={"trail": mode})
     actor = uuid.uuid4().hex
@@ -361,7 +363,7 @@ async def test_a_transaction_that_a_login_leaves_open_keeps_no_record_out(place:
         await other.rollback()
 
 
-async def test_no_advisory_lock_of_a_reader_stops_the_audit_trail(place: Place) -> None:
+async def test_advisory_locks_of_another_login_do_not_block_the_audit_trail(place: Place) -> None:
     settings = place.library.settings.model_copy(update={"trail": "required"})
     async with await psycopg.AsyncConnection.connect(place.logins["penstock_query"]) as reader:
         await reader.execute("SELECT pg_advisory_lock(7300039), pg_advisory_lock(7300040)")
@@ -371,7 +373,7 @@ async def test_no_advisory_lock_of_a_reader_stops_the_audit_trail(place: Place) 
             await writer.execute("SELECT trail.prepare()")
 
 
-async def test_the_owner_migrates_and_a_later_generation_is_everyones_at_once(stack: Stack) -> None:
+async def test_a_generation_added_by_the_owner_has_all_grants_at_once(stack: Stack) -> None:
     admin = json.loads((stack.home / "endpoints.json").read_text())["postgres"]["dsn"]
     name = f"r{uuid.uuid4().hex[:10]}"
     database = make_conninfo(**{**conninfo_to_dict(admin), "dbname": name})
@@ -424,7 +426,7 @@ async def _writable(library: Library, role: str) -> set[str]:
     return {name for (name,) in rows}
 
 
-async def test_every_table_is_written_by_one_role(place: Place) -> None:
+async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None:
     """A migration that adds a table says whose it is."""
     tables = {
         name
@@ -502,5 +504,5 @@ async def test_every_table_is_written_by_one_role(place: Place) -> None:
         *((role, "INSERT INTO schema_migrations VALUES ('9999_mine')") for role in INSIDERS),
     ],
 )
-async def test_what_a_role_has_no_need_of_is_refused(place: Place, role: str, statement: str) -> None:
+async def test_statements_that_a_role_does_not_need_are_refused(place: Place, role: str, statement: str) -> None:
     assert await place.refused(role, statement), f"{role} may: {statement}"

@@ -62,7 +62,7 @@ async def half_sent(client: httpx.AsyncClient, sent: int) -> tuple[asyncio.Strea
     return reader, writer
 
 
-async def test_events_that_never_end_hold_a_bounded_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_bodies_in_transfer_hold_a_bounded_amount_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they sent is held as long as they may take, whatever they declared; more is sent away."""
     monkeypatch.setattr(connectors.http, "EVENT_BYTES_PER_ADDRESS", 300_000)
     async with port() as (client, wiki, metrics):
@@ -82,7 +82,7 @@ async def test_events_that_never_end_hold_a_bounded_share_of_memory(monkeypatch:
         assert wiki.read == [0, 250_000]
 
 
-async def test_an_event_has_to_arrive_in_time_and_its_sender_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_body_that_arrives_too_slowly_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connectors.http, "EVENT_BODY_SECONDS", 0.3)
     async with port() as (client, wiki, _):
         reader, writer = await half_sent(client, 900_000)
@@ -92,7 +92,7 @@ async def test_an_event_has_to_arrive_in_time_and_its_sender_is_told(monkeypatch
         assert wiki.read == []
 
 
-async def test_an_event_that_is_too_large_is_refused_by_its_head() -> None:
+async def test_an_event_that_is_too_large_is_answered_413_without_reading_it() -> None:
     async with port() as (client, wiki, _):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"POST /v1/events/wiki HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (MAX_EVENT_BYTES + 1))
@@ -108,7 +108,7 @@ async def test_an_event_that_is_too_large_is_refused_by_its_head() -> None:
         assert wiki.read == []
 
 
-async def test_room_is_given_back_when_a_sender_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_of_an_event_body_is_released_when_its_sender_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connectors.http, "EVENT_BYTES", 500_000)
     async with port() as (client, _, _):
         for _ in range(5):
@@ -120,7 +120,7 @@ async def test_room_is_given_back_when_a_sender_leaves(monkeypatch: pytest.Monke
                 await asyncio.sleep(0.01)
 
 
-async def test_what_is_for_no_connector_is_refused_before_its_body_comes() -> None:
+async def test_an_event_for_an_unknown_connector_is_answered_404_before_its_body_arrives() -> None:
     async with port() as (client, _, _):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"POST /v1/events/nobody HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")

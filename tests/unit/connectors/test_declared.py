@@ -54,7 +54,7 @@ def made(path: Path, name: str = "help-desk", **environ: str) -> Tickets:
     return source
 
 
-def test_secrets_come_from_the_environment(tmp_path: Path) -> None:
+def test_secrets_are_read_from_environment_variables(tmp_path: Path) -> None:
     path = declare(tmp_path, '[connector.help-desk]\nkind = "KIND"\nurl = "https://x"\nproxy = { host = "p" }')
     options = made(path, PENSTOCK_HELP_DESK_TOKEN="a", PENSTOCK_HELP_DESK_PROXY_PASSWORD="b").options
     assert options.token.get_secret_value() == "a"  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ def test_secrets_come_from_the_environment(tmp_path: Path) -> None:
         (f'[connector.a]\nkind = "{__name__}:Options"', "no class Options that is a source"),
     ],
 )
-def test_what_is_wrong_with_one_connector_is_its_own_trouble(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_connector_table_does_not_affect_other_connectors(tmp_path: Path, text: str, said: str) -> None:
     path = declare(tmp_path, text + '\n[connector.b]\nkind = "KIND"\nurl = "x"\ntoken = { env = "T" }')
     with pytest.raises(Misconfigured, match=said) as caught:
         made(path, "a", T="t")
@@ -112,29 +112,29 @@ def test_what_is_wrong_with_one_connector_is_its_own_trouble(tmp_path: Path, tex
         (f'[key.x]\nsha256 = "{"0" * 64}"\nexpires = {KEY_ENDS}\ntenant = "t"\nmay = ["all"]', r"\[key\.x\] may"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_connectors_file_is_refused_with_a_one_line_reason(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(Misconfigured, match=said) as caught:
         load(declare(tmp_path, text), {})
     assert "\n" not in str(caught.value)
 
 
-def test_no_file_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_connectors_file_is_reported_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="there is no such file; declare connectors"):
         load(tmp_path / "none.toml", {})
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_connector_name_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"no connector 'b' \(known: a\)"):
         load(declare(tmp_path, '[connector.a]\nkind = "git"'), {}).plan("b")
 
 
 @pytest.mark.parametrize("kind", sorted(BUILT_IN))
-def test_every_built_in_kind_is_there_and_strict(kind: str) -> None:
+def test_every_built_in_kind_can_be_imported_and_forbids_unknown_options(kind: str) -> None:
     options = source_class(kind).Options
     assert options.model_config.get("extra") == "forbid"
 
 
-def test_a_key_opens_what_it_may_and_nothing_else() -> None:
+def test_a_key_permits_only_its_own_actions() -> None:
     digest = hashlib.sha256(b"right").hexdigest()
     other = hashlib.sha256(b"other").hexdigest()
     keys = {

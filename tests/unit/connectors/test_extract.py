@@ -46,7 +46,7 @@ def outcome(data: bytes, name: str = "a.txt") -> str:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_unicode_by_its_mark(encoding: str) -> None:
+def test_unicode_is_decoded_by_its_byte_order_mark(encoding: str) -> None:
     assert extract(JAPANESE.encode(encoding), "a.txt").text == JAPANESE
 
 
@@ -67,7 +67,7 @@ def test_unicode_by_its_mark(encoding: str) -> None:
         (CZECH, "cp1250"),
     ],
 )
-def test_legacy_encodings_that_are_certain(text: str, encoding: str) -> None:
+def test_legacy_encodings_are_decoded_when_detection_is_certain(text: str, encoding: str) -> None:
     assert extract(text.encode(encoding), "a.txt").text == text
 
 
@@ -75,7 +75,7 @@ def test_legacy_encodings_that_are_certain(text: str, encoding: str) -> None:
     "text", [FRENCH, RUSSIAN, JAPANESE, POLISH, CZECH, TURKISH, HUNGARIAN, ROMANIAN, KOREAN, GREEK]
 )
 @pytest.mark.parametrize("words", [1, 5, 1000])
-def test_never_mojibake(text: str, words: int) -> None:
+def test_text_in_a_legacy_encoding_is_decoded_correctly_or_refused(text: str, words: int) -> None:
     """Short or long, in whatever encoding can write it: the right text or a refusal."""
     text = " ".join(text.split()[:words]) if words < 1000 else text
     for encoding in (
@@ -104,7 +104,7 @@ def test_never_mojibake(text: str, words: int) -> None:
         assert outcome(data) in (text, "encoding", "binary"), encoding
 
 
-def test_a_declared_encoding_is_believed() -> None:
+def test_an_encoding_declared_in_the_file_is_used() -> None:
     html = '<html><head><meta charset="iso-8859-2"><title>ż</title></head></html>'
     assert extract(html.encode("iso-8859-2"), "a.html").text == html
     python = "# -*- coding: iso-8859-9 -*-\nname = 'ş'\n"
@@ -123,7 +123,7 @@ PIECES = (
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=range(len(PIECES)))
-def test_a_file_that_names_whatever_codec_python_has_is_read_or_refused_at_once(piece: bytes) -> None:
+def test_a_file_that_declares_any_python_codec_is_read_or_refused_quickly(piece: bytes) -> None:
     """Some of them raise what no caller expects, and one such file kept its source from being read to the end."""
     for name in NAMES:
         began = time.process_time()
@@ -149,7 +149,7 @@ def test_damaged_utf8_is_refused() -> None:
         "a\x00b".encode("utf-16"),
     ],
 )
-def test_binary_under_a_text_name(data: bytes) -> None:
+def test_binary_data_with_a_text_file_name_is_refused(data: bytes) -> None:
     assert refused(data) == "binary"
 
 
@@ -171,18 +171,18 @@ def test_utf8_is_read_exactly(text: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b" \n\t\r\n ", b"\xef\xbb\xbf"])
-def test_empty(data: bytes) -> None:
+def test_a_file_without_text_is_refused_as_empty(data: bytes) -> None:
     assert refused(data) == "empty"
 
 
-def test_size_is_counted_as_it_is_published() -> None:
+def test_the_size_limit_counts_the_bytes_of_the_published_utf8() -> None:
     assert len(extract(b"x" * MAX_CONTENT_BYTES, "a.txt").text) == MAX_CONTENT_BYTES
     assert refused(b"x" * (MAX_CONTENT_BYTES + 1)) == "too_large"
     assert refused(("ж" * (MAX_CONTENT_BYTES // 2 + 1)).encode("utf-16")) == "too_large"
     assert extract(("x" * MAX_CONTENT_BYTES).encode("utf-32"), "a.txt").media_type == "text/plain"
 
 
-def test_one_line_of_a_megabyte() -> None:
+def test_a_line_of_a_megabyte_is_read() -> None:
     assert len(extract(b"word " * 200_000, "a.txt").text) == 1_000_000
 
 
@@ -214,7 +214,7 @@ def test_one_line_of_a_megabyte() -> None:
         ("folder.py/name", "x", "text/plain"),
     ],
 )
-def test_media_type(name: str, text: str, expected: str) -> None:
+def test_the_media_type_follows_from_the_name_or_the_content(name: str, text: str, expected: str) -> None:
     assert extract(text.encode(), name).media_type == expected
 
 
@@ -232,7 +232,9 @@ def test_media_type(name: str, text: str, expected: str) -> None:
         ("a.txt", "# not a heading here", None, None),
     ],
 )
-def test_title_and_author(name: str, text: str, title: str | None, author: str | None) -> None:
+def test_title_and_author_are_read_from_headings_and_headers(
+    name: str, text: str, title: str | None, author: str | None
+) -> None:
     found = extract(text.encode(), name)
     assert (found.title, found.author) == (title, author)
     assert extract(text.replace("\n", "\r\n").encode(), name).title == title
@@ -267,7 +269,7 @@ def test_title_and_author(name: str, text: str, title: str | None, author: str |
         "env/",
     ],
 )
-def test_no_text_takes_long(name: str, unit: str) -> None:
+def test_no_repeated_markup_makes_extraction_slow(name: str, unit: str) -> None:
     """Seen: a page of comments in a file without an ending kept a scan busy for ten minutes."""
     for text in (
         unit * (200_000 // len(unit)),
@@ -285,30 +287,30 @@ def test_a_title_is_one_line_of_bounded_length() -> None:
     assert 490 < len(title) <= 500
 
 
-def test_pdf() -> None:
+def test_a_pdf_is_read_with_its_title_author_and_page_count() -> None:
     found = extract(pdf_of(["First page, says hello", "Second page"], title="On greeting", author="Ada"), "a.bin")
     assert found.text == "First page, says hello\n\nSecond page"
     assert (found.media_type, found.title, found.author) == ("text/plain", "On greeting", "Ada")
     assert found.metadata == {"pages": 2}
 
 
-def test_pdf_without_text_needs_ocr() -> None:
+def test_a_pdf_without_text_needs_ocr() -> None:
     assert refused(pdf_of(["", "", ""]), "scan.pdf") == "needs_ocr"
 
 
-def test_pdf_that_is_encrypted_or_broken() -> None:
+def test_an_encrypted_broken_or_truncated_pdf_is_refused() -> None:
     assert refused(encrypted_pdf(), "secret.pdf") == "encrypted"
     assert refused(b"%PDF-1.7\n" + b"\x00garbage" * 100, "a.pdf") == "broken"
     assert refused(pdf_of(["text"])[:120], "cut.pdf") == "truncated"
 
 
-def test_a_pdf_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pdf_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", "import time; time.sleep(60)"))
     monkeypatch.setattr(sandbox, "from_environment", lambda: ExtractionSettings(wall_seconds=1))
     assert refused(pdf_of(["text"]), "a.pdf") == "too_slow"
 
 
-def test_a_pdf_that_kills_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pdf_that_crashes_its_reader_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", program))
     ballast = b"x" * int(0.7 * ExtractionSettings().limits().memory_bytes)  # a reader's memory is not its worker's

@@ -70,12 +70,12 @@ def named(expression: str) -> set[str]:
     return set(re.findall(r"\b(penstock[\w:]*|kube_\w+|up|ALERTS)\b", re.sub(r'"[^"]*"', '""', expression)))
 
 
-def test_the_rules_are_of_the_language() -> None:
+def test_promtool_accepts_the_rules() -> None:
     promtool("check", "rules", PROMETHEUS / "recording.yml", PROMETHEUS / "alerts.yml")
 
 
 @pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
-def test_the_configuration_is_of_the_language(name: str, tmp_path: Path) -> None:
+def test_promtool_accepts_the_configuration(name: str, tmp_path: Path) -> None:
     text = (PROMETHEUS / name).read_text()
     (tmp_path / "key").write_text("key")
     for file in ("recording.yml", "alerts.yml"):
@@ -117,7 +117,7 @@ def test_every_alert_fires_under_its_fault_and_clears(tmp_path: Path) -> None:
     promtool("test", "rules", *cases)
 
 
-def test_every_alert_has_such_a_test() -> None:
+def test_every_alert_has_a_test_that_it_fires_and_clears() -> None:
     tried: dict[str, list[str]] = {}
     for file in (PROMETHEUS / "tests").glob("*.yml"):
         for one in yaml.safe_load(file.read_text())["tests"]:
@@ -128,7 +128,7 @@ def test_every_alert_has_such_a_test() -> None:
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
-def test_an_alert_says_what_is_wrong_and_where_to_read_on(alert: dict[str, Any]) -> None:
+def test_every_alert_has_a_severity_a_summary_and_a_runbook(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in {"page", "ticket"}
     assert alert["annotations"]["summary"]
     book = ROOT / alert["annotations"]["runbook_url"]
@@ -137,7 +137,7 @@ def test_an_alert_says_what_is_wrong_and_where_to_read_on(alert: dict[str, Any])
 
 
 @pytest.mark.parametrize("book", sorted(set(RUNBOOKS.glob("*.md")) - {OVERVIEW}), ids=lambda book: book.stem)
-def test_a_runbook_says_what_somebody_who_was_woken_needs(book: Path) -> None:
+def test_every_runbook_has_all_chapters_and_valid_links_metrics_and_commands(book: Path) -> None:
     text = book.read_text()
     chapters = dict(re.findall(r"^## (.*?)\n\n(.*?)(?=\n## |\Z)", text, re.M | re.S))
     assert tuple(chapters) == CHAPTERS
@@ -168,18 +168,18 @@ def exists(command: str) -> bool:
     return all(word in options for word in words if word.startswith("--"))
 
 
-def test_every_expression_is_of_the_language(tmp_path: Path) -> None:
+def test_promtool_accepts_every_expression(tmp_path: Path) -> None:
     rules = [{"record": f"tried:n{n}", "expr": expression} for n, (_, expression) in enumerate(expressions())]
     (tmp_path / "all.yml").write_text(json.dumps({"groups": [{"name": "all", "rules": rules}]}))
     promtool("check", "rules", tmp_path / "all.yml")
 
 
-def test_every_expression_names_metrics_that_there_are() -> None:
+def test_every_expression_names_only_existing_metrics() -> None:
     for where, expression in expressions():
         assert named(expression), where
         assert named(expression) <= catalogue.names() | OF_KUBERNETES, where
 
 
-def test_a_metric_that_there_is_not_would_be_noticed() -> None:
+def test_a_metric_that_does_not_exist_is_detected() -> None:
     assert named('sum(rate(penstock_typo_total{job="penstock"}[5m]))') == {"penstock_typo_total"}
     assert not named('sum(rate(penstock_typo_total{job="penstock"}[5m]))') <= catalogue.names()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 EACH = pytest.mark.parametrize("board", [one.json() for one in dashboards.ALL], ids=lambda board: board["uid"])
 
 
-def test_the_files_are_those_that_the_code_makes() -> None:
+def test_the_dashboard_files_match_the_generated_ones() -> None:
     made = dashboards.files()
     assert {file: file.read_text() for file in dashboards.FOLDER.glob("*.json")} == made, (
         "run `python -m deploy.grafana.dashboards`"
@@ -23,7 +23,7 @@ def test_the_files_are_those_that_the_code_makes() -> None:
 
 
 @EACH
-def test_a_dashboard_works_with_any_prometheus(board: dict[str, Any]) -> None:
+def test_dashboards_use_the_datasource_variable_throughout(board: dict[str, Any]) -> None:
     variables = [variable["name"] for variable in board["templating"]["list"]]
     assert variables[0] == "datasource"
     asked = [panel for panel in board["panels"] if panel["type"] != "row"]
@@ -34,7 +34,7 @@ def test_a_dashboard_works_with_any_prometheus(board: dict[str, Any]) -> None:
 
 
 @EACH
-def test_panels_have_units_and_titles_of_their_own_and_do_not_overlap(board: dict[str, Any]) -> None:
+def test_panels_have_units_and_unique_titles_and_do_not_overlap(board: dict[str, Any]) -> None:
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({panel["title"] for panel in panels}) == len(panels)
@@ -47,7 +47,7 @@ def test_panels_have_units_and_titles_of_their_own_and_do_not_overlap(board: dic
 
 
 @EACH
-def test_every_link_leads_to_a_runbook(board: dict[str, Any]) -> None:
+def test_every_dashboard_link_leads_to_a_runbook(board: dict[str, Any]) -> None:
     links = [link["url"] for panel in board["panels"] for link in panel.get("links", ())]
     assert links
     for link in links:
@@ -55,7 +55,7 @@ def test_every_link_leads_to_a_runbook(board: dict[str, Any]) -> None:
 
 
 @EACH
-def test_thresholds_rise(board: dict[str, Any]) -> None:
+def test_panel_thresholds_are_ascending(board: dict[str, Any]) -> None:
     for panel in board["panels"]:
         if panel["type"] != "row":
             steps = [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
@@ -63,7 +63,7 @@ def test_thresholds_rise(board: dict[str, Any]) -> None:
             assert steps[1:] == sorted(steps[1:]), panel["title"]
 
 
-def test_the_uids_are_stable() -> None:
+def test_dashboard_uids_are_stable() -> None:
     """Links from elsewhere hold them."""
     assert [one.uid for one in dashboards.ALL] == [
         "penstock-overview",

@@ -23,7 +23,7 @@ def names(cell: str) -> frozenset[str]:
     return frozenset(re.findall(r"`(Penstock\w+)`", cell))
 
 
-def played() -> set[frozenset[str]]:
+def rehearsed_alerts() -> set[frozenset[str]]:
     """The alerts that the tests wait for: at ``world.fires(…)``."""
     found = set()
     for file in Path(ROOT / "tests/e2e").glob("test_prometheus*.py"):
@@ -33,14 +33,14 @@ def played() -> set[frozenset[str]]:
     return found - {frozenset()}
 
 
-def test_what_fires_when_something_breaks_is_what_the_tests_see() -> None:
+def test_the_runbooks_table_of_faults_lists_the_alerts_that_the_tests_expect() -> None:
     told = [names(fires) for _, fires, _ in rows("What fires when something breaks")]
-    assert set(told) == played()
+    assert set(told) == rehearsed_alerts()
     assert len(told) == len(set(told))
 
 
-def test_every_alert_is_played_or_says_why_not() -> None:
-    seen = frozenset().union(*played())
+def test_every_alert_is_rehearsed_by_a_test_or_says_why_not() -> None:
+    seen = frozenset().union(*rehearsed_alerts())
     told = {}
     for alert, severity, runbook, how in rows("Every alert"):
         [name] = names(alert)
@@ -53,7 +53,7 @@ def test_every_alert_is_played_or_says_why_not() -> None:
     }
 
 
-def test_time_runs_faster_for_every_patience_window_and_age() -> None:
+def test_the_rehearsals_shorten_every_duration_window_and_age_of_the_rules() -> None:
     text = (RULES / "alerts.yml").read_text()
     hastened = [rule for group in yaml.safe_load(faster(text))["groups"] for rule in group["rules"]]
     assert [rule["alert"] for rule in hastened] == [alert["alert"] for alert in alerts()]

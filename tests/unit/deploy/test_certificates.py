@@ -41,11 +41,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("host", ["kafka", "localhost", "127.0.0.1"])
-def test_a_server_is_believed_under_its_own_name(folder: Path, host: str) -> None:
+def test_a_servers_certificate_is_valid_for_its_name_and_localhost(folder: Path, host: str) -> None:
     greet(folder, "kafka", host)
 
 
-def test_a_key_is_its_owners_alone_and_good_for_years(folder: Path) -> None:
+def test_keys_are_readable_only_by_their_owner_and_certificates_last_for_years(folder: Path) -> None:
     for server in ("kafka", "postgres"):
         for file in (f"{server}.key", f"{server}.both.pem"):
             assert stat.S_IMODE((folder / server / file).stat().st_mode) == 0o600
@@ -55,7 +55,7 @@ def test_a_key_is_its_owners_alone_and_good_for_years(folder: Path) -> None:
     assert not list((folder / "ca").glob("*.key")), "the authority's own key is on no disk"
 
 
-def test_what_is_whole_stays_and_what_is_not_is_made_anew_together(
+def test_a_complete_set_of_certificates_is_retained_and_an_incomplete_one_replaced(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {file: file.read_bytes() for file in folder.rglob("*.*")}
@@ -71,7 +71,7 @@ def test_what_is_whole_stays_and_what_is_not_is_made_anew_together(
         before = {file: file.read_bytes() for file in before}
 
 
-def test_keys_that_could_not_be_given_to_their_server_are_not_taken_for_whole(
+def test_keys_whose_owner_could_not_be_set_do_not_count_as_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step of docker-compose.yml is tried again when it fails: the second time it said that all was there."""
@@ -87,7 +87,7 @@ def test_keys_that_could_not_be_given_to_their_server_are_not_taken_for_whole(
 
 
 @pytest.mark.parametrize("wrong", [[], ["FOLDER", "kafka"], ["FOLDER", "kafka=appuser"]])
-def test_a_wrong_call_is_told_how(wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_print_the_usage(wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path) if one == "FOLDER" else one for one in wrong]) == 2
     assert "usage: python -m deploy.certificates" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

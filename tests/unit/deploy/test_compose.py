@@ -42,7 +42,7 @@ GIVEN = {name: value or "given" if name.endswith("PASSWORD") else value for name
 
 
 @pytest.mark.parametrize("name", [n for n, service in SERVICES.items() if not service["image"].startswith("penstock:")])
-def test_an_image_of_others_is_the_one_that_was_recorded_whatever_its_tag_means_today(name: str) -> None:
+def test_third_party_images_are_pinned_by_digest(name: str) -> None:
     assert re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", SERVICES[name]["image"])
     repository = SERVICES[name]["image"].partition(":")[0]
     assert len({s["image"] for s in SERVICES.values() if s["image"].startswith(f"{repository}:")}) == 1
@@ -59,7 +59,7 @@ def secrets(name: str) -> dict[str, str]:
     return dict((one["target"], one["source"]) if isinstance(one, dict) else (one, one) for one in given)
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_to_a_network_secret_or_volume_resolves() -> None:
     for name, service in SERVICES.items():
         assert not (service.get("read_only") and service.get("secrets")), (
             f"{name}: Compose cannot write secrets into it"
@@ -73,7 +73,7 @@ def test_every_reference_leads_somewhere() -> None:
     assert used == set(COMPOSE["secrets"])
 
 
-def test_whoever_waits_waits_for_something_that_comes() -> None:
+def test_every_depends_on_condition_can_be_met() -> None:
     for name, service in SERVICES.items():
         for other, how in service.get("depends_on", {}).items():
             assert other in SERVICES, f"{name} waits for {other}"
@@ -84,20 +84,20 @@ def test_whoever_waits_waits_for_something_that_comes() -> None:
                     assert other in ONCE, f"{name} waits for the end of {other}, which has none"
 
 
-def test_the_example_says_every_variable_and_no_other() -> None:
+def test_the_example_env_file_lists_exactly_the_variables_that_are_used() -> None:
     named = set(re.findall(r"\$\{(\w+)", TEXT)) | {secret["environment"] for secret in COMPOSE["secrets"].values()}
     assert named == set(EXAMPLE)
     assert not [name for name, value in EXAMPLE.items() if value and name.endswith("PASSWORD")]
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_settings_know_every_variable_and_take_its_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_environment_variable_is_a_setting_with_a_valid_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown(environment(name)) == []
     assert_settings_take(environment(name), monkeypatch)
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_processes_run_a_command_that_there_is_and_can_change_nothing_of_their_image(name: str) -> None:
+def test_our_services_run_existing_commands_in_read_only_containers(name: str) -> None:
     service = SERVICES[name]
     assert_is_a_command(service["command"])
     assert service["read_only"] is True
@@ -107,7 +107,7 @@ def test_our_processes_run_a_command_that_there_is_and_can_change_nothing_of_the
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_container_is_confined(name: str) -> None:
+def test_every_container_drops_privileges_and_has_limits(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -123,7 +123,7 @@ def test_every_container_is_confined(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in OURS if "ports" in SERVICES[n]])
-def test_clients_of_a_proxy_that_is_named_have_a_share_each_and_nobody_is_believed_by_default(name: str) -> None:
+def test_trusted_proxies_come_from_a_variable_that_is_empty_by_default(name: str) -> None:
     assert variable(name, "PENSTOCK_PORTS_TRUSTED_PROXIES") == "TRUSTED_PROXIES"
     assert environment(name)["PENSTOCK_PORTS_TRUSTED_PROXIES"] == EXAMPLE["TRUSTED_PROXIES"] == "[]"
 
@@ -136,7 +136,7 @@ HEALTH = {
 
 
 @pytest.mark.parametrize("name", [n for n in OURS if "healthcheck" in SERVICES[n]])
-def test_health_is_asked_where_it_is_told(name: str) -> None:
+def test_health_checks_use_the_port_and_path_of_the_service(name: str) -> None:
     given = environment(name)
     [(port, path)] = re.findall(r"127\.0\.0\.1:(\d+)(/\w+)", shlex.join(SERVICES[name]["healthcheck"]["test"]))
     setting, source = HEALTH.get(name, ("PENSTOCK_STREAM_HEALTH_PORT", "pipeline/runtime/health.py"))
@@ -156,7 +156,7 @@ def test_prometheus_scrapes_every_process_where_it_serves_metrics() -> None:
     assert all((DEPLOY / "prometheus" / file).exists() for file in prometheus["rule_files"])
 
 
-def test_grafana_is_given_the_dashboards_and_where_prometheus_is() -> None:
+def test_grafana_mounts_the_dashboards_and_names_prometheus_as_datasource() -> None:
     [provider] = yaml.safe_load((DEPLOY / "image/grafana-dashboards.yml").read_text())["providers"]
     mounted = dict(volume.removesuffix(":ro").split(":") for volume in SERVICES["grafana"]["volumes"])
     [folder] = [source for source, target in mounted.items() if target == provider["options"]["path"]]
@@ -165,7 +165,7 @@ def test_grafana_is_given_the_dashboards_and_where_prometheus_is() -> None:
     assert source["url"] == "http://prometheus:9090"
 
 
-def test_each_process_logs_in_as_a_login_of_its_role() -> None:
+def test_each_service_uses_a_postgres_login_of_its_role() -> None:
     script = (DEPLOY / "image/postgres-logins.sh").read_text()
     logins = {login: (role, secret) for login, role, secret in re.findall(r"^login (\w+) (\w+) (\w+)$", script, re.M)}
     roles = set(re.findall(r"'(penstock_\w+)'", (DEPLOY / "roles/postgres/1-roles.sql").read_text()))
@@ -205,7 +205,7 @@ KAFKA_USERS = {
 
 
 @pytest.mark.parametrize("name", WITH_LOGINS)
-def test_each_process_speaks_to_kafka_as_its_own_user_over_verified_tls(name: str) -> None:
+def test_each_service_uses_its_own_kafka_user_over_sasl_ssl(name: str) -> None:
     given, made = environment(name), secrets("kafka-users")
     assert given["PENSTOCK_KAFKA_SECURITY_PROTOCOL"] == "SASL_SSL"
     assert given["PENSTOCK_KAFKA_SASL_USERNAME"] == KAFKA_USERS[name]
@@ -221,7 +221,7 @@ def variable(name: str, setting: str) -> str:
     return str(found)
 
 
-def test_the_step_that_makes_kafkas_users_makes_each_of_the_rights_file() -> None:
+def test_the_kafka_users_step_creates_every_user_of_the_acl_file() -> None:
     step = SERVICES["kafka-users"]
     users = json.loads((DEPLOY / "roles/kafka/acls.json").read_text())
     assert step["entrypoint"] == ["python", "-m", "deploy.roles.kafka", "--passwords", "/run/secrets"]
@@ -235,7 +235,7 @@ def test_the_step_that_makes_kafkas_users_makes_each_of_the_rights_file() -> Non
 
 
 @pytest.mark.parametrize("name", ["connectors", "canary", "demo"])
-def test_whoever_publishes_is_enrolled_and_alone_has_its_key(name: str) -> None:
+def test_each_publishing_service_is_an_enrolled_producer_and_alone_mounts_its_key(name: str) -> None:
     step = SERVICES[f"producer-{name}"]
     assert SERVICES[name]["depends_on"][f"producer-{name}"] == {"condition": "service_completed_successfully"}
     assert step["command"][:3] == ["producer", "add", name]
@@ -256,7 +256,7 @@ def test_whoever_publishes_is_enrolled_and_alone_has_its_key(name: str) -> None:
 KAFKA = (DEPLOY / "image/kafka/server.properties").read_text()
 
 
-def test_kafka_has_the_files_that_its_configuration_names() -> None:
+def test_kafka_mounts_the_files_that_its_configuration_names() -> None:
     service = SERVICES["kafka"]
     mounted = dict(volume.removesuffix(":ro").split(":") for volume in service["volumes"])
     assert mounted["./deploy/image/kafka"] == "/mnt/shared/config"
@@ -270,12 +270,12 @@ def test_kafka_has_the_files_that_its_configuration_names() -> None:
     assert not [name for name in environment("kafka") if name != "KAFKA_HEAP_OPTS"], "these would overrule the file"
 
 
-def test_kafka_takes_the_largest_record() -> None:
+def test_kafkas_message_limit_equals_the_largest_record() -> None:
     told = {int(n) for n in re.findall(r"^(?:message|replica\.fetch)\.max\.bytes=(\d+)$", KAFKA, re.M)}
     assert told == {LARGEST_RECORD_BYTES}
 
 
-def test_each_server_shows_a_certificate_of_its_own_and_everybody_trusts_their_authority() -> None:
+def test_each_server_has_its_own_certificate_and_every_service_trusts_the_authority() -> None:
     module, folder, *servers = SERVICES["certificates"]["entrypoint"][2:]
     assert module == "deploy.certificates"
     made = dict(volume.split(":") for volume in SERVICES["certificates"]["volumes"])
@@ -300,7 +300,7 @@ def test_each_server_shows_a_certificate_of_its_own_and_everybody_trusts_their_a
         assert "authority:/etc/penstock-ca:ro" in SERVICES[name]["volumes"]
 
 
-def test_what_reads_files_has_no_secret_no_volume_and_no_way_out_and_the_connectors_use_it() -> None:
+def test_the_extraction_service_has_no_secrets_volumes_or_outbound_network() -> None:
     service, given = SERVICES["extraction"], environment("extraction")
     assert (service["volumes"], service.get("secrets"), service.get("env_file"), service.get("ports")) == ([],) + 3 * (
         None,
@@ -320,7 +320,7 @@ def test_what_reads_files_has_no_secret_no_volume_and_no_way_out_and_the_connect
     }
 
 
-def test_all_files_that_the_extraction_service_takes_in_find_memory_and_room() -> None:
+def test_the_extraction_service_has_memory_and_tmp_space_for_all_its_files() -> None:
     service, given = SERVICES["extraction"], environment("extraction")
     limits = ExtractionSettings(at_once=int(given["PENSTOCK_EXTRACTION_AT_ONCE"]))
     [room] = re.findall(r"^/tmp:size=(\d+)m,", service["tmpfs"][0])
@@ -333,7 +333,7 @@ def test_all_files_that_the_extraction_service_takes_in_find_memory_and_room() -
     assert memory >= limits.at_once * limits.memory_bytes + tmp + 128 * 1024**2
 
 
-def test_nobody_reaches_postgres_without_tls_and_a_password() -> None:
+def test_postgres_accepts_only_tls_connections_with_a_password() -> None:
     rules = [line.split() for line in (DEPLOY / "image/postgres-hba.conf").read_text().splitlines() if line[0] != "#"]
     assert {rule[0] for rule in rules} == {"local", "hostssl"}
     assert {rule[-1] for rule in rules if rule[0] == "hostssl"} == {"scram-sha-256"}
@@ -341,11 +341,11 @@ def test_nobody_reaches_postgres_without_tls_and_a_password() -> None:
     assert "ssl=on" in SERVICES["postgres"]["command"]
 
 
-def test_the_embedding_services_key_is_given_to_what_asks_it_and_to_nothing_else() -> None:
+def test_only_services_that_embed_have_the_embedding_api_key() -> None:
     assert {name for name in SERVICES if "OPENAI_API_KEY" in environment(name)} == {"migrate", "vectors", "query"}
 
 
-def test_elasticsearch_has_security_on_and_a_user_for_each_role() -> None:
+def test_elasticsearch_has_security_enabled_and_a_user_for_each_role() -> None:
     assert SERVICES["elasticsearch"]["environment"]["xpack.security.enabled"] == "true"
     assert SERVICES["elasticsearch"]["environment"]["xpack.security.http.ssl.enabled"] == "true"
     script = (DEPLOY / "image/elasticsearch-users.sh").read_text()
@@ -361,11 +361,11 @@ def test_elasticsearch_has_security_on_and_a_user_for_each_role() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in OURS if "PENSTOCK_POSTGRES_DSN" in environment(name) and name != "canary"]
 )
-def test_a_command_run_in_a_service_writes_the_audit_trail_with_the_key(name: str) -> None:
+def test_services_that_write_the_audit_trail_have_the_trail_key(name: str) -> None:
     assert SERVICES[name]["environment"].get("PENSTOCK_TRAIL_KEY") == "${TRAIL_KEY:-}"
 
 
-def test_an_operator_says_in_a_file_what_each_tenant_may_use_and_the_example_in_it_counts() -> None:
+def test_the_limits_file_is_mounted_and_its_commented_example_is_valid() -> None:
     mounted = dict(interpolated(v, EXAMPLE).removesuffix(":ro").split(":") for v in SERVICES["query"]["volumes"])
     [file] = [source for source, to in mounted.items() if to == environment("query")["PENSTOCK_SERVE_LIMITS_FILE"]]
     text = (ROOT / file).read_text()

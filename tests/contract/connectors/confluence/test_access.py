@@ -39,11 +39,11 @@ def tags_of(groups: Mapping[str, Group], who: str) -> frozenset[str]:
     return tags_by_principal(held).get(who, frozenset())
 
 
-def may_read(entry: Listed | Document | Unreadable, tags: frozenset[str]) -> bool:
+def is_readable_with(entry: Listed | Document | Unreadable, tags: frozenset[str]) -> bool:
     return bool(set(entry.acl_tags) & tags) and set(entry.required_tags) <= tags
 
 
-async def test_the_readers_of_a_space_are_its_people_and_groups(one: Wiki) -> None:
+async def test_a_space_tag_holds_the_users_and_groups_with_read_permission(one: Wiki) -> None:
     groups = await one.groups()
     staff = next(tag for tag in groups if tag.startswith("group:"))
     assert groups["space:ENG"].members == [name(one.bob)]
@@ -52,7 +52,7 @@ async def test_the_readers_of_a_space_are_its_people_and_groups(one: Wiki) -> No
     assert set(groups) == {"space:ENG", staff}
 
 
-async def test_every_restriction_on_the_way_down_is_required(one: Wiki) -> None:
+async def test_a_page_requires_the_restrictions_of_all_its_ancestors(one: Wiki) -> None:
     top = one.page("Top")
     open_ = one.page("Open", parent=top.id)
     deep = one.page("Deep", parent=open_.id)
@@ -69,14 +69,14 @@ async def test_every_restriction_on_the_way_down_is_required(one: Wiki) -> None:
     assert groups[f"restriction:{deep.id}"].of == [tag for tag in groups if tag.startswith("group:")]
 
 
-async def test_who_may_only_not_edit_may_read(one: Wiki) -> None:
+async def test_an_edit_restriction_does_not_restrict_reading(one: Wiki) -> None:
     page = one.page("Top")
     page.update.users.add(one.bot.account_id)
     assert (await one.full())[page.id].required_tags == ()  # type: ignore[union-attr]
     assert f"restriction:{page.id}" not in await one.groups()
 
 
-async def test_a_restriction_on_a_parent_reaches_everything_below_by_the_sweep(one: Wiki) -> None:
+async def test_a_sweep_applies_a_parents_new_restriction_to_all_descendants(one: Wiki) -> None:
     top = one.page("Top")
     below = one.page("Below", parent=top.id)
     file = one.state.attach(below.id, "a.txt", b"words", "text/plain")
@@ -89,7 +89,7 @@ async def test_a_restriction_on_a_parent_reaches_everything_below_by_the_sweep(o
         assert before[id_].revision == after[id_].revision  # nothing is read again for it
 
 
-async def test_random_trees_are_readable_by_exactly_those_who_may(one: Wiki) -> None:
+async def test_in_random_page_trees_the_tags_admit_exactly_the_users_that_confluence_admits(one: Wiki) -> None:
     """Against the fake's own idea of who sees what."""
     dice = random.Random(5)
     people = [one.bot, one.ann, one.bob, *(one.state.add_user(f"user{n}") for n in range(3))]
@@ -119,10 +119,10 @@ async def test_random_trees_are_readable_by_exactly_those_who_may(one: Wiki) -> 
         user.sees_all = False
         tags = tags_of(groups, name(user))
         for item in pages:
-            assert may_read(listed[item.id], tags) == one.state.may_see(user, item), (user.username, item.title)
+            assert is_readable_with(listed[item.id], tags) == one.state.may_see(user, item), (user.username, item.title)
 
 
-async def test_who_leaves_a_group_holds_its_tags_no_longer(one: Wiki) -> None:
+async def test_a_user_removed_from_a_group_loses_its_tags(one: Wiki) -> None:
     before = await one.groups()
     one.state.groups["staff"].discard(one.ann.account_id)
     after = await one.groups()
@@ -130,7 +130,7 @@ async def test_who_leaves_a_group_holds_its_tags_no_longer(one: Wiki) -> None:
     assert tags_of(after, name(one.ann)) == frozenset()
 
 
-async def test_tags_that_are_asked_for_bring_the_groups_that_they_name(one: Wiki) -> None:
+async def test_reading_requested_tags_returns_them_and_the_groups_they_name(one: Wiki) -> None:
     page = one.page("Top")
     one.state.groups["board"] = {one.bot.account_id}
     one.state.restrict(page.id, groups={"board"}, users={one.bob.account_id})
@@ -140,7 +140,7 @@ async def test_tags_that_are_asked_for_bring_the_groups_that_they_name(one: Wiki
     assert await one.groups([f"restriction:{page.id}"]) == {}
 
 
-async def test_a_restriction_with_more_people_than_one_answer_holds(one: Wiki) -> None:
+async def test_all_users_of_a_restriction_are_read_over_several_pages_of_results(one: Wiki) -> None:
     page = one.page("Top")
     many = {one.state.add_user(f"user{n}").account_id for n in range(230)}
     one.state.restrict(page.id, users=many | {one.bot.account_id})
@@ -148,7 +148,7 @@ async def test_a_restriction_with_more_people_than_one_answer_holds(one: Wiki) -
     assert len(found[f"restriction:{page.id}"].members) == 231
 
 
-async def test_the_e_mail_address_is_the_name_else_the_account(one: Wiki) -> None:
+async def test_a_principal_is_the_email_address_or_else_the_account(one: Wiki) -> None:
     one.bob.shows_email = False
     one.source = one.connect(**({} if one.fake.cloud else {"email_domain": None}))
     members = (await one.groups())["space:ENG"].members
@@ -158,7 +158,7 @@ async def test_the_e_mail_address_is_the_name_else_the_account(one: Wiki) -> Non
     assert (await one.groups())["space:ENG"].members == ["bob@elsewhere.example"]
 
 
-async def test_restrictions_that_answers_leave_out_admit_nobody(one: Wiki) -> None:
+async def test_a_page_whose_restrictions_are_missing_from_responses_is_readable_by_no_one(one: Wiki) -> None:
     top = one.page("Top")
     page = one.page("Below", parent=top.id)
     one.state.restrict(top.id, users={one.bot.account_id})
@@ -170,20 +170,20 @@ async def test_restrictions_that_answers_leave_out_admit_nobody(one: Wiki) -> No
     assert all(listed.acl_tags == () for listed in (await one.slim()).values())
 
 
-async def test_permissions_that_cannot_be_read_take_the_tag_from_everybody(one: Wiki) -> None:
+async def test_a_space_whose_permissions_cannot_be_read_has_no_group(one: Wiki) -> None:
     one.fake.faults.denied = {"/permissions"}
     found = await one.groups()
     assert "space:ENG" not in found
 
 
-async def test_members_that_cannot_be_read_take_the_group_from_everybody(one: Wiki) -> None:
+async def test_a_group_whose_members_cannot_be_read_is_left_out(one: Wiki) -> None:
     one.fake.faults.denied = {"/member"}
     found = await one.groups()
     assert [tag for tag in found if tag.startswith("group:")] == []
     assert found["space:ENG"].members == [name(one.bob)]
 
 
-async def test_a_token_that_is_taken_back_makes_nothing_gone(one: Wiki) -> None:
+async def test_a_revoked_token_raises_misconfigured_and_reports_no_page_gone(one: Wiki) -> None:
     page = one.page("Top")
     one.fake.credentials.clear()
     for asking in (one.source.fetch([page.id]), one.full(), one.slim(), one.groups(), one.source.start()):
@@ -191,7 +191,7 @@ async def test_a_token_that_is_taken_back_makes_nothing_gone(one: Wiki) -> None:
             await asking
 
 
-async def test_what_excludes_our_account_is_gone(one: Wiki) -> None:
+async def test_a_page_restricted_away_from_the_connectors_account_is_no_longer_read(one: Wiki) -> None:
     page = one.page("Secret")
     assert set(await one.full()) == {page.id}
     one.state.restrict(page.id, users={one.bob.account_id})
@@ -199,7 +199,7 @@ async def test_what_excludes_our_account_is_gone(one: Wiki) -> None:
     assert await one.slim() == {}
 
 
-async def test_access_is_read_anew_for_every_page_of_results(one: Wiki) -> None:
+async def test_access_is_read_again_for_every_page_of_results(one: Wiki) -> None:
     """A restriction set while a crawl is under way holds from the next page on."""
     top = one.page("Top")
     below = [one.page(f"Below {n}", parent=top.id) for n in range(6)]
@@ -212,7 +212,7 @@ async def test_access_is_read_anew_for_every_page_of_results(one: Wiki) -> None:
     assert all(entry.required_tags == (f"restriction:{top.id}",) for entry in rest)  # type: ignore[union-attr]
 
 
-async def test_folders_restrict_though_v1_does_not_know_them(tmp_path: Path) -> None:
+async def test_restrictions_on_cloud_folders_apply_to_the_pages_below(tmp_path: Path) -> None:
     async with wiki("cloud", tmp_path) as one:
         top = one.page("Top")
         folder = one.page("Folder", parent=top.id, kind="folder")
@@ -227,7 +227,7 @@ async def test_folders_restrict_though_v1_does_not_know_them(tmp_path: Path) -> 
         assert set((await one.groups())[f"restriction:{folder.id}"].members) == {name(one.bot), name(one.ann)}
 
 
-async def test_a_page_that_search_does_not_know_yet_has_its_restrictions(tmp_path: Path) -> None:
+async def test_a_page_not_yet_in_the_search_index_has_its_parents_restrictions(tmp_path: Path) -> None:
     from datetime import timedelta
 
     async with wiki("cloud", tmp_path) as one:
@@ -239,7 +239,7 @@ async def test_a_page_that_search_does_not_know_yet_has_its_restrictions(tmp_pat
         assert f"restriction:{top.id}" in await one.groups()
 
 
-async def test_anonymous_access_admits_only_whom_the_settings_name(tmp_path: Path) -> None:
+async def test_anonymous_access_admits_only_the_group_that_the_settings_name(tmp_path: Path) -> None:
     async with wiki("data-center", tmp_path) as one:
         one.state.spaces["ENG"].anonymous = True
         assert (await one.groups())["space:ENG"].of == ["group:staff"]
@@ -247,7 +247,7 @@ async def test_anonymous_access_admits_only_whom_the_settings_name(tmp_path: Pat
         assert (await one.groups())["space:ENG"].of == ["group:everybody", "group:staff"]
 
 
-def test_user_names_are_addresses_only_in_the_domain_that_is_set() -> None:
+def test_a_user_name_is_an_email_address_only_in_the_configured_domain() -> None:
     from connectors.confluence import ConfluenceOptions
     from connectors.confluence.model import Person
 

@@ -20,7 +20,7 @@ async def one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[W
         yield made
 
 
-async def test_a_quiet_poll_reads_nothing_again(one: Wiki) -> None:
+async def test_a_poll_without_changes_reads_no_page_again(one: Wiki) -> None:
     for n in range(5):
         one.page(f"Page {n}")
     entries, cursor = await one.changes(await one.source.start())
@@ -34,7 +34,7 @@ async def test_a_quiet_poll_reads_nothing_again(one: Wiki) -> None:
     assert entries == []
 
 
-async def test_edits_comments_and_new_files_are_changes(one: Wiki) -> None:
+async def test_edits_comments_and_new_attachments_are_read_as_changes(one: Wiki) -> None:
     old, commented = one.page("Old"), one.page("Commented")
     one.state.advance(hours=-3)
     for item in (old, commented):
@@ -55,7 +55,7 @@ async def test_edits_comments_and_new_files_are_changes(one: Wiki) -> None:
     assert (await one.changes(cursor))[0] == []
 
 
-async def test_a_late_index_is_caught_up_by_the_overlap(one: Wiki) -> None:
+async def test_the_overlap_of_polls_catches_pages_that_the_search_index_shows_late(one: Wiki) -> None:
     one.state.freeze(datetime(2026, 11, 21, 10, tzinfo=UTC))
     one.fake.index_delay = timedelta(minutes=4)
     _, cursor = await one.changes(await one.source.start())
@@ -69,7 +69,7 @@ async def test_a_late_index_is_caught_up_by_the_overlap(one: Wiki) -> None:
 
 
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "America/Los_Angeles", "Asia/Kolkata"])
-async def test_the_time_zone_of_the_account_does_not_matter(one: Wiki, zone: str) -> None:
+async def test_changes_are_read_whatever_the_time_zone_of_the_account(one: Wiki, zone: str) -> None:
     one.bot.time_zone = zone
     _, cursor = await one.changes(await one.source.start())
     page = one.page("Anywhere")
@@ -77,7 +77,7 @@ async def test_the_time_zone_of_the_account_does_not_matter(one: Wiki, zone: str
     assert [entry.external_id for entry in entries] == [page.id]
 
 
-async def test_what_changes_while_changes_are_read_is_read_too(one: Wiki) -> None:
+async def test_a_page_created_while_changes_are_read_is_in_the_same_read(one: Wiki) -> None:
     for n in range(9):
         one.page(f"Page {n}")
     cursor = await one.source.start()
@@ -91,7 +91,7 @@ async def test_what_changes_while_changes_are_read_is_read_too(one: Wiki) -> Non
     assert len(met) == len(set(met)) == 10
 
 
-async def test_changes_that_were_killed_go_on_where_they_were(one: Wiki) -> None:
+async def test_an_interrupted_read_of_changes_resumes_at_its_cursor(one: Wiki) -> None:
     ids = {one.page(f"Page {n}").id for n in range(7)}
     pages = one.source.changes(await one.source.start())
     first = await anext(pages)
@@ -102,7 +102,7 @@ async def test_changes_that_were_killed_go_on_where_they_were(one: Wiki) -> None
     assert not rest & {entry.external_id for entry in first.entries}
 
 
-async def test_the_trash_is_polled(one: Wiki) -> None:
+async def test_a_page_moved_to_the_trash_is_reported_gone_once(one: Wiki) -> None:
     page, other = one.page("Gone soon"), one.page("Gone long ago")
     one.state.trash(other.id)
     _, cursor = await one.changes(await one.source.start())
@@ -113,6 +113,6 @@ async def test_the_trash_is_polled(one: Wiki) -> None:
 
 
 @pytest.mark.parametrize("cursor", [{}, {"at": 3, "seen": {}, "trash": []}, {"at": "2026-11-21", "seen": 1}])
-async def test_a_cursor_that_is_none_of_ours_has_expired(one: Wiki, cursor: dict[str, object]) -> None:
+async def test_a_malformed_cursor_counts_as_expired(one: Wiki, cursor: dict[str, object]) -> None:
     with pytest.raises(CursorExpired):
         await one.changes(cursor)

@@ -23,14 +23,14 @@ async def one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[W
         yield made
 
 
-async def test_a_page_that_is_written_is_fetched(one: Wiki) -> None:
+async def test_created_and_edited_pages_are_fetched(one: Wiki) -> None:
     page = one.page("Page")
     one.state.edit(page.id, body="<p>Other</p>")
     post = one.page("News", kind="blogpost")
     assert await one.events() == [Reaction(ids=(page.id,)), Reaction(ids=(page.id,)), Reaction(ids=(post.id,))]
 
 
-async def test_what_is_thrown_away_or_comes_back_is_fetched_and_all_is_swept(one: Wiki) -> None:
+async def test_a_trashed_restored_or_purged_page_is_fetched_and_a_sweep_follows(one: Wiki) -> None:
     """Its attachments go and come with it, and its children inherit from another page."""
     page = one.page("Page")
     await one.events()
@@ -40,7 +40,7 @@ async def test_what_is_thrown_away_or_comes_back_is_fetched_and_all_is_swept(one
     assert await one.events() == [Reaction(ids=(page.id,), sweep=True)] * 3
 
 
-async def test_a_comment_is_its_page_and_a_file_is_itself(one: Wiki) -> None:
+async def test_a_comment_event_fetches_its_page_and_an_attachment_event_the_attachment(one: Wiki) -> None:
     page = one.page("Page")
     await one.events()
     one.state.add_comment(page.id, "<p>Hm.</p>")
@@ -48,7 +48,7 @@ async def test_a_comment_is_its_page_and_a_file_is_itself(one: Wiki) -> None:
     assert await one.events() == [Reaction(ids=(page.id,)), Reaction(ids=(file.id,))]
 
 
-async def test_restrictions_and_moves_reach_everything_below(one: Wiki) -> None:
+async def test_a_restriction_or_move_fetches_the_page_and_all_its_descendants(one: Wiki) -> None:
     top = one.page("Top")
     below = one.page("Below", parent=top.id)
     file = one.state.attach(below.id, "a.txt", b"words", "text/plain")
@@ -61,7 +61,7 @@ async def test_restrictions_and_moves_reach_everything_below(one: Wiki) -> None:
         assert not reaction.sweep
 
 
-async def test_much_below_and_a_source_that_is_away_are_swept(one: Wiki) -> None:
+async def test_a_restriction_with_many_descendants_or_an_unreachable_source_causes_a_sweep(one: Wiki) -> None:
     top = one.page("Top")
     for n in range(45):
         one.page(f"Below {n}", parent=top.id)
@@ -74,7 +74,7 @@ async def test_much_below_and_a_source_that_is_away_are_swept(one: Wiki) -> None
     assert await one.events() == [expected]
 
 
-async def test_an_event_that_is_not_signed_by_us_is_refused(one: Wiki) -> None:
+async def test_an_event_without_a_valid_signature_is_refused(one: Wiki) -> None:
     one.page("Page")
     (genuine,) = requests(one.state.events, SECRET, cloud=one.fake.cloud)
     (foreign,) = requests(one.state.events, "another secret", cloud=one.fake.cloud)
@@ -98,7 +98,7 @@ async def test_an_event_that_is_not_signed_by_us_is_refused(one: Wiki) -> None:
         await unset.on_event(genuine)
 
 
-async def test_a_recorded_event_that_is_sent_again_asks_for_nothing_and_after_five_minutes_is_refused(
+async def test_a_replayed_event_is_ignored_and_refused_after_five_minutes(
     one: Wiki,
 ) -> None:
     page = one.page("Page")
@@ -110,13 +110,13 @@ async def test_a_recorded_event_that_is_sent_again_asks_for_nothing_and_after_fi
             await one.source.on_event(*requests([happened], SECRET, cloud=one.fake.cloud))
 
 
-async def test_two_equal_events_without_a_time_are_both_taken(one: Wiki) -> None:
+async def test_two_equal_events_without_a_timestamp_are_both_handled(one: Wiki) -> None:
     """The second may be the one that withdrew access."""
     event = signed({"event": "space_permissions_updated", "space": {"key": "ENG"}}, SECRET)
     assert [await one.source.on_event(event) for _ in range(2)] == [Reaction(groups=("space:ENG",))] * 2
 
 
-async def test_an_event_whose_reaction_failed_is_taken_when_it_comes_again(
+async def test_an_event_whose_handling_failed_is_handled_when_it_is_sent_again(
     one: Wiki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = one.page("Page")
@@ -135,12 +135,12 @@ async def test_an_event_whose_reaction_failed_is_taken_when_it_comes_again(
 
 
 @pytest.mark.parametrize("time", [10**30, -(10**30), "yesterday"])
-async def test_an_event_whose_time_is_none_is_refused(one: Wiki, time: object) -> None:
+async def test_an_event_with_an_invalid_timestamp_is_refused(one: Wiki, time: object) -> None:
     with pytest.raises(Refused):
         await one.source.on_event(signed({"event": "page_updated", "id": 65700, "timestamp": time}, SECRET))
 
 
-async def test_only_cloud_takes_a_secret_that_is_sent_along(one: Wiki) -> None:
+async def test_only_cloud_accepts_a_secret_in_a_header_instead_of_a_signature(one: Wiki) -> None:
     """An automation rule cannot sign."""
     rule = Request({"x-penstock-token": SECRET}, {}, b'{"event": "page_updated", "id": 65700}')
     if one.fake.cloud:
@@ -170,12 +170,12 @@ async def test_only_cloud_takes_a_secret_that_is_sent_along(one: Wiki) -> None:
         ({"test": True}, Reaction()),
     ],
 )
-async def test_events_of_every_shape(one: Wiki, body: dict[str, object], expected: Reaction) -> None:
+async def test_each_shape_of_event_has_its_reaction(one: Wiki, body: dict[str, object], expected: Reaction) -> None:
     assert await one.source.on_event(signed(body, SECRET)) == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"3", json.dumps("x").encode()])
-async def test_what_is_no_event_is_refused(one: Wiki, body: bytes) -> None:
+async def test_a_signed_body_that_is_no_json_object_is_refused(one: Wiki, body: bytes) -> None:
     import hashlib
     import hmac
 

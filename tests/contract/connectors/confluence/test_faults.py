@@ -28,7 +28,7 @@ async def one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[W
         yield made
 
 
-async def test_429_and_500_are_waited_out(one: Wiki) -> None:
+async def test_responses_429_and_500_are_retried(one: Wiki) -> None:
     ids = {one.page(f"Page {n}").id for n in range(4)}
     one.fake.faults.throttled, one.fake.faults.retry_after = 3, "0"
     assert set(await one.full()) == ids
@@ -36,7 +36,7 @@ async def test_429_and_500_are_waited_out(one: Wiki) -> None:
     assert set(await one.slim()) == ids
 
 
-async def test_a_spent_budget_is_waited_for(one: Wiki) -> None:
+async def test_an_exhausted_rate_limit_is_retryable_after_its_reset(one: Wiki) -> None:
     one.page("Page")
     one.fake.faults.headers = {
         "X-RateLimit-Limit": "100",
@@ -49,7 +49,7 @@ async def test_a_spent_budget_is_waited_for(one: Wiki) -> None:
     assert told.value.retry_after > 60
 
 
-async def test_expired_cursors_start_the_read_again(tmp_path: Path) -> None:
+async def test_a_full_read_with_an_expired_cursor_raises_and_can_start_again(tmp_path: Path) -> None:
     async with wiki("cloud", tmp_path) as one:
         ids = {one.page(f"Page {n}").id for n in range(8)}
         pages = one.source.full(None)
@@ -62,7 +62,7 @@ async def test_expired_cursors_start_the_read_again(tmp_path: Path) -> None:
         assert set(await one.full()) == ids
 
 
-async def test_a_sweep_whose_cursor_expires_is_tried_again(tmp_path: Path) -> None:
+async def test_a_listing_whose_cursor_expires_is_retryable(tmp_path: Path) -> None:
     async with wiki("cloud", tmp_path) as one:
         for n in range(8):
             one.page(f"Page {n}")
@@ -74,7 +74,7 @@ async def test_a_sweep_whose_cursor_expires_is_tried_again(tmp_path: Path) -> No
         assert len(await one.slim()) == 8
 
 
-async def test_a_listing_that_fails_midway_does_not_end(one: Wiki) -> None:
+async def test_a_listing_that_fails_midway_raises_instead_of_ending(one: Wiki) -> None:
     for n in range(8):
         one.page(f"Page {n}")
     listing = one.source.slim()
@@ -84,7 +84,7 @@ async def test_a_listing_that_fails_midway_does_not_end(one: Wiki) -> None:
         await anext(listing)
 
 
-async def test_an_answer_of_something_else_is_not_taken_for_one(one: Wiki) -> None:
+async def test_responses_that_are_not_confluences_raise_without_quoting_them(one: Wiki) -> None:
     for answer in ({"results": "none"}, {"hello": "world"}, [], {"results": [{}], "_links": {}}):
         app = Starlette(routes=[Route("/{path:path}", lambda _, answer=answer: JSONResponse(answer))])
         async with served(app) as address:
@@ -95,7 +95,7 @@ async def test_an_answer_of_something_else_is_not_taken_for_one(one: Wiki) -> No
                 assert "world" not in str(told.value)
 
 
-async def test_a_listing_that_leads_in_circles_ends_with_an_error(one: Wiki) -> None:
+async def test_a_listing_whose_next_link_never_advances_raises(one: Wiki) -> None:
     def circle(request: Request) -> Response:
         return JSONResponse({"results": [], "_links": {"next": "/x?cursor=again&start=0"}})
 
@@ -105,7 +105,7 @@ async def test_a_listing_that_leads_in_circles_ends_with_an_error(one: Wiki) -> 
             await source.start()
 
 
-async def test_an_attachment_that_leads_elsewhere_is_refused(one: Wiki) -> None:
+async def test_an_attachment_redirected_to_an_unlisted_host_is_not_followed(one: Wiki) -> None:
     """And whoever is named there sees neither the request nor the token."""
     seen: list[str] = []
 
@@ -130,7 +130,7 @@ async def test_an_attachment_that_leads_elsewhere_is_refused(one: Wiki) -> None:
         assert "authorization" not in seen[0].lower()
 
 
-async def test_no_secret_in_any_log_or_error(one: Wiki, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_log_line_or_error_holds_a_secret_or_page_content(one: Wiki, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     canary = "CANARY-IN-A-PAGE"
     page = one.page("Page", f"<p>{canary}</p>")
@@ -152,26 +152,26 @@ async def test_no_secret_in_any_log_or_error(one: Wiki, caplog: pytest.LogCaptur
 # What check says
 
 
-async def test_nothing_is_missing(one: Wiki) -> None:
+async def test_check_reports_no_problem_when_everything_is_permitted(one: Wiki) -> None:
     one.page("Page")
     assert await one.source.check() == []
 
 
-async def test_a_wrong_token_is_told_as_such(one: Wiki) -> None:
+async def test_check_reports_a_wrong_token_without_quoting_it(one: Wiki) -> None:
     (problem,) = await one.connect(token="wrong").check()
     assert problem.code == "token"
     assert "401" in problem.message
     assert "wrong" not in problem.message
 
 
-async def test_a_wrong_address_is_told_as_such(one: Wiki) -> None:
+async def test_check_reports_a_wrong_address(one: Wiki) -> None:
     root = one.url.removesuffix(one.fake.context)
     problems = await one.connect(base_url=root).check()
     assert [problem.code for problem in problems] == ["address"]
     assert ("lacks /wiki" in problems[0].message) == one.fake.cloud
 
 
-async def test_an_unknown_space_is_named(one: Wiki) -> None:
+async def test_check_names_an_unknown_space(one: Wiki) -> None:
     (problem,) = await one.connect(spaces=["ENG", "NOPE"]).check()
     assert "NOPE" in problem.message
     assert "ENG" not in problem.message
@@ -189,7 +189,7 @@ async def test_an_unknown_space_is_named(one: Wiki) -> None:
         ("read:group:confluence", "members of groups"),
     ],
 )
-async def test_the_scope_that_is_missing_is_named(tmp_path: Path, missing: str, named: str) -> None:
+async def test_check_names_the_missing_scope(tmp_path: Path, missing: str, named: str) -> None:
     every = {
         "read:user:confluence",
         "read:space:confluence",
@@ -211,7 +211,7 @@ async def test_the_scope_that_is_missing_is_named(tmp_path: Path, missing: str, 
         assert all(problem.code in ("scope",) for problem in problems)
 
 
-async def test_the_permission_that_is_missing_is_named(tmp_path: Path) -> None:
+async def test_check_names_the_missing_permission(tmp_path: Path) -> None:
     async with wiki("data-center", tmp_path) as one:
         one.fake.faults.denied = {"/permissions"}
         (problem,) = await one.source.check()
@@ -219,7 +219,7 @@ async def test_the_permission_that_is_missing_is_named(tmp_path: Path) -> None:
         assert "“Admin” of that space" in problem.message
 
 
-async def test_hidden_addresses_and_spaces_that_nobody_reads_are_told(one: Wiki) -> None:
+async def test_check_reports_hidden_addresses_and_spaces_without_readers(one: Wiki) -> None:
     one.bot.shows_email = False
     one.state.spaces["ENG"].readers.users.clear()
     one.state.spaces["ENG"].readers.groups.clear()

@@ -34,7 +34,7 @@ async def office(request: pytest.FixtureRequest, ground: Ground, tmp_path: Path)
         yield Office(bench, play)
 
 
-async def test_first_crawl(office: Office) -> None:
+async def test_first_crawl_publishes_every_document_and_identity(office: Office) -> None:
     async with office.running() as instance:
         await office.settle(instance)
         found = await office.bench.take()
@@ -51,7 +51,7 @@ async def test_no_change_poll_publishes_nothing(office: Office) -> None:
             assert await office.asked(action) == []
 
 
-async def test_edit_move_delete_restore(office: Office) -> None:
+async def test_edit_move_deletion_and_restore_are_published(office: Office) -> None:
     async with office.loaded() as instance:
         id_ = await office.play.write("d1", "Another text.")
         [edited] = documents(await office.told(instance))
@@ -65,7 +65,7 @@ async def test_edit_move_delete_restore(office: Office) -> None:
         assert kinds(await office.told(instance)) == upserted(id_)
 
 
-async def test_permission_tightened_on_a_parent(office: Office) -> None:
+async def test_a_restriction_on_a_parent_changes_access_without_republishing_text(office: Office) -> None:
     async with office.loaded() as instance:
         page = office.play.pages["d2"]
         above = office.play.state.items[page].parent
@@ -79,7 +79,7 @@ async def test_permission_tightened_on_a_parent(office: Office) -> None:
         assert holders == {"penstock@example.com"}, "only our account holds it, and is told so at once"
 
 
-async def test_a_restriction_whose_event_was_lost_is_found_by_the_sweep(office: Office) -> None:
+async def test_a_sweep_publishes_a_restriction_whose_event_was_lost(office: Office) -> None:
     async with office.loaded():
         page = office.play.pages["d2"]
         await office.play.restrict("d2")
@@ -87,7 +87,7 @@ async def test_a_restriction_whose_event_was_lost_is_found_by_the_sweep(office: 
         assert page in {one.external_id for one in await office.asked("sweep") if isinstance(one, AccessChanged)}
 
 
-async def test_member_removed_from_a_group(office: Office) -> None:
+async def test_a_member_removed_from_a_group_loses_its_memberships(office: Office) -> None:
     async with office.loaded():
         await office.play.leave()
         [left] = await office.asked("groups")
@@ -95,7 +95,7 @@ async def test_member_removed_from_a_group(office: Office) -> None:
         assert (left.principal, left.groups) == (office.play.inside, [])
 
 
-async def test_webhook_lost_and_the_sweep_closes_the_gap(office: Office) -> None:
+async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office) -> None:
     async with office.loaded():
         edited = await office.play.write("d3", "Another text.")
         removed = office.play.pages["d4"]
@@ -109,7 +109,7 @@ async def test_webhook_lost_and_the_sweep_closes_the_gap(office: Office) -> None
         assert await office.asked("changes") == []
 
 
-async def test_webhook_lost_and_the_next_poll_has_it(office: Office) -> None:
+async def test_the_next_poll_publishes_changes_whose_webhooks_were_lost(office: Office) -> None:
     async with office.loaded():
         edited = await office.play.write("d3", "Another text.")
         removed = office.play.pages["d4"]
@@ -119,7 +119,7 @@ async def test_webhook_lost_and_the_next_poll_has_it(office: Office) -> None:
         assert await office.asked("sweep") == []
 
 
-async def test_webhook_duplicated_and_reordered(office: Office) -> None:
+async def test_duplicated_and_reordered_webhooks_publish_each_change_once(office: Office) -> None:
     async with office.loaded() as instance:
         first = await office.play.write("d0", "First.")
         requests = list(office.play.sent())
@@ -132,7 +132,9 @@ async def test_webhook_duplicated_and_reordered(office: Office) -> None:
         assert await office.told(instance, requests[::-1]) == []
 
 
-async def test_cursor_expired_mid_crawl(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cursor_that_expires_mid_crawl_publishes_every_document_once(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On Data Center, whose positions are numbers, nothing expires; it reads through all the same."""
     fake, expired = office.play.fake, []
     position = fake.position
@@ -191,7 +193,7 @@ async def test_a_truncated_listing_deletes_nothing(office: Office) -> None:
         assert await office.asked("sweep") == []
 
 
-async def test_mass_deletion_needs_a_person(office: Office) -> None:
+async def test_a_mass_deletion_waits_for_an_operators_approval(office: Office) -> None:
     """An account that no longer sees the space sees nothing gone either, until somebody says so."""
     for n in range(30):
         await office.play.write(f"more{n}", "Text.")
@@ -205,7 +207,7 @@ async def test_mass_deletion_needs_a_person(office: Office) -> None:
         assert {one.kind for one in deleted} == {"document.deleted.v1"}
 
 
-async def test_access_that_cannot_be_read_for_a_while_is_withdrawn_and_comes_back(office: Office) -> None:
+async def test_access_that_cannot_be_read_is_withdrawn_and_restored_without_republishing_text(office: Office) -> None:
     """The text is published once; only access moves."""
     async with office.loaded():
         faults = office.play.fake.faults

@@ -49,7 +49,7 @@ async def test_first_crawl_reads_pages_blog_posts_comments_and_attachments(one: 
     assert not list(one.folder.iterdir())  # no file is left behind
 
 
-async def test_a_full_read_goes_on_from_any_page(one: Wiki) -> None:
+async def test_a_full_read_resumes_from_the_cursor_of_any_page(one: Wiki) -> None:
     ids = {one.page(f"Page {n}").id for n in range(8)}
     pages = [page async for page in one.source.full(None)]
     assert len(pages) > 3
@@ -60,7 +60,7 @@ async def test_a_full_read_goes_on_from_any_page(one: Wiki) -> None:
         assert len(set(rest) & before) <= 1
 
 
-async def test_pages_removed_while_reading_hide_no_others(one: Wiki) -> None:
+async def test_pages_removed_during_a_full_read_hide_no_others(one: Wiki) -> None:
     made = [one.page(f"Page {n}") for n in range(40)]
     one.source = one.connect(page_size=12)
     met: set[str] = set()
@@ -71,7 +71,7 @@ async def test_pages_removed_while_reading_hide_no_others(one: Wiki) -> None:
     assert met == {item.id for item in made}
 
 
-async def test_a_listing_shows_what_the_full_read_reads_and_nothing_else(one: Wiki) -> None:
+async def test_a_listing_holds_the_same_entries_and_revisions_as_a_full_read(one: Wiki) -> None:
     top = one.page("Top")
     below = [one.page(f"Below {n}", parent=top.id) for n in range(4)]
     one.state.add_comment(below[0].id, "<p>Hm.</p>")
@@ -90,7 +90,7 @@ async def test_a_listing_shows_what_the_full_read_reads_and_nothing_else(one: Wi
         assert listed[id_].required_tags == entry.required_tags
 
 
-async def test_what_is_fetched_is_what_the_full_read_gave(one: Wiki) -> None:
+async def test_a_fetched_document_equals_the_one_of_a_full_read(one: Wiki) -> None:
     """Else every event would be a change."""
     page = one.page("Top")
     one.state.add_comment(page.id, "<p>Hm.</p>")
@@ -100,7 +100,7 @@ async def test_what_is_fetched_is_what_the_full_read_gave(one: Wiki) -> None:
     assert {entry.external_id: entry for entry in fetched} == read
 
 
-async def test_everything_that_changes_the_document_changes_its_revision(one: Wiki) -> None:
+async def test_every_change_of_content_but_not_of_access_changes_the_revision(one: Wiki) -> None:
     page = one.page("Top")
     seen = [(await one.slim())[page.id].revision]
 
@@ -127,7 +127,7 @@ async def test_everything_that_changes_the_document_changes_its_revision(one: Wi
     assert same == seen[-1]  # access is no content
 
 
-async def test_a_renumbered_version_is_another_revision(one: Wiki) -> None:
+async def test_an_edit_after_version_renumbering_changes_the_revision(one: Wiki) -> None:
     """Deleting an old version in Confluence renumbers the later ones: 3 becomes 2, and the next edit is 3 again."""
     one.state.freeze(datetime(2026, 11, 21, 10, tzinfo=UTC))
     page = one.page("Top")
@@ -145,7 +145,7 @@ async def test_a_renumbered_version_is_another_revision(one: Wiki) -> None:
     assert before.version is after.version is None  # the runner's grow, Confluence's need not
 
 
-async def test_what_is_trashed_purged_or_unknown_is_gone_and_comes_back(one: Wiki) -> None:
+async def test_trashed_purged_and_unknown_ids_are_gone_until_restored(one: Wiki) -> None:
     page, purged = one.page("Page"), one.page("Purged")
     file = one.state.attach(page.id, "a.txt", b"words", "text/plain")
     one.state.trash(page.id)
@@ -157,7 +157,7 @@ async def test_what_is_trashed_purged_or_unknown_is_gone_and_comes_back(one: Wik
     assert set(await one.slim()) == {page.id, file.id}
 
 
-async def test_a_move_keeps_the_document(one: Wiki) -> None:
+async def test_a_moved_page_stays_the_same_document(one: Wiki) -> None:
     page, elsewhere = one.page("Wanderer"), one.page("Elsewhere")
     one.state.add_space("OPS", users={one.bot.account_id})
     before = (await one.full())[page.id]
@@ -171,7 +171,7 @@ async def test_a_move_keeps_the_document(one: Wiki) -> None:
     assert moved.metadata["space"] == "OPS"
 
 
-async def test_only_the_spaces_that_are_named(one: Wiki) -> None:
+async def test_only_the_configured_spaces_are_read(one: Wiki) -> None:
     for key in ("OPS", "HR"):
         one.state.add_space(key, groups={"staff"})
     page = one.state.add_page("OPS", "Ops", "<p>o</p>")
@@ -185,7 +185,7 @@ async def test_only_the_spaces_that_are_named(one: Wiki) -> None:
     assert set(await one.full()) == {page.id}
 
 
-async def test_what_is_switched_off_is_no_document(one: Wiki) -> None:
+async def test_comments_attachments_and_blog_posts_that_are_switched_off_are_not_read(one: Wiki) -> None:
     page = one.page("Page")
     one.state.add_comment(page.id, "<p>Said</p>")
     file = one.state.attach(page.id, "a.txt", b"words", "text/plain")
@@ -197,7 +197,7 @@ async def test_what_is_switched_off_is_no_document(one: Wiki) -> None:
     assert await one.source.fetch([file.id, post.id]) == [Gone(file.id), Gone(post.id)]
 
 
-async def test_more_comments_and_files_than_one_answer_holds(one: Wiki) -> None:
+async def test_all_comments_and_attachments_are_read_over_several_pages_of_results(one: Wiki) -> None:
     page = one.page("Busy")
     for n in range(60):
         one.state.add_comment(page.id, f"<p>Remark {n}.</p>")
@@ -209,7 +209,7 @@ async def test_more_comments_and_files_than_one_answer_holds(one: Wiki) -> None:
     assert listed[page.id].revision == read[page.id].revision
 
 
-async def test_files_that_give_no_text_are_told(one: Wiki) -> None:
+async def test_broken_and_too_large_attachments_are_unreadable_entries(one: Wiki) -> None:
     page = one.page("Page")
     broken = one.state.attach(page.id, "broken.pdf", b"%PDF-1.7 no more", "application/pdf")
     large = one.state.attach(page.id, "large.txt", b"x" * 2_000, "text/plain")
@@ -222,7 +222,7 @@ async def test_files_that_give_no_text_are_told(one: Wiki) -> None:
         assert entry.revision == (await one.slim())[item.id].revision  # the same bytes are not tried again
 
 
-async def test_a_file_larger_than_it_says_is_cut_off(one: Wiki) -> None:
+async def test_an_attachment_larger_than_its_declared_size_is_unreadable(one: Wiki) -> None:
     page = one.page("Page")
     file = one.state.attach(page.id, "grown.txt", b"x", "text/plain")
     one.source = one.connect(max_attachment_bytes=1_000)

@@ -193,7 +193,7 @@ V2 = {
 }
 
 
-async def used(one: Wiki) -> list[str]:
+async def requests_of_every_operation(one: Wiki) -> list[str]:
     """What the source asks when it does everything that it can: method and path with query, each once."""
     top = one.page("Top")
     folder = one.page("Folder", parent=top.id, kind="folder") if one.fake.cloud else top
@@ -219,9 +219,9 @@ async def used(one: Wiki) -> list[str]:
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-async def test_the_fake_answers_as_published(tmp_path: Path, flavour: Flavour) -> None:
+async def test_the_fakes_responses_match_the_published_schemas(tmp_path: Path, flavour: Flavour) -> None:
     async with wiki(flavour, tmp_path) as one:
-        asked = await used(one)
+        asked = await requests_of_every_operation(one)
         token = next(iter(one.fake.credentials))
         met: set[str] = set()
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}) as client:
@@ -244,7 +244,7 @@ async def test_the_fake_answers_as_published(tmp_path: Path, flavour: Flavour) -
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-async def test_what_it_refuses_is_told_as_published(tmp_path: Path, flavour: Flavour) -> None:
+async def test_the_fakes_error_responses_match_the_published_ones(tmp_path: Path, flavour: Flavour) -> None:
     async with wiki(flavour, tmp_path) as one:
         token = one.fake.token_for(one.bot)
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}) as client:
@@ -267,7 +267,7 @@ async def test_what_it_refuses_is_told_as_published(tmp_path: Path, flavour: Fla
                 assert (await client.get(f"{one.url}/rest/api/user/current", auth=("bot", token))).status_code == 401
 
 
-async def test_nobody_sees_what_the_account_may_not(tmp_path: Path) -> None:
+async def test_the_fake_hides_a_restricted_page_from_other_accounts(tmp_path: Path) -> None:
     async with wiki("cloud", tmp_path) as one:
         page = one.page("Secret")
         one.state.restrict(page.id, users={one.bob.account_id})

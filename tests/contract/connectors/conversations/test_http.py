@@ -79,7 +79,9 @@ def problem(answer: httpx.Response, status: int) -> str:
     return str(said["detail"])
 
 
-async def test_what_is_accepted_stands_on_kafka_under_the_keys_tenant(space: Space, client: httpx.AsyncClient) -> None:
+async def test_an_accepted_conversation_is_on_kafka_under_the_keys_tenant(
+    space: Space, client: httpx.AsyncClient
+) -> None:
     answer = await client.post("/v1/conversations", json=BODY)
     assert (answer.status_code, answer.json()) == (202, {"accepted": 1})
     rival = await client.post("/v1/conversations", json=BODY, headers={"authorization": "Bearer key-rival"})
@@ -91,7 +93,7 @@ async def test_what_is_accepted_stands_on_kafka_under_the_keys_tenant(space: Spa
     assert other.tenant == "rival"
 
 
-async def test_forgetting_names_the_member_or_one_conversation(space: Space, client: httpx.AsyncClient) -> None:
+async def test_deletion_forgets_all_of_a_member_or_one_conversation(space: Space, client: httpx.AsyncClient) -> None:
     """A conversation's name may hold a slash, a member's may not; what says nothing forgets nothing."""
     for path in ("ada@example.org/c/1", "ada@example.org/c%2F1", "ada%40example.org", "b%20b"):
         assert (await client.delete(f"/v1/conversations/{path}")).status_code == 202
@@ -102,7 +104,9 @@ async def test_forgetting_names_the_member_or_one_conversation(space: Space, cli
     assert wishes == [("ada@example.org", "c/1"), ("ada@example.org", "c/1"), ("ada@example.org", None), ("b b", None)]
 
 
-async def test_without_a_key_nothing_is_read_or_sent(space: Space, client: httpx.AsyncClient) -> None:
+async def test_requests_without_a_permitted_key_are_refused_and_publish_nothing(
+    space: Space, client: httpx.AsyncClient
+) -> None:
     for headers in ({"authorization": ""}, {"authorization": "Bearer nothing"}):
         assert (await client.post("/v1/conversations", content=b"{", headers=headers)).status_code == 401
         assert (await client.delete("/v1/conversations/ada", headers=headers)).status_code == 401
@@ -129,7 +133,7 @@ async def test_without_a_key_nothing_is_read_or_sent(space: Space, client: httpx
         ({"pairs": [PAIR] * 101}, "pairs: List should have at most 100 items"),
     ],
 )
-async def test_what_is_wrong_is_said_in_a_line_without_what_was_said(
+async def test_an_invalid_field_is_named_in_one_line_without_quoting_content(
     client: httpx.AsyncClient, change: dict[str, Any], said: str
 ) -> None:
     detail = problem(await client.post("/v1/conversations", json=BODY | change), 422)
@@ -137,13 +141,13 @@ async def test_what_is_wrong_is_said_in_a_line_without_what_was_said(
     assert "canary" not in detail
 
 
-async def test_no_json_and_no_unicode_are_refused(client: httpx.AsyncClient) -> None:
+async def test_bodies_that_are_no_json_or_no_unicode_are_refused(client: httpx.AsyncClient) -> None:
     for content in (b"", b"{", b"[]", b'{"member": "\\ud800"}', b"\xff\xfe", b"[" * 100_000):
         problem(await client.post("/v1/conversations", content=content), 422)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_that_is_too_large_is_refused_and_not_waited_for(
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read_to_the_end(
     client: httpx.AsyncClient, *, chunked: bool
 ) -> None:
     """Said to be too large: answered before anything of it came. Turning out to be: before it ended."""
@@ -164,7 +168,7 @@ async def test_a_body_that_is_too_large_is_refused_and_not_waited_for(
     assert str(conversations.MAX_BODY_BYTES).encode() in answer
 
 
-async def test_what_kafka_does_not_confirm_is_not_accepted(
+async def test_a_conversation_that_kafka_does_not_confirm_is_answered_503(
     space: Space, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversations, "DELIVERY_SECONDS", 0.0)

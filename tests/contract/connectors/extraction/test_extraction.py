@@ -19,7 +19,7 @@ def extract(tmp_path: Path) -> Extract:
     return Extract(tmp_path)
 
 
-async def test_columns_are_read_one_after_the_other_under_the_title_that_spans_them(extract: Extract) -> None:
+async def test_columns_are_read_one_after_the_other_below_a_title_spanning_them(extract: Extract) -> None:
     sheet = Sheet([Line(72, 740, "A wide title over two columns of text", 20), Line(72, 715, "by Somebody")])
     for n, (left, right) in enumerate(zip(prose("L", 12), prose("R", 12), strict=True)):
         sheet.lines += [Line(72, 680 - 12 * n, left), Line(330, 680 - 12 * n, right)]  # as many programs write them
@@ -32,7 +32,7 @@ async def test_columns_are_read_one_after_the_other_under_the_title_that_spans_t
     ]
 
 
-async def test_headings_by_size_and_weight_tables_and_divided_words(extract: Extract) -> None:
+async def test_pdf_headings_tables_and_hyphenated_words_become_markdown(extract: Extract) -> None:
     sheet = Sheet([Line(72, 700, "Report", 20), Line(72, 660, "First part", 14)])
     sheet.lines += [Line(72, 640 - 12 * n, text) for n, text in enumerate(prose("a", 4))]
     sheet.lines += [
@@ -55,7 +55,7 @@ async def test_headings_by_size_and_weight_tables_and_divided_words(extract: Ext
     assert (found.title, found.metadata) == ("Report", {"pages": 1})
 
 
-async def test_what_stands_on_every_page_is_dropped(extract: Extract) -> None:
+async def test_headers_and_footers_repeated_on_every_page_are_dropped(extract: Extract) -> None:
     def sheet(n: int) -> Sheet:
         lines = [Line(72, 770, "ACME - Confidential"), Line(300, 30, f"Page {n + 1} of 6")]
         return Sheet(lines + [Line(72, 690 - 12 * k, text) for k, text in enumerate(prose(f"p{n}x", 4))])
@@ -67,7 +67,7 @@ async def test_what_stands_on_every_page_is_dropped(extract: Extract) -> None:
     assert found.media_type == "text/plain"  # there was no structure to keep
 
 
-async def test_a_page_laid_out_sideways_reads_as_it_is_shown(extract: Extract) -> None:
+async def test_a_rotated_page_is_read_in_its_displayed_orientation(extract: Extract) -> None:
     class Sideways(Sheet):
         def content(self) -> bytes:
             return b"q 0 1 -1 0 612 0 cm " + super().content() + b" Q"
@@ -80,7 +80,7 @@ async def test_a_page_laid_out_sideways_reads_as_it_is_shown(extract: Extract) -
     assert found.text.endswith("| City | Rate |\n| --- | --- |\n| Oslo | 120 |")
 
 
-async def test_a_scan_with_a_stamp_on_each_page_needs_ocr_and_says_what_to_do(extract: Extract) -> None:
+async def test_a_scan_with_only_stamps_as_text_needs_ocr_and_names_the_setting(extract: Extract) -> None:
     scan = typeset([Sheet([Line(500, 20, f"{n}")], picture=True) for n in range(4)])
     error = await extract.refused("scan.pdf", scan)
     assert error.code == "needs_ocr"
@@ -89,7 +89,7 @@ async def test_a_scan_with_a_stamp_on_each_page_needs_ocr_and_says_what_to_do(ex
     assert (await extract("a.pdf", typeset(mixed))).metadata == {"pages": 4, "pages_without_text": 1}
 
 
-def program(folder: Path, script: str) -> str:
+def path_with_ocrmypdf(folder: Path, script: str) -> str:
     """A PATH on which ``ocrmypdf`` is this shell script; ``$given`` and ``$made`` are its files, ``$beside`` its
     folder."""
     path = folder / "bin" / "ocrmypdf"
@@ -111,7 +111,7 @@ async def test_ocrmypdf_is_used_when_it_is_installed_and_switched_on(
         case "$*" in *--skip-text*) ;; *) exit 1 ;; esac
         grep -q /I1 "$given" && cp "$beside/recognised.pdf" "$made"
     """
-    monkeypatch.setenv("PATH", program(tmp_path, script))
+    monkeypatch.setenv("PATH", path_with_ocrmypdf(tmp_path, script))
     recognised = typeset([Sheet([Line(72, 700, "What the scan says")], picture=True)])
     (tmp_path / "bin" / "recognised.pdf").write_bytes(recognised)
     assert (await extract.refused("scan.pdf", SCAN)).code == "needs_ocr"
@@ -119,7 +119,7 @@ async def test_ocrmypdf_is_used_when_it_is_installed_and_switched_on(
     assert (found.text, found.metadata) == ("What the scan says", {"pages": 1, "ocr": True})
 
 
-async def test_ocr_may_write_nothing_but_its_own_folder_and_read_no_secret(
+async def test_ocr_can_write_only_to_its_own_folder_and_read_no_secrets(
     extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret").write_text("a token")
@@ -139,12 +139,12 @@ async def test_ocr_may_write_nothing_but_its_own_folder_and_read_no_secret(
         kill -0 $PPID && exit 5
         exit 15
     """
-    monkeypatch.setenv("PATH", program(tmp_path, script))
+    monkeypatch.setenv("PATH", path_with_ocrmypdf(tmp_path, script))
     assert "it does not say why" in str(await extract.refused("scan.pdf", SCAN, OCR))
     assert not (tmp_path / "bin" / "planted").exists()
 
 
-async def test_what_ocr_made_is_its_own_file_and_no_link_to_what_only_we_may_read(
+async def test_ocr_output_that_is_a_link_to_another_file_or_a_pipe_is_refused(
     extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scan that has taken over OCR would publish another tenant's upload as its own text."""
@@ -154,14 +154,14 @@ async def test_what_ocr_made_is_its_own_file_and_no_link_to_what_only_we_may_rea
         cat {tmp_path}/another.pdf && exit 1
         ln -s {tmp_path}/another.pdf "$made"
     """
-    monkeypatch.setenv("PATH", program(tmp_path, script))
+    monkeypatch.setenv("PATH", path_with_ocrmypdf(tmp_path, script))
     error = await extract.refused("scan.pdf", SCAN, OCR)
     assert (error.code, "another tenant" in str(error)) == ("needs_ocr", False)
     (tmp_path / "bin" / "pipe").touch()
     assert (await extract.refused("scan.pdf", SCAN, OCR)).code == "needs_ocr"
 
 
-async def test_a_scan_whose_ocr_nests_folders_without_end_is_refused_and_leaves_nothing_on_the_disk(
+async def test_ocr_that_nests_folders_endlessly_is_refused_and_leaves_no_files(
     extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = """
@@ -169,14 +169,14 @@ async def test_a_scan_whose_ocr_nests_folders_without_end_is_refused_and_leaves_
         i=0; while [ $i -lt 1500 ]; do mkdir d && cd d || exit 1; i=$((i+1)); done
         exit 15
     """
-    monkeypatch.setenv("PATH", program(tmp_path, script))
+    monkeypatch.setenv("PATH", path_with_ocrmypdf(tmp_path, script))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     assert "it does not say why" in str(await extract.refused("scan.pdf", SCAN, OCR))
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-async def test_ocr_runs_in_the_virtual_environment_that_its_link_leads_to(
+async def test_ocr_runs_in_the_virtual_environment_that_its_symlink_points_to(
     extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pipx and uv install it: below ``~/.local/share``, of which nothing else may be read."""
@@ -200,7 +200,7 @@ except PermissionError:
     assert "it does not say why" in str(await extract.refused("scan.pdf", SCAN, OCR))
 
 
-async def test_ocr_that_is_missing_fails_or_never_ends_leaves_a_clear_word(
+async def test_ocr_that_is_missing_fails_or_hangs_gives_a_clear_error(
     extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -208,7 +208,7 @@ async def test_ocr_that_is_missing_fails_or_never_ends_leaves_a_clear_word(
     monkeypatch.undo()
     sleep = ["sleep", f"{1000 + os.getpid()}.25"]
     script = f'test -e "$beside/endless" || exit 3\n{" ".join(sleep)} &\nwait'
-    monkeypatch.setenv("PATH", program(tmp_path, script))
+    monkeypatch.setenv("PATH", path_with_ocrmypdf(tmp_path, script))
     assert "missing" in str(await extract.refused("scan.pdf", SCAN, OCR))
     (tmp_path / "bin" / "endless").touch()
     error = await extract.refused("scan.pdf", SCAN, OCR.model_copy(update={"ocr_wall_seconds": 5}))
@@ -216,7 +216,7 @@ async def test_ocr_that_is_missing_fails_or_never_ends_leaves_a_clear_word(
     await until(lambda: not any(one.info["cmdline"] == sleep for one in psutil.process_iter(["cmdline"])))
 
 
-async def test_sentences_go_on_over_pages_and_contents_lists_are_no_headings(extract: Extract) -> None:
+async def test_sentences_continue_across_pages_and_contents_entries_are_no_headings(extract: Extract) -> None:
     full = "a sentence of many words that fills the whole width of its column and goes on, line after line, until"
     first = Sheet(
         [Line(72, 700, "1 Introduction . . . . . . . . . . . . 7", 16), Line(72, 650, full), Line(72, 638, full)]

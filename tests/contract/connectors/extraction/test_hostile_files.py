@@ -27,7 +27,7 @@ def extract(tmp_path: Path) -> Extract:
 
 
 @asynccontextmanager
-async def watched() -> AsyncIterator[Callable[[], tuple[int, int]]]:
+async def memory_watched() -> AsyncIterator[Callable[[], tuple[int, int]]]:
     """Yields what tells how much this process has grown, and how large its children were, at most; in bytes."""
     me = psutil.Process()
     before, grown, largest = me.memory_info().rss, 0, 0
@@ -60,11 +60,11 @@ async def outcome(path: Path, name: str) -> Extracted | Unreadable:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
-async def test_a_hostile_file_ends_as_what_it_is_and_costs_no_more_than_its_limits(
+async def test_a_hostile_file_has_its_expected_outcome_within_the_memory_limits(
     hostile: Hostile, extract: Extract, tmp_path: Path
 ) -> None:
     (tmp_path / "given").write_bytes(hostile.build())
-    async with watched() as cost:
+    async with memory_watched() as cost:
         ended = await outcome(tmp_path / "given", hostile.name)
         grown, largest = cost()
     assert (ended.code if isinstance(ended, Unreadable) else "text") in hostile.ends_as, ended
@@ -74,7 +74,7 @@ async def test_a_hostile_file_ends_as_what_it_is_and_costs_no_more_than_its_limi
     assert (await extract("after.pdf", typeset([Sheet([Line(72, 700, "Still here")])]))).text == "Still here"
 
 
-async def test_nothing_that_a_document_names_is_fetched(extract: Extract) -> None:
+async def test_addresses_in_a_document_are_never_fetched(extract: Extract) -> None:
     asked = []
     server = await asyncio.start_server(lambda reader, writer: (asked.append(1), writer.close()), "127.0.0.1", 0)
     async with server:
@@ -92,7 +92,7 @@ async def test_nothing_that_a_document_names_is_fetched(extract: Extract) -> Non
         "import subprocess; subprocess.run(['true'])",
     ],
 )
-def test_where_confinement_is_waived_python_itself_neither_connects_nor_starts_programs(attempt: str) -> None:
+def test_the_python_audit_hook_forbids_connections_and_subprocesses(attempt: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         attempt = attempt.format(port=listening.getsockname()[1])
         free = subprocess.run([sys.executable, "-c", attempt], check=False, capture_output=True)
@@ -103,7 +103,7 @@ def test_where_confinement_is_waived_python_itself_neither_connects_nor_starts_p
     assert "PermissionError" in done.stderr
 
 
-async def test_at_most_so_many_are_read_at_once_and_who_gives_up_leaves_nothing_behind(
+async def test_extraction_runs_a_limited_number_of_processes_and_ends_them_on_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = f"marks {tmp_path.name}"
@@ -150,25 +150,25 @@ async def test_at_most_so_many_are_read_at_once_and_who_gives_up_leaves_nothing_
         '{"media_type": "text/plain", "title": null, "author": null, "metadata": {}}\n' + "x" * (4 * MEGABYTE + 1),
     ],
 )
-async def test_the_answer_of_a_process_that_a_document_took_over_is_not_believed(
+async def test_malformed_output_of_an_extraction_process_counts_as_a_crash(
     extract: Extract, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str
 ) -> None:
-    _as_its_reader_says(monkeypatch, tmp_path, answer)
+    _make_reader_print(monkeypatch, tmp_path, answer)
     assert (await extract.refused("a.pdf", typeset([Sheet()]))).code == "crashed"
 
 
-async def test_a_reader_that_was_taken_over_says_nothing_but_a_text(
+async def test_output_of_a_compromised_extraction_process_can_only_set_text_and_plain_metadata(
     extract: Extract, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It would have given the document another ``path`` and ``size``, or metadata that cannot be published."""
     said = {"path": "/etc/passwd", "size": 10**400, "pages": 3, "sent_at": "2026-11-23T20:00:00+00:00", "x": []}
     head = {"media_type": "text/plain", "title": "a\nb\u202e", "author": None, "metadata": said, "acl_tags": ["all"]}
-    _as_its_reader_says(monkeypatch, tmp_path, json.dumps(head) + "\nwords\x00")
+    _make_reader_print(monkeypatch, tmp_path, json.dumps(head) + "\nwords\x00")
     found = await extract("a.pdf", typeset([Sheet()]))
     assert found == Extracted("words", "text/plain", "a b", None, {"pages": 3, "sent_at": "2026-11-23T20:00:00+00:00"})
 
 
-def _as_its_reader_says(monkeypatch: pytest.MonkeyPatch, folder: Path, answer: str) -> None:
+def _make_reader_print(monkeypatch: pytest.MonkeyPatch, folder: Path, answer: str) -> None:
     (folder / "answer").write_bytes(answer.encode("utf-8", "surrogateescape"))
     program = f"import sys; sys.stdout.buffer.write(open({str(folder / 'answer')!r}, 'rb').read())"
     monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", program))

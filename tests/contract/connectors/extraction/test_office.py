@@ -26,7 +26,7 @@ def extract(tmp_path: Path) -> Extract:
     return Extract(tmp_path)
 
 
-async def test_docx(extract: Extract) -> None:
+async def test_docx_headings_lists_and_tables_become_markdown(extract: Extract) -> None:
     document = docx.Document()
     document.core_properties.author = "Ada"
     document.sections[0].header.paragraphs[0].text = "On every page"
@@ -51,7 +51,7 @@ async def test_docx(extract: Extract) -> None:
     assert (found.title, found.author, found.media_type) == ("Travel policy", "Ada", "text/markdown")
 
 
-async def test_docx_shows_what_tracked_changes_insert_and_not_what_they_delete(extract: Extract) -> None:
+async def test_docx_keeps_tracked_insertions_and_drops_tracked_deletions(extract: Extract) -> None:
     with zipfile.ZipFile(io.BytesIO(saved(docx.Document()))) as archive:
         xml = archive.read("word/document.xml")
     changed = (
@@ -64,7 +64,7 @@ async def test_docx_shows_what_tracked_changes_insert_and_not_what_they_delete(e
     assert (await extract("a.docx", data)).text == "inserted\n\nin a control\n"
 
 
-async def test_pptx(extract: Extract) -> None:
+async def test_pptx_slides_notes_and_tables_become_markdown(extract: Extract) -> None:
     deck = Presentation()
     first = deck.slides.add_slide(deck.slide_layouts[1])
     first.shapes.title.text = "Results"
@@ -86,7 +86,7 @@ async def test_pptx(extract: Extract) -> None:
     assert (found.title, found.metadata) == ("Results", {"slides": 3, "hidden_slides": 1})
 
 
-async def test_xlsx(extract: Extract) -> None:
+async def test_xlsx_visible_sheets_become_markdown_tables(extract: Extract) -> None:
     book = openpyxl.Workbook()
     sheet = book.active
     sheet.title = "Rates"
@@ -115,7 +115,7 @@ async def test_a_formula_is_shown_by_the_value_saved_with_it(extract: Extract) -
     assert "| 42 |" in (await extract("a.xlsx", data)).text
 
 
-async def test_a_workbook_beyond_the_cap_is_cut_and_says_so(extract: Extract) -> None:
+async def test_a_workbook_with_too_many_cells_is_truncated_and_says_so(extract: Extract) -> None:
     book = openpyxl.Workbook()
     for n in range(300):
         book.active.append([n, f"row {n}"])
@@ -126,7 +126,7 @@ async def test_a_workbook_beyond_the_cap_is_cut_and_says_so(extract: Extract) ->
     assert found.metadata == {"sheets": 1, "truncated": True}
 
 
-async def test_eml(extract: Extract) -> None:
+async def test_eml_headers_body_and_attachment_names_become_markdown(extract: Extract) -> None:
     mail = EmailMessage()
     mail["Subject"] = "Trip to Łódź"
     mail["From"], mail["To"] = "Ada <ada@example.org>", "bob@example.org"
@@ -147,7 +147,7 @@ async def test_eml(extract: Extract) -> None:
     assert (await extract("mail", bytes(html), media_type="message/rfc822")).text == "# s\n\n## Plan\n\nGo\n"
 
 
-async def test_text_needs_no_process_and_its_declared_type_counts_where_the_name_says_nothing(
+async def test_text_is_read_without_a_process_and_by_its_media_type_if_the_name_has_no_suffix(
     extract: Extract, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "PROGRAM", ("/nonexistent",))
@@ -155,7 +155,7 @@ async def test_text_needs_no_process_and_its_declared_type_counts_where_the_name
     assert (await extract("page", b"<p>text", media_type="text/html; charset=utf-8")).media_type == "text/html"
 
 
-async def test_a_folder_takes_office_files_too(tmp_path: Path) -> None:
+async def test_the_folder_connector_reads_office_files(tmp_path: Path) -> None:
     document = docx.Document()
     document.add_heading("Minutes", 1)
     path = tmp_path.resolve() / "minutes.docx"
@@ -165,7 +165,7 @@ async def test_a_folder_takes_office_files_too(tmp_path: Path) -> None:
     assert (found.text, found.title) == ("# Minutes\n", "Minutes")
 
 
-async def test_a_drawing_or_a_page_in_an_office_file_may_name_its_document_type(extract: Extract) -> None:
+async def test_an_office_file_with_a_doctype_in_an_embedded_svg_or_html_is_read(extract: Extract) -> None:
     drawing = (
         b'<?xml version="1.0" standalone="no"?>\n<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "svg11.dtd"><svg/>'
     )

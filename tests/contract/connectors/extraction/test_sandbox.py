@@ -180,7 +180,7 @@ def attack() -> Iterator[Attack]:
         yield attack
 
 
-def test_code_that_has_taken_over_a_reader_reaches_nothing_and_nobody(attack: Attack) -> None:
+def test_a_compromised_reader_reaches_no_file_network_or_process(attack: Attack) -> None:
     free = attack("free")
     assert {name for name, ended in free.items() if ended != "done"} == set(), "or the test proves nothing"
     confined = attack("confined")
@@ -188,7 +188,7 @@ def test_code_that_has_taken_over_a_reader_reaches_nothing_and_nobody(attack: At
     assert set(confined.values()) == {"Operation not permitted"}
 
 
-def test_where_a_reader_needs_files_of_its_own_it_opens_no_others(attack: Attack) -> None:
+def test_a_compromised_pdf_reader_opens_no_files_but_its_own(attack: Attack) -> None:
     """A PDF's reader looks up the character maps of Chinese, Japanese and Korean fonts."""
     confined = attack("confined", "pdf")
     assert {name for name, ended in confined.items() if ended == "done"} == set()
@@ -245,7 +245,7 @@ def test_every_format_is_read_by_an_ordinary_user_whose_container_refuses_namesp
         assert expected in told.get("text", ""), told
 
 
-async def test_a_reader_that_cannot_be_confined_reads_nothing_unless_a_setting_allows_it(
+async def test_a_reader_that_cannot_be_confined_reads_only_if_a_setting_allows_it(
     extract: Extract, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = confinement.Confinement(landlock=0, seccomp=True)
@@ -257,7 +257,7 @@ async def test_a_reader_that_cannot_be_confined_reads_nothing_unless_a_setting_a
 
 
 @pytest.mark.parametrize("call", ["landlock_create_ruleset", "seccomp"])
-async def test_a_kernel_that_refuses_when_asked_to_confine_leaves_the_file_unread(
+async def test_a_file_is_not_read_if_the_kernel_refuses_the_confinement_calls(
     extract: Extract, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """As in a container whose own filter knows no such call."""
@@ -272,7 +272,7 @@ async def test_a_kernel_that_refuses_when_asked_to_confine_leaves_the_file_unrea
     assert "Oslo" in (await extract("a.pdf", pdf(), SMALL.model_copy(update={"unconfined": "allow"}))).text
 
 
-def test_what_ocr_starts_gets_no_namespace_of_its_own() -> None:
+def test_processes_started_by_ocr_cannot_create_namespaces() -> None:
     program = """
 import ctypes, os, subprocess, threading
 from connectors.extraction import confinement
@@ -353,7 +353,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("who", ["user", "root"])
-def test_code_that_has_taken_over_ocr_makes_no_device_and_changes_nothing_of_its_parent(who: str) -> None:
+def test_compromised_ocr_makes_no_device_and_changes_nothing_of_its_parent(who: str) -> None:
     """In a container that runs as root, a node of a disk opens that disk; and a limit ends whom no signal reaches."""
     if who == "root" and os.geteuid() != 0:
         pytest.skip("only root can try what root may")
@@ -426,7 +426,7 @@ def headers(machine: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("machine", confinement._MACHINES)
-def test_system_calls_have_the_numbers_of_the_kernels_headers(machine: str) -> None:
+def test_system_call_numbers_match_the_kernel_headers(machine: str) -> None:
     n = confinement._MACHINES.index(machine)
     ours = {name: pair[n] for name, pair in confinement._NUMBERS.items() if pair[n] is not None}
     assert ours == headers(machine)
@@ -435,7 +435,7 @@ def test_system_calls_have_the_numbers_of_the_kernels_headers(machine: str) -> N
 @pytest.mark.parametrize(
     ("machine", "file"), [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")]
 )
-def test_the_copy_of_the_headers_is_the_headers_where_they_are_installed(machine: str, file: str) -> None:
+def test_the_copied_kernel_headers_match_the_installed_ones(machine: str, file: str) -> None:
     header = Path("/usr/include") / file
     text = header.read_text() if header.is_file() else ""
     found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)

@@ -48,7 +48,7 @@ def given(url: str, **more: object) -> ExtractionSettings:
     return SMALL.model_copy(update={"url": url, **more})
 
 
-def hangs(mark: str) -> tuple[str, ...]:
+def hanging_reader(mark: str) -> tuple[str, ...]:
     """A reader that never ends."""
     return (sys.executable, "-c", f"import time; time.sleep(1000)  # {mark}")
 
@@ -92,7 +92,7 @@ async def impostor(reply: Callable[[bytes], bytes]) -> AsyncIterator[tuple[str, 
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
 
 
-def responded(body: bytes, *headers: str, status: str = "200 OK") -> Callable[[bytes], bytes]:
+def fixed_response(body: bytes, *headers: str, status: str = "200 OK") -> Callable[[bytes], bytes]:
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
     return lambda _: "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -105,7 +105,7 @@ async def read(tmp_path: Path, url: str, data: bytes = PDF, name: str = "a.pdf",
 # What it gives
 
 
-async def test_a_file_reads_the_same_by_the_service_as_in_a_process_of_ones_own(at: str, tmp_path: Path) -> None:
+async def test_the_extraction_service_gives_the_same_result_as_a_local_process(at: str, tmp_path: Path) -> None:
     (tmp_path / "own").write_bytes(PDF)
     own = await extract_file(tmp_path / "own", "a.pdf", settings=SMALL)
     assert await read(tmp_path, at) == own
@@ -134,11 +134,13 @@ async def test_a_file_that_gives_no_text_is_refused_for_the_same_reason(
     assert caught.value.code != "unconfined"
 
 
-async def test_plain_text_is_read_where_it_lies(tmp_path: Path) -> None:
+async def test_plain_text_is_read_locally_without_the_service(tmp_path: Path) -> None:
     assert (await read(tmp_path, "http://127.0.0.1:1", b"# Plan\n", "a.md")).text == "# Plan\n"
 
 
-async def test_a_folder_sends_its_files_there_too(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_synchronous_extraction_uses_the_service(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sandbox, "from_environment", lambda: given(at))
     monkeypatch.setattr(sandbox, "PROGRAM", ("/nowhere",))
     with pytest.raises(Retryable):
@@ -162,14 +164,14 @@ async def test_a_file_is_read_once_its_service_is_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_service_that_is_away_is_nobodys_document_at_fault(tmp_path: Path) -> None:
+async def test_an_unreachable_service_defers_the_file(tmp_path: Path) -> None:
     with pytest.raises(Deferred, match=r"^the extraction service 127\.0\.0\.1:1 cannot be reached") as caught:
         await read(tmp_path, "http://127.0.0.1:1")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_folder_whose_extraction_service_is_away_notes_no_problem_of_its_files(
+async def test_a_folder_file_is_deferred_while_the_extraction_service_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "from_environment", lambda: given("http://127.0.0.1:1"))
@@ -180,7 +182,7 @@ async def test_a_folder_whose_extraction_service_is_away_notes_no_problem_of_its
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_service_that_hangs_is_given_up_and_its_connection_closed(tmp_path: Path) -> None:
+async def test_a_service_that_hangs_times_out_and_its_connection_is_closed(tmp_path: Path) -> None:
     closed = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -199,7 +201,7 @@ async def test_a_service_that_hangs_is_given_up_and_its_connection_closed(tmp_pa
         await closed.wait()
 
 
-async def test_who_gives_up_leaves_nobody_waiting_for_the_service(tmp_path: Path) -> None:
+async def test_a_cancelled_extraction_closes_its_connection_to_the_service(tmp_path: Path) -> None:
     got, closed = asyncio.Event(), asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,10 +220,8 @@ async def test_who_gives_up_leaves_nobody_waiting_for_the_service(tmp_path: Path
         await closed.wait()
 
 
-async def test_an_overloaded_service_is_come_back_to_and_never_later_than_we_like(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reply = responded(b"busy", "Retry-After: 999999999", status="503 Service Unavailable")
+async def test_a_busy_services_retry_after_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = fixed_response(b"busy", "Retry-After: 999999999", status="503 Service Unavailable")
     monkeypatch.setattr(settings, "WAIT_SECONDS", -9.0)  # 2 s in all
     async with impostor(reply) as (url, heads):
         with pytest.raises(Deferred, match="is busy") as caught:
@@ -231,9 +231,12 @@ async def test_an_overloaded_service_is_come_back_to_and_never_later_than_we_lik
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_file_that_waited_for_a_place_and_was_sent_away_is_sent_again(tmp_path: Path) -> None:
+async def test_a_file_refused_by_a_busy_service_is_sent_again(tmp_path: Path) -> None:
     """By then more time has passed than an unreachable service is given."""
-    busy, text = responded(b"", "Retry-After: 0", status="503 Service Unavailable"), responded(HEAD + b"words")
+    busy, text = (
+        fixed_response(b"", "Retry-After: 0", status="503 Service Unavailable"),
+        fixed_response(HEAD + b"words"),
+    )
     replies = iter([busy, busy, text])
     async with impostor(lambda head: next(replies)(head)) as (url, heads):
         assert (await read(tmp_path, url)).text == "words"
@@ -241,8 +244,8 @@ async def test_a_file_that_waited_for_a_place_and_was_sent_away_is_sent_again(tm
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_service_that_fails_without_asking_to_come_again_counts_as_away(tmp_path: Path) -> None:
-    async with impostor(responded(b"", status="503 Service Unavailable")) as (url, heads):
+async def test_a_503_without_retry_after_defers_the_file(tmp_path: Path) -> None:
+    async with impostor(fixed_response(b"", status="503 Service Unavailable")) as (url, heads):
         with pytest.raises(Deferred, match="not there yet"):
             await read(tmp_path, url)
     assert len(heads) == 1
@@ -257,32 +260,32 @@ HEAD = b'{"media_type": "text/plain", "title": null, "author": null, "metadata":
 @pytest.mark.parametrize(
     "reply",
     [
-        responded(b""),
-        responded(b"<html>Welcome to nginx</html>"),
-        responded(b"[" * 10_000 + b"\n"),
-        responded(b'{"code": "vanished", "message": "x"}\n'),
-        responded(b'{"code": ["x"], "message": "x"}\n'),
-        responded(b'{"family": "word"}\n'),
-        responded(HEAD),
-        responded(HEAD + b" \n\x00 "),
-        responded(HEAD + b"\xff"),
-        responded(HEAD + b"x" * (4 * MEGABYTE + 1)),
-        responded(b" " * (answer.MAX_HEAD_BYTES + 1) + b"\n"),
-        responded(HEAD.replace(b"{}", b'{"pages": 1e400}') + b"x"),
-        responded(HEAD.replace(b"{}", b"[]") + b"x"),
-        responded(HEAD.replace(b"{}", b'{"pages": ' + b"9" * 5000 + b"}") + b"x"),
-        responded(HEAD.replace(b"plain", b"html") + b"<script>"),
-        responded(HEAD + b"x", "Content-Encoding: gzip"),
-        responded(HEAD + b"x", status="404 Not Found"),
-        responded(HEAD + b"x", status="204 No Content"),
-        responded(HEAD + b"x", "Location: http://169.254.169.254/", status="307 Temporary Redirect"),
+        fixed_response(b""),
+        fixed_response(b"<html>Welcome to nginx</html>"),
+        fixed_response(b"[" * 10_000 + b"\n"),
+        fixed_response(b'{"code": "vanished", "message": "x"}\n'),
+        fixed_response(b'{"code": ["x"], "message": "x"}\n'),
+        fixed_response(b'{"family": "word"}\n'),
+        fixed_response(HEAD),
+        fixed_response(HEAD + b" \n\x00 "),
+        fixed_response(HEAD + b"\xff"),
+        fixed_response(HEAD + b"x" * (4 * MEGABYTE + 1)),
+        fixed_response(b" " * (answer.MAX_HEAD_BYTES + 1) + b"\n"),
+        fixed_response(HEAD.replace(b"{}", b'{"pages": 1e400}') + b"x"),
+        fixed_response(HEAD.replace(b"{}", b"[]") + b"x"),
+        fixed_response(HEAD.replace(b"{}", b'{"pages": ' + b"9" * 5000 + b"}") + b"x"),
+        fixed_response(HEAD.replace(b"plain", b"html") + b"<script>"),
+        fixed_response(HEAD + b"x", "Content-Encoding: gzip"),
+        fixed_response(HEAD + b"x", status="404 Not Found"),
+        fixed_response(HEAD + b"x", status="204 No Content"),
+        fixed_response(HEAD + b"x", "Location: http://169.254.169.254/", status="307 Temporary Redirect"),
         lambda _: b"HTTP/1.1 200 \r\ntransfer-encoding:chunked\r\n\r\n" + 6 * (b"100000\r\n" + bytes(2**20) + b"\r\n"),
         lambda _: b"HTTP/1.1 200 OK\r\nX: " + b"x" * MEGABYTE,
         lambda _: b"\x00" * 1000,
         lambda _: b"",
     ],
 )
-async def test_nothing_that_a_strange_service_says_is_taken_for_a_text_or_for_a_fault_of_the_file(
+async def test_an_invalid_response_of_the_service_defers_the_file(
     tmp_path: Path, reply: Callable[[bytes], bytes]
 ) -> None:
     async with impostor(reply) as (url, heads):
@@ -293,17 +296,17 @@ async def test_nothing_that_a_strange_service_says_is_taken_for_a_text_or_for_a_
     assert len(heads) == 1, "or it was asked again, or somebody else was"
 
 
-async def test_of_a_strange_service_a_source_takes_nothing_but_the_text(tmp_path: Path) -> None:
+async def test_only_the_text_and_plain_metadata_of_a_services_response_are_used(tmp_path: Path) -> None:
     said = {"path": "/etc/passwd", "external_id": "b", "acl_tags": ["everybody"], "pages": 2, "ocr": True}
     head = {"media_type": "text/plain", "title": "T\n\x07itle", "author": 7, "metadata": said, "acl_tags": ["all"]}
     body = json.dumps(head).encode() + b"\nwo\x00rds"
-    async with impostor(responded(body, "Set-Cookie: a=b")) as (url, heads):
+    async with impostor(fixed_response(body, "Set-Cookie: a=b")) as (url, heads):
         found = [await read(tmp_path, url) for _ in range(2)]
     assert found == 2 * [Extracted("words", "text/plain", "T itle", None, {"pages": 2, "ocr": True})]
     assert b"cookie" not in b"".join(heads).lower()
 
 
-async def test_an_answer_costs_its_reader_no_more_memory_than_a_text(tmp_path: Path) -> None:
+async def test_parsing_a_response_takes_little_memory(tmp_path: Path) -> None:
     """As JSON alone, 4 MB of empty lists took 500 MB."""
     import tracemalloc
 
@@ -317,10 +320,10 @@ async def test_an_answer_costs_its_reader_no_more_memory_than_a_text(tmp_path: P
         tracemalloc.stop()
 
 
-async def test_a_file_goes_to_the_named_service_alone_whatever_proxy_the_machine_names(
+async def test_proxy_variables_of_the_environment_are_ignored(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with impostor(responded(b"")) as (proxy, heads):
+    async with impostor(fixed_response(b"")) as (proxy, heads):
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy)
         assert (await read(tmp_path, at)).text == "Travel policy"
@@ -342,9 +345,7 @@ async def test_a_file_goes_to_the_named_service_alone_whatever_proxy_the_machine
         "http://a:99999",
     ],
 )
-def test_an_address_that_is_none_is_told_by_its_setting_and_not_quoted(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_service_address_is_misconfigured_and_not_quoted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_EXTRACTION_URL", url)
     settings.from_environment.cache_clear()
     try:
@@ -358,11 +359,11 @@ def test_an_address_that_is_none_is_told_by_its_setting_and_not_quoted(
 # Callers that somebody has taken over, and the many
 
 
-async def test_so_many_files_are_taken_in_and_others_sent_away_at_once(
+async def test_the_service_refuses_files_beyond_its_limit_of_pending_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = f"marks {tmp_path.name}"
-    monkeypatch.setattr(sandbox, "PROGRAM", hangs(mark))
+    monkeypatch.setattr(sandbox, "PROGRAM", hanging_reader(mark))
     few = SMALL.model_copy(update={"port": 0, "at_once": 1, "waiting": 1})
     async with service.serving(few) as at, httpx.AsyncClient(base_url=at, timeout=60) as client:
 
@@ -385,7 +386,7 @@ async def test_so_many_files_are_taken_in_and_others_sent_away_at_once(
         assert 'penstock_extraction_requests_total{outcome="busy"} 1.0' in text
 
 
-async def test_who_sends_a_file_byte_by_byte_is_cut_off_and_others_are_served(tmp_path: Path) -> None:
+async def test_a_client_that_sends_too_slowly_times_out_while_others_are_served(tmp_path: Path) -> None:
     hasty = SMALL.model_copy(update={"port": 0, "body_seconds": 0.5, "at_once": 1, "waiting": 1})
     async with service.serving(hasty) as at:
         port = int(at.rpartition(":")[2])
@@ -422,7 +423,7 @@ async def test_a_file_beyond_the_limit_is_refused_and_never_stored_whole(tmp_pat
     assert caught.value.code == "too_large"
 
 
-async def test_a_page_in_a_browser_cannot_hand_in_files(at: str) -> None:
+async def test_a_browser_page_of_another_origin_cannot_submit_files(at: str) -> None:
     """What it may send without being let in: forms and plain text."""
     async with httpx.AsyncClient(base_url=at) as client:
         for kind in ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", ""):
@@ -435,7 +436,7 @@ async def test_a_page_in_a_browser_cannot_hand_in_files(at: str) -> None:
             assert (await client.get(path)).status_code in (404, 405)
 
 
-async def test_what_a_reader_says_that_was_taken_over_ends_with_its_own_file(
+async def test_malformed_output_of_a_reader_fails_only_its_own_file(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", 'print(\'{"code": "vanished", "message": 1}\')'))
@@ -449,7 +450,7 @@ async def test_what_a_reader_says_that_was_taken_over_ends_with_its_own_file(
 # Where readers cannot be confined
 
 
-async def test_files_that_a_service_could_not_confine_are_read_again_once_it_can(
+async def test_the_service_reads_files_again_once_it_can_confine_its_readers(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = confinement.Confinement(landlock=0, seccomp=True)
@@ -466,7 +467,7 @@ async def test_files_that_a_service_could_not_confine_are_read_again_once_it_can
     assert sweep.condition is remote.condition, "what a sweep asks before it reads them again"  # type: ignore[attr-defined]
 
 
-async def test_a_worker_shows_that_its_service_went_away_and_came_back(
+async def test_the_workers_metric_follows_the_state_of_the_extraction_service(
     at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the alerts ask for: of all states one is 1."""
@@ -488,17 +489,17 @@ async def test_a_worker_shows_that_its_service_went_away_and_came_back(
 @pytest.mark.parametrize(
     "reply",
     [
-        responded(b"{}"),
-        responded(b'{"files": "fine", "kernel": "x"}'),
-        responded(b"[" * 10_000),
-        responded(b'{"files": ["confined"], "kernel": "x"}'),
-        responded(bytes(20_000)),
-        responded(b"", status="500 No"),
-        responded(b'"', "Location: /", status="302 Found"),
+        fixed_response(b"{}"),
+        fixed_response(b'{"files": "fine", "kernel": "x"}'),
+        fixed_response(b"[" * 10_000),
+        fixed_response(b'{"files": ["confined"], "kernel": "x"}'),
+        fixed_response(bytes(20_000)),
+        fixed_response(b"", status="500 No"),
+        fixed_response(b'"', "Location: /", status="302 Found"),
         lambda _: b"",
     ],
 )
-async def test_a_service_that_says_nothing_sensible_of_itself_counts_as_unreachable(
+async def test_a_service_with_an_invalid_status_response_counts_as_unreachable(
     reply: Callable[[bytes], bytes],
 ) -> None:
     async with impostor(reply) as (url, _):
@@ -507,9 +508,9 @@ async def test_a_service_that_says_nothing_sensible_of_itself_counts_as_unreacha
     assert len(told["kernel"]) < 300
 
 
-async def test_what_a_service_says_of_its_kernel_is_short_and_one_line() -> None:
+async def test_the_services_kernel_description_is_cut_to_one_short_line() -> None:
     body = json.dumps({"files": "confined", "kernel": "x\n\x1b[31m" * 500}).encode()
-    async with impostor(responded(body)) as (url, _):
+    async with impostor(fixed_response(body)) as (url, _):
         told = await remote.condition(given(url))
     assert told["files"] == "confined"
     assert len(told["kernel"]) < 150
@@ -579,7 +580,7 @@ finally:
     assert "policy" not in rest, "content in a log"
 
 
-def test_a_port_that_is_taken_is_told_by_its_setting(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_the_name_of_its_setting(tmp_path: Path) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -595,7 +596,7 @@ def test_a_port_that_is_taken_is_told_by_its_setting(tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_where_memory_runs_out_a_reader_goes_and_not_who_started_it() -> None:
+def test_the_kernel_kills_a_reader_before_its_parent_when_memory_runs_out() -> None:
     program = (
         "from connectors.extraction import confinement; from connectors.extraction.limits import Limits;"
         "confinement.limit(Limits()); print(open('/proc/self/oom_score_adj').read())"

@@ -61,7 +61,7 @@ def share(tag: str) -> Change:
     return lambda desk: desk.write(".penstock.toml", f'acl = ["{tag}"]\n')
 
 
-async def test_what_was_shared_by_mistake_and_taken_back_is_not_readable(
+async def test_an_unconfirmed_access_change_that_was_reverted_is_reverted_in_the_ledger(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.write("a.md", "text")
@@ -69,22 +69,28 @@ async def test_what_was_shared_by_mistake_and_taken_back_is_not_readable(
     assert [tag.rpartition("/")[2] for tag in state.acl_tags] == ["staff"]
 
 
-async def test_a_file_that_was_published_and_deleted_is_gone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_deleted_after_an_unconfirmed_publication_is_deleted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = await published(desk, monkeypatch, nothing, write("text"), delete)
     assert not state.alive
 
 
-async def test_a_file_that_was_deleted_and_restored_is_there(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_restored_after_an_unconfirmed_deletion_is_published_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = await published(desk, monkeypatch, write("text"), delete, write("text"))
     assert state.alive
 
 
-async def test_an_edit_that_was_undone_is_undone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unconfirmed_edit_that_was_reverted_is_reverted_in_the_ledger(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = await published(desk, monkeypatch, write("before"), write("after"), write("before"))
     assert b"before" in (state.content_hash or b"")
 
 
-async def test_a_withdrawal_that_died_before_it_sent_anything_is_deleted_by_the_next_scan(desk: Desk) -> None:
+async def test_a_scan_finishes_a_withdrawal_that_crashed_before_publishing(desk: Desk) -> None:
     """Whether the file is still there or not, and although much is gone at once."""
     there, gone = desk.write("there.md"), desk.write("gone.md")
     await desk.scan()
@@ -98,7 +104,7 @@ async def test_a_withdrawal_that_died_before_it_sent_anything_is_deleted_by_the_
     assert desk.recorder.take() == []
 
 
-async def test_a_withdrawn_file_that_was_away_for_one_scan_stays_withdrawn(desk: Desk) -> None:
+async def test_a_withdrawn_file_that_was_missing_for_one_scan_stays_withdrawn(desk: Desk) -> None:
     desk.write("kept.md")
     path = desk.write("a.md")
     await desk.scan()
@@ -111,7 +117,7 @@ async def test_a_withdrawn_file_that_was_away_for_one_scan_stays_withdrawn(desk:
     assert desk.recorder.take() == []
 
 
-async def test_withdrawn_files_that_are_gone_hold_back_no_other_delete(desk: Desk) -> None:
+async def test_withdrawn_files_do_not_count_towards_the_mass_deletion_guard(desk: Desk) -> None:
     """The guard against deleting much at once asks how many of the published documents are gone."""
     withdrawn = [desk.write(f"withdrawn{n}.md") for n in range(MASS_DELETE_DOCUMENTS)]
     other = desk.write("other.md")
@@ -125,7 +131,7 @@ async def test_withdrawn_files_that_are_gone_hold_back_no_other_delete(desk: Des
     assert (report.problems, desk.names(desk.recorder.take())) == ([], [("deleted", "other.md")])
 
 
-async def test_a_root_answers_for_a_file_that_was_withdrawn_before_it_was_listed(desk: Desk) -> None:
+async def test_a_file_withdrawn_before_its_first_scan_gets_the_scope_of_its_root(desk: Desk) -> None:
     path = desk.write("a.md")
     await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(path)])
     await desk.scan()

@@ -54,7 +54,7 @@ def kafka_process(stack: Stack) -> Iterator[psutil.Process]:
     process.resume()
 
 
-async def everything(bootstrap: str, *topics: str) -> list[AnyMessage]:
+async def all_messages(bootstrap: str, *topics: str) -> list[AnyMessage]:
     """All that the topics hold, each partition in order."""
     consumer = AIOKafkaConsumer(
         *topics, bootstrap_servers=bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=2**25
@@ -84,7 +84,7 @@ def document(name: str, content: str = "text") -> DocumentUpserted:
     )
 
 
-async def test_a_folder_arrives_with_its_edits_and_deletes(desk: Desk, bootstrap: str, prefix: str) -> None:
+async def test_a_folders_documents_edits_and_deletions_arrive_on_kafka(desk: Desk, bootstrap: str, prefix: str) -> None:
     for n in range(60):
         desk.write(f"{n}.md", f"# Document {n}\n\nIts text.")
     desk.write("large.txt", ("ω" * 999 + "\n") * 2000)
@@ -96,15 +96,15 @@ async def test_a_folder_arrives_with_its_edits_and_deletes(desk: Desk, bootstrap
         assert len(report.published) == [61, 2, 0][step]
         desk.write("0.md", "# Edited")
         (desk.root / "1.md").unlink(missing_ok=True)
-    first = await everything(bootstrap, f"{prefix}documents.backfill.v1")
+    first = await all_messages(bootstrap, f"{prefix}documents.backfill.v1")
     assert len({message.key for message in first}) == 61
-    later = await everything(bootstrap, f"{prefix}documents.live.v1")
+    later = await all_messages(bootstrap, f"{prefix}documents.live.v1")
     assert sorted(message.kind for message in later) == ["document.deleted.v1", "document.upserted.v1"]
     edited = next(message for message in later if isinstance(message, DocumentUpserted))
     assert (edited.title, edited.content) == ("Edited", "# Edited")
 
 
-async def test_a_frozen_kafka_leaves_the_checkpoint_where_it_was(
+async def test_the_checkpoint_does_not_advance_while_kafka_hangs(
     desk: Desk, bootstrap: str, prefix: str, kafka_process: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher, "DELIVERY_SECONDS", 1.0)
@@ -123,17 +123,17 @@ async def test_a_frozen_kafka_leaves_the_checkpoint_where_it_was(
         assert [event.kind for event in (await connector.scan()).published] == ["upserted"]
 
 
-async def test_stored_means_acknowledged(bootstrap: str, prefix: str) -> None:
+async def test_flush_waits_until_kafka_acknowledged_every_record(bootstrap: str, prefix: str) -> None:
     async with Producer(bootstrap, prefix) as producer:
         deliveries = [
             await producer.send(DOCUMENTS_LIVE, document(f"d{n}"), traceparent="00-1-2-01") for n in range(500)
         ]
         await producer.flush(30)
         assert all(delivery.done() for delivery in deliveries)
-    assert len(await everything(bootstrap, f"{prefix}documents.live.v1")) == 500
+    assert len(await all_messages(bootstrap, f"{prefix}documents.live.v1")) == 500
 
 
-async def test_live_and_backfill_meet_in_one_partition(bootstrap: str, prefix: str) -> None:
+async def test_a_document_has_the_same_partition_in_the_live_and_backfill_topics(bootstrap: str, prefix: str) -> None:
     async with Producer(bootstrap, prefix) as producer:
         for n in range(50):
             await producer.send(DOCUMENTS_LIVE, document(f"d{n}"))
@@ -152,7 +152,7 @@ async def test_live_and_backfill_meet_in_one_partition(bootstrap: str, prefix: s
     assert all(len(partitions) == 1 for partitions in places.values())
 
 
-async def test_a_refused_record_spoils_no_later_one(bootstrap: str, prefix: str) -> None:
+async def test_records_after_a_refused_record_are_delivered(bootstrap: str, prefix: str) -> None:
     """A refused batch leaves a gap in an idempotent producer's sequence numbers: it needs a new identity."""
     small = Topic("small.v1", (), "takes little", partitions=1)
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
@@ -167,7 +167,7 @@ async def test_a_refused_record_spoils_no_later_one(bootstrap: str, prefix: str)
             await (await producer.send_raw(small, b"k", b"v", [("x", b"y")]))
 
 
-async def test_a_frozen_kafka_is_waited_for_only_so_long(
+async def test_flush_and_close_time_out_while_kafka_hangs(
     bootstrap: str, prefix: str, kafka_process: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producer_module, "CLOSE_SECONDS", 1.0)
@@ -185,7 +185,9 @@ async def test_a_frozen_kafka_is_waited_for_only_so_long(
     assert isinstance(delivery.exception(), DeliveryUnknown)
 
 
-async def test_what_is_used_wrongly_or_is_not_there(bootstrap: str, prefix: str) -> None:
+async def test_the_producer_raises_if_kafka_is_unreachable_it_is_not_open_or_the_topic_is_wrong(
+    bootstrap: str, prefix: str
+) -> None:
     with pytest.raises(KafkaUnavailable, match="is it running"):
         async with Producer("127.0.0.1:1", prefix):
             pass

@@ -75,7 +75,7 @@ async def test_a_file_changed_just_now_is_read_again(desk: Desk, monkeypatch: py
     assert [event.content for event in desk.recorder.take()] == ["two"]
 
 
-async def test_touched_but_equal_content_is_not_published(desk: Desk) -> None:
+async def test_a_touched_file_with_unchanged_content_is_not_published(desk: Desk) -> None:
     path = desk.write("a.txt")
     await desk.scan()
     os.utime(path, (1, 1))
@@ -83,7 +83,7 @@ async def test_touched_but_equal_content_is_not_published(desk: Desk) -> None:
     assert (len(report.published), len(report.unchanged)) == (0, 1)
 
 
-async def test_an_edit_has_a_greater_version_and_time(desk: Desk) -> None:
+async def test_an_edit_has_a_greater_version_and_observation_time(desk: Desk) -> None:
     path = desk.write("a.txt", "one")
     await desk.scan()
     path.write_text("three")
@@ -95,7 +95,7 @@ async def test_an_edit_has_a_greater_version_and_time(desk: Desk) -> None:
     assert new.content == "three"
 
 
-async def test_stamps_grow_for_every_event_of_a_source(desk: Desk) -> None:
+async def test_every_event_of_a_source_has_its_own_observation_time(desk: Desk) -> None:
     for n in range(300):
         desk.write(f"{n}.txt", f"text {n}")
     await desk.scan()
@@ -103,7 +103,7 @@ async def test_stamps_grow_for_every_event_of_a_source(desk: Desk) -> None:
     assert len(set(stamps)) == 300
 
 
-async def test_access_changes_alone(desk: Desk) -> None:
+async def test_a_change_of_access_alone_publishes_no_content(desk: Desk) -> None:
     path = desk.write("a.txt")
     await desk.scan()
     desk.recorder.take()
@@ -115,7 +115,7 @@ async def test_access_changes_alone(desk: Desk) -> None:
     assert (await desk.scan(acl_tags=("a", "b"), required_tags=("r",))).published == []
 
 
-async def test_rename_is_delete_and_upsert(desk: Desk) -> None:
+async def test_a_rename_is_published_as_a_delete_and_an_upsert(desk: Desk) -> None:
     path = desk.write("old.txt")
     await desk.scan()
     [first] = desk.recorder.take()
@@ -127,7 +127,7 @@ async def test_rename_is_delete_and_upsert(desk: Desk) -> None:
     assert (await desk.scan()).published == []
 
 
-async def test_two_equal_files_are_two_documents(desk: Desk) -> None:
+async def test_two_hard_links_to_one_file_are_two_documents(desk: Desk) -> None:
     desk.write("a.txt", "same")
     desk.write("b.txt", "same").unlink()
     os.link(desk.root / "a.txt", desk.root / "b.txt")
@@ -156,7 +156,7 @@ async def test_mass_deletion_needs_confirmation(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("how", "code"), [("vanished", "missing"), ("empty", "root_empty")])
-async def test_a_root_that_is_lost_deletes_nothing(desk: Desk, how: str, code: str) -> None:
+async def test_a_missing_or_empty_root_deletes_nothing(desk: Desk, how: str, code: str) -> None:
     path = desk.write("a.txt")
     await desk.scan()
     desk.recorder.take()
@@ -190,7 +190,9 @@ async def test_a_folder_that_cannot_be_listed_keeps_its_documents(desk: Desk, mo
 
 
 @pytest.mark.parametrize("content", [b"\x00\x01binary", b"caf\xe9", b"x" * (4 * 1024 * 1024 + 1)])
-async def test_a_file_that_became_unreadable_is_kept_and_its_access_followed(desk: Desk, content: bytes) -> None:
+async def test_a_file_that_became_unreadable_keeps_its_document_and_follows_access_changes(
+    desk: Desk, content: bytes
+) -> None:
     path = desk.write("a.txt")
     await desk.scan()
     desk.recorder.take()
@@ -204,7 +206,7 @@ async def test_a_file_that_became_unreadable_is_kept_and_its_access_followed(des
     assert [p.kind for p in (await desk.scan(acl_tags=("fewer",))).published] == ["upserted"]
 
 
-async def test_bad_files_are_reported_and_the_rest_is_published(desk: Desk) -> None:
+async def test_unreadable_files_are_reported_and_the_others_published(desk: Desk) -> None:
     desk.write("empty.txt", b"")
     desk.write("blank.txt", b" \n\n")
     with desk.write("huge.txt").open("wb") as file:
@@ -237,7 +239,7 @@ async def test_a_file_emptied_by_an_edit_withdraws_its_content(desk: Desk) -> No
     assert (await desk.scan()).published == []
 
 
-async def test_a_file_that_vanishes_before_it_is_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_vanishes_before_it_is_read_is_reported(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.write("a.txt")
     doomed = desk.write("b.txt")
     real = sweep_module._read_group
@@ -252,7 +254,7 @@ async def test_a_file_that_vanishes_before_it_is_read(desk: Desk, monkeypatch: p
     assert desk.names(desk.recorder.take()) == [("upserted", "a.txt")]
 
 
-async def test_a_file_that_never_stands_still(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_keeps_changing_is_reported(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     path = desk.write("log.txt", "line\n")
     real = os.pread
 
@@ -265,7 +267,7 @@ async def test_a_file_that_never_stands_still(desk: Desk, monkeypatch: pytest.Mo
     assert codes((await desk.scan()).problems) == ["changing"]
 
 
-async def test_named_files_and_missing_ones(desk: Desk) -> None:
+async def test_files_named_explicitly_are_published_and_missing_ones_reported(desk: Desk) -> None:
     a, hidden = desk.write("a.txt"), desk.write(".hidden.txt")
     desk.write("b.txt")
     report = await desk.scan(a, hidden, desk.root / "nothing")
@@ -279,7 +281,7 @@ async def test_named_files_and_missing_ones(desk: Desk) -> None:
     assert desk.names(desk.recorder.take()) == [("deleted", ".hidden.txt"), ("deleted", "a.txt")]
 
 
-async def test_what_is_named_is_taken_beside_the_folder_that_skips_it(desk: Desk) -> None:
+async def test_a_hidden_folder_named_explicitly_is_published_along_with_its_parent(desk: Desk) -> None:
     hidden, plain = desk.write(".hidden/a.txt"), desk.write("b.txt")
     report = await desk.scan(desk.root, hidden.parent, plain)
     assert desk.names(desk.recorder.take()) == [("upserted", ".hidden/a.txt"), ("upserted", "b.txt")]
@@ -288,7 +290,7 @@ async def test_what_is_named_is_taken_beside_the_folder_that_skips_it(desk: Desk
     assert codes(await desk.connector(desk.root / "nothing").check()) == ["missing"]
 
 
-async def test_a_folder_ingested_on_its_own_stays_under_the_outer_one(desk: Desk) -> None:
+async def test_a_subfolder_ingested_on_its_own_still_belongs_to_the_outer_root(desk: Desk) -> None:
     desk.write("sub/a.txt")
     desk.write("b.txt")
     await desk.scan()
@@ -345,7 +347,7 @@ async def test_a_crash_between_publish_and_checkpoint_publishes_again(desk: Desk
     assert again.content == lost.content
 
 
-async def test_without_an_acknowledgement_the_checkpoint_stays(desk: Desk) -> None:
+async def test_documents_without_an_acknowledgement_are_published_again(desk: Desk) -> None:
     for n in range(300):
         desk.write(f"{n}.txt", f"text {n}")
     desk.recorder.lose_from = 100
@@ -360,7 +362,7 @@ async def test_without_an_acknowledgement_the_checkpoint_stays(desk: Desk) -> No
     assert len(acknowledged | again) == len(report.published) + len(report.unchanged) == 300
 
 
-async def test_after_an_error_what_was_acknowledged_out_of_order_is_kept(desk: Desk) -> None:
+async def test_an_acknowledgement_after_a_failed_delivery_is_still_checkpointed(desk: Desk) -> None:
     publisher = Publisher(desk.recorder, desk.checkpoint, tenant=desk.tenant, source="folder", scope="/r")
     desk.recorder.held = []
     for n in range(3):
@@ -383,7 +385,7 @@ async def test_after_an_error_what_was_acknowledged_out_of_order_is_kept(desk: D
     assert set(rows) == {"/r/0", "/r/1", "/r/2"}, "the others are known to be in doubt"
 
 
-async def test_ten_thousand_tiny_files(desk: Desk) -> None:
+async def test_a_scan_of_ten_thousand_small_files_publishes_each_once(desk: Desk) -> None:
     for n in range(10_000):
         desk.write(f"{n % 100}/{n}.txt", f"tiny {n}")
     began = time.perf_counter()
@@ -406,13 +408,13 @@ async def test_a_clock_set_back_is_refused(desk: Desk) -> None:
     assert desk.recorder.take() == []
 
 
-async def test_a_newer_row_of_another_process_stays(desk: Desk) -> None:
+async def test_a_newer_row_of_another_process_is_not_overwritten(desk: Desk) -> None:
     await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item(Row(external_id="/r/a", version=5)), None)])
     await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item(Row(external_id="/r/a", version=4)), None)])
     assert (await desk.checkpoint.listed(desk.tenant, "folder", "/r", ["/r/a"]))["/r/a"].row.version == 5
 
 
-async def test_rows_of_an_older_version_are_understood(desk: Desk) -> None:
+async def test_rows_written_by_an_older_release_cause_no_republication(desk: Desk) -> None:
     """After an upgrade nothing is published again: the fingerprint and the attributes mean what they meant."""
     path = desk.write("notes/a.txt")
     metadata = {"path": "notes/a.txt", "size": 9, "extension": ".txt"}
@@ -428,7 +430,7 @@ async def test_rows_of_an_older_version_are_understood(desk: Desk) -> None:
     assert (report.published, report.unchanged, desk.recorder.take()) == ([], [(str(path), 7)], [])
 
 
-async def test_a_file_in_doubt_is_published_later_than_what_may_have_been_sent(desk: Desk) -> None:
+async def test_a_document_in_doubt_is_published_with_a_later_observation_time(desk: Desk) -> None:
     """Also where the process that sent it, or Postgres, has a clock that is ahead."""
     path = desk.write("a.txt")
     await desk.scan()

@@ -32,9 +32,7 @@ async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     await made.close()
 
 
-async def test_a_folder_that_is_closed_while_it_is_listed_is_closed_in_the_pages_after_that(
-    folder: Folder, tmp_path: Path
-) -> None:
+async def test_access_rules_changed_during_a_listing_apply_from_the_next_page(folder: Folder, tmp_path: Path) -> None:
     found = []
     async for page in folder.slim():
         found.append({one.acl_tags for one in page})
@@ -42,7 +40,9 @@ async def test_a_folder_that_is_closed_while_it_is_listed_is_closed_in_the_pages
     assert found == [{("everyone",)}, {("board",)}]
 
 
-async def test_rules_that_cannot_be_obeyed_any_more_make_a_listing_incomplete(folder: Folder, tmp_path: Path) -> None:
+async def test_access_rules_that_become_invalid_during_a_listing_end_it_with_an_error(
+    folder: Folder, tmp_path: Path
+) -> None:
     pages = folder.slim()
     await anext(pages)
     (tmp_path / "docs" / ".penstock.toml").write_text("acl = everyone\n")

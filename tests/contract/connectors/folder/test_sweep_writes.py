@@ -31,7 +31,7 @@ async def row_versions(bench: Bench) -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
-async def test_a_sweep_that_finds_everything_as_it_was_writes_no_row(bench: Bench) -> None:
+async def test_a_sweep_without_changes_writes_no_row(bench: Bench) -> None:
     bench.world.fill(10)
     bench.world.documents["bad"] = Unreadable(external_id="bad", code="x", message="m", acl_tags=[], revision="1")
     bench.world.groups["staff"] = ({"ann@example.org"}, set())
@@ -43,7 +43,7 @@ async def test_a_sweep_that_finds_everything_as_it_was_writes_no_row(bench: Benc
         assert await row_versions(bench) == before
 
 
-async def test_a_scan_of_a_folder_as_it_was_writes_no_row(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_scan_without_changes_writes_no_row(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("connectors.folder.content.SETTLED_NS", 0)
     for n in range(5):
         desk.write(f"{n}.txt")
@@ -78,7 +78,7 @@ class SlowSource(WorldSource):
         return entries
 
 
-async def test_an_access_that_was_taken_back_is_not_granted_by_a_late_answer(bench: Bench) -> None:
+async def test_a_late_fetch_does_not_restore_access_that_was_revoked_meanwhile(bench: Bench) -> None:
     """Shared with everyone by mistake; an event had it read, and the answer comes after a sweep saw that it was taken
     back. The sweep found nothing new."""
     SlowSource.has_read, SlowSource.may_answer = asyncio.Event(), asyncio.Event()
@@ -96,7 +96,7 @@ async def test_an_access_that_was_taken_back_is_not_granted_by_a_late_answer(ben
         assert await bench.mine("acl_tags", "connector_items", "external_id = 'd001'") == [(["staff"],)]
 
 
-async def test_documents_that_a_sweep_may_not_delete_are_marked_until_they_are_listed_again(bench: Bench) -> None:
+async def test_documents_saved_by_the_mass_deletion_guard_are_marked_until_listed_again(bench: Bench) -> None:
     bench.world.fill(40)
     held_back = "external_id, unlisted_since", "connector_items", "unlisted_since IS NOT NULL"
     async with bench.loaded():
@@ -112,7 +112,7 @@ async def test_documents_that_a_sweep_may_not_delete_are_marked_until_they_are_l
         assert await bench.take() == []
 
 
-async def test_what_was_never_published_and_is_gone_is_forgotten(bench: Bench) -> None:
+async def test_unpublished_items_that_are_gone_are_forgotten(bench: Bench) -> None:
     bench.world.fill(1)
     bench.world.documents["bad"] = Unreadable(external_id="bad", code="x", message="m", acl_tags=[])
     async with bench.loaded():
@@ -124,7 +124,9 @@ async def test_what_was_never_published_and_is_gone_is_forgotten(bench: Bench) -
         assert kinds(await bench.take()) == []
 
 
-async def test_a_file_that_was_away_only_while_it_was_listed_stays(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_missing_only_during_the_listing_is_not_deleted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An editor or a script moves a file away and back; another process has found it unchanged meanwhile."""
     desk.write("here.txt")
     kept, gone = desk.write("kept.txt"), desk.write("gone.txt")

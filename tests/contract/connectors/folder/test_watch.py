@@ -62,7 +62,7 @@ async def test_changes_are_published_as_they_happen(desk: Desk) -> None:
         ]
 
 
-async def test_new_rules_of_access_are_obeyed(desk: Desk) -> None:
+async def test_new_and_removed_access_rules_are_applied(desk: Desk) -> None:
     desk.write("hr/a.txt")
     desk.write("b.txt")
     async with watching(desk):
@@ -76,7 +76,7 @@ async def test_new_rules_of_access_are_obeyed(desk: Desk) -> None:
         assert [event.acl_tags for event in desk.recorder.take()] == [["staff"]]
 
 
-async def test_a_named_file_is_watched_through_being_replaced(desk: Desk) -> None:
+async def test_a_watched_file_is_followed_when_it_is_replaced(desk: Desk) -> None:
     path = desk.write("a.txt", "one")
     async with watching(desk, path):
         await until(lambda: len(desk.recorder.sent) == 1)
@@ -86,7 +86,9 @@ async def test_a_named_file_is_watched_through_being_replaced(desk: Desk) -> Non
     assert [event.content for event in desk.recorder.take()] == ["one", "two"]
 
 
-async def test_what_was_not_heard_is_found_by_the_next_scan(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_whose_notification_was_missed_is_published_by_the_next_scan(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Hints, "_concerns", lambda *_: False)
     desk.write("a.txt", "one")
     async with watching(desk, scan_interval_seconds=0.5):
@@ -95,7 +97,7 @@ async def test_what_was_not_heard_is_found_by_the_next_scan(desk: Desk, monkeypa
         await until(lambda: len(desk.recorder.sent) == 2)
 
 
-async def test_an_outage_is_told_once_and_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_is_reported_once_and_retried(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("connectors.folder.connector.RETRY_SECONDS", 0.1)
     desk.write("a.txt")
     desk.recorder.lose_from = 0
@@ -109,7 +111,7 @@ async def test_an_outage_is_told_once_and_waited_for(desk: Desk, monkeypatch: py
         assert (len(reports[1].published), reports[1].problems) == (1, [])
 
 
-async def test_a_folder_that_comes_later_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_created_after_the_watch_began_is_published(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("connectors.folder.connector.RESTART_SECONDS", 0.2)
     late = desk.root / "late"
     async with watching(desk, late, scan_interval_seconds=1) as reports:
@@ -119,7 +121,7 @@ async def test_a_folder_that_comes_later_is_found(desk: Desk, monkeypatch: pytes
         await until(lambda: len(desk.recorder.sent) == 1)
 
 
-async def test_hints_name_the_smallest_part_to_look_at(tmp_path: Path) -> None:
+async def test_hints_name_the_smallest_part_of_a_root_to_scan(tmp_path: Path) -> None:
     async with Hints(["/r", "/s/f.txt"]) as hints:
         hints._changed = {"/r/a", "/r/a/b", "/r/c/.penstock.toml", "/r/c/d", "/s/f.txt", "/elsewhere"}
         assert await hints.next(asyncio.Event(), 0) == [("/r", "/r/a"), ("/r", "/r/c"), ("/s/f.txt", "/s/f.txt")]
@@ -130,7 +132,7 @@ async def test_hints_name_the_smallest_part_to_look_at(tmp_path: Path) -> None:
         assert await hints.next(asyncio.Event(), 0) is None
 
 
-async def accepted(desk: Desk, path: Path, version: int) -> None:
+async def insert_document_into_ledger(desk: Desk, path: Path, version: int) -> None:
     """The ledger has the document, readable by whom the desk's files are."""
     async with desk.checkpoint.pool.connection() as connection:
         await connection.execute(
@@ -145,7 +147,7 @@ async def accepted(desk: Desk, path: Path, version: int) -> None:
         )
 
 
-async def everything_is_handled(desk: Desk) -> None:
+async def mark_everything_handled(desk: Desk) -> None:
     """As the detect worker notes it: whatever was sent until now has been handled."""
     async with desk.checkpoint.pool.connection() as connection:
         await connection.execute(
@@ -154,26 +156,26 @@ async def everything_is_handled(desk: Desk) -> None:
         )
 
 
-async def test_what_the_ledger_lost_or_alone_knows_is_published_and_deleted_again(desk: Desk) -> None:
+async def test_a_document_missing_or_undeleted_in_the_ledger_is_published_or_deleted_again(desk: Desk) -> None:
     """Kafka had acknowledged the one and the deletion of the other; neither has reached the ledger, nor will."""
     desk.write("lost.txt")
     kept, elsewhere = desk.write("kept.txt"), desk.root.parent / "elsewhere.txt"
     async with watching(desk, scan_interval_seconds=1):
         await until(lambda: len(desk.recorder.sent) == 2)
         [version] = [event.version for event in desk.recorder.take() if event.external_id == str(kept)]
-        await accepted(desk, kept, version)
-        await accepted(desk, desk.root / "undead.txt", 7)
-        await accepted(desk, elsewhere, 7)
+        await insert_document_into_ledger(desk, kept, version)
+        await insert_document_into_ledger(desk, desk.root / "undead.txt", 7)
+        await insert_document_into_ledger(desk, elsewhere, 7)
         async with asyncio.timeout(60):
             while len(desk.recorder.sent) < 2:
-                await everything_is_handled(desk)
+                await mark_everything_handled(desk)
                 await asyncio.sleep(0.2)
         assert desk.names(desk.recorder.take()) == [("deleted", "undead.txt"), ("upserted", "lost.txt")]
 
 
-async def test_what_may_be_on_its_way_is_not_published_again(desk: Desk) -> None:
+async def test_a_document_not_yet_handled_by_the_pipeline_is_not_published_again(desk: Desk) -> None:
     desk.write("a.txt")
-    await everything_is_handled(desk)  # before it was sent: that proves nothing
+    await mark_everything_handled(desk)  # before it was sent: that proves nothing
     scans = 0
     run = Comparison.run
 
@@ -190,22 +192,22 @@ async def test_what_may_be_on_its_way_is_not_published_again(desk: Desk) -> None
     assert desk.names(desk.recorder.take()) == [("upserted", "a.txt")]
 
 
-async def test_a_withdrawn_file_that_the_ledger_has_still_is_deleted_again(desk: Desk) -> None:
+async def test_a_withdrawn_file_that_is_still_in_the_ledger_is_deleted_again(desk: Desk) -> None:
     """Its delete was overtaken by a scan that had read the file before."""
     path = desk.write("a.txt")
     async with watching(desk, scan_interval_seconds=1):
         await until(lambda: len(desk.recorder.sent) == 1)
         await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(path)])
         [upserted, _] = desk.recorder.take()
-        await accepted(desk, path, upserted.version)
+        await insert_document_into_ledger(desk, path, upserted.version)
         async with asyncio.timeout(60):
             while not desk.recorder.sent:
-                await everything_is_handled(desk)
+                await mark_everything_handled(desk)
                 await asyncio.sleep(0.2)
         assert desk.names(desk.recorder.take()) == [("deleted", "a.txt")]
 
 
-async def test_a_scan_is_reported_although_nothing_could_be_compared(
+async def test_a_scan_is_reported_even_if_the_comparison_with_the_ledger_fails(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object) -> int:
@@ -218,7 +220,7 @@ async def test_a_scan_is_reported_although_nothing_could_be_compared(
         assert (len(reports[0].published), codes(reports[0].problems)) == (1, ["unavailable"])
 
 
-async def test_of_two_roots_the_inner_one_answers_for_its_files(desk: Desk) -> None:
+async def test_a_file_below_two_nested_roots_belongs_to_the_inner_one(desk: Desk) -> None:
     """One that a listing of the outer one passes over."""
     outer, inner = str(desk.root), f"{desk.root}/.kept"
     comparison = Comparison(desk.checkpoint, [outer, inner], tenant=desk.tenant, source="folder")

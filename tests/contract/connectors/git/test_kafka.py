@@ -47,7 +47,7 @@ async def team(ground: Ground, tmp_path: Path) -> AsyncIterator[Team]:
         yield Team(bench, play)
 
 
-async def test_first_crawl(team: Team) -> None:
+async def test_first_crawl_publishes_every_document_and_identity(team: Team) -> None:
     async with team.running() as instance:
         await team.settle(instance)
         found = await team.bench.take()
@@ -64,7 +64,7 @@ async def test_no_change_poll_publishes_nothing(team: Team) -> None:
         assert await team.asked("full") == []
 
 
-async def test_edit_move_delete_restore(team: Team) -> None:
+async def test_edit_move_deletion_and_restore_are_published(team: Team) -> None:
     async with team.loaded() as instance:
         id_ = await team.play.write("d1", f"# d1\n\n{TEXT}\n\nAnd more.")
         [edited] = await team.told(instance)
@@ -79,7 +79,7 @@ async def test_edit_move_delete_restore(team: Team) -> None:
         assert await team.asked("sweep") == []
 
 
-async def test_permission_tightened_on_a_parent(team: Team) -> None:
+async def test_a_tightened_access_rule_is_published_by_the_sweep(team: Team) -> None:
     async with team.loaded():
         await team.play.restrict("d2")
         [changed] = await team.asked("sweep")
@@ -87,14 +87,14 @@ async def test_permission_tightened_on_a_parent(team: Team) -> None:
         assert changed.acl_tags == ["user:nobody-here@example.com"]
 
 
-async def test_member_removed_from_a_group(team: Team) -> None:
+async def test_a_member_removed_from_a_group_loses_its_memberships(team: Team) -> None:
     async with team.loaded():
         await team.play.leave()
         [left] = await team.asked("groups")
         assert (left.principal, left.groups) == (team.play.inside, [])
 
 
-async def test_webhook_lost_and_the_sweep_closes_the_gap(team: Team) -> None:
+async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(team: Team) -> None:
     async with team.loaded():
         edited = await team.play.write("d3", "Another text.")
         await team.play.remove("d4")
@@ -113,7 +113,7 @@ async def test_webhook_lost_and_the_sweep_closes_the_gap(team: Team) -> None:
         assert await team.asked("changes") == []
 
 
-async def test_webhook_duplicated_and_reordered(team: Team) -> None:
+async def test_duplicated_and_reordered_webhooks_publish_each_change_once(team: Team) -> None:
     async with team.loaded() as instance:
         first = await team.play.write("d0", "First.")
         requests = list(team.play.sent())
@@ -125,7 +125,7 @@ async def test_webhook_duplicated_and_reordered(team: Team) -> None:
         assert await team.asked("changes") == []
 
 
-def after_a_page(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> list[int]:
+def call_after_first_page(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> list[int]:
     """Calls it before the second page's documents are read, and each time after that."""
     entries, calls = Git._entries, []
 
@@ -139,7 +139,9 @@ def after_a_page(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object])
     return calls
 
 
-async def test_history_rewritten_mid_crawl(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_history_rewritten_mid_crawl_publishes_every_document_and_deletes_none(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rewritten: list[int] = []
 
     def rewrite() -> object:
@@ -148,7 +150,7 @@ async def test_history_rewritten_mid_crawl(team: Team, monkeypatch: pytest.Monke
         rewritten.append(1)
         return team.play.trouble(expired=True)
 
-    after_a_page(monkeypatch, rewrite)
+    call_after_first_page(monkeypatch, rewrite)
     async with team.running() as instance:
         await team.settle(instance)
     assert rewritten
@@ -157,7 +159,7 @@ async def test_history_rewritten_mid_crawl(team: Team, monkeypatch: pytest.Monke
     assert not [one for one in await team.bench.take() if one.kind == "document.deleted.v1"]
 
 
-async def test_changes_cursor_expired_is_healed_by_a_sweep(team: Team) -> None:
+async def test_a_sweep_follows_an_expired_cursor_of_changes(team: Team) -> None:
     async with team.loaded() as instance:
         edited = await team.play.write("d0", "While nobody could know.")
         await team.play.trouble(expired=True)
@@ -181,7 +183,7 @@ async def test_crash_mid_crawl_and_resume_publishes_no_page_again(team: Team, mo
         raise Retryable("the disk is away")
 
     with monkeypatch.context() as patched:
-        calls = after_a_page(patched, breaks)
+        calls = call_after_first_page(patched, breaks)
         async with team.running():
             await team.bench.until(lambda: len(calls) > 1, 60)
     first = [one.external_id for one in documents(await team.bench.take())]
@@ -192,7 +194,7 @@ async def test_crash_mid_crawl_and_resume_publishes_no_page_again(team: Team, mo
     assert sorted(first + rest) == sorted(team.play.ids.values())
 
 
-async def test_a_branch_that_is_gone_deletes_nothing(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_branch_deletes_nothing(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("connectors.git.client.PATIENCE_SECONDS", 0)
     async with team.loaded() as instance:
         await team.play.trouble(truncated=True)

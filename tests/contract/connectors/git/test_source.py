@@ -60,7 +60,7 @@ async def test_a_first_crawl_reads_every_text_file_with_its_access_author_and_ti
     assert await source.check() == []
 
 
-async def test_a_crawl_goes_on_behind_a_page_and_survives_a_rename_meanwhile(repository: Repository) -> None:
+async def test_a_crawl_resumes_after_a_page_despite_a_rename_meanwhile(repository: Repository) -> None:
     repository.push({f"{name}.md": f"{LONG} {name}" for name in "abcdefg"})
     source = repository.source(page_documents=3)
     first, *_ = [page async for page in source.full(None)]
@@ -75,7 +75,7 @@ async def test_a_crawl_goes_on_behind_a_page_and_survives_a_rename_meanwhile(rep
     assert rest[0].entries[2].metadata["path"] == "0.md"
 
 
-async def test_an_empty_repository_is_empty_and_fills(repository: Repository) -> None:
+async def test_an_empty_repository_has_no_documents_until_its_first_commit(repository: Repository) -> None:
     source = repository.source()
     cursor = await source.start()
     assert await crawled(source) == {}
@@ -86,7 +86,7 @@ async def test_an_empty_repository_is_empty_and_fills(repository: Repository) ->
     assert (texts(found), cursor) == ({"a.md": "one"}, {"commit": commit})
 
 
-async def test_a_repository_that_lost_its_branch_proves_no_deletion(repository: Repository) -> None:
+async def test_a_repository_that_lost_its_branch_raises_instead_of_reporting_deletions(repository: Repository) -> None:
     repository.push({"a.md": "one"})
     source = repository.source()
     assert list(await listed(source)) == ["a.md"]
@@ -101,7 +101,7 @@ async def test_a_repository_that_lost_its_branch_proves_no_deletion(repository: 
         await listed(repository.source(branch="main"))
 
 
-async def test_a_branch_that_comes_back_while_it_is_looked_for(
+async def test_a_branch_missing_only_in_the_first_response_is_retryable(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Missing in the first answer, there in the second: no setting of anybody's is wrong."""
@@ -119,7 +119,7 @@ async def test_a_branch_that_comes_back_while_it_is_looked_for(
     assert list(await crawled(source)) == ["a.md"]
 
 
-async def test_a_branch_is_followed_and_no_other(repository: Repository) -> None:
+async def test_only_the_configured_branch_is_read(repository: Repository) -> None:
     repository.push({"a.md": "main"})
     repository.work.git("checkout", "--quiet", "-b", "wiki")
     repository.work.write("a.md", "wiki")
@@ -132,7 +132,7 @@ async def test_a_branch_is_followed_and_no_other(repository: Repository) -> None
 # What changes
 
 
-async def test_nothing_changed(repository: Repository) -> None:
+async def test_changes_without_a_new_commit_are_empty(repository: Repository) -> None:
     repository.push({"a.md": "one"})
     source = repository.source()
     cursor = await source.start()
@@ -141,7 +141,7 @@ async def test_nothing_changed(repository: Repository) -> None:
     assert await changed(source, cursor) == ({"logo.png": Gone("logo.png")}, {"commit": commit})
 
 
-async def test_an_edit_a_new_file_and_a_delete(repository: Repository) -> None:
+async def test_an_edited_a_new_and_a_deleted_file_are_changes(repository: Repository) -> None:
     repository.push({"a.md": "one", "b.md": "two", "c.md": "three"})
     source = repository.source()
     before, cursor = await listed(source), await source.start()
@@ -160,7 +160,7 @@ async def test_an_edit_a_new_file_and_a_delete(repository: Repository) -> None:
     }
 
 
-async def test_changes_come_in_pages_and_go_on_after_a_crash(repository: Repository) -> None:
+async def test_changes_come_in_pages_and_resume_at_a_cursor_after_a_crash(repository: Repository) -> None:
     repository.push({"z.md": "last"})
     cursor = await repository.source().start()
     repository.push({f"{n}.md": f"text {n}" for n in range(7)})
@@ -174,7 +174,7 @@ async def test_changes_come_in_pages_and_go_on_after_a_crash(repository: Reposit
     assert await changed(repository.source(), last) == ({}, last)
 
 
-async def test_a_rename_keeps_the_id_across_edits_restarts_and_a_lost_folder(repository: Repository) -> None:
+async def test_a_renamed_file_keeps_its_id_across_edits_restarts_and_loss_of_the_mirror(repository: Repository) -> None:
     repository.push({"a.md": LONG, "b.md": "other"})
     source = repository.source()
     before, cursor = await listed(source), await source.start()
@@ -197,7 +197,7 @@ async def test_a_rename_keeps_the_id_across_edits_restarts_and_a_lost_folder(rep
         assert after["a.md"] != before["a.md"]
 
 
-async def test_a_delete_of_a_renamed_file_is_told_by_its_id_and_a_restore_brings_it_back(
+async def test_deleting_and_restoring_a_renamed_file_use_its_first_id(
     repository: Repository,
 ) -> None:
     repository.push({"a.md": LONG})
@@ -216,7 +216,7 @@ async def test_a_delete_of_a_renamed_file_is_told_by_its_id_and_a_restore_brings
     assert texts(found) == {"a.md": LONG}
 
 
-async def test_two_files_that_change_places_keep_their_ids(repository: Repository) -> None:
+async def test_two_files_that_swap_names_keep_their_ids(repository: Repository) -> None:
     repository.push({"a.md": LONG, "b.md": LONG.replace("pumps", "cranes").replace("valves", "hooks")[::-1]})
     source = repository.source()
     await listed(source)
@@ -231,7 +231,7 @@ async def test_two_files_that_change_places_keep_their_ids(repository: Repositor
     assert {name: entry.metadata["path"] for name, entry in found.items()} == {"a.md": "b.md", "b.md": "a.md"}
 
 
-async def test_a_forced_push_ends_the_cursor_and_keeps_ids(repository: Repository) -> None:
+async def test_a_forced_push_expires_the_cursor_and_keeps_ids(repository: Repository) -> None:
     repository.push({"a.md": LONG, "b.md": "two"})
     source = repository.source()
     repository.move("a.md", "c.md")
@@ -251,7 +251,7 @@ async def test_a_forced_push_ends_the_cursor_and_keeps_ids(repository: Repositor
         await changed(source, {"commit": "0" * 40})
 
 
-async def test_a_merge_is_read_as_what_it_made_of_the_branch(repository: Repository) -> None:
+async def test_a_merge_is_read_as_the_changes_it_made_to_the_branch(repository: Repository) -> None:
     repository.push({"a.md": "one", "b.md": "two"})
     source = repository.source()
     cursor = await source.start()
@@ -270,7 +270,7 @@ async def test_a_merge_is_read_as_what_it_made_of_the_branch(repository: Reposit
     assert (found["a.md"].author, found["c.md"].author) == ("Ada Author", "Sid Side")
 
 
-async def test_a_damaged_or_lost_copy_is_fetched_anew(repository: Repository, tmp_path: Path) -> None:
+async def test_a_damaged_or_lost_mirror_is_fetched_again(repository: Repository, tmp_path: Path) -> None:
     repository.push({"a.md": "one"})
     source = repository.source()
     await listed(source)
@@ -292,7 +292,7 @@ async def test_a_damaged_or_lost_copy_is_fetched_anew(repository: Repository, tm
     assert texts(found) == {"a.md": "one", "b.md": "two"}
 
 
-async def test_a_file_that_moves_while_it_is_listed_is_listed_under_the_access_of_its_new_place(
+async def test_a_file_moved_during_a_listing_has_the_access_of_its_new_path(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("connectors.git.source.LISTED_PER_PAGE", 2)
@@ -310,7 +310,7 @@ async def test_a_file_that_moves_while_it_is_listed_is_listed_under_the_access_o
     ]
 
 
-async def test_over_ssh_no_key_host_or_setting_but_ours_is_used(
+async def test_ssh_uses_only_the_configured_key_known_hosts_and_options(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no ssh server here: a program of its name writes down what it is told, and runs what it should run."""
@@ -339,9 +339,7 @@ async def test_over_ssh_no_key_host_or_setting_but_ours_is_used(
 # Who may read
 
 
-async def test_access_comes_from_the_settings_and_is_read_again_each_time(
-    repository: Repository, tmp_path: Path
-) -> None:
+async def test_the_access_file_is_read_again_for_every_read(repository: Repository, tmp_path: Path) -> None:
     repository.push({"docs/a.md": "one", "docs/hr/b.md": "two", "c.md": "three"})
     file = tmp_path / "access.toml"
     file.write_text(
@@ -373,7 +371,7 @@ async def test_access_comes_from_the_settings_and_is_read_again_each_time(
     assert [problem.path for problem in await source.check()] == ["access_file"]
 
 
-async def test_a_push_event_must_prove_where_it_comes_from(repository: Repository) -> None:
+async def test_a_push_event_without_a_valid_signature_or_token_is_refused(repository: Repository) -> None:
     source = repository.source(webhook_secret=WEBHOOK_SECRET)
     body = b'{"ref": "refs/heads/main"}'
     signature = "sha256=" + hmac.new(WEBHOOK_SECRET.encode(), body, hashlib.sha256).hexdigest()
@@ -391,7 +389,7 @@ async def test_a_push_event_must_prove_where_it_comes_from(repository: Repositor
         await repository.source().on_event(Request({"x-gitlab-token": ""}, {}, body))
 
 
-async def test_an_empty_webhook_secret_lets_nobody_in(repository: Repository) -> None:
+async def test_an_empty_webhook_secret_refuses_every_event(repository: Repository) -> None:
     """As a variable of Compose that nobody has set leaves it."""
     source, body = repository.source(webhook_secret=""), b"{}"
     signature = "sha256=" + hmac.new(b"", body, hashlib.sha256).hexdigest()
@@ -400,7 +398,7 @@ async def test_an_empty_webhook_secret_lets_nobody_in(repository: Repository) ->
             await source.on_event(Request(headers, {}, body))
 
 
-async def test_a_recorded_push_that_is_sent_again_asks_for_nothing_after_a_restart_either(
+async def test_a_replayed_push_event_is_ignored_even_after_a_restart(
     repository: Repository,
 ) -> None:
     source = repository.source(webhook_secret=WEBHOOK_SECRET)
@@ -418,7 +416,7 @@ async def test_a_recorded_push_that_is_sent_again_asks_for_nothing_after_a_resta
     assert len(repository.memory.values["events"]) == REMEMBERED
 
 
-async def test_a_push_that_could_not_be_remembered_is_taken_when_it_comes_again(
+async def test_a_push_event_that_could_not_be_recorded_is_handled_when_it_is_sent_again(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, push = repository.source(webhook_secret=WEBHOOK_SECRET), signed_push(b"{}")
@@ -441,7 +439,9 @@ def signed_push(body: bytes) -> Request:
 # What is hostile, or odd
 
 
-async def test_hostile_links_submodules_hooks_and_settings_do_nothing(repository: Repository, tmp_path: Path) -> None:
+async def test_hostile_symlinks_submodules_hooks_and_attributes_have_no_effect(
+    repository: Repository, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("canary-of-the-host")
     proof = tmp_path / "pwned"
@@ -478,7 +478,7 @@ async def test_hostile_links_submodules_hooks_and_settings_do_nothing(repository
     assert not proof.exists()
 
 
-async def test_settings_and_programs_of_this_machine_have_no_say(
+async def test_git_configuration_and_environment_of_the_machine_are_ignored(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proof = tmp_path / "pwned"
@@ -497,7 +497,7 @@ async def test_settings_and_programs_of_this_machine_have_no_say(
     assert not (tmp_path / "trace").exists()
 
 
-async def test_weird_names_are_documents_like_any_other(repository: Repository) -> None:
+async def test_files_with_unusual_names_are_documents_like_any_other(repository: Repository) -> None:
     work = repository.work
     names = [
         "-rf.md",
@@ -534,7 +534,7 @@ async def test_weird_names_are_documents_like_any_other(repository: Repository) 
     assert list(await listed(again)) == list(found)
 
 
-async def test_files_too_large_binary_or_broken_are_reported_one_by_one(repository: Repository) -> None:
+async def test_too_large_binary_and_broken_files_are_unreadable_entries(repository: Repository) -> None:
     repository.push(
         {
             "huge.txt": "x" * (5 * 1024 * 1024),
@@ -556,7 +556,7 @@ async def test_files_too_large_binary_or_broken_are_reported_one_by_one(reposito
     assert texts(await crawled(small))["manual.pdf"] == "too_large"
 
 
-async def test_a_repository_beyond_the_limit_is_refused(repository: Repository, tmp_path: Path) -> None:
+async def test_a_repository_beyond_the_size_limit_is_refused(repository: Repository, tmp_path: Path) -> None:
     repository.push({"noise.bin": os.urandom(3_000_000), "a.md": "one"})
     with pytest.raises(Misconfigured, match="max_repository_bytes"):
         await listed(repository.source(max_repository_bytes=1_000_000))
@@ -564,7 +564,7 @@ async def test_a_repository_beyond_the_limit_is_refused(repository: Repository, 
     assert not (tmp_path / "state" / "mirror.git").exists()
 
 
-async def test_a_remote_that_is_not_there_says_so(repository: Repository) -> None:
+async def test_a_missing_remote_is_reported_as_misconfigured(repository: Repository) -> None:
     source = repository.source(url=f"file://{repository.folder}/nowhere.git")
     with pytest.raises(Misconfigured, match="git ls-remote: fatal"):
         await source.start()
@@ -587,7 +587,9 @@ async def remote(repository: Repository, tmp_path: Path) -> AsyncIterator[tuple[
         yield backend, repository
 
 
-async def test_https_with_a_token(remote: tuple[Backend, Repository], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_https_sends_the_token_and_raises_retryable_errors_for_429_and_500(
+    remote: tuple[Backend, Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend, repository = remote
     repository.push({"a.md": "one"})
     source = repository.source()
@@ -605,7 +607,7 @@ async def test_https_with_a_token(remote: tuple[Backend, Repository], monkeypatc
     assert (await source.start())["commit"] is not None
 
 
-async def test_a_redirect_is_not_followed_so_that_the_token_stays(
+async def test_a_redirect_is_refused_without_sending_the_token_to_its_target(
     remote: tuple[Backend, Repository], tmp_path: Path
 ) -> None:
     backend, repository = remote
@@ -619,7 +621,7 @@ async def test_a_redirect_is_not_followed_so_that_the_token_stays(
     assert other.requests == []
 
 
-async def test_a_certificate_of_nobody_we_know_is_refused(remote: tuple[Backend, Repository]) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_refused(remote: tuple[Backend, Repository]) -> None:
     backend, repository = remote
     with pytest.raises(Misconfigured, match="certificate"):
         await repository.source(ca_file=None).start()
@@ -658,7 +660,7 @@ async def test_the_token_is_in_no_argument_error_log_or_file(
     assert [text for text in seen if "canary-token" in text or encoded in text] == []
 
 
-async def test_whoever_is_cancelled_leaves_no_git_behind(remote: tuple[Backend, Repository], tmp_path: Path) -> None:
+async def test_cancellation_leaves_no_git_process_behind(remote: tuple[Backend, Repository], tmp_path: Path) -> None:
     _, repository = remote
     repository.push({"a.md": "one"})
     hanging = asyncio.Event()
@@ -707,7 +709,7 @@ def _command(pid: str) -> str:
         return ""
 
 
-async def test_the_playground_plays() -> None:
+async def test_the_playground_writes_moves_and_signals_changes() -> None:
     async with playing() as playground:
         repository_id = await playground.write("one", LONG)
         assert len(playground.sent()) == 1

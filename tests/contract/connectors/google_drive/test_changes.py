@@ -24,7 +24,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 # Changes
 
 
-async def test_nothing_happened(desk: Desk) -> None:
+async def test_changes_without_a_change_are_empty(desk: Desk) -> None:
     drive = desk.drive()
     desk.doc("Document", drive)
     source = desk.source(drives=[drive], my_drive=True)
@@ -32,7 +32,7 @@ async def test_nothing_happened(desk: Desk) -> None:
     assert [page async for page in source.changes(cursor)] == []
 
 
-async def test_everything_after_the_start_is_seen_once(desk: Desk) -> None:
+async def test_every_change_after_the_start_is_read_once(desk: Desk) -> None:
     drive = desk.drive()
     edited, trashed, deleted = (desk.doc(name, drive) for name in ("Edited", "Trashed", "Deleted"))
     moved = desk.doc("Moved", desk.corpus.add("Folder", parent=drive, mime_type=FOLDER).id)
@@ -59,7 +59,7 @@ async def test_everything_after_the_start_is_seen_once(desk: Desk) -> None:
     assert isinstance(found[trashed], Document)
 
 
-async def test_what_moves_to_another_drive_that_is_read_is_not_gone(desk: Desk) -> None:
+async def test_a_file_moved_to_another_read_drive_is_not_gone(desk: Desk) -> None:
     first, second = desk.drive(), desk.drive()
     id_ = desk.doc("Document", first)
     source = desk.source(drives=[first, second])
@@ -72,7 +72,7 @@ async def test_what_moves_to_another_drive_that_is_read_is_not_gone(desk: Desk) 
     assert await only_first.fetch([id_]) == [Gone(id_)]
 
 
-async def test_what_is_no_longer_shared_with_the_account_is_gone(desk: Desk) -> None:
+async def test_a_file_no_longer_shared_with_the_account_is_gone(desk: Desk) -> None:
     id_ = desk.mine("Document")
     source = desk.source(my_drive=True)
     cursor = await source.start()
@@ -81,7 +81,7 @@ async def test_what_is_no_longer_shared_with_the_account_is_gone(desk: Desk) -> 
 
 
 @pytest.mark.parametrize("status", [400, 410])
-async def test_a_change_token_that_google_no_longer_knows(desk: Desk, status: int) -> None:
+async def test_an_unknown_change_token_counts_as_an_expired_cursor(desk: Desk, status: int) -> None:
     drive = desk.drive()
     source = desk.source(drives=[drive])
     cursor = await source.start()
@@ -91,7 +91,7 @@ async def test_a_change_token_that_google_no_longer_knows(desk: Desk, status: in
         await since(source, cursor)
 
 
-async def test_a_failing_google_tells_nothing_of_what_is_gone(desk: Desk) -> None:
+async def test_a_failing_google_reports_no_file_gone(desk: Desk) -> None:
     drive = desk.drive()
     id_ = desk.doc("Document", drive)
     source = desk.source(drives=[drive], patient=False)
@@ -104,7 +104,7 @@ async def test_a_failing_google_tells_nothing_of_what_is_gone(desk: Desk) -> Non
 # What a change calls for besides
 
 
-async def test_a_folder_that_changed_calls_for_a_sweep_and_a_new_tag_for_its_holders(desk: Desk) -> None:
+async def test_a_changed_folder_causes_a_sweep_and_a_new_tag_a_read_of_its_members(desk: Desk) -> None:
     drive = desk.drive(Grant(type="group", who=STAFF))
     full, empty = (desk.corpus.add(name, parent=drive, mime_type=FOLDER).id for name in ("Full", "Empty"))
     desk.doc("Document", full)

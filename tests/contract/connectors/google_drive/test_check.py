@@ -29,46 +29,46 @@ async def said(source: GoogleDrive) -> list[tuple[str, str]]:
     return [(problem.code, problem.message) for problem in await source.check()]
 
 
-async def test_nothing_is_missing(desk: Desk) -> None:
+async def test_check_reports_no_problem_when_everything_is_permitted(desk: Desk) -> None:
     assert await said(desk.source(drives=[desk.drive()], domains=["example.com"])) == []
 
 
-async def test_the_drive_api_is_not_enabled(desk: Desk) -> None:
+async def test_check_reports_that_the_drive_api_is_not_enabled(desk: Desk) -> None:
     desk.fake.faults.disabled = True
     [(code, message)] = await said(desk.source(drives=[desk.drive()]))
     assert code == "credential"
     assert "enable the Google Drive API" in message
 
 
-async def test_delegation_is_missing(desk: Desk) -> None:
+async def test_check_reports_missing_domain_wide_delegation(desk: Desk) -> None:
     [(code, message)] = await said(desk.source(my_drive=True, subject="ines@example.com"))
     assert code == "credential"
     assert "Domain-wide delegation" in message
     assert "auth/drive.readonly" in message
 
 
-async def test_the_account_is_unknown(desk: Desk) -> None:
+async def test_check_reports_an_unknown_account(desk: Desk) -> None:
     del desk.corpus.users[ACCOUNT]
     [(code, message)] = await said(desk.source(my_drive=True))
     assert code == "credential"
     assert "invalid_grant" in message
 
 
-async def test_the_directory_scope_is_not_delegated(desk: Desk) -> None:
+async def test_check_reports_that_the_directory_scope_is_not_delegated(desk: Desk) -> None:
     desk.fake.tokens.delegated.clear()
     [(code, message)] = await said(desk.source(drives=[desk.drive()]))
     assert code == "directory"
     assert "admin.directory.group.member.readonly" in message
 
 
-async def test_the_directory_subject_is_no_administrator(desk: Desk) -> None:
+async def test_check_reports_that_the_directory_subject_is_no_administrator(desk: Desk) -> None:
     desk.fake.directory.admins.clear()
     found = await said(desk.source(drives=[desk.drive()], domains=["example.com"]))
     assert [code for code, _ in found] == ["directory", "directory"]
     assert all(ADMIN in message for _, message in found)
 
 
-async def test_a_drive_and_a_folder_that_are_not_there_are_named(desk: Desk) -> None:
+async def test_check_names_missing_drives_and_folders(desk: Desk) -> None:
     file = desk.doc("Document", desk.drive())
     shown = desk.corpus.add("Seen", owner="ines@example.com", mime_type=FOLDER).id
     desk.corpus.share(shown, Grant(type="user", who=ACCOUNT, role="reader"))
@@ -79,12 +79,12 @@ async def test_a_drive_and_a_folder_that_are_not_there_are_named(desk: Desk) -> 
         assert word in text
 
 
-async def test_no_shared_drive_at_all(desk: Desk) -> None:
+async def test_check_reports_that_no_shared_drive_is_visible(desk: Desk) -> None:
     [(code, _)] = await said(desk.source(all_drives=True))
     assert code == "drive"
 
 
-async def test_a_token_without_the_scope_is_said_to_lack_it(desk: Desk) -> None:
+async def test_a_token_without_the_scope_raises_misconfigured_naming_it(desk: Desk) -> None:
     source = desk.source(my_drive=True)
     await whole(source)
     for name, token in desk.fake.tokens.issued.items():
@@ -107,7 +107,7 @@ async def test_a_token_without_the_scope_is_said_to_lack_it(desk: Desk) -> None:
         {"my_drive": True, "api_url": "http://www.googleapis.com"},
     ],
 )
-def test_settings_that_mean_nothing_are_refused(wrong: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         GoogleDriveOptions(service_account_key="{}", **wrong)
 
@@ -126,7 +126,7 @@ def test_settings_that_mean_nothing_are_refused(wrong: dict[str, object]) -> Non
         ),
     ],
 )
-def test_a_damaged_key_is_told_without_quoting_it(tmp_path: Path, key: str, said: str) -> None:
+def test_a_damaged_key_is_reported_without_quoting_it(tmp_path: Path, key: str, said: str) -> None:
     options = GoogleDriveOptions(service_account_key=key, my_drive=True)
     with pytest.raises(Misconfigured, match=said) as caught:
         GoogleDrive(options, Context(name="drive", tenant="t", memory=InMemory(), folder=tmp_path))
@@ -136,13 +136,13 @@ def test_a_damaged_key_is_told_without_quoting_it(tmp_path: Path, key: str, said
         told = told.__cause__
 
 
-async def test_the_key_may_lie_in_a_file(desk: Desk) -> None:
+async def test_the_key_may_be_the_path_of_a_file(desk: Desk) -> None:
     (file := desk.folder / "key.json").write_text(desk.key)
     source = desk.source(drives=[desk.drive()], service_account_key=str(file))
     assert await said(source) == []
 
 
-async def test_the_playgrounds_settings_are_those_of_a_settings_file(tmp_path: Path) -> None:
+async def test_the_playgrounds_options_are_valid_in_a_settings_file(tmp_path: Path) -> None:
     async with playing() as playground:
         options = declared_options(GoogleDrive, playground.options, "drive", playground.environment)
         source = GoogleDrive(options, Context(name="drive", tenant="t", memory=InMemory(), folder=tmp_path))

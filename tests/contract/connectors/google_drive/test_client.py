@@ -26,7 +26,7 @@ async def in_thread(do: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(do)
 
 
-async def test_googles_client_lists_pages_and_reads_files(desk: Desk) -> None:
+async def test_googles_client_lists_files_in_pages_and_reads_them(desk: Desk) -> None:
     drive = desk.drive()
     ids = [desk.doc(f"Document {n}", drive, f"Text {n}.") for n in range(5)]
     binary = desk.corpus.add("notes.txt", parent=drive, mime_type="text/plain", content=b"Plain bytes.").id
@@ -101,7 +101,7 @@ async def test_googles_client_opens_and_stops_a_channel(desk: Desk) -> None:
     assert desk.fake.channels.take() == []
 
 
-async def test_googles_client_sees_googles_errors(desk: Desk) -> None:
+async def test_googles_client_receives_googles_error_codes(desk: Desk) -> None:
     drive = desk.drive()
     id_ = desk.doc("Document", drive)
     client = await in_thread(lambda: google(desk, "drive"))
@@ -124,7 +124,7 @@ async def test_googles_client_sees_googles_errors(desk: Desk) -> None:
     assert (await refused(files.list()))[0] == 429
 
 
-async def test_googles_client_asks_the_directory_on_behalf_of_an_administrator(desk: Desk) -> None:
+async def test_googles_client_reads_group_members_only_as_an_administrator(desk: Desk) -> None:
     desk.corpus.group("inner@example.com", "otto@example.com")
     desk.corpus.group(STAFF, "ines@example.com", "inner@example.com")
     client = await in_thread(lambda: google(desk, "admin", subject=ADMIN))

@@ -24,7 +24,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 # Which files
 
 
-async def test_only_what_is_below_the_named_folders_is_read(desk: Desk) -> None:
+async def test_only_files_below_the_configured_folders_are_read(desk: Desk) -> None:
     drive = desk.drive()
     wanted = desk.corpus.add("Wanted", parent=drive, mime_type=FOLDER).id
     deep = desk.corpus.add("Deep", parent=wanted, mime_type=FOLDER).id
@@ -37,7 +37,7 @@ async def test_only_what_is_below_the_named_folders_is_read(desk: Desk) -> None:
     assert kinds == dict.fromkeys(inside, Document) | dict.fromkeys(outside, Gone)
 
 
-async def test_a_file_that_is_moved_out_of_the_named_folder_is_gone(desk: Desk) -> None:
+async def test_a_file_moved_out_of_the_configured_folder_is_gone(desk: Desk) -> None:
     drive = desk.drive()
     wanted = desk.corpus.add("Wanted", parent=drive, mime_type=FOLDER).id
     other = desk.corpus.add("Other", parent=drive, mime_type=FOLDER).id
@@ -52,7 +52,7 @@ async def test_a_file_that_is_moved_out_of_the_named_folder_is_gone(desk: Desk) 
     assert isinstance(found[id_], Document)
 
 
-async def test_a_folder_in_somebodys_my_drive_is_read(desk: Desk) -> None:
+async def test_a_configured_folder_in_a_users_my_drive_is_read(desk: Desk) -> None:
     folder = desk.corpus.add("Shared", owner="ines@example.com", mime_type=FOLDER)
     desk.corpus.share(
         folder.id, Grant(type="user", who="penstock@penstock-test.iam.gserviceaccount.com", role="writer")
@@ -63,7 +63,7 @@ async def test_a_folder_in_somebodys_my_drive_is_read(desk: Desk) -> None:
     assert isinstance((await source.fetch([outside]))[0], Gone)
 
 
-async def test_all_shared_drives_are_read_and_a_new_one_is_noticed(desk: Desk) -> None:
+async def test_all_shared_drives_and_newly_created_ones_are_read(desk: Desk) -> None:
     first = desk.doc("First", desk.drive())
     source = desk.source(all_drives=True)
     cursor = await source.start()
@@ -77,7 +77,7 @@ async def test_all_shared_drives_are_read_and_a_new_one_is_noticed(desk: Desk) -
     assert set(found) == {id_}
 
 
-async def test_a_drive_that_is_not_there_is_named(desk: Desk) -> None:
+async def test_a_missing_drive_raises_misconfigured_naming_it(desk: Desk) -> None:
     source = desk.source(drives=["0ANotThere"])
     for reading in (whole(source), listing(source), source.start()):
         with pytest.raises(Misconfigured, match="drives: 0ANotThere is not there"):
@@ -87,7 +87,7 @@ async def test_a_drive_that_is_not_there_is_named(desk: Desk) -> None:
 # Page by page
 
 
-async def test_reading_goes_on_after_any_page(desk: Desk) -> None:
+async def test_a_full_read_resumes_from_the_cursor_of_any_page(desk: Desk) -> None:
     drives = [desk.drive(), desk.drive()]
     ids = {desk.doc(f"Document {n}", drive) for drive in drives for n in range(5)}
     source = desk.source(drives=drives, page_size=2)
@@ -99,7 +99,7 @@ async def test_reading_goes_on_after_any_page(desk: Desk) -> None:
     assert await whole(source, pages[-1].cursor) == {}
 
 
-async def test_what_is_moved_and_deleted_during_a_crawl_hides_nothing_else(desk: Desk) -> None:
+async def test_files_edited_or_deleted_during_a_crawl_hide_no_others(desk: Desk) -> None:
     drive = desk.drive()
     ids = [desk.doc(f"Document {n}", drive) for n in range(6)]
     met: set[str] = set()
@@ -111,7 +111,7 @@ async def test_what_is_moved_and_deleted_during_a_crawl_hides_nothing_else(desk:
     assert met == set(ids)
 
 
-async def test_an_expired_page_token_starts_the_crawl_over(desk: Desk) -> None:
+async def test_an_expired_page_token_expires_the_crawls_cursor(desk: Desk) -> None:
     drive = desk.drive()
     for n in range(4):
         desk.doc(f"Document {n}", drive)
@@ -124,7 +124,7 @@ async def test_an_expired_page_token_starts_the_crawl_over(desk: Desk) -> None:
         await whole(source, cursor)
 
 
-async def test_a_listing_whose_page_token_is_refused_begins_again(desk: Desk) -> None:
+async def test_a_listing_whose_page_token_is_refused_is_retryable(desk: Desk) -> None:
     """It has no cursor of ours that could have expired."""
     drive = desk.drive()
     for n in range(4):
@@ -138,7 +138,7 @@ async def test_a_listing_whose_page_token_is_refused_begins_again(desk: Desk) ->
     assert len(await listing(source)) == 4
 
 
-async def test_a_listing_that_google_calls_incomplete_is_no_listing(desk: Desk) -> None:
+async def test_a_listing_that_google_marks_incomplete_is_retryable(desk: Desk) -> None:
     drive = desk.drive()
     desk.doc("Document", drive)
     source = desk.source(drives=[drive])
@@ -155,7 +155,7 @@ async def test_a_listing_that_google_calls_incomplete_is_no_listing(desk: Desk) 
     ("status", "reason"),
     [(429, "rateLimitExceeded"), (403, "userRateLimitExceeded"), (403, "rateLimitExceeded"), (503, "backendError")],
 )
-async def test_a_busy_google_is_waited_for(desk: Desk, status: int, reason: str) -> None:
+async def test_rate_limited_and_failed_requests_are_retried(desk: Desk, status: int, reason: str) -> None:
     drive = desk.drive()
     ids = {desk.doc(f"Document {n}", drive) for n in range(3)}
     faults = desk.fake.faults
@@ -164,7 +164,7 @@ async def test_a_busy_google_is_waited_for(desk: Desk, status: int, reason: str)
     assert faults.throttled == 0
 
 
-async def test_a_spent_daily_quota_is_a_wait_and_no_refusal(desk: Desk) -> None:
+async def test_an_exhausted_daily_quota_is_deferred(desk: Desk) -> None:
     drive = desk.drive()
     faults = desk.fake.faults
     faults.throttled, faults.throttle_status, faults.throttle_reason = 1, 403, "dailyLimitExceeded"
@@ -173,7 +173,7 @@ async def test_a_spent_daily_quota_is_a_wait_and_no_refusal(desk: Desk) -> None:
         await whole(desk.source(drives=[drive]))
 
 
-async def test_a_token_that_ended_is_replaced_without_anybody_noticing(desk: Desk) -> None:
+async def test_an_expired_access_token_is_replaced_during_a_read(desk: Desk) -> None:
     drive = desk.drive()
     id_ = desk.doc("Document", drive)
     source = desk.source(drives=[drive])
@@ -183,7 +183,7 @@ async def test_a_token_that_ended_is_replaced_without_anybody_noticing(desk: Des
     assert len(desk.fake.tokens.issued) == 1
 
 
-async def test_one_token_serves_many_requests(desk: Desk) -> None:
+async def test_one_access_token_serves_many_requests(desk: Desk) -> None:
     drive = desk.drive()
     for n in range(5):
         desk.doc(f"Document {n}", drive)
@@ -193,7 +193,7 @@ async def test_one_token_serves_many_requests(desk: Desk) -> None:
     assert desk.fake.requests.count(("POST", "/token")) == 1
 
 
-async def test_a_file_at_which_google_always_fails_is_set_aside_and_harms_no_other(desk: Desk) -> None:
+async def test_a_file_that_always_fails_becomes_unreadable_and_the_others_are_read(desk: Desk) -> None:
     drive = desk.drive()
     bad, good = desk.doc("Bad", drive), desk.doc("Good", drive)
     desk.fake.faults.broken.add(bad)
@@ -209,7 +209,7 @@ async def test_a_file_at_which_google_always_fails_is_set_aside_and_harms_no_oth
     assert isinstance(await one(source, bad), Document)
 
 
-async def test_a_google_that_fails_at_everything_sets_nothing_aside(desk: Desk) -> None:
+async def test_files_do_not_become_unreadable_while_google_fails_at_all_of_them(desk: Desk) -> None:
     drive = desk.drive()
     desk.fake.faults.broken |= {desk.doc("One", drive), desk.doc("Two", drive)}
     source = desk.source(drives=[drive], patient=False)
@@ -218,7 +218,7 @@ async def test_a_google_that_fails_at_everything_sets_nothing_aside(desk: Desk) 
             await whole(source)
 
 
-async def test_an_extraction_service_that_is_away_for_long_is_no_fault_of_the_files_it_would_read(
+async def test_files_do_not_become_unreadable_while_the_extraction_service_is_unreachable(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even while Google's own documents beside them are read."""
@@ -237,7 +237,7 @@ async def test_an_extraction_service_that_is_away_for_long_is_no_fault_of_the_fi
     assert found.content.strip() == "Words"
 
 
-async def test_pages_that_are_too_large_are_asked_for_in_parts(desk: Desk) -> None:
+async def test_pages_of_results_that_are_too_large_are_requested_in_parts(desk: Desk) -> None:
     ids = {
         desk.mine(f"Document {n}", *(Grant(type="user", who=f"u{m}@example.com") for m in range(20))) for n in range(9)
     }

@@ -54,7 +54,7 @@ async def recorded(tmp_path: Path) -> AsyncIterator[tuple[Desk, Recorder]]:
             await desk.close()
 
 
-async def test_what_we_ask_and_what_the_fake_answers_is_as_googles_discovery_documents_say(
+async def test_requests_and_fake_responses_match_googles_discovery_documents(
     recorded: tuple[Desk, Recorder],
 ) -> None:
     desk, recorder = recorded
@@ -109,7 +109,7 @@ async def _nothing(reaction: object) -> None:
 
 
 @pytest.mark.parametrize("ask", ["changes.list", "files.list", "permissions.list", "files.get", "drives.list"])
-async def test_everything_that_the_fake_can_show_is_published_by_google(
+async def test_every_field_of_the_fake_is_in_googles_discovery_documents(
     recorded: tuple[Desk, Recorder], ask: str
 ) -> None:
     """With ``fields=*`` it shows all that it has."""

@@ -58,7 +58,7 @@ async def office(ground: Ground, tmp_path: Path) -> AsyncIterator[Office]:
         yield Office(bench, play)
 
 
-async def test_first_crawl(office: Office) -> None:
+async def test_first_crawl_publishes_every_document_and_identity(office: Office) -> None:
     async with office.running() as instance:
         await office.settle(instance)
         found = await office.bench.take()
@@ -77,7 +77,7 @@ async def test_no_change_poll_publishes_nothing(office: Office) -> None:
         assert await office.asked("full") == []
 
 
-async def test_edit_move_delete_restore(office: Office) -> None:
+async def test_edit_move_deletion_and_restore_are_published(office: Office) -> None:
     async with office.loaded() as instance:
         id_ = await office.play.write("d1", "Another text.")
         [edited] = await office.told(instance, 1)
@@ -91,7 +91,7 @@ async def test_edit_move_delete_restore(office: Office) -> None:
         assert kinds(await office.told(instance, 1)) == upserted(id_)
 
 
-async def test_permission_tightened_on_a_parent(office: Office) -> None:
+async def test_a_restriction_of_a_folder_changes_access_of_the_file_below(office: Office) -> None:
     """The log of changes tells of the folder alone; that makes the sweep look below it."""
     async with office.loaded() as instance:
         await office.play.restrict("d2")
@@ -100,14 +100,14 @@ async def test_permission_tightened_on_a_parent(office: Office) -> None:
         assert changed.acl_tags == ["user:penstock@penstock-test.iam.gserviceaccount.com"]  # type: ignore[union-attr]
 
 
-async def test_member_removed_from_a_group(office: Office) -> None:
+async def test_a_member_removed_from_a_group_loses_its_memberships(office: Office) -> None:
     async with office.loaded():
         await office.play.leave()
         [left] = await office.asked("groups")
         assert (left.principal, left.groups) == (office.play.inside, [])  # type: ignore[union-attr]
 
 
-async def test_webhook_lost_and_the_sweep_closes_the_gap(office: Office) -> None:
+async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office) -> None:
     async with office.loaded():
         edited = await office.play.write("d3", "Another text.")
         removed = office.play.files["d4"]
@@ -126,7 +126,7 @@ async def test_webhook_lost_and_the_sweep_closes_the_gap(office: Office) -> None
         assert await office.asked("changes") == []
 
 
-async def test_webhook_duplicated_and_reordered(office: Office) -> None:
+async def test_duplicated_and_reordered_webhooks_publish_each_change_once(office: Office) -> None:
     async with office.loaded() as instance:
         first = await office.play.write("d0", "First.")
         requests = list(office.play.sent())
@@ -136,7 +136,9 @@ async def test_webhook_duplicated_and_reordered(office: Office) -> None:
         assert await office.told(instance, 0, requests[::-1]) == []
 
 
-async def test_cursor_expired_mid_crawl(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cursor_that_expires_mid_crawl_publishes_every_document_once(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pages = office.play.fake.pages
     listed, expired = pages.files, []
 
@@ -154,7 +156,7 @@ async def test_cursor_expired_mid_crawl(office: Office, monkeypatch: pytest.Monk
     assert kinds(found) == upserted(*office.play.files.values()), "what was read twice is published once"
 
 
-async def test_changes_cursor_expired_is_healed_by_a_sweep(office: Office) -> None:
+async def test_a_sweep_follows_an_expired_cursor_of_changes(office: Office) -> None:
     async with office.loaded():
         edited = await office.play.write("d0", "While nobody could know.")
         await office.play.trouble(expired=True)
@@ -204,7 +206,7 @@ async def test_a_truncated_listing_deletes_nothing(office: Office) -> None:
         assert await office.asked("sweep") == []
 
 
-async def test_a_grant_that_ended_unseen_is_withdrawn_by_the_sweep(office: Office) -> None:
+async def test_a_sweep_withdraws_access_whose_grant_expired(office: Office) -> None:
     corpus = office.play.fake.corpus
     async with office.loaded() as instance:
         ends = corpus.now().replace(microsecond=0)

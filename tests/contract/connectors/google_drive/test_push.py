@@ -48,7 +48,7 @@ def as_request(notification: Notification, **headers: str) -> Request:
     return Request({**notification.headers, **changed}, {}, b"")
 
 
-async def test_a_change_is_told_of_and_found_by_asking_for_changes(desk: Desk) -> None:
+async def test_a_change_notification_causes_a_read_of_changes(desk: Desk) -> None:
     drive = desk.drive()
     source = desk.source(drives=[drive])
     cursor = await source.start()
@@ -61,7 +61,7 @@ async def test_a_change_is_told_of_and_found_by_asking_for_changes(desk: Desk) -
     assert set((await since(source, cursor))[0]) == {id_}
 
 
-async def test_each_log_of_changes_has_a_channel(desk: Desk) -> None:
+async def test_each_drive_and_my_drive_has_its_own_channel(desk: Desk) -> None:
     drives = [desk.drive(), desk.drive()]
     async with listening(desk, desk.source(drives=drives, my_drive=True), channels=3):
         assert {channel.drive for channel in desk.fake.channels.open.values()} == {*drives, None}
@@ -69,7 +69,7 @@ async def test_each_log_of_changes_has_a_channel(desk: Desk) -> None:
             assert channel.expires_at - desk.corpus.now() > timedelta(days=6)
 
 
-async def test_what_does_not_know_the_channels_secret_is_refused(desk: Desk) -> None:
+async def test_a_notification_without_the_channels_secret_is_refused(desk: Desk) -> None:
     drive = desk.drive()
     source = desk.source(drives=[drive])
     async with listening(desk, source):
@@ -86,14 +86,14 @@ async def test_what_does_not_know_the_channels_secret_is_refused(desk: Desk) -> 
                 await source.on_event(request)
 
 
-async def test_the_secret_is_not_kept(desk: Desk) -> None:
+async def test_the_channels_secret_is_not_stored(desk: Desk) -> None:
     async with listening(desk, desk.source(drives=[desk.drive()])):
         [channel] = desk.fake.channels.open.values()
         assert channel.token
         assert channel.token not in json.dumps(desk.memory.kept)
 
 
-async def test_duplicated_and_reordered_notifications_ask_once_each(desk: Desk) -> None:
+async def test_duplicated_notifications_cause_one_read_of_changes_each(desk: Desk) -> None:
     drive = desk.drive()
     source = desk.source(drives=[drive])
     async with listening(desk, source):
@@ -105,7 +105,7 @@ async def test_duplicated_and_reordered_notifications_ask_once_each(desk: Desk) 
         assert [reaction.changes for reaction in told] == [True, True, False, False]
 
 
-async def test_a_channel_is_replaced_before_it_ends_and_the_old_one_stopped(desk: Desk) -> None:
+async def test_a_channel_is_replaced_before_it_expires_and_the_old_one_stopped(desk: Desk) -> None:
     drive = desk.drive()
     source = desk.source(drives=[drive])
     async with listening(desk, source):
@@ -126,7 +126,7 @@ async def test_a_channel_is_replaced_before_it_ends_and_the_old_one_stopped(desk
         assert (await later.on_event(as_request(messages[-1]))).changes
 
 
-async def test_a_notification_of_a_channel_that_has_ended_is_refused(desk: Desk) -> None:
+async def test_a_notification_of_an_expired_channel_is_refused(desk: Desk) -> None:
     drive = desk.drive()
     source = desk.source(drives=[drive])
     async with listening(desk, source):
@@ -154,7 +154,7 @@ async def token_clock(desk: Desk) -> AsyncIterator[None]:
     yield
 
 
-async def test_a_restarted_instance_believes_the_channels_of_the_one_before(desk: Desk) -> None:
+async def test_a_restarted_instance_accepts_notifications_of_its_earlier_channels(desk: Desk) -> None:
     drive = desk.drive()
     async with listening(desk, desk.source(drives=[drive])):
         pass
@@ -162,7 +162,7 @@ async def test_a_restarted_instance_believes_the_channels_of_the_one_before(desk
     assert (await desk.source(drives=[drive]).on_event(as_request(desk.fake.channels.take()[-1]))).changes
 
 
-async def test_a_channel_that_google_lost_loses_no_change(desk: Desk) -> None:
+async def test_a_change_without_a_notification_is_read_by_the_next_poll(desk: Desk) -> None:
     drive = desk.drive()
     source = desk.source(drives=[drive])
     cursor = await source.start()
@@ -182,7 +182,7 @@ async def test_a_drive_that_is_no_longer_read_has_its_channel_stopped(desk: Desk
         assert [channel.drive for channel in desk.fake.channels.open.values()] == [first]
 
 
-async def test_a_channel_that_cannot_be_replaced_yet_stays_and_the_others_are(
+async def test_a_channel_that_cannot_be_replaced_stays_open_and_the_others_are_replaced(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = sorted([desk.drive(), desk.drive()])
@@ -205,7 +205,7 @@ async def test_a_channel_that_cannot_be_replaced_yet_stays_and_the_others_are(
     assert old[first] in desk.fake.channels.open
 
 
-async def test_a_google_that_takes_no_channel_does_not_end_listening(
+async def test_listening_continues_if_google_refuses_to_open_a_channel(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drive = desk.drive()

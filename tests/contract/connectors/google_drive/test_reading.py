@@ -36,7 +36,7 @@ def workbook(*sheets: str) -> bytes:
 # Documents
 
 
-async def test_a_google_document_is_read_as_markdown_without_its_pictures(desk: Desk) -> None:
+async def test_a_google_document_is_read_as_markdown_without_images(desk: Desk) -> None:
     drive = desk.drive()
     text = "\ufeff# Plan\n\nWe ship. ![the map][image1]\n\n[image1]: <data:image/png;base64,iVBORw0KGgo>\n"
     id_ = desk.doc("Plan", drive, text, by="ines@example.com")
@@ -87,7 +87,7 @@ async def test_slides_and_uploaded_files_are_read(desk: Desk) -> None:
     assert "Only item" in one_of(found, sheet).content
 
 
-async def test_folders_shortcuts_forms_and_pictures_are_passed_over_in_every_way_of_reading(desk: Desk) -> None:
+async def test_folders_shortcuts_forms_and_images_are_skipped_by_every_kind_of_read(desk: Desk) -> None:
     drive = desk.drive()
     target = desk.doc("Target", drive)
     others = [
@@ -102,7 +102,7 @@ async def test_folders_shortcuts_forms_and_pictures_are_passed_over_in_every_way
     assert set(await source.fetch(others)) == {Gone(id_) for id_ in others}
 
 
-async def test_the_listing_knows_a_document_by_the_same_revision_and_access(desk: Desk) -> None:
+async def test_a_listing_has_the_same_revisions_and_access_as_a_full_read(desk: Desk) -> None:
     drive = desk.drive(Grant(type="group", who="staff@example.com"))
     ids = [desk.doc(f"Document {n}", drive) for n in range(7)]
     ids.append(desk.corpus.add("notes.txt", parent=drive, mime_type="text/plain", content=b"Notes").id)
@@ -114,7 +114,7 @@ async def test_the_listing_knows_a_document_by_the_same_revision_and_access(desk
         assert (document.revision, document.acl_tags) == (listed[id_].revision, listed[id_].acl_tags)
 
 
-async def test_views_and_sharing_move_googles_version_and_not_the_revision(desk: Desk) -> None:
+async def test_views_and_sharing_change_googles_version_but_not_the_revision(desk: Desk) -> None:
     id_ = desk.mine("Document")
     source = desk.source(my_drive=True)
     before = await one(source, id_)
@@ -127,7 +127,7 @@ async def test_views_and_sharing_move_googles_version_and_not_the_revision(desk:
     assert (await one(source, id_)).revision != before.revision
 
 
-async def test_what_was_edited_while_its_time_was_set_back_has_another_revision(desk: Desk) -> None:
+async def test_an_edit_with_an_unchanged_modification_time_changes_the_revision(desk: Desk) -> None:
     drive = desk.drive()
     item = desk.corpus.add("notes.txt", parent=drive, mime_type="text/plain", content=b"Old.")
     source, moment = desk.source(drives=[drive]), item.modified
@@ -151,7 +151,9 @@ async def test_what_was_edited_while_its_time_was_set_back_has_another_revision(
         ({"content": b"\x00\x01\x02"}, "binary"),
     ],
 )
-async def test_why_an_uploaded_file_has_no_text(desk: Desk, spoil: dict[str, object], code: str) -> None:
+async def test_an_uploaded_file_without_text_is_unreadable_with_the_reason(
+    desk: Desk, spoil: dict[str, object], code: str
+) -> None:
     drive = desk.drive()
     item = desk.corpus.add("notes.txt", parent=drive, mime_type="text/plain", content=b"Notes")
     for name, value in spoil.items():
@@ -171,14 +173,14 @@ async def test_a_document_beyond_googles_export_limit_is_too_large(desk: Desk) -
     assert entry.code == "too_large"
 
 
-async def test_a_document_that_google_exports_and_the_pipeline_does_not_take_is_too_large(desk: Desk) -> None:
+async def test_an_exported_document_beyond_the_pipelines_limit_is_too_large(desk: Desk) -> None:
     drive = desk.drive()
     [entry] = await desk.source(drives=[drive]).fetch([desk.doc("Large", drive, "x" * (4 * 1024 * 1024 + 1))])
     assert isinstance(entry, Unreadable)
     assert entry.code == "too_large"
 
 
-async def test_a_document_that_may_be_downloaded_again_is_read_again(desk: Desk) -> None:
+async def test_a_document_that_becomes_downloadable_has_another_revision(desk: Desk) -> None:
     drive = desk.drive()
     id_ = desk.doc("Document", drive)
     source = desk.source(drives=[drive])

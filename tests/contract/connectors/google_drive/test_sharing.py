@@ -22,7 +22,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         yield desk
 
 
-async def test_a_member_of_the_drive_reads_through_the_drives_tag(desk: Desk) -> None:
+async def test_members_of_a_shared_drive_hold_its_tag(desk: Desk) -> None:
     drive = desk.drive(Grant(type="group", who=STAFF), Grant(type="user", who="Otto@Example.com"))
     desk.corpus.group(STAFF, "ines@example.com")
     id_ = desk.doc("Document", drive)
@@ -34,14 +34,14 @@ async def test_a_member_of_the_drive_reads_through_the_drives_tag(desk: Desk) ->
     assert groups[f"group:{STAFF}"].members == {"ines@example.com"}
 
 
-async def test_a_file_shared_beyond_the_drive_has_those_readers_too(desk: Desk) -> None:
+async def test_a_file_shared_outside_its_drive_also_has_the_tags_of_its_grants(desk: Desk) -> None:
     drive = desk.drive(Grant(type="group", who=STAFF))
     id_ = desk.doc("Document", drive)
     desk.corpus.share(id_, Grant(type="user", who="guest@elsewhere.org"))
     assert set((await one(desk.source(drives=[drive]), id_)).acl_tags) == {f"drive:{drive}", "user:guest@elsewhere.org"}
 
 
-async def test_a_folder_shared_beyond_the_drive_opens_what_is_below(desk: Desk) -> None:
+async def test_a_folder_shared_outside_its_drive_gives_its_files_the_grants_tag(desk: Desk) -> None:
     drive = desk.drive(Grant(type="group", who=STAFF))
     folder = desk.corpus.add("Folder", parent=drive, mime_type=FOLDER).id
     ids = [desk.doc(f"Document {n}", folder) for n in range(4)]
@@ -54,7 +54,7 @@ async def test_a_folder_shared_beyond_the_drive_opens_what_is_below(desk: Desk) 
     assert set(await listing(source)) == set(ids)
 
 
-async def test_a_folder_with_limited_access_is_not_opened_by_membership(desk: Desk) -> None:
+async def test_files_in_a_limited_access_folder_lack_the_drives_tag(desk: Desk) -> None:
     """The service account is organizer, and so sees what members no longer do."""
     drive = desk.drive(Grant(type="group", who=STAFF), role="organizer")
     folder = desk.corpus.add("Board", parent=drive, mime_type=FOLDER).id
@@ -70,7 +70,7 @@ async def test_a_folder_with_limited_access_is_not_opened_by_membership(desk: De
     assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}", "user:ines@example.com"}
 
 
-async def test_a_drive_of_organizers_alone_is_not_a_tag_lest_later_members_read_what_is_limited(desk: Desk) -> None:
+async def test_limited_files_of_a_drive_with_organizers_only_lack_the_drives_tag(desk: Desk) -> None:
     drive = desk.drive(role="organizer")
     folder = desk.corpus.add("Board", parent=drive, mime_type=FOLDER).id
     id_ = desk.doc("Minutes", folder)
@@ -79,7 +79,7 @@ async def test_a_drive_of_organizers_alone_is_not_a_tag_lest_later_members_read_
     assert set((await one(source, id_)).acl_tags) == {f"user:{ACCOUNT}"}
 
 
-async def test_sharing_with_groups_domains_and_anyone(desk: Desk) -> None:
+async def test_group_domain_and_anyone_grants_become_their_tags(desk: Desk) -> None:
     found = desk.mine("Found by the domain", Grant(type="domain", who="example.com", discoverable=True))
     linked = desk.mine("Link within the domain", Grant(type="domain", who="example.com"))
     public = desk.mine("Public", Grant(type="anyone", discoverable=True))
@@ -106,7 +106,7 @@ async def test_sharing_with_groups_domains_and_anyone(desk: Desk) -> None:
     assert await tags(anyone_tag="domain:example.com") == {**strict, public: open_to, link: open_to}
 
 
-async def test_files_whose_sharing_is_hidden_are_for_nobody_and_that_is_told(desk: Desk) -> None:
+async def test_files_with_hidden_permissions_have_no_readers_and_check_reports_it(desk: Desk) -> None:
     id_ = desk.doc("Read only", None, owner="ines@example.com")
     desk.corpus.share(id_, Grant(type="user", who=ACCOUNT, role="reader"))
     source = desk.source(my_drive=True, directory=False)
@@ -114,7 +114,7 @@ async def test_files_whose_sharing_is_hidden_are_for_nobody_and_that_is_told(des
     assert [problem.code for problem in await source.check()] == ["permissions_hidden"]
 
 
-async def test_nested_groups_suspended_people_and_everybody_in_the_company(desk: Desk) -> None:
+async def test_group_members_include_nested_groups_and_the_domain_but_no_suspended_users(desk: Desk) -> None:
     desk.corpus.user("sus@example.com", suspended=True)
     desk.corpus.group("inner@example.com", "otto@example.com")
     desk.corpus.group(STAFF, "ines@example.com", "inner@example.com", "sus@example.com", "Guest@Elsewhere.org")
@@ -126,7 +126,7 @@ async def test_nested_groups_suspended_people_and_everybody_in_the_company(desk:
     assert groups["domain:example.com"].members == {ADMIN, "ines@example.com", "otto@example.com"}
 
 
-async def test_a_group_that_the_directory_does_not_show_has_no_holders(desk: Desk) -> None:
+async def test_a_group_that_the_directory_does_not_show_is_left_out(desk: Desk) -> None:
     desk.mine("One", Grant(type="group", who="partners@elsewhere.org"), Grant(type="group", who=STAFF))
     desk.corpus.group(STAFF, "ines@example.com")
     source = desk.source(my_drive=True)
@@ -138,7 +138,7 @@ async def test_a_group_that_the_directory_does_not_show_has_no_holders(desk: Des
     assert await members(desk.source(my_drive=True, directory=False)) == {}
 
 
-async def test_a_directory_that_fails_takes_nothing_from_anybody(desk: Desk) -> None:
+async def test_a_failing_directory_is_retryable_and_changes_no_members(desk: Desk) -> None:
     desk.mine("One", Grant(type="group", who=STAFF))
     desk.corpus.group(STAFF, "ines@example.com")
     source = desk.source(my_drive=True, patient=False)
@@ -148,7 +148,7 @@ async def test_a_directory_that_fails_takes_nothing_from_anybody(desk: Desk) -> 
         await members(source)
 
 
-async def test_the_tags_met_are_kept_and_forgotten_after_two_listings_without_them(desk: Desk) -> None:
+async def test_tags_are_remembered_until_two_listings_lack_them(desk: Desk) -> None:
     id_ = desk.mine("One", Grant(type="group", who=STAFF))
     desk.corpus.group(STAFF, "ines@example.com")
     await listing(desk.source(my_drive=True))
@@ -165,7 +165,7 @@ async def test_the_tags_met_are_kept_and_forgotten_after_two_listings_without_th
     assert await members(later) == {}
 
 
-async def test_groups_asked_before_anything_was_read_are_all_there(desk: Desk) -> None:
+async def test_groups_read_before_any_listing_are_complete(desk: Desk) -> None:
     drive = desk.drive(Grant(type="group", who=STAFF))
     desk.doc("Document", drive)
     desk.corpus.group(STAFF, "ines@example.com")
@@ -177,7 +177,7 @@ async def test_groups_asked_before_anything_was_read_are_all_there(desk: Desk) -
 # Grants that end
 
 
-async def test_a_grant_that_has_ended_counts_for_nothing_while_google_still_shows_it(desk: Desk) -> None:
+async def test_an_expired_grant_gives_no_access_although_google_still_shows_it(desk: Desk) -> None:
     soon = desk.corpus.now() + timedelta(minutes=10)
     id_ = desk.mine("One", Grant(type="user", who="otto@example.com", expires=soon))
     source = desk.source(my_drive=True)
@@ -192,7 +192,7 @@ async def test_a_grant_that_has_ended_counts_for_nothing_while_google_still_show
     assert (await since(source, cursor))[0] == {}
 
 
-async def test_a_grant_that_ends_is_looked_at_then_without_a_poll(desk: Desk) -> None:
+async def test_a_document_is_read_again_when_one_of_its_grants_expires(desk: Desk) -> None:
     soon = desk.corpus.now() + timedelta(minutes=10)
     drive = desk.drive(Grant(type="group", who=STAFF))
     id_ = desk.doc("One", drive)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.stack
 
 
 @asynccontextmanager
-async def no_set_can_be_recorded(bench: Bench) -> AsyncIterator[None]:
+async def digest_writes_refused(bench: Bench) -> AsyncIterator[None]:
     """Postgres fails each time when somebody wants to record that a set of tags has been published."""
     await bench.query(
         "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
@@ -65,11 +65,11 @@ async def newest(bench: Bench, memberships: dict[str, IdentityChanged]) -> dict[
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_who_joined_and_left_while_it_could_not_be_recorded_does_not_keep_the_group(
+async def test_a_member_who_left_before_its_membership_was_recorded_loses_the_group(
     bench: Bench, restarted: bool
 ) -> None:
     bench.world.groups = {"hr": ({"ann"}, set())}
-    async with bench.loaded() as instance, no_set_can_be_recorded(bench):
+    async with bench.loaded() as instance, digest_writes_refused(bench):
         bench.world.groups["hr"][0].add("eve")
         await instance.react(Reaction(groups=["hr"]))
         instance.activities["groups"].trigger()
@@ -83,11 +83,11 @@ async def test_who_joined_and_left_while_it_could_not_be_recorded_does_not_keep_
         await until_published(bench, "eve", [])
 
 
-async def test_who_is_in_no_listing_any_more_holds_nothing(bench: Bench) -> None:
+async def test_a_principal_missing_from_all_group_listings_holds_no_groups(bench: Bench) -> None:
     """Also when what was published last could not be recorded, and a listing of one group is all that follows."""
     bench.world.groups = {"hr": ({"ann"}, set()), "board": ({"ann"}, set())}
     async with bench.loaded() as instance:
-        async with no_set_can_be_recorded(bench):
+        async with digest_writes_refused(bench):
             bench.world.groups = {"hr": ({"ann", "eve"}, set()), "board": (set(), set())}
             await instance.react(Reaction(groups=["hr"]))
             await until_published(bench, "eve", ["hr"])
@@ -100,7 +100,7 @@ async def test_who_is_in_no_listing_any_more_holds_nothing(bench: Bench) -> None
         assert await bench.mine("count(*)", "connector_principals", "digest = ''") == [(0,)]
 
 
-async def test_a_runner_that_has_lost_its_lease_publishes_no_membership(bench: Bench) -> None:
+async def test_a_runner_that_lost_its_lease_publishes_no_membership(bench: Bench) -> None:
     """Another one takes over at the moment when the groups have been written."""
     await bench.query(
         "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", bench.tenant, bench.name
@@ -121,7 +121,7 @@ async def test_a_runner_that_has_lost_its_lease_publishes_no_membership(bench: B
     assert await bench.take() == []
 
 
-async def test_who_left_a_group_loses_it_also_when_the_runner_moved_to_a_machine_whose_clock_is_behind(
+async def test_a_removed_group_is_published_by_a_runner_whose_clock_is_behind_its_predecessors(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runner that saw the group was killed before it could publish anybody's set."""
@@ -172,9 +172,7 @@ steps = st.lists(
 )
 
 
-def test_a_listing_of_some_groups_has_the_same_effect_as_computing_everybodys_tags(
-    ground: Ground, tmp_path: Path
-) -> None:
+def test_a_partial_listing_of_groups_has_the_same_effect_as_computing_all_tags(ground: Ground, tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         opened = bench_on(ground, tmp_path)
         bench = runner.run(opened.__aenter__())
@@ -184,7 +182,7 @@ def test_a_listing_of_some_groups_has_the_same_effect_as_computing_everybodys_ta
         @example(CHAIN, [({"t5": (frozenset(), frozenset({"t3"}))}, frozenset({"t5"}))])
         @example(CHAIN, [({"t4": (frozenset(), frozenset())}, frozenset({"t4"}))])
         def prove(first: Groups, then: list[Step]) -> None:
-            runner.run(followed(bench, [(first, None), *then]))
+            runner.run(check_against_model(bench, [(first, None), *then]))
 
         try:
             prove()
@@ -192,7 +190,7 @@ def test_a_listing_of_some_groups_has_the_same_effect_as_computing_everybodys_ta
             runner.run(opened.__aexit__(None, None, None))
 
 
-async def followed(bench: Bench, steps: list[Step]) -> None:
+async def check_against_model(bench: Bench, steps: list[Step]) -> None:
     bench.tenant, bench.world = uuid.uuid4().hex, World()
     await bench.query(
         "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", bench.tenant, bench.name
@@ -225,7 +223,7 @@ async def followed(bench: Bench, steps: list[Step]) -> None:
     }
 
 
-async def test_an_event_that_names_one_group_of_20_000_reads_few_rows(bench: Bench, ground: Ground) -> None:
+async def test_reading_one_of_20_000_groups_reads_few_rows(bench: Bench, ground: Ground) -> None:
     name = f"big-{uuid.uuid4().hex[:8]}"
     holder = Holder(bench.tenant, name, 1)
     await bench.query(
@@ -276,7 +274,7 @@ async def rows_read(pool: Pool) -> int:
         return int(count)
 
 
-async def test_a_large_listing_of_groups_holds_up_neither_the_heartbeat_nor_documents(bench: Bench) -> None:
+async def test_writing_a_listing_of_groups_blocks_neither_heartbeats_nor_documents(bench: Bench) -> None:
     holder = Holder(bench.tenant, f"slow-{uuid.uuid4().hex[:8]}", 1)
     await bench.query(
         "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", *instance(holder)

@@ -51,7 +51,7 @@ async def cut_off(bench: Bench, monkeypatch: pytest.MonkeyPatch, how: str) -> As
             await asyncio.wait_for(acknowledged.wait(), 30)
 
 
-async def settled(bench: Bench) -> dict[str, State]:
+async def ledger_after_takeover(bench: Bench) -> dict[str, State]:
     """After another runner took over, nothing is in doubt and a sweep finds nothing more to publish."""
     async with bench.running() as instance:
         await bench.until(lambda: bench.done(instance, "full", "changes", "sweep"))
@@ -79,7 +79,7 @@ def _take_back(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "postgres away"])
-async def test_shared_with_everyone_by_mistake_and_taken_back_it_is_readable_to_staff_alone(
+async def test_an_unconfirmed_access_change_that_was_reverted_is_reverted_in_the_ledger(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     bench.world.write("d000", revision="1")
@@ -91,10 +91,10 @@ async def test_shared_with_everyone_by_mistake_and_taken_back_it_is_readable_to_
         await acknowledged.wait()
     assert (await ledger(bench))["d000"].acl_tags == ("everyone",)
     _take_back(bench)
-    assert (await settled(bench))["d000"].acl_tags == ("staff",)
+    assert (await ledger_after_takeover(bench))["d000"].acl_tags == ("staff",)
 
 
-async def test_published_and_then_deleted_at_the_source_it_is_not_alive_for_ever(
+async def test_a_document_deleted_after_an_unconfirmed_publication_is_deleted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row was never confirmed, and no feed tells of it."""
@@ -103,10 +103,12 @@ async def test_published_and_then_deleted_at_the_source_it_is_not_alive_for_ever
         pass
     assert (await ledger(bench))["d000"].alive
     del bench.world.documents["d000"]
-    assert not (await settled(bench))["d000"].alive
+    assert not (await ledger_after_takeover(bench))["d000"].alive
 
 
-async def test_deleted_and_restored_it_is_not_lost_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_document_restored_after_an_unconfirmed_deletion_is_published_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.world.fill(2)
     async with bench.loaded():
         pass
@@ -117,10 +119,10 @@ async def test_deleted_and_restored_it_is_not_lost_for_ever(bench: Bench, monkey
         await acknowledged.wait()
     assert not (await ledger(bench))["d000"].alive
     bench.world.documents["d000"] = kept
-    assert (await settled(bench))["d000"].alive
+    assert (await ledger_after_takeover(bench))["d000"].alive
 
 
-async def test_edited_and_edited_back_the_text_in_between_does_not_stay(
+async def test_an_unconfirmed_edit_that_was_reverted_is_reverted_in_the_ledger(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.world.write("d000", "first", revision="1")
@@ -133,10 +135,10 @@ async def test_edited_and_edited_back_the_text_in_between_does_not_stay(
         await acknowledged.wait()
     assert (await ledger(bench))["d000"].content_hash == b"second"
     bench.world.documents["d000"] = before
-    assert (await settled(bench))["d000"].content_hash == b"first"
+    assert (await ledger_after_takeover(bench))["d000"].content_hash == b"first"
 
 
-async def test_shared_by_mistake_and_encrypted_since_it_is_readable_to_staff_alone(
+async def test_an_unconfirmed_access_change_is_reverted_for_a_now_unreadable_document(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.world.write("d000", revision="1")
@@ -149,10 +151,10 @@ async def test_shared_by_mistake_and_encrypted_since_it_is_readable_to_staff_alo
     bench.world.documents["d000"] = Unreadable(
         external_id="d000", code="encrypted", message="it has a password", acl_tags=["staff"], revision="2"
     )
-    assert (await settled(bench))["d000"].acl_tags == ("staff",)
+    assert (await ledger_after_takeover(bench))["d000"].acl_tags == ("staff",)
 
 
-async def test_nothing_is_sent_before_the_intent_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_published_before_the_intent_is_stored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.world.fill(1)
     tried = asyncio.Event()
 
@@ -186,7 +188,7 @@ def _document(text: str) -> Document:
     return Document(external_id="d", title="T", content=text, acl_tags=["staff"])
 
 
-async def test_a_runner_that_was_paused_with_an_old_text_sends_nothing_after_another_took_over(bench: Bench) -> None:
+async def test_a_runner_that_lost_its_lease_publishes_no_old_text(bench: Bench) -> None:
     old, new = await _taken_over(bench)
     clock = Clock(None)
     stamps = clock.stamp(), clock.stamp()
@@ -197,7 +199,7 @@ async def test_a_runner_that_was_paused_with_an_old_text_sends_nothing_after_ano
     assert [m.content for m in await bench.take() if isinstance(m, DocumentUpserted)] == ["new text"]
 
 
-async def test_an_old_text_that_is_sent_after_a_newer_one_does_not_win(
+async def test_an_older_text_published_after_a_newer_one_does_not_win_in_the_ledger(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paused between intent and sending: the fence was passed while the lease was held."""
@@ -230,7 +232,7 @@ async def test_an_old_text_that_is_sent_after_a_newer_one_does_not_win(
     assert (await new.publish([_document("new text")], clock.stamp(), "live"))["unchanged"] == 1
 
 
-async def test_what_a_runner_intended_is_not_confirmed_by_the_one_before_it(bench: Bench) -> None:
+async def test_a_runner_that_lost_its_lease_cannot_confirm_the_intents_of_its_successor(bench: Bench) -> None:
     old, new = await _taken_over(bench)
     stamp = Clock(None).stamp()
     await new.rows.intend([Row(external_id="d", version=1)], stamp)
@@ -240,7 +242,7 @@ async def test_what_a_runner_intended_is_not_confirmed_by_the_one_before_it(benc
 
 
 @pytest.mark.parametrize("row", ["missing", "gone"])
-async def test_after_a_restore_what_the_source_no_longer_has_does_not_stay_alive(bench: Bench, row: str) -> None:
+async def test_after_a_restore_documents_that_the_source_no_longer_has_are_deleted(bench: Bench, row: str) -> None:
     """Kafka has replayed a document that was published after the backup and deleted at its source before the connector
     looked again: the restored rows lack it, or say that it is gone and never was published."""
     bench.world.fill(1)
@@ -260,12 +262,12 @@ async def test_after_a_restore_what_the_source_no_longer_has_does_not_stay_alive
             bench.name,
         )
     await republish(bench.pool)
-    states = await settled(bench)
+    states = await ledger_after_takeover(bench)
     assert "lost" in states, "no delete was published"
     assert not states["lost"].alive
 
 
-async def test_a_delete_that_is_saved_after_its_document_was_put_in_doubt_is_not_certain(bench: Bench) -> None:
+async def test_saving_a_delete_does_not_clear_a_later_intent_of_its_document(bench: Bench) -> None:
     await _taken_over(bench)
     rows = Rows(bench.pool, Holder(bench.tenant, bench.name, 2))
     clock = Clock(await rows.now())

@@ -111,7 +111,7 @@ async def put_letter(bench: Bench, id_: str, code: str = "invalid") -> None:
     )
 
 
-async def everything_is_handled(bench: Bench) -> None:
+async def mark_everything_handled(bench: Bench) -> None:
     """As the detect worker notes it: whatever was sent until now has been handled."""
     await bench.query(
         "INSERT INTO handled SELECT stage, clock_timestamp() FROM unnest(ARRAY['detect', 'identities']) stage"
@@ -130,11 +130,11 @@ async def loaded(bench: Bench) -> AsyncIterator[Instance]:
 async def compare_twice(bench: Bench) -> dict[str, object]:
     """What may be on its way counts when it is seen again after everything sent before has been handled."""
     await bench.ask("reconcile")
-    await everything_is_handled(bench)
+    await mark_everything_handled(bench)
     return await bench.ask("reconcile")
 
 
-async def quiet(instance: Instance) -> None:
+async def wait_until_idle(instance: Instance) -> None:
     """What the comparison asked for has been done."""
     await Bench.until(
         lambda: all(
@@ -146,14 +146,14 @@ async def quiet(instance: Instance) -> None:
 
 
 async def published(bench: Bench, instance: Instance) -> list[tuple[str, str]]:
-    await quiet(instance)
+    await wait_until_idle(instance)
     async with asyncio.timeout(60):
         while not (found := await bench.take()):
             await asyncio.sleep(0.05)
     return kinds(found)
 
 
-async def test_what_the_source_no_longer_has_and_only_the_ledger_knows_is_deleted_by_the_second_sweep(
+async def test_a_document_known_only_to_the_ledger_is_deleted_by_the_sweep_after_reconciliation(
     bench: Bench,
 ) -> None:
     bench.world.fill(30)
@@ -162,7 +162,7 @@ async def test_what_the_source_no_longer_has_and_only_the_ledger_knows_is_delete
         await put(bench, "undead", version=7, acl_tags=["everyone"])
         await bench.ask("sweep")
         assert (await bench.ask("reconcile")).get("documents") == 31
-        await quiet(instance)
+        await wait_until_idle(instance)
         assert await bench.take() == []  # a sweep alone deletes
         await bench.ask("sweep")
         assert await published(bench, instance) == [("document.deleted", "undead")]
@@ -172,7 +172,7 @@ async def test_what_the_source_no_longer_has_and_only_the_ledger_knows_is_delete
     assert (difference, gone) == ("unknown", True)
 
 
-async def test_many_that_only_the_ledger_knows_are_deleted_when_somebody_confirms_it(bench: Bench) -> None:
+async def test_many_documents_known_only_to_the_ledger_are_deleted_after_confirmation(bench: Bench) -> None:
     bench.world.fill(3)
     async with loaded(bench):
         await accept(bench)
@@ -188,7 +188,7 @@ async def test_many_that_only_the_ledger_knows_are_deleted_when_somebody_confirm
         assert len(await published(bench, instance)) == 25
 
 
-async def test_access_that_was_taken_back_while_rows_were_lost_is_taken_back_again(bench: Bench) -> None:
+async def test_access_that_the_ledger_holds_wider_after_a_restored_backup_is_narrowed_again(bench: Bench) -> None:
     """Published with everyone, which the ledger accepted and a restored backup has forgotten."""
     bench.world.write("d000", revision="1")
     async with loaded(bench) as instance:
@@ -202,7 +202,7 @@ async def test_access_that_was_taken_back_while_rows_were_lost_is_taken_back_aga
         assert "newer" not in await bench.ask("reconcile")
 
 
-async def test_a_document_that_the_ledger_never_accepted_is_published_again_once_it_cannot_be_on_its_way(
+async def test_a_document_missing_in_the_ledger_is_republished_once_earlier_messages_were_handled(
     bench: Bench,
 ) -> None:
     bench.world.fill(2)
@@ -215,7 +215,7 @@ async def test_a_document_that_the_ledger_never_accepted_is_published_again_once
         bench.world.write("d002")
         await bench.ask("changes")
         await bench.take()
-        await everything_is_handled(bench)  # before d002 was seen to be missing: that proves nothing
+        await mark_everything_handled(bench)  # before d002 was seen to be missing: that proves nothing
         for _ in range(2):
             assert "not_accepted" not in await bench.ask("reconcile")
         await accept(bench)
@@ -223,7 +223,7 @@ async def test_a_document_that_the_ledger_never_accepted_is_published_again_once
         assert await bench.take() == []
 
 
-async def test_a_refused_document_that_waits_as_a_dead_letter_is_not_published_again(bench: Bench) -> None:
+async def test_a_document_that_is_a_dead_letter_is_not_published_again(bench: Bench) -> None:
     bench.world.fill(1)
     async with loaded(bench):
         await put_letter(bench, "d000")
@@ -232,9 +232,7 @@ async def test_a_refused_document_that_waits_as_a_dead_letter_is_not_published_a
 
 
 @pytest.mark.parametrize("code", CODES)
-async def test_a_forged_record_in_a_documents_name_does_not_keep_it_from_being_repaired(
-    bench: Bench, code: str
-) -> None:
+async def test_dead_letters_of_forged_records_do_not_prevent_repair(bench: Bench, code: str) -> None:
     bench.world.fill(2)
     async with loaded(bench) as instance:
         await put_letter(bench, "d000", code)
@@ -248,7 +246,7 @@ async def test_a_forged_record_in_a_documents_name_does_not_keep_it_from_being_r
         assert (await compare_twice(bench)).get("not_deleted") == 1
 
 
-async def test_a_delete_that_the_ledger_never_accepted_is_published_again(bench: Bench) -> None:
+async def test_a_delete_missing_in_the_ledger_is_published_again(bench: Bench) -> None:
     bench.world.fill(2)
     async with loaded(bench) as instance:
         await accept(bench)
@@ -260,7 +258,7 @@ async def test_a_delete_that_the_ledger_never_accepted_is_published_again(bench:
 
 
 @pytest.mark.parametrize("letter", ["of the delete", "of an earlier event"])
-async def test_a_delete_that_waits_as_a_dead_letter_is_left_to_who_replays_it(bench: Bench, letter: str) -> None:
+async def test_a_delete_that_is_a_dead_letter_is_not_published_again(bench: Bench, letter: str) -> None:
     bench.world.fill(2)
     async with loaded(bench) as instance:
         await accept(bench)
@@ -272,7 +270,7 @@ async def test_a_delete_that_waits_as_a_dead_letter_is_left_to_who_replays_it(be
         if letter == "of the delete":
             await put_letter(bench, "d000")
             assert "not_deleted" not in await compare_twice(bench)
-            await quiet(instance)
+            await wait_until_idle(instance)
             assert await bench.take() == []
         else:  # that one does not say where the delete is
             assert (await compare_twice(bench)).get("not_deleted") == 1
@@ -280,14 +278,14 @@ async def test_a_delete_that_waits_as_a_dead_letter_is_left_to_who_replays_it(be
 
 
 @asynccontextmanager
-async def anew(bench: Bench) -> AsyncIterator[Instance]:
+async def another_runner(bench: Bench) -> AsyncIterator[Instance]:
     """Another process runs the instance."""
     async with bench.running() as instance:
         await bench.until(lambda: "reconcile" in instance.activities)
         yield instance
 
 
-async def test_a_connector_that_is_started_anew_before_each_comparison_still_repairs_and_not_more_often(
+async def test_a_connector_restarted_before_each_comparison_repairs_once_a_day(
     bench: Bench,
 ) -> None:
     """What was seen, and what was repaired, is remembered whoever looks next."""
@@ -295,29 +293,29 @@ async def test_a_connector_that_is_started_anew_before_each_comparison_still_rep
     bench.world.fill(1)
     async with loaded(bench):
         pass
-    await everything_is_handled(bench)
-    async with anew(bench) as instance:
+    await mark_everything_handled(bench)
+    async with another_runner(bench) as instance:
         assert (await bench.ask("reconcile")).get("not_accepted") == 1
         assert ("document.upserted", "d000") in await published(bench, instance)
     for _ in range(2):  # the ledger does not accept that one either
-        async with anew(bench) as instance:
+        async with another_runner(bench) as instance:
             await bench.ask("reconcile")
-            await everything_is_handled(bench)
-            await quiet(instance)
+            await mark_everything_handled(bench)
+            await wait_until_idle(instance)
             assert await bench.take() == []
     assert [problem.code for problem in instance.problems()] == ["ledger_differs"]
     await bench.query(a_day_passes, bench.tenant)
-    async with anew(bench) as instance:
+    async with another_runner(bench) as instance:
         assert (await bench.ask("reconcile")).get("not_accepted") == 1
         assert ("document.upserted", "d000") in await published(bench, instance)
     await accept(bench)
     await bench.query(a_day_passes, bench.tenant)
-    async with anew(bench):
+    async with another_runner(bench):
         assert await bench.ask("reconcile") == {"documents": 1, "principals": 0}
     assert await bench.mine("name", "connector_differences") == [], "what is mended is forgotten"
 
 
-async def test_a_repair_that_falls_into_the_saving_of_a_page_is_not_lost(
+async def test_a_repair_requested_while_a_page_is_saved_is_not_lost(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.world.fill(2)
@@ -339,7 +337,7 @@ async def test_a_repair_that_falls_into_the_saving_of_a_page_is_not_lost(
         assert ("document.upserted", "d000") in await published(bench, instance)
 
 
-async def test_what_recover_marks_while_a_page_is_saved_is_published_again(
+async def test_documents_that_recover_marks_while_a_page_is_saved_are_published_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.world.fill(1)
@@ -360,7 +358,7 @@ async def test_what_recover_marks_while_a_page_is_saved_is_published_again(
         assert ("document.upserted", "d000") in await published(bench, instance)
 
 
-async def test_a_repair_that_falls_into_the_publishing_of_groups_is_not_lost(
+async def test_a_repair_requested_while_groups_are_published_is_not_lost(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.world.groups = {"hr": ({"ann"}, set())}
@@ -387,7 +385,7 @@ async def test_a_repair_that_falls_into_the_publishing_of_groups_is_not_lost(
         assert sorted(groups) == ["hr", "it"]
 
 
-async def test_who_is_in_no_listing_loses_the_groups_that_only_the_ledger_knows(bench: Bench) -> None:
+async def test_a_principal_in_no_listing_loses_the_groups_that_only_the_ledger_knows(bench: Bench) -> None:
     bench.world.groups = {"hr": ({"ann"}, set())}
     async with loaded(bench) as instance:
         await accept(bench)
@@ -400,7 +398,7 @@ async def test_who_is_in_no_listing_loses_the_groups_that_only_the_ledger_knows(
 
 
 @pytest.mark.parametrize("lost", ["never accepted", "forgotten by a backup"])
-async def test_groups_that_the_ledger_never_accepted_are_published_again(bench: Bench, lost: str) -> None:
+async def test_memberships_missing_in_the_ledger_are_published_again(bench: Bench, lost: str) -> None:
     bench.world.groups = {"hr": ({"ann"}, set())}
     async with loaded(bench) as instance:
         if lost != "never accepted":
@@ -409,7 +407,7 @@ async def test_groups_that_the_ledger_never_accepted_are_published_again(bench: 
         assert await published(bench, instance) == [("identity.changed", "ann")]
 
 
-async def test_what_publishing_again_does_not_mend_is_reported_and_not_published_for_ever(bench: Bench) -> None:
+async def test_a_difference_that_one_repair_does_not_resolve_is_reported_instead_of_repeated(bench: Bench) -> None:
     bench.world.write("d000", version=3, revision="1")
     async with loaded(bench) as instance:
         await accept(bench)
@@ -420,12 +418,12 @@ async def test_what_publishing_again_does_not_mend_is_reported_and_not_published
         await bench.query("UPDATE connector_items SET version = 3 WHERE tenant = %s", bench.tenant)
         for _ in range(2):
             await bench.ask("reconcile")
-        await quiet(instance)
+        await wait_until_idle(instance)
         assert await bench.take() == []
         assert [problem.code for problem in instance.problems()] == ["ledger_differs"]
 
 
-async def test_nobody_elses_documents_are_compared(bench: Bench) -> None:
+async def test_documents_of_other_sources_are_not_compared(bench: Bench) -> None:
     bench.world.fill(1)
     async with loaded(bench) as instance:
         await accept(bench)
@@ -433,11 +431,11 @@ async def test_nobody_elses_documents_are_compared(bench: Bench) -> None:
             await put(bench, "theirs", version=1, source=source)
         assert await bench.ask("reconcile") == {"documents": 1, "principals": 0}
         await bench.ask("sweep")
-        await quiet(instance)
+        await wait_until_idle(instance)
         assert await bench.take() == []
 
 
-async def test_differences_are_counted_and_shown_and_a_comparison_goes_through_all_pages(
+async def test_a_comparison_covers_all_pages_and_its_differences_are_counted_and_shown(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "PAGE", 2)

@@ -16,7 +16,7 @@ from tests.support.connectors.runner_world import WorldSource
 pytestmark = pytest.mark.stack
 
 
-async def test_the_first_load_goes_to_backfill_and_changes_meanwhile_go_live(bench: Bench) -> None:
+async def test_the_first_load_uses_the_backfill_lane_and_changes_meanwhile_the_live_lane(bench: Bench) -> None:
     bench.world.fill(9)
     reached, go_on = asyncio.Event(), asyncio.Event()
 
@@ -42,7 +42,7 @@ async def test_the_first_load_goes_to_backfill_and_changes_meanwhile_go_live(ben
     assert bench.world.closed == 1
 
 
-async def test_nothing_changed_publishes_nothing(bench: Bench) -> None:
+async def test_reading_an_unchanged_source_publishes_nothing(bench: Bench) -> None:
     bench.world.fill(7)
     bench.world.groups["staff"] = ({"ann@acme.example"}, set())
     async with bench.loaded():
@@ -53,7 +53,7 @@ async def test_nothing_changed_publishes_nothing(bench: Bench) -> None:
         assert bench.world.fetched == {}
 
 
-async def test_each_kind_of_change_is_published_as_what_it_is(bench: Bench) -> None:
+async def test_each_kind_of_change_is_published_as_its_kind_of_message(bench: Bench) -> None:
     bench.world.fill(5)
     async with bench.loaded():
         bench.world.write("d000", "edited")
@@ -76,7 +76,7 @@ async def test_each_kind_of_change_is_published_as_what_it_is(bench: Bench) -> N
         ]
 
 
-async def test_a_sweep_finds_what_no_event_told_of(bench: Bench) -> None:
+async def test_a_sweep_publishes_changes_that_no_event_reported(bench: Bench) -> None:
     bench.world.fill(6)
     async with bench.loaded():
         bench.world.silently("d000", content="edited", revision="2")
@@ -95,7 +95,7 @@ async def test_a_sweep_finds_what_no_event_told_of(bench: Bench) -> None:
         assert await bench.take() == []
 
 
-async def test_what_is_restored_is_published_again_as_newer(bench: Bench) -> None:
+async def test_a_restored_document_is_published_with_a_newer_version(bench: Bench) -> None:
     bench.world.fill(2)
     async with bench.loaded():
         kept = bench.world.documents["d000"]
@@ -125,7 +125,7 @@ async def test_a_truncated_listing_deletes_nothing_even_when_it_is_confirmed(ben
         assert await bench.take() == []
 
 
-async def test_a_real_mass_deletion_waits_for_a_word_and_then_proceeds(bench: Bench) -> None:
+async def test_a_mass_deletion_waits_for_an_operators_approval_and_then_proceeds(bench: Bench) -> None:
     bench.world.fill(40)
     async with bench.loaded():
         for n in range(10, 40):
@@ -138,7 +138,7 @@ async def test_a_real_mass_deletion_waits_for_a_word_and_then_proceeds(bench: Be
         assert await bench.mine("guard", "connectors") == [(None,)]
 
 
-async def test_a_document_written_while_a_listing_runs_is_not_taken_for_gone(bench: Bench) -> None:
+async def test_a_document_written_during_a_listing_is_not_deleted(bench: Bench) -> None:
     bench.world.fill(6)
     async with bench.loaded() as instance:
 
@@ -156,7 +156,7 @@ async def test_a_document_written_while_a_listing_runs_is_not_taken_for_gone(ben
         assert bench.world.fetched["a-first-page"] == 1
 
 
-async def test_killed_in_mid_crawl_it_publishes_at_most_one_page_again(bench: Bench) -> None:
+async def test_a_runner_killed_mid_crawl_resumes_without_publishing_twice(bench: Bench) -> None:
     bench.world.fill(12)
     for page in (1, 3):
         reached = asyncio.Event()
@@ -175,7 +175,7 @@ async def test_killed_in_mid_crawl_it_publishes_at_most_one_page_again(bench: Be
     assert kinds(await bench.take()) == [("document.upserted", f"d{n:03}") for n in range(12)]
 
 
-async def test_killed_between_kafka_and_the_row_one_page_comes_again(
+async def test_a_runner_killed_between_kafka_and_its_rows_publishes_one_page_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.world.fill(9)
@@ -199,7 +199,7 @@ async def test_killed_between_kafka_and_the_row_one_page_comes_again(
     assert sorted(id_ for id_ in set(found) if found.count(id_) > 1) == ["d003", "d004", "d005"]
 
 
-async def test_a_cursor_that_expires_in_mid_crawl_starts_over_without_publishing_again(bench: Bench) -> None:
+async def test_a_cursor_that_expires_mid_crawl_starts_over_without_publishing_twice(bench: Bench) -> None:
     bench.world.fill(10)
     bench.world.full_expires_at = {2}
     async with bench.running() as instance:
@@ -207,7 +207,7 @@ async def test_a_cursor_that_expires_in_mid_crawl_starts_over_without_publishing
     assert kinds(await bench.take()) == [("document.upserted", f"d{n:03}") for n in range(10)]
 
 
-async def test_an_expired_cursor_of_changes_goes_on_from_now_after_a_sweep(bench: Bench) -> None:
+async def test_an_expired_cursor_of_changes_causes_a_sweep_and_a_new_cursor(bench: Bench) -> None:
     bench.world.fill(4)
     async with bench.loaded() as instance:
         bench.world.write("d000", "edited, and the feed forgot it")
@@ -223,7 +223,7 @@ async def test_an_expired_cursor_of_changes_goes_on_from_now_after_a_sweep(bench
 
 
 @pytest.mark.parametrize("error", [Deferred("429", retry_after=0.1), Retryable("500"), KeyError("a bug")])
-async def test_what_a_source_raises_is_waited_for_and_shown(bench: Bench, error: Exception) -> None:
+async def test_errors_of_a_source_are_retried(bench: Bench, error: Exception) -> None:
     bench.world.fill(7)
     for method in ("start", "full", "slim", "groups"):
         bench.world.errors[method] = [error]
@@ -232,7 +232,7 @@ async def test_what_a_source_raises_is_waited_for_and_shown(bench: Bench, error:
     assert len(kinds(await bench.take())) == 7
 
 
-async def test_misconfigured_needs_attention_until_it_is_mended(bench: Bench) -> None:
+async def test_a_misconfigured_error_needs_attention_until_it_is_fixed(bench: Bench) -> None:
     bench.world.fill(1)
     bench.world.errors["changes"] = []
     async with bench.loaded(poll_seconds=0.3) as instance:
@@ -245,7 +245,7 @@ async def test_misconfigured_needs_attention_until_it_is_mended(bench: Bench) ->
         assert kinds(await bench.take()) == [("document.upserted", "d000")]
 
 
-async def test_a_connector_that_cannot_even_be_made_is_shown_to_prometheus(bench: Bench) -> None:
+async def test_a_connector_that_cannot_be_created_is_reported_to_prometheus(bench: Bench) -> None:
     errors = [Misconfigured("acl: there is no such key")]
 
     def make(context: Context) -> WorldSource:
@@ -265,7 +265,7 @@ async def test_a_connector_that_cannot_even_be_made_is_shown_to_prometheus(bench
         await bench.until(lambda: stuck() == 0)
 
 
-async def test_events_doubled_and_out_of_order_are_read_once_more_and_no_harm(bench: Bench) -> None:
+async def test_duplicated_and_reordered_events_publish_each_change_once(bench: Bench) -> None:
     bench.world.fill(3)
     async with bench.loaded() as instance:
         bench.world.write("d001", "edited")
@@ -277,7 +277,7 @@ async def test_events_doubled_and_out_of_order_are_read_once_more_and_no_harm(be
         assert await bench.take() == []
 
 
-async def test_a_thousand_events_sent_again_cost_one_more_look_each(bench: Bench) -> None:
+async def test_a_thousand_repeated_events_cause_one_more_fetch_and_sweep(bench: Bench) -> None:
     bench.world.fill(3)
     async with bench.loaded() as instance:
         looks: Counter[str] = Counter()
@@ -299,7 +299,7 @@ async def test_a_thousand_events_sent_again_cost_one_more_look_each(bench: Bench
         assert looks == {"fetch": 2, "slim": 3}, "the last one was asked for"
 
 
-async def test_an_answer_to_an_older_question_does_not_undo_a_newer_one(bench: Bench) -> None:
+async def test_a_late_read_of_changes_does_not_undo_a_newer_fetch(bench: Bench) -> None:
     """The crawl read a page, was slow, and meanwhile an event had the document read again."""
     bench.world.fill(3)
     async with bench.loaded() as instance:
@@ -325,7 +325,7 @@ async def test_an_answer_to_an_older_question_does_not_undo_a_newer_one(bench: B
         assert [m.content for m in found] == ["new"]
 
 
-async def test_too_large_or_invalid_is_a_problem_of_that_document_alone(bench: Bench) -> None:
+async def test_a_too_large_or_invalid_document_is_a_problem_of_that_document_alone(bench: Bench) -> None:
     bench.world.write("a", "fine")
     bench.world.write("b", "x" * (4 * 1024 * 1024 + 1))
     bench.world.write("c", metadata={"deep": {"er": 1}})
@@ -343,7 +343,7 @@ async def test_too_large_or_invalid_is_a_problem_of_that_document_alone(bench: B
     assert "4194304" in problems["b"]
 
 
-async def test_what_was_published_keeps_its_text_under_the_new_access_when_it_becomes_invalid(bench: Bench) -> None:
+async def test_a_document_that_becomes_invalid_keeps_its_text_under_its_new_access(bench: Bench) -> None:
     bench.world.write("a", "fine")
     async with bench.loaded():
         bench.world.write("a", "x" * (4 * 1024 * 1024 + 1), acl_tags=["board"])
@@ -356,7 +356,7 @@ async def test_what_was_published_keeps_its_text_under_the_new_access_when_it_be
         assert await bench.mine("1", "connector_items", "problem_code <> ''") == []
 
 
-async def test_stamps_are_given_before_the_source_is_read(bench: Bench) -> None:
+async def test_observation_times_precede_the_read_of_the_source(bench: Bench) -> None:
     bench.world.fill(7)
     async with bench.running() as instance:
         await bench.until(lambda: bench.done(instance, "full"))
@@ -367,7 +367,7 @@ async def test_stamps_are_given_before_the_source_is_read(bench: Bench) -> None:
         assert page == 0 or message.observed_at > asked[page - 1]
 
 
-async def test_memberships_are_full_sets_and_only_what_changed_is_published(bench: Bench) -> None:
+async def test_changed_memberships_are_published_as_full_sets(bench: Bench) -> None:
     bench.world.groups = {
         "staff": ({"ann", "bob"}, {"inner", "user:eve"}),
         "inner": ({"cy"}, {"ring"}),
@@ -395,7 +395,7 @@ async def test_memberships_are_full_sets_and_only_what_changed_is_published(benc
         assert await bench.take() == []
 
 
-async def test_a_listing_of_groups_that_breaks_off_leaves_every_membership(bench: Bench) -> None:
+async def test_a_listing_of_groups_that_fails_changes_no_membership(bench: Bench) -> None:
     bench.world.groups = {"a": ({"ann"}, set()), "b": ({"bob"}, set())}
     async with bench.loaded():
         bench.world.groups = {"a": (set(), set())}
@@ -405,7 +405,7 @@ async def test_a_listing_of_groups_that_breaks_off_leaves_every_membership(bench
         assert await bench.take() == []
 
 
-async def test_paused_it_publishes_nothing_and_goes_on_where_it_was(bench: Bench) -> None:
+async def test_a_paused_runner_publishes_nothing_and_resumes_where_it_stopped(bench: Bench) -> None:
     bench.world.fill(9)
     reached, go_on = asyncio.Event(), asyncio.Event()
 
@@ -427,7 +427,7 @@ async def test_paused_it_publishes_nothing_and_goes_on_where_it_was(bench: Bench
         assert [id_ for _, id_ in kinds(await bench.take())] == ["d006", "d007", "d008"]
 
 
-async def test_one_runner_an_instance(bench: Bench) -> None:
+async def test_a_second_runner_of_an_instance_waits(bench: Bench) -> None:
     bench.world.fill(3)
     async with bench.loaded(), bench.running() as second:
         await bench.until(lambda: second.start.reason is not None)
@@ -438,7 +438,7 @@ async def test_one_runner_an_instance(bench: Bench) -> None:
     assert kinds(await bench.take()) == [("document.upserted", "d000")]
 
 
-async def test_a_runner_that_lost_its_lease_writes_no_more(bench: Bench) -> None:
+async def test_a_runner_that_lost_its_lease_takes_a_new_one_with_the_next_epoch(bench: Bench) -> None:
     bench.world.fill(3)
     async with bench.loaded() as instance:
         await bench.query(
@@ -453,7 +453,7 @@ async def test_a_runner_that_lost_its_lease_writes_no_more(bench: Bench) -> None
     assert await bench.mine("epoch", "connectors") == [(2,)]
 
 
-async def test_one_document_is_read_again_by_its_name(bench: Bench) -> None:
+async def test_a_single_document_is_read_again_on_request(bench: Bench) -> None:
     bench.world.fill(3)
     async with bench.loaded():
         bench.world.silently("d001", content="edited")

@@ -31,7 +31,7 @@ def readers(found: dict[str, Group], tag: str) -> set[str]:
     return set(found[tag].members).union(*(readers(found, inner) for inner in found[tag].of))
 
 
-async def test_a_public_channel_is_read_by_all_full_members_and_by_guests_who_are_in_it(desk: Desk) -> None:
+async def test_a_public_channel_is_readable_by_full_members_and_by_guests_in_it(desk: Desk) -> None:
     w = desk.workspace
     ann = w.user("Ann Lee")
     w.user("Ben Roy")
@@ -45,7 +45,7 @@ async def test_a_public_channel_is_read_by_all_full_members_and_by_guests_who_ar
     assert await groups(desk.slack(), [f"channel:{ops}"]) == {f"channel:{ops}": found[f"channel:{ops}"]}
 
 
-async def test_a_private_channel_is_read_by_its_members_alone_and_closes_when_a_public_one_becomes_private(
+async def test_a_private_or_newly_private_channel_is_readable_only_by_its_members(
     desk: Desk,
 ) -> None:
     w = desk.workspace
@@ -62,7 +62,7 @@ async def test_a_private_channel_is_read_by_its_members_alone_and_closes_when_a_
     assert readers(await groups(slack, [f"channel:{secret}"]), f"channel:{secret}") == {"ben@acme.example"}
 
 
-async def test_people_of_another_company_read_a_shared_channel_as_members_and_never_by_their_address(
+async def test_members_of_other_workspaces_hold_shared_channels_by_slack_id_not_by_address(
     desk: Desk,
 ) -> None:
     w = desk.workspace
@@ -75,7 +75,7 @@ async def test_people_of_another_company_read_a_shared_channel_as_members_and_ne
     assert readers(found, f"channel:{ops}") == {"ann@acme.example"}
 
 
-async def test_without_the_scope_for_addresses_nobody_is_guessed(desk: Desk) -> None:
+async def test_without_the_email_scope_members_are_named_by_slack_id(desk: Desk) -> None:
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
@@ -83,14 +83,14 @@ async def test_without_the_scope_for_addresses_nobody_is_guessed(desk: Desk) -> 
     assert readers(await groups(desk.slack()), f"channel:{ops}") == {f"slack:{ann}"}
 
 
-async def test_a_long_list_of_people_is_read_to_its_end(desk: Desk) -> None:
+async def test_members_are_read_over_several_pages_of_results(desk: Desk) -> None:
     w = desk.workspace
     people = [w.user(f"P{n} X") for n in range(10)]
     ops = w.channel("ops", *people, is_private=True)
     assert len(readers(await groups(desk.slack()), f"channel:{ops}")) == 10
 
 
-async def test_a_channel_that_the_app_is_not_in_gives_nobody_a_tag(desk: Desk) -> None:
+async def test_a_channel_without_the_app_has_no_group(desk: Desk) -> None:
     w = desk.workspace
     ann = w.user("Ann Lee")
     outside = w.channel("outside", ann, bot=False)
@@ -102,7 +102,7 @@ async def test_a_channel_that_the_app_is_not_in_gives_nobody_a_tag(desk: Desk) -
 # check
 
 
-async def test_nothing_is_missing_where_everything_is_there(desk: Desk) -> None:
+async def test_check_reports_no_problem_when_everything_is_permitted(desk: Desk) -> None:
     desk.workspace.channel("ops")
     assert await desk.slack(app_token=desk.fake.app_token).check() == []
 
@@ -116,20 +116,20 @@ async def test_check_names_exactly_the_scope_that_is_missing(desk: Desk, scope: 
     assert f"the scope {scope}, " in problems[0].message
 
 
-async def test_without_private_channels_their_scopes_are_not_asked_for(desk: Desk) -> None:
+async def test_check_does_not_require_the_scopes_of_private_channels_that_are_not_read(desk: Desk) -> None:
     desk.workspace.channel("ops")
     desk.fake.context.scopes -= {"groups:read", "groups:history"}
     assert await desk.slack(private=False).check() == []
     assert len(await desk.slack().check()) == 2
 
 
-async def test_a_scope_that_is_missing_is_named_when_a_read_needs_it(desk: Desk) -> None:
+async def test_a_read_without_its_scope_raises_misconfigured_naming_the_scope(desk: Desk) -> None:
     desk.fake.context.scopes.discard("users:read")
     with pytest.raises(Misconfigured, match="add the scope users:read to the app"):
         await groups(desk.slack())
 
 
-async def test_check_says_where_the_app_has_to_be_invited(desk: Desk) -> None:
+async def test_check_names_the_channels_that_the_app_has_to_be_invited_to(desk: Desk) -> None:
     w = desk.workspace
     [problem] = await desk.slack().check()
     assert problem.code == "not_invited"
@@ -142,7 +142,7 @@ async def test_check_says_where_the_app_has_to_be_invited(desk: Desk) -> None:
     assert "no channel secret is visible" in problems[1].message
 
 
-async def test_check_says_that_a_token_is_refused_and_does_not_show_it(desk: Desk) -> None:
+async def test_check_reports_a_refused_token_without_quoting_it(desk: Desk) -> None:
     [problem] = await desk.slack(token="xoxb-wrong-canary").check()
     assert problem.code == "token"
     assert "invalid_auth" in problem.message
@@ -155,7 +155,7 @@ async def test_check_says_that_a_token_is_refused_and_does_not_show_it(desk: Des
     assert "canary" not in repr(desk.slack(token="xoxb-canary")._options)
 
 
-async def test_a_token_that_http_cannot_carry_is_a_setting_to_correct(desk: Desk) -> None:
+async def test_an_empty_or_non_ascii_token_is_misconfigured(desk: Desk) -> None:
     for token in ("", "xoxb-ü"):
         with pytest.raises(Misconfigured, match="copy it again"):
             desk.slack(token=token)

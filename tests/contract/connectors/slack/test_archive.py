@@ -24,7 +24,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         yield desk
 
 
-def exported(fake: FakeSlack, path: Path) -> Path:
+def write_export(fake: FakeSlack, path: Path) -> Path:
     """What Slack's own export of the workspace would hold."""
     w = fake.workspace
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -44,7 +44,7 @@ def exported(fake: FakeSlack, path: Path) -> Path:
     return path
 
 
-async def test_a_first_load_with_an_archive_is_the_same_and_asks_only_for_what_is_newer(
+async def test_a_first_load_from_an_archive_gives_the_same_documents_with_fewer_requests(
     desk: Desk, tmp_path: Path
 ) -> None:
     w = desk.workspace
@@ -55,7 +55,7 @@ async def test_a_first_load_with_an_archive_is_the_same_and_asks_only_for_what_i
         for n in range(5):
             ts = w.post(channel, ann, f"question {n}")
             w.post(channel, ben, f"answer {n}", thread=ts)
-    archive = exported(desk.fake, tmp_path / "export.zip")
+    archive = write_export(desk.fake, tmp_path / "export.zip")
     w.post(ops, ann, "since then", thread=ts.replace(ts, next(iter(w.channels[ops].messages))))
     gone = next(ts for ts, m in w.channels[secret].messages.items() if "thread_ts" not in m)
     w.delete(secret, w.channels[secret].replies(gone)[0]["ts"])
@@ -72,12 +72,12 @@ async def test_a_first_load_with_an_archive_is_the_same_and_asks_only_for_what_i
     assert await desk.slack(archive=archive).check() == []
 
 
-async def test_people_whom_slack_no_longer_lists_keep_their_names(desk: Desk, tmp_path: Path) -> None:
+async def test_the_archive_supplies_names_of_users_whom_slack_no_longer_lists(desk: Desk, tmp_path: Path) -> None:
     w = desk.workspace
     ann, old = w.user("Ann Lee"), w.user("Old Hand")
     ops = w.channel("ops", ann)
     w.post(ops, old, "hello")
-    archive = exported(desk.fake, tmp_path / "export.zip")
+    archive = write_export(desk.fake, tmp_path / "export.zip")
     del w.users[old]
     [entry] = (await everything(desk.slack(archive=archive))).values()
     assert entry.content == "Old Hand: hello"
@@ -94,7 +94,7 @@ CHANNELS = json.dumps([{"id": "C1", "name": "ops"}, {"id": "C2", "name": ".."}, 
 DAY = json.dumps([{"ts": "2.000000", "thread_ts": "1.000000", "text": "x"}])
 
 
-def test_only_days_of_channels_are_read_whatever_else_an_archive_names(tmp_path: Path) -> None:
+def test_only_day_files_of_known_channels_are_read_from_an_archive(tmp_path: Path) -> None:
     path = made(
         tmp_path / "e.zip",
         **{
@@ -122,12 +122,14 @@ def test_only_days_of_channels_are_read_whatever_else_an_archive_names(tmp_path:
         ({"channels.json": b"\xff\xfe\x00"}, "damaged"),
     ],
 )
-def test_what_is_no_export_is_said_to_be_none(tmp_path: Path, members: dict[str, Any], said: str) -> None:
+def test_an_archive_that_is_no_slack_export_is_misconfigured(
+    tmp_path: Path, members: dict[str, Any], said: str
+) -> None:
     with pytest.raises(Misconfigured, match=said):
         Archive(made(tmp_path / "e.zip", **members))
 
 
-def test_a_file_that_is_no_archive_a_cut_one_and_one_that_is_not_there(tmp_path: Path) -> None:
+def test_truncated_invalid_and_missing_archives_are_misconfigured(tmp_path: Path) -> None:
     whole = made(tmp_path / "e.zip", **{"channels.json": CHANNELS, "ops/2026-01-01.json": DAY}).read_bytes()
     (tmp_path / "cut.zip").write_bytes(whole[:-30])
     (tmp_path / "text.zip").write_text("hello")
@@ -136,7 +138,7 @@ def test_a_file_that_is_no_archive_a_cut_one_and_one_that_is_not_there(tmp_path:
             Archive(tmp_path / name)
 
 
-def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_zip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("channels.json", CHANNELS)
@@ -150,7 +152,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     bomb.close()
 
 
-def test_a_channel_whose_days_together_are_too_much_is_left_to_the_api(tmp_path: Path) -> None:
+def test_a_channel_that_is_too_large_in_the_archive_is_read_from_the_api(tmp_path: Path) -> None:
     path = made(
         tmp_path / "e.zip", **{"channels.json": CHANNELS, "ops/2026-01-01.json": DAY, "ops/2026-01-02.json": DAY}
     )
@@ -164,7 +166,7 @@ def test_a_channel_whose_days_together_are_too_much_is_left_to_the_api(tmp_path:
     archive.close()
 
 
-def test_two_files_of_one_name_and_encrypted_ones_are_refused(tmp_path: Path) -> None:
+def test_an_archive_with_duplicate_names_or_encryption_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "twice.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("channels.json", CHANNELS)
@@ -180,7 +182,7 @@ def test_two_files_of_one_name_and_encrypted_ones_are_refused(tmp_path: Path) ->
         Archive(sealed)
 
 
-async def test_an_archive_that_is_not_there_is_found_by_check(desk: Desk, tmp_path: Path) -> None:
+async def test_check_reports_a_missing_archive(desk: Desk, tmp_path: Path) -> None:
     desk.workspace.channel("ops")
     [problem] = await desk.slack(archive=tmp_path / "none.zip").check()
     assert problem.code == "archive"

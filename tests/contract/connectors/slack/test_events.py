@@ -28,14 +28,14 @@ async def reactions(slack: Slack, requests: list[Request]) -> list[Reaction]:
     return [found for request in requests if (found := await slack.on_event(request)) != Reaction()]
 
 
-async def test_the_challenge_is_answered_when_it_is_signed(desk: Desk) -> None:
+async def test_a_signed_challenge_is_answered(desk: Desk) -> None:
     found = await desk.slack().on_event(desk.fake.challenge())
     assert (found.status, found.answer) == (200, b"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmd")
     with pytest.raises(Refused):
         await desk.slack(signing_secret=None).on_event(desk.fake.challenge())
 
 
-async def test_a_message_an_answer_an_edit_and_a_delete_name_their_thread(desk: Desk) -> None:
+async def test_message_reply_edit_and_delete_events_fetch_their_thread(desk: Desk) -> None:
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
@@ -61,26 +61,26 @@ async def test_a_message_an_answer_an_edit_and_a_delete_name_their_thread(desk: 
         lambda request: replace(request, body=b"\xff\xfe"),
     ],
 )
-async def test_what_slack_has_not_signed_is_refused(desk: Desk, spoil: Callable[[Request], Request]) -> None:
+async def test_an_event_without_slacks_signature_is_refused(desk: Desk, spoil: Callable[[Request], Request]) -> None:
     with pytest.raises(Refused):
         await desk.slack().on_event(spoil(desk.fake.challenge()))
 
 
 @pytest.mark.parametrize("age", [-302, 302])
-async def test_an_event_older_or_newer_than_five_minutes_is_refused(desk: Desk, age: int) -> None:
+async def test_an_event_more_than_five_minutes_old_or_ahead_is_refused(desk: Desk, age: int) -> None:
     request = desk.fake.signed({"type": "url_verification", "challenge": "x"}, at=time.time() - age)
     with pytest.raises(Refused):
         await desk.slack().on_event(request)
 
 
-async def test_what_is_signed_and_still_no_event_is_refused(desk: Desk) -> None:
+async def test_a_signed_body_that_is_no_event_is_refused(desk: Desk) -> None:
     slack = desk.slack()
     with pytest.raises(Refused):
         await slack.on_event(desk.fake.signed([1, 2]))  # type: ignore[arg-type]
     assert await slack.on_event(desk.fake.signed({"type": "event_callback", "event_id": "Ev1"})) == Reaction()
 
 
-async def test_an_event_that_comes_again_does_nothing_again(desk: Desk) -> None:
+async def test_a_repeated_event_is_ignored(desk: Desk) -> None:
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
@@ -91,7 +91,7 @@ async def test_an_event_that_comes_again_does_nothing_again(desk: Desk) -> None:
     assert sorted(id for reaction in found for id in reaction.ids) == [f"{ops}:{ts}" for ts in stamps]
 
 
-async def test_membership_events_name_the_channel_and_the_apps_own_bring_everything_of_it(desk: Desk) -> None:
+async def test_membership_events_read_the_channels_group_and_the_apps_own_cause_a_sweep(desk: Desk) -> None:
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann, bot=False)
@@ -108,7 +108,7 @@ async def test_membership_events_name_the_channel_and_the_apps_own_bring_everyth
     ]
 
 
-async def test_only_a_change_of_standing_or_address_lists_memberships_again(desk: Desk) -> None:
+async def test_only_a_users_change_of_address_or_status_reads_memberships_again(desk: Desk) -> None:
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
@@ -128,7 +128,7 @@ async def test_only_a_change_of_standing_or_address_lists_memberships_again(desk
     ]
 
 
-async def test_an_event_whose_reaction_could_not_be_told_is_told_when_slack_sends_it_again(desk: Desk) -> None:
+async def test_an_event_whose_handling_failed_is_handled_when_slack_sends_it_again(desk: Desk) -> None:
     w = desk.workspace
     w.channel("ops", w.user("Ann Lee"))
     slack = desk.slack()
@@ -142,7 +142,7 @@ async def test_an_event_whose_reaction_could_not_be_told_is_told_when_slack_send
     assert len(await reactions(slack, [request])) == 1
 
 
-async def test_a_new_name_of_a_channel_is_in_the_next_document(desk: Desk) -> None:
+async def test_a_renamed_channel_has_its_new_name_in_documents_read_after_it(desk: Desk) -> None:
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
@@ -158,7 +158,7 @@ async def test_a_new_name_of_a_channel_is_in_the_next_document(desk: Desk) -> No
     assert (await listing(slack))[f"{ops}:{ts}"].revision == after.revision
 
 
-async def test_events_that_slack_held_back_are_looked_for(desk: Desk) -> None:
+async def test_a_rate_limit_event_causes_a_read_of_changes_and_a_sweep(desk: Desk) -> None:
     assert await desk.slack().on_event(desk.fake.rate_limited()) == Reaction(changes=True, sweep=True)
 
 
@@ -193,7 +193,7 @@ async def listening(desk: Desk) -> AsyncIterator[tuple[str, str, list[Reaction],
         await task
 
 
-async def test_events_come_through_a_socket_and_are_acknowledged(desk: Desk) -> None:
+async def test_events_received_through_a_socket_are_acknowledged(desk: Desk) -> None:
     w = desk.workspace
     async with listening(desk) as (ann, ops, found, connected):
         ts = w.post(ops, ann, "hello")
@@ -212,7 +212,7 @@ async def test_events_come_through_a_socket_and_are_acknowledged(desk: Desk) -> 
         assert len(connected) >= 2, "what happened while there was no connection is looked for"
 
 
-async def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost(desk: Desk) -> None:
+async def test_a_broken_socket_connection_is_renewed_without_losing_events(desk: Desk) -> None:
     async with listening(desk) as (ann, ops, found, _):
         await desk.fake.socket.drop()
         await until(lambda: desk.fake.socket.connections == [])
@@ -222,7 +222,7 @@ async def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost(desk: 
         assert found == [Reaction(ids=(f"{ops}:{ts}",))]
 
 
-async def test_a_socket_is_acknowledged_before_anything_is_done_and_what_fails_then_ends_the_listening(
+async def test_a_socket_event_is_acknowledged_first_and_a_failed_reaction_ends_listening(
     desk: Desk,
 ) -> None:
     w = desk.workspace
@@ -246,7 +246,7 @@ async def test_a_socket_is_acknowledged_before_anything_is_done_and_what_fails_t
     await until(lambda: desk.fake.socket.connections == [])
 
 
-async def test_a_refused_app_token_is_a_matter_for_people_and_without_one_there_is_nothing_to_listen_to(
+async def test_listening_without_an_app_token_returns_and_with_a_refused_one_is_misconfigured(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def react(_: Reaction) -> None:
@@ -258,7 +258,7 @@ async def test_a_refused_app_token_is_a_matter_for_people_and_without_one_there_
     assert "canary" not in caplog.text
 
 
-def test_the_fake_signs_what_it_sends() -> None:
+def test_the_fake_sends_each_event_once() -> None:
     from connectors.fakes.slack import FakeSlack
 
     fake = FakeSlack()

@@ -34,7 +34,7 @@ def client(fake: FakeSlack, base: str) -> AsyncWebClient:
     return AsyncWebClient(fake.token, base_url=base)
 
 
-async def test_the_web_client_pages_through_everything(fake: FakeSlack, client: AsyncWebClient) -> None:
+async def test_slacks_web_client_reads_all_pages_of_every_method(fake: FakeSlack, client: AsyncWebClient) -> None:
     w = fake.workspace
     people = [w.user(f"P{n} X") for n in range(5)]
     ops = w.channel("ops", *people)
@@ -64,7 +64,9 @@ async def test_the_web_client_pages_through_everything(fake: FakeSlack, client: 
     assert set(people) < set(users)
 
 
-async def test_times_include_or_exclude_as_documented(fake: FakeSlack, client: AsyncWebClient) -> None:
+async def test_oldest_and_latest_are_inclusive_or_exclusive_as_documented(
+    fake: FakeSlack, client: AsyncWebClient
+) -> None:
     w = fake.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
@@ -80,7 +82,7 @@ async def test_times_include_or_exclude_as_documented(fake: FakeSlack, client: A
     assert await stamps(latest=b) == [a]
 
 
-async def test_forms_and_json_bodies_say_the_same(fake: FakeSlack, client: AsyncWebClient) -> None:
+async def test_form_and_json_requests_have_the_same_response(fake: FakeSlack, client: AsyncWebClient) -> None:
     w = fake.workspace
     ops = w.channel("ops")
     form = await client.api_call("conversations.info", data={"channel": ops})
@@ -89,7 +91,7 @@ async def test_forms_and_json_bodies_say_the_same(fake: FakeSlack, client: Async
     assert form.headers["x-oauth-scopes"].split(",") == sorted(fake.context.scopes)
 
 
-async def test_errors_are_those_of_slack(fake: FakeSlack, client: AsyncWebClient, base: str) -> None:
+async def test_the_fakes_errors_equal_slacks(fake: FakeSlack, client: AsyncWebClient, base: str) -> None:
     w = fake.workspace
     secret = w.channel("secret", bot=False, is_private=True)
     public = w.channel("public", bot=False)
@@ -122,7 +124,7 @@ async def test_errors_are_those_of_slack(fake: FakeSlack, client: AsyncWebClient
     assert await error("auth.test") == "token_revoked"
 
 
-async def test_the_clients_own_retry_waits_out_a_rate_limit(fake: FakeSlack, client: AsyncWebClient) -> None:
+async def test_slacks_client_retries_after_a_rate_limit(fake: FakeSlack, client: AsyncWebClient) -> None:
     fake.faults.throttled, fake.faults.retry_after = 1, 1
     client.retry_handlers = [AsyncRateLimitErrorRetryHandler(max_retry_count=1)]
     assert (await client.auth_test())["ok"]
@@ -137,7 +139,7 @@ async def test_the_clients_own_retry_waits_out_a_rate_limit(fake: FakeSlack, cli
     await plain.auth_test()  # limits count each method by itself
 
 
-async def test_an_edit_and_a_delete_look_as_they_do_in_slack(fake: FakeSlack, client: AsyncWebClient) -> None:
+async def test_edited_and_deleted_messages_look_as_they_do_in_slack(fake: FakeSlack, client: AsyncWebClient) -> None:
     w = fake.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
@@ -161,7 +163,7 @@ def test_events_are_signed_as_slack_signs_them(fake: FakeSlack) -> None:
         assert not verifier.is_valid_request(request.body + b" ", dict(request.headers))
 
 
-async def test_the_socket_client_connects_receives_acknowledges_and_reconnects(
+async def test_slacks_socket_client_receives_acknowledges_and_reconnects(
     fake: FakeSlack, client: AsyncWebClient
 ) -> None:
     fake.drop_events()

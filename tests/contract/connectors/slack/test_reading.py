@@ -38,9 +38,7 @@ def ops(desk: Desk, ann: str, ben: str) -> str:
     return desk.workspace.channel("ops", ann, ben)
 
 
-async def test_a_thread_is_one_document_and_each_message_a_piece_of_it(
-    desk: Desk, ann: str, ben: str, ops: str
-) -> None:
+async def test_a_thread_is_one_document_with_each_message_as_a_part(desk: Desk, ann: str, ben: str, ops: str) -> None:
     w = desk.workspace
     ts = w.post(ops, ann, "How do we rotate the keys?\nThe staging ones.")
     w.post(ops, ben, "Ask <@" + ann + ">", thread=ts)
@@ -59,7 +57,7 @@ async def test_a_thread_is_one_document_and_each_message_a_piece_of_it(
     assert entry.metadata["messages"] == 2
 
 
-async def test_a_long_channel_and_a_long_thread_are_read_to_their_ends(desk: Desk, ann: str, ops: str) -> None:
+async def test_a_long_channel_and_a_long_thread_are_read_over_several_pages(desk: Desk, ann: str, ops: str) -> None:
     w = desk.workspace
     stamps = [w.post(ops, ann, f"message {n}") for n in range(10)]
     for n in range(10):
@@ -69,7 +67,7 @@ async def test_a_long_channel_and_a_long_thread_are_read_to_their_ends(desk: Des
     assert found[f"{ops}:{stamps[4]}"].content.count(RS) == 10
 
 
-async def test_join_notices_are_not_read_until_somebody_answers_one(desk: Desk, ann: str, ops: str) -> None:
+async def test_a_join_notice_is_a_document_only_if_it_has_replies(desk: Desk, ann: str, ops: str) -> None:
     w = desk.workspace
     quiet = w.post(ops, ann, "has joined the channel", subtype="channel_join")
     loud = w.post(ops, ann, "has joined the channel", subtype="channel_join")
@@ -79,7 +77,7 @@ async def test_join_notices_are_not_read_until_somebody_answers_one(desk: Desk, 
     assert isinstance(await one(slack, f"{ops}:{quiet}"), Gone)
 
 
-async def test_bots_speak_by_their_name_and_an_answer_sent_to_the_channel_is_no_second_document(
+async def test_bot_messages_name_the_bot_and_a_broadcast_reply_is_no_second_document(
     desk: Desk, ann: str, ops: str
 ) -> None:
     w = desk.workspace
@@ -118,7 +116,7 @@ async def test_direct_messages_are_never_read_and_never_listed(desk: Desk, ann: 
     assert groups == [f"workspace:{w.team_id}"]
 
 
-async def test_an_edit_a_delete_and_an_answer_are_seen_by_a_poll(desk: Desk, ann: str, ben: str, ops: str) -> None:
+async def test_a_poll_reads_edits_deletes_and_replies(desk: Desk, ann: str, ben: str, ops: str) -> None:
     w = desk.workspace
     first, second, third = (w.post(ops, ann, f"message {n}") for n in range(3))
     slack = desk.slack()
@@ -135,7 +133,7 @@ async def test_an_edit_a_delete_and_an_answer_are_seen_by_a_poll(desk: Desk, ann
     assert f"{ops}:{second}" not in found
 
 
-async def test_a_poll_sees_answers_to_threads_of_the_last_days_and_a_listing_those_of_older_ones(
+async def test_a_poll_reads_replies_to_recent_threads_and_a_listing_replies_to_older_threads(
     desk: Desk, ann: str, ops: str
 ) -> None:
     w = desk.workspace
@@ -152,7 +150,7 @@ async def test_a_poll_sees_answers_to_threads_of_the_last_days_and_a_listing_tho
     assert before[f"{ops}:{old}"].revision != after[f"{ops}:{old}"].revision
 
 
-async def test_an_answer_sent_to_the_channel_brings_an_old_thread_back(desk: Desk, ann: str, ops: str) -> None:
+async def test_a_broadcast_reply_makes_a_poll_read_its_old_thread(desk: Desk, ann: str, ops: str) -> None:
     old = desk.workspace.post(ops, ann, "last year", at=f"{time.time() - 300 * 86_400:.6f}")
     slack = desk.slack(thread_days=0)
     cursor = await slack.start()
@@ -161,7 +159,9 @@ async def test_an_answer_sent_to_the_channel_brings_an_old_thread_back(desk: Des
     assert list(found) == [f"{ops}:{old}"]
 
 
-async def test_a_listing_equals_what_is_read_and_costs_no_request_a_thread(desk: Desk, ann: str, ops: str) -> None:
+async def test_a_listing_has_the_same_revisions_as_a_full_read_without_requests_per_thread(
+    desk: Desk, ann: str, ops: str
+) -> None:
     w = desk.workspace
     for n in range(7):
         ts = w.post(ops, ann, f"message {n}")
@@ -175,9 +175,7 @@ async def test_a_listing_equals_what_is_read_and_costs_no_request_a_thread(desk:
 
 
 @pytest.mark.parametrize("change", ["edit", "answer", "answer deleted", "renamed", "file"])
-async def test_every_change_that_a_history_shows_is_another_revision(
-    desk: Desk, ann: str, ops: str, change: str
-) -> None:
+async def test_every_change_of_a_thread_changes_its_revision(desk: Desk, ann: str, ops: str, change: str) -> None:
     w = desk.workspace
     ts = w.post(ops, ann, "text")
     w.post(ops, ann, "one", thread=ts)
@@ -202,7 +200,7 @@ async def test_every_change_that_a_history_shows_is_another_revision(
     assert fetched.revision == after[f"{ops}:{ts}"].revision
 
 
-async def test_a_deleted_parent_leaves_its_answers(desk: Desk, ann: str, ben: str, ops: str) -> None:
+async def test_a_thread_with_a_deleted_parent_retains_its_replies(desk: Desk, ann: str, ben: str, ops: str) -> None:
     w = desk.workspace
     ts = w.post(ops, ann, "a secret")
     answer = w.post(ops, ben, "take that down", thread=ts)
@@ -217,7 +215,7 @@ async def test_a_deleted_parent_leaves_its_answers(desk: Desk, ann: str, ben: st
     assert await listing(slack) == {}
 
 
-async def test_a_crawl_resumes_where_it_stopped(desk: Desk, ann: str) -> None:
+async def test_a_crawl_resumes_from_the_cursor_of_any_page(desk: Desk, ann: str) -> None:
     w = desk.workspace
     channels = [w.channel(name, ann) for name in ("a", "b")]
     ids = [f"{channel}:{w.post(channel, ann, f'message {n}')}" for channel in channels for n in range(7)]
@@ -229,7 +227,7 @@ async def test_a_crawl_resumes_where_it_stopped(desk: Desk, ann: str) -> None:
         assert sorted([*before, *rest]) == sorted(ids)
 
 
-async def test_a_poll_that_was_interrupted_goes_on_and_loses_nothing(desk: Desk, ann: str) -> None:
+async def test_an_interrupted_poll_resumes_without_losing_changes(desk: Desk, ann: str) -> None:
     w = desk.workspace
     channels = [w.channel(name, ann) for name in ("a", "b")]
     slack = desk.slack()
@@ -247,7 +245,7 @@ async def test_a_poll_that_was_interrupted_goes_on_and_loses_nothing(desk: Desk,
     assert isinstance(found[deleted], Gone)
 
 
-async def test_cursors_that_expire_within_a_list_begin_it_again(desk: Desk, ann: str) -> None:
+async def test_a_list_whose_cursor_expires_is_read_again_from_its_start(desk: Desk, ann: str) -> None:
     w = desk.workspace
     channels = [w.channel(f"c{n}", ann) for n in range(10)]
     ids = {f"{channel}:{w.post(channel, ann, 'hello')}" for channel in channels}
@@ -258,7 +256,7 @@ async def test_cursors_that_expire_within_a_list_begin_it_again(desk: Desk, ann:
         await everything(desk.slack())
 
 
-async def test_the_cursor_of_another_version_is_expired(desk: Desk) -> None:
+async def test_a_malformed_cursor_counts_as_expired(desk: Desk) -> None:
     slack = desk.slack()
     with pytest.raises(CursorExpired):
         await everything(slack, {"page": 3})
@@ -268,7 +266,9 @@ async def test_the_cursor_of_another_version_is_expired(desk: Desk) -> None:
         await changed(slack, {"at": 1.0, "seen": [1]})
 
 
-async def test_a_channel_that_the_app_is_put_out_of_is_closed_at_once_and_forgotten_later(desk: Desk, ann: str) -> None:
+async def test_a_channel_that_the_app_was_removed_from_loses_access_now_and_is_gone_a_day_later(
+    desk: Desk, ann: str
+) -> None:
     w = desk.workspace
     secret = w.channel("secret", ann, is_private=True)
     id = f"{secret}:{w.post(secret, ann, 'the plan')}"
@@ -316,7 +316,7 @@ async def test_a_public_channel_that_is_archived_stays_readable_for_the_workspac
     assert isinstance(await one(dropping, id), Gone)
 
 
-async def test_an_archived_channel_that_closes_while_it_is_listed_is_closed_in_the_pages_after_that(
+async def test_an_archived_channel_made_private_during_a_listing_loses_access_from_the_next_page(
     desk: Desk, ann: str, ops: str
 ) -> None:
     w = desk.workspace
@@ -332,7 +332,7 @@ async def test_an_archived_channel_that_closes_while_it_is_listed_is_closed_in_t
     assert [{one.acl_tags for one in page} for page in pages] == [{(f"channel:{ops}",)}, {()}]
 
 
-async def test_a_list_of_channels_that_is_cut_short_is_no_complete_listing(desk: Desk, ann: str) -> None:
+async def test_a_truncated_list_of_channels_is_retryable(desk: Desk, ann: str) -> None:
     w = desk.workspace
     for n in range(5):
         channel = w.channel(f"c{n}", ann)
@@ -346,7 +346,7 @@ async def test_a_list_of_channels_that_is_cut_short_is_no_complete_listing(desk:
         [group async for group in slack.groups()]
 
 
-async def test_only_the_channels_that_the_settings_name_are_read(desk: Desk, ann: str, ops: str) -> None:
+async def test_only_the_configured_channels_are_read(desk: Desk, ann: str, ops: str) -> None:
     w = desk.workspace
     alerts, other = w.channel("ops-alerts", ann), w.channel("random", ann)
     ids = {channel: f"{channel}:{w.post(channel, ann, 'hello')}" for channel in (ops, alerts, other)}
@@ -361,14 +361,14 @@ async def test_only_the_channels_that_the_settings_name_are_read(desk: Desk, ann
     assert not any(id.startswith(hidden) for id in await listing(no_private))
 
 
-async def test_people_of_other_workspaces_have_names_too(desk: Desk, ann: str, ops: str) -> None:
+async def test_users_of_other_workspaces_are_named_in_messages(desk: Desk, ann: str, ops: str) -> None:
     w = desk.workspace
     guest = w.user("Eve Stranger", is_stranger=True, team_id="T9OTHER")
     ts = w.post(ops, guest, f"hello <@{ann}>, I am <@{guest}>, not <@U9NOBODY>")
     assert await text(desk.slack(), f"{ops}:{ts}") == "Eve Stranger: hello @Ann Lee, I am @Eve Stranger, not @U9NOBODY"
 
 
-async def test_user_groups_have_names_whatever_was_asked_first(desk: Desk, ann: str, ops: str) -> None:
+async def test_user_groups_are_named_in_messages_whatever_was_read_before(desk: Desk, ann: str, ops: str) -> None:
     group = desk.workspace.usergroup("oncall")
     ts = desk.workspace.post(ops, ann, f"ask <!subteam^{group}>")
     slack = desk.slack()
@@ -378,7 +378,7 @@ async def test_user_groups_have_names_whatever_was_asked_first(desk: Desk, ann: 
     assert await text(desk.slack(), f"{ops}:{ts}") == f"Ann Lee: ask @{group}"
 
 
-async def test_a_storm_of_429_is_waited_out_and_a_longer_one_deferred(desk: Desk, ann: str, ops: str) -> None:
+async def test_429_responses_are_retried_and_long_waits_deferred(desk: Desk, ann: str, ops: str) -> None:
     id = f"{ops}:{desk.workspace.post(ops, ann, 'hello')}"
     desk.fake.faults.throttled = 4
     assert list(await everything(desk.slack())) == [id]
@@ -389,12 +389,12 @@ async def test_a_storm_of_429_is_waited_out_and_a_longer_one_deferred(desk: Desk
     assert raised.value.retry_after >= 800
 
 
-async def test_an_answer_that_is_too_large_is_asked_for_in_smaller_parts(desk: Desk, ann: str, ops: str) -> None:
+async def test_a_response_that_is_too_large_is_requested_in_smaller_pages(desk: Desk, ann: str, ops: str) -> None:
     found = [f"{ops}:{desk.workspace.post(ops, ann, 'x' * 12 * 2**20)}" for _ in range(3)]
     assert sorted(await everything(desk.slack())) == found
 
 
-async def test_a_server_error_is_tried_again(desk: Desk, ann: str, ops: str) -> None:
+async def test_server_errors_are_retried(desk: Desk, ann: str, ops: str) -> None:
     id = f"{ops}:{desk.workspace.post(ops, ann, 'hello')}"
     desk.fake.faults.failing = 2
     assert list(await everything(desk.slack())) == [id]
@@ -409,13 +409,15 @@ async def test_a_server_error_is_tried_again(desk: Desk, ann: str, ops: str) -> 
         ("user_not_found", Absent),
     ],
 )
-async def test_what_slack_says_in_a_200_is_what_it_means(desk: Desk, error: str, kind: type[Exception]) -> None:
+async def test_an_error_code_in_a_200_response_raises_its_exception(
+    desk: Desk, error: str, kind: type[Exception]
+) -> None:
     desk.fake.faults.broken["users.list"] = error
     with pytest.raises(kind, match=error):
         [group async for group in desk.slack().groups()]
 
 
-async def test_a_revoked_token_is_a_matter_for_people_and_stands_in_no_message(desk: Desk) -> None:
+async def test_a_revoked_token_is_misconfigured_and_not_quoted(desk: Desk) -> None:
     slack: Slack = desk.slack()
     desk.fake.revoked = True
     with pytest.raises(Misconfigured, match="token_revoked") as raised:

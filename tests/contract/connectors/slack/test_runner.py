@@ -60,7 +60,7 @@ async def office(ground: Ground, tmp_path: Path) -> AsyncIterator[Office]:
         yield Office(bench, play, play.workspace.channel("ops", ann), ann)
 
 
-async def test_a_first_crawl_publishes_each_thread_once_and_a_quiet_poll_and_sweep_nothing(office: Office) -> None:
+async def test_a_first_crawl_publishes_each_thread_once_and_unchanged_polls_nothing(office: Office) -> None:
     ids = office.fill(10)
     async with office.running() as instance:
         assert sorted(await office.read(instance)) == sorted(ids)
@@ -69,7 +69,7 @@ async def test_a_first_crawl_publishes_each_thread_once_and_a_quiet_poll_and_swe
         assert await office.bench.take() == []
 
 
-async def test_events_doubled_and_out_of_order_end_in_what_slack_has(office: Office) -> None:
+async def test_duplicated_and_reordered_events_end_in_slacks_current_state(office: Office) -> None:
     first, second, third = office.fill(3)
     w = office.fake.workspace
     async with office.running() as instance:
@@ -93,7 +93,7 @@ async def test_events_doubled_and_out_of_order_end_in_what_slack_has(office: Off
         assert newest[third].content.endswith("Ann Lee: more")
 
 
-async def test_cursors_that_expire_mid_crawl_lose_nothing(office: Office) -> None:
+async def test_cursors_that_expire_mid_crawl_lose_no_document(office: Office) -> None:
     ids = office.fill(10)
     w = office.fake.workspace
     for n in range(5):
@@ -103,7 +103,7 @@ async def test_cursors_that_expire_mid_crawl_lose_nothing(office: Office) -> Non
         assert sorted(await office.read(instance)) == sorted(ids)
 
 
-async def test_a_429_storm_delays_and_loses_nothing(office: Office) -> None:
+async def test_a_429_storm_delays_but_loses_no_document(office: Office) -> None:
     ids = office.fill(7)
     office.fake.faults.throttled, office.fake.faults.failing = 12, 2
     async with office.running() as instance:
@@ -111,7 +111,7 @@ async def test_a_429_storm_delays_and_loses_nothing(office: Office) -> None:
     assert office.fake.faults.throttled == 0
 
 
-async def test_a_crawl_that_dies_goes_on_and_publishes_at_most_one_page_again(office: Office) -> None:
+async def test_a_crashed_crawl_resumes_and_publishes_at_most_one_page_again(office: Office) -> None:
     ids = office.fill(12)
     office.fake.faults.limits["conversations.replies"] = 7  # the crawl stands still in its third page
     async with office.running():
@@ -128,7 +128,7 @@ async def test_a_crawl_that_dies_goes_on_and_publishes_at_most_one_page_again(of
     assert len(before) + len(after) <= len(ids) + PAGE
 
 
-async def test_a_truncated_listing_deletes_nothing_and_raises_the_guard_until_it_is_confirmed(office: Office) -> None:
+async def test_a_truncated_listing_deletes_nothing_and_a_mass_deletion_waits_for_approval(office: Office) -> None:
     ids = office.fill(30)
     w = office.fake.workspace
     async with office.running() as instance:
@@ -155,7 +155,7 @@ async def test_a_truncated_listing_deletes_nothing_and_raises_the_guard_until_it
         assert instance.problems() == []
 
 
-async def test_a_member_who_leaves_loses_the_tag_and_nothing_else_is_published(office: Office) -> None:
+async def test_a_member_who_leaves_a_channel_loses_its_tag_and_nothing_else_is_published(office: Office) -> None:
     w = office.fake.workspace
     secret = w.channel("secret", office.ann, is_private=True)
     w.post(secret, office.ann, "the plan")
@@ -174,7 +174,7 @@ async def test_a_member_who_leaves_loses_the_tag_and_nothing_else_is_published(o
         assert message.groups == [f"channel:{office.channel}", f"workspace:{w.team_id}"]
 
 
-async def test_a_channel_that_becomes_private_while_groups_are_listed_is_not_said_to_have_been_public_after_that(
+async def test_memberships_read_while_a_channel_becomes_private_are_stamped_before_that(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stamp of a set of groups is older than any part of it: a set that still has the channel is older than the

@@ -47,9 +47,7 @@ def box(tmp_path: Path) -> Box:
     return Box((tmp_path / "in").resolve(), tmp_path / "done", tmp_path / "failed")
 
 
-async def test_files_put_into_the_folder_are_taken_when_they_stand_still_and_moved_when_they_are_read(
-    office: Office, box: Box
-) -> None:
+async def test_drop_folder_files_are_read_once_unchanged_and_moved_to_done_or_failed(office: Office, box: Box) -> None:
     box.put("legal/.penstock.toml", b'acl = ["legal"]\nrequired = ["nda"]\n')
     box.put("legal/contract.docx", word_file("The parties agree."))
     box.put("memo.pdf", pdf_of(["A memo"]))
@@ -92,9 +90,7 @@ async def test_files_put_into_the_folder_are_taken_when_they_stand_still_and_mov
     assert [problem.code for problem in await source.check()] == ["nobody"]
 
 
-async def test_files_that_stay_are_taken_once_follow_their_access_and_do_not_come_back_when_deleted(
-    office: Office, box: Box
-) -> None:
+async def test_files_left_in_the_drop_folder_are_read_once_and_stay_deleted(office: Office, box: Box) -> None:
     kept = box.put("a.txt", b"text")
     office.declare(folder=box.folder, acl_tags=["staff"], settle_seconds=0.1, scan_seconds=0.05)
     await office.start()
@@ -129,6 +125,6 @@ async def test_files_that_stay_are_taken_once_follow_their_access_and_do_not_com
     await until(lambda: has_state(office, one["id"], "published"))
 
 
-def test_a_folder_for_what_is_done_within_the_drop_folder_is_refused(tmp_path: Path) -> None:
+def test_a_done_folder_inside_the_drop_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="done is inside folder"):
         UploadsOptions(folder=tmp_path, done=tmp_path / "done")

@@ -26,7 +26,7 @@ async def office(space: Space, tmp_path: Path) -> AsyncIterator[Office]:
 # What is said of a file
 
 
-async def test_title_tags_metadata_and_names_are_published_as_they_were_said(office: Office) -> None:
+async def test_title_tags_metadata_and_names_of_an_upload_are_published(office: Office) -> None:
     office.declare()
     await office.start()
     id_ = await office.upload(
@@ -50,7 +50,7 @@ async def test_title_tags_metadata_and_names_are_published_as_they_were_said(off
     assert (message.metadata["year"], message.metadata["tags"], message.metadata["pages"]) == (2026, ["a", "b"], 1)
 
 
-async def test_the_file_alone_with_its_words_in_the_query(office: Office) -> None:
+async def test_an_upload_may_be_a_raw_body_with_its_fields_in_the_query(office: Office) -> None:
     office.declare()
     await office.start()
     answer = await office.client.post(
@@ -64,7 +64,7 @@ async def test_the_file_alone_with_its_words_in_the_query(office: Office) -> Non
     assert (message.title, message.acl_tags, message.media_type) == ("Notes", ["ops", "staff"], "text/html")
 
 
-async def test_the_same_again_publishes_nothing_and_other_access_publishes_only_access(office: Office) -> None:
+async def test_an_identical_upload_publishes_nothing_and_changed_access_only_access(office: Office) -> None:
     office.declare()
     await office.start()
     id_ = await office.upload(b"some words", external_id="x")
@@ -103,7 +103,7 @@ async def test_the_same_again_publishes_nothing_and_other_access_publishes_only_
         ({"title": ["a", "b"]}, "title"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_at_once_with_one_line(
+async def test_invalid_fields_are_refused_with_a_one_line_reason_and_store_nothing(
     office: Office, fields: dict[str, Any], says: str
 ) -> None:
     office.declare()
@@ -117,7 +117,7 @@ async def test_what_makes_no_sense_is_refused_at_once_with_one_line(
     assert [path for path in (office.home / "files").rglob("*") if path.is_file()] == []
 
 
-async def test_bodies_that_are_no_form_or_too_much_of_one(office: Office) -> None:
+async def test_malformed_and_too_large_bodies_are_refused_and_leave_no_file(office: Office) -> None:
     office.declare(max_bytes=1000)
     await office.start()
     form = {"content-type": "multipart/form-data; boundary=b"}
@@ -156,14 +156,14 @@ async def test_bodies_that_are_no_form_or_too_much_of_one(office: Office) -> Non
         ("e\u0301.txt", "é.txt"),
     ],
 )
-def test_file_names(given: str, kept: str) -> None:
+def test_file_names_are_sanitised(given: str, kept: str) -> None:
     assert sanitise_name(given) == kept
 
 
 # Whose it is
 
 
-async def test_no_key_reaches_another_tenants_files(office: Office) -> None:
+async def test_no_key_reaches_another_tenants_uploads(office: Office) -> None:
     office.declare()
     office.declare("theirs", "rival")
     await office.start()
@@ -188,7 +188,7 @@ async def test_no_key_reaches_another_tenants_files(office: Office) -> None:
     assert (await office.status(id_))["state"] == "published"
 
 
-async def test_the_list_goes_page_by_page_newest_first(office: Office) -> None:
+async def test_uploads_are_listed_in_pages_newest_first(office: Office) -> None:
     office.declare()
     await office.start()
     ids = [await office.upload(b"text", f"{n}.txt") for n in range(5)]
@@ -204,7 +204,7 @@ async def test_the_list_goes_page_by_page_newest_first(office: Office) -> None:
     assert seen == [ids[4], ids[3], ids[1], ids[0]]
 
 
-async def test_members_of_tags_come_from_the_settings_and_are_told(office: Office, tmp_path: Path) -> None:
+async def test_members_of_tags_come_from_the_settings_and_are_published(office: Office, tmp_path: Path) -> None:
     members = tmp_path / "members.toml"
     members.write_text('[members]\nstaff = ["Bob@example.org"]\n')
     office.declare(members={"staff": ["ada@example.org"], "ops": ["ada@example.org"]}, members_file=members)

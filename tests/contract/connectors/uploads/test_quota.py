@@ -34,7 +34,7 @@ def originals(office: Office, name: str = "files") -> int:
     return sum(path.is_file() for path in (office.home / name / "originals").rglob("*"))
 
 
-async def handed_in(office: Office, data: bytes, *, key: str = "acme", **fields: str) -> httpx.Response:
+async def post_upload(office: Office, data: bytes, *, key: str = "acme", **fields: str) -> httpx.Response:
     return await office.client.post(
         "/v1/uploads",
         files={"file": ("a.txt", data)},
@@ -52,7 +52,7 @@ def is_full(answer: httpx.Response) -> bool:
     return answer.status_code == 507
 
 
-async def test_a_tenant_that_is_full_is_told_so_until_it_deletes_something_also_after_a_restart(
+async def test_a_tenant_at_its_quota_is_refused_uploads_until_it_deletes_some(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_UPLOADS_TENANT_BYTES", "100")
@@ -61,27 +61,27 @@ async def test_a_tenant_that_is_full_is_told_so_until_it_deletes_something_also_
     await office.start()
     first = await office.upload(b"a" * 60)
     second = await office.upload(b"b" * 40, external_id="second")
-    answer = await handed_in(office, b"c")
+    answer = await post_upload(office, b"c")
     assert is_full(answer)
     assert "the tenant's uploads have at most 100 bytes" in answer.json()["detail"]
     assert originals(office) == 2, "of a file that was refused nothing stays"
-    assert not is_full(await handed_in(office, b"d" * 100, key="rival")), "it is not the other tenant's quota"
+    assert not is_full(await post_upload(office, b"d" * 100, key="rival")), "it is not the other tenant's quota"
 
     await office.stop()
     office.instances.clear()
     office.declare()
     await office.start()
     await until(lambda: office.instances["files"].source)
-    assert is_full(await handed_in(office, b"c"))
-    assert not is_full(await handed_in(office, b"e" * 40, external_id="second")), "what does not grow is taken"
-    assert is_full(await handed_in(office, b"e" * 41, external_id="second"))
+    assert is_full(await post_upload(office, b"c"))
+    assert not is_full(await post_upload(office, b"e" * 40, external_id="second")), "what does not grow is taken"
+    assert is_full(await post_upload(office, b"e" * 41, external_id="second"))
     assert (await office.client.put(f"/v1/uploads/{second}", data={"title": "New"})).status_code == 202
     await office.client.delete(f"/v1/uploads/{first}")
-    assert not is_full(await handed_in(office, b"f" * 60))
-    assert is_full(await handed_in(office, b"g"))
+    assert not is_full(await post_upload(office, b"f" * 60))
+    assert is_full(await post_upload(office, b"g"))
 
 
-async def test_many_at_once_in_two_instances_never_exceed_the_quota(
+async def test_concurrent_uploads_to_two_instances_never_exceed_the_quota(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_UPLOADS_TENANT_FILES", "7")
@@ -101,21 +101,21 @@ async def test_many_at_once_in_two_instances_never_exceed_the_quota(
     assert originals(office) + originals(office, "more") == 7
 
 
-async def test_all_tenants_together_have_a_quota_as_well(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_of_all_tenants_together_have_a_quota(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_UPLOADS_ALL_FILES", "2")
     office.declare()
     office.declare("theirs", "rival")
     await office.start()
     id_ = await office.upload(b"ours")
-    assert not is_full(await handed_in(office, b"theirs", key="rival"))
-    answer = await handed_in(office, b"more", key="rival")
+    assert not is_full(await post_upload(office, b"theirs", key="rival"))
+    answer = await post_upload(office, b"more", key="rival")
     assert is_full(answer)
     assert "all tenants' uploads have at most 2 files" in answer.json()["detail"]
     await office.client.delete(f"/v1/uploads/{id_}")
-    assert not is_full(await handed_in(office, b"more", key="rival"))
+    assert not is_full(await post_upload(office, b"more", key="rival"))
 
 
-async def test_of_files_that_come_while_postgres_reads_but_does_not_write_nothing_stays(office: Office) -> None:
+async def test_uploads_refused_because_postgres_cannot_write_leave_no_files(office: Office) -> None:
     office.declare()
     await office.start()
     await office.upload(b"kept")
@@ -127,16 +127,16 @@ async def test_of_files_that_come_while_postgres_reads_but_does_not_write_nothin
         await connection.execute(
             "CREATE TRIGGER refuse BEFORE INSERT ON uploads FOR EACH ROW EXECUTE FUNCTION refuse_uploads()"
         )
-    assert [(await handed_in(office, b"text %d" % n)).status_code for n in range(3)] == [503] * 3
+    assert [(await post_upload(office, b"text %d" % n)).status_code for n in range(3)] == [503] * 3
     await office.intake().measure()
     assert originals(office) == 1, "Postgres does not write yet"
     async with office.pool.connection() as connection:
         await connection.execute("DROP TRIGGER refuse ON uploads")
-    assert not is_full(await handed_in(office, b"text 0"))
+    assert not is_full(await post_upload(office, b"text 0"))
     assert originals(office) == 2
 
 
-async def test_a_file_whose_commit_nobody_heard_of_keeps_its_original(
+async def test_an_upload_whose_commit_was_not_acknowledged_retains_its_original_file(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     office.declare()
@@ -149,7 +149,7 @@ async def test_a_file_whose_commit_nobody_heard_of_keeps_its_original(
 
     with monkeypatch.context() as broken:
         broken.setattr(intake.table, "put", unheard)
-        assert (await handed_in(office, b"text")).status_code == 503
+        assert (await post_upload(office, b"text")).status_code == 503
     await intake.measure()
     assert originals(office) == 1
     [upload] = (await office.client.get("/v1/uploads")).json()["uploads"]
@@ -157,7 +157,9 @@ async def test_a_file_whose_commit_nobody_heard_of_keeps_its_original(
     assert changed.status_code == 202, "its original can be read"
 
 
-async def test_operators_see_what_is_in_use(office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_metrics_and_status_show_how_much_of_the_quota_is_used(
+    office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PENSTOCK_UPLOADS_TENANT_FILES", "4")
     office.declare()
     await office.start()
@@ -171,7 +173,7 @@ async def test_operators_see_what_is_in_use(office: Office, monkeypatch: pytest.
     assert shown["quota"]["tenant_files"] == 4
 
 
-async def test_a_drop_folder_waits_while_its_tenant_is_full(
+async def test_a_drop_folder_waits_while_its_tenant_is_at_its_quota(
     office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PENSTOCK_UPLOADS_TENANT_FILES", "1")
@@ -194,41 +196,41 @@ async def test_a_drop_folder_waits_while_its_tenant_is_full(
             await asyncio.sleep(0.05)
 
 
-async def test_more_files_at_once_than_the_disk_is_reserved_for_are_asked_to_come_again(office: Office) -> None:
+async def test_uploads_beyond_the_limit_of_concurrent_files_are_answered_503(office: Office) -> None:
     office.declare()
     await office.start()
     intake = office.intake()
     writing = [intake.writing() for _ in range(MAX_INCOMING_FILES)]
     for file in writing:
         file.__enter__()
-    answer = await handed_in(office, b"one more")
+    answer = await post_upload(office, b"one more")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     for file in writing:
         file.__exit__(None, None, None)
-    assert not is_full(await handed_in(office, b"one more"))
+    assert not is_full(await post_upload(office, b"one more"))
 
 
-def test_a_quota_of_nothing_is_none() -> None:
+def test_a_quota_of_zero_means_no_limit() -> None:
     quota = UploadsQuota(tenant_bytes=0, tenant_files=10, all_bytes=0, all_files=0)
     used = Usage(tenant_files=5, tenant_bytes=10**15, all_files=10**9, all_bytes=10**15)
     used.require_within(quota)
     assert (used.share(quota, "tenant"), used.share(quota, "all")) == (0.5, 0.0)
 
 
-def test_a_quota_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_quota_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_UPLOADS_TENANT_BYTES", "much")
     with pytest.raises(Misconfigured, match="PENSTOCK_UPLOADS_TENANT_BYTES"):
         UploadsQuota.load()
 
 
-async def test_what_is_said_of_a_deleted_upload_goes_with_it_so_that_no_quota_is_evaded_by_deleting(
+async def test_deleting_an_upload_clears_its_title_tags_and_metadata(
     office: Office,
 ) -> None:
     """Half a megabyte of words a file, kept for 30 days after its deletion, would fill the database for everybody."""
     office.declare()
     await office.start()
     said = {"title": "t" * 4_000, "required_tags": "s" * 500, "metadata": json.dumps({"of": "m" * 60_000})}
-    answer = await handed_in(office, b"a", **said)
+    answer = await post_upload(office, b"a", **said)
     id_ = answer.json()["id"]
     assert len((await office.status(id_))["metadata"]["of"]) == 60_000
     assert (await office.client.delete(f"/v1/uploads/{id_}")).status_code == 202

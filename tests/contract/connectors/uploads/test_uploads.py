@@ -30,9 +30,7 @@ async def office(space: Space, tmp_path: Path) -> AsyncIterator[Office]:
 # From the upload to what is found
 
 
-async def test_an_upload_becomes_searchable_is_replaced_and_is_gone_when_it_is_deleted(
-    office: Office, space: Space
-) -> None:
+async def test_an_upload_becomes_searchable_can_be_replaced_and_is_deleted(office: Office, space: Space) -> None:
     space.start("detect", "vectors", "keywords")
     office.declare()
     await office.start()
@@ -57,7 +55,7 @@ async def test_an_upload_becomes_searchable_is_replaced_and_is_gone_when_it_is_d
     assert [path for path in (office.home / "files" / "originals").rglob("*") if path.is_file()] == []
 
 
-async def test_each_file_that_gives_no_text_ends_as_what_it_is_with_a_word_for_its_owner(office: Office) -> None:
+async def test_an_upload_without_text_ends_in_a_state_that_names_the_reason(office: Office) -> None:
     office.declare(max_bytes=300_000)
     await office.start()
     scan = await office.upload(typeset([Sheet(picture=True)]), "scan.pdf")
@@ -84,7 +82,7 @@ async def test_each_file_that_gives_no_text_ends_as_what_it_is_with_a_word_for_i
     assert [one.title for one in upserts(await office.messages())] == ["fine.txt"]
 
 
-async def test_a_file_waits_for_an_extraction_service_that_is_away_and_is_read_when_it_is_back(
+async def test_an_upload_waits_while_the_extraction_service_is_unreachable(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is marked unreadable, and its owner sees that it has not failed."""
@@ -105,7 +103,7 @@ async def test_a_file_waits_for_an_extraction_service_that_is_away_and_is_read_w
     assert await office.space.query("SELECT 1 FROM connector_items WHERE problem_code IS NOT NULL") == []
 
 
-async def test_a_new_version_that_cannot_be_read_leaves_the_one_before_and_says_so(office: Office) -> None:
+async def test_an_unreadable_replacement_leaves_the_published_text_and_reports_its_state(office: Office) -> None:
     office.declare()
     await office.start()
     id_ = await office.upload(pdf_of(["Properties that stay"]), "a.pdf")
@@ -124,13 +122,13 @@ async def test_a_new_version_that_cannot_be_read_leaves_the_one_before_and_says_
 # What goes wrong
 
 
-async def test_while_the_connector_does_not_run_the_client_is_told_to_come_again(office: Office) -> None:
+async def test_an_upload_while_the_connector_does_not_run_is_answered_503_with_retry_after(office: Office) -> None:
     office.declare()
     answer = await office.client.post("/v1/uploads", files={"file": ("a.txt", b"text")}, data={"acl_tags": "a"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
-async def test_what_was_accepted_survives_a_crash_and_nothing_is_published_twice(office: Office) -> None:
+async def test_accepted_uploads_survive_a_crash_and_are_published_once(office: Office) -> None:
     office.declare(page_size=3)
     await office.start()
     for n in range(5):
@@ -164,7 +162,7 @@ def _words_like(one: Upload) -> Properties:
     )
 
 
-async def test_an_original_that_is_lost_says_so_and_what_was_published_stays(office: Office) -> None:
+async def test_an_upload_whose_original_file_is_lost_fails_but_its_document_stays(office: Office) -> None:
     office.declare()
     await office.start()
     id_ = await office.upload(b"text")
@@ -177,7 +175,7 @@ async def test_an_original_that_is_lost_says_so_and_what_was_published_stays(off
     assert [type(one) for one in await office.messages()] == [DocumentUpserted]
 
 
-async def test_equal_files_share_an_original_which_stays_until_the_last_is_deleted(office: Office) -> None:
+async def test_identical_uploads_share_one_original_file_until_the_last_is_deleted(office: Office) -> None:
     office.declare()
     await office.start()
     one, other = await office.upload(b"text", "a.txt"), await office.upload(b"text", "b.txt")
@@ -195,7 +193,7 @@ async def test_equal_files_share_an_original_which_stays_until_the_last_is_delet
     assert kept() == 0
 
 
-async def test_the_worker_takes_uploads_as_declared_and_shows_what_could_not_be_read(
+async def test_the_connectors_worker_accepts_uploads_and_shows_unreadable_ones_in_its_status(
     space: Space, tmp_path: Path
 ) -> None:
     declared = tmp_path / "connectors.toml"

@@ -104,7 +104,7 @@ async def other() -> AsyncIterator[tuple[Server, str]]:
 
 
 @contextlib.asynccontextmanager
-async def asking(base: str, **options) -> AsyncIterator[Web]:
+async def web_client(base: str, **options) -> AsyncIterator[Web]:
     web = Web(base, **{"name": "wiki", "limits": QUICK, **options})
     try:
         yield web
@@ -119,9 +119,9 @@ def host(url: str) -> str:
 # Answers
 
 
-async def test_json_with_query_headers_and_form(server) -> None:
+async def test_json_requests_send_query_headers_and_form_data(server) -> None:
     app, url = server
-    async with asking(f"{url}/wiki/", headers={"authorization": "Bearer t"}) as web:
+    async with web_client(f"{url}/wiki/", headers={"authorization": "Bearer t"}) as web:
         assert await web.json("GET", "/api/pages?limit=2", params={"cursor": "a b", "none": None}) == {"ok": True}
         assert await web.json("POST", "api/search", data={"q": "x"}, headers={"x-extra": "1"}) == {"ok": True}
         assert await web.json("GET", f"{url}/elsewhere") == {"ok": True}
@@ -133,10 +133,10 @@ async def test_json_with_query_headers_and_form(server) -> None:
     assert app.asked[1][1]["content-type"] == "application/x-www-form-urlencoded"
 
 
-async def test_text_in_the_charset_that_it_names(server) -> None:
+async def test_text_is_decoded_with_the_charset_of_its_content_type(server) -> None:
     app, url = server
     app.answer(200, "grün".encode("latin-1"), content_type="text/html; charset=iso-8859-1")
-    async with asking(url) as web:
+    async with web_client(url) as web:
         assert await web.text("GET", "/") == "grün"
 
 
@@ -152,12 +152,12 @@ async def test_text_in_the_charset_that_it_names(server) -> None:
         (302, b"", Rejected, None),
     ],
 )
-async def test_an_answer_that_is_no_success_has_its_status_and_the_vendors_word(
+async def test_an_error_response_raises_with_its_status_and_the_vendors_error_code(
     server, status, body, kind, code
 ) -> None:
     app, url = server
     app.answer(status, body)
-    async with asking(url) as web:
+    async with web_client(url) as web:
         with pytest.raises(kind) as caught:
             await web.json("GET", "/x")
     assert (caught.value.status, caught.value.code) == (status, code)
@@ -169,32 +169,32 @@ async def test_an_answer_that_is_no_success_has_its_status_and_the_vendors_word(
     ("body", "content_type"),
     [(b"<html>log in</html>", "text/html"), (b'{"cut": ', "application/json"), (b"[" * 100_000, "application/json")],
 )
-async def test_html_or_half_of_the_json_is_retryable(server, body, content_type) -> None:
+async def test_a_response_that_is_no_complete_json_is_retryable(server, body, content_type) -> None:
     app, url = server
     for _ in range(100):
         app.answer(200, body, content_type=content_type)
-    async with asking(url, limits=Limits(patience_seconds=0)) as web:
+    async with web_client(url, limits=Limits(patience_seconds=0)) as web:
         with pytest.raises(Retryable, match=r"wiki: http://127.0.0.1:\d+ answered with .* JSON") as caught:
             await web.json("GET", "/x")
     assert "\n" not in str(caught.value)
 
 
-async def test_a_body_that_was_cut_off_is_asked_again(server) -> None:
+async def test_a_truncated_body_is_requested_again(server) -> None:
     app, url = server
     app.cut = True
-    async with asking(url, limits=Limits(patience_seconds=0)) as web:
+    async with web_client(url, limits=Limits(patience_seconds=0)) as web:
         with pytest.raises(Retryable, match="cut off"):
             await web.json("GET", "/x")
     app.cut = False
-    async with asking(url) as web:
+    async with web_client(url) as web:
         app.answer(200, gzip.compress(b'{"a": 1}' * 100)[:-20], content_encoding="gzip")
         assert await web.json("GET", "/x") == {"ok": True}
 
 
-async def test_nobody_there_is_retryable() -> None:
+async def test_a_refused_connection_is_retryable() -> None:
     async with served(Server()) as url:
         pass
-    async with asking(url, limits=Limits(patience_seconds=0)) as web:
+    async with web_client(url, limits=Limits(patience_seconds=0)) as web:
         with pytest.raises(Retryable, match="gave no answer"):
             await web.json("GET", "/")
 
@@ -202,11 +202,11 @@ async def test_nobody_there_is_retryable() -> None:
 # Waiting
 
 
-async def test_a_429_is_waited_out_as_long_as_it_says(server) -> None:
+async def test_a_429_is_retried_after_its_retry_after(server) -> None:
     app, url = server
     seconds = []
     app.answer(429, retry_after="1")
-    async with asking(url, on_throttled=lambda name, more: seconds.append((name, more))) as web:
+    async with web_client(url, on_throttled=lambda name, more: seconds.append((name, more))) as web:
         assert await web.json("GET", "/x") == {"ok": True}
     first, second = (at for _, _, at in app.asked)
     assert second - first >= 1
@@ -214,10 +214,10 @@ async def test_a_429_is_waited_out_as_long_as_it_says(server) -> None:
     assert seconds[0][1] >= 1
 
 
-async def test_a_retry_after_as_a_date_is_understood(server) -> None:
+async def test_retry_after_may_be_a_date(server) -> None:
     app, url = server
     app.answer(503, retry_after=format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True))
-    async with asking(url) as web:
+    async with web_client(url) as web:
         with pytest.raises(Retryable) as caught:
             await web.json("GET", "/x")
         assert not isinstance(caught.value, Deferred)
@@ -227,10 +227,10 @@ async def test_a_retry_after_as_a_date_is_understood(server) -> None:
     assert app.paths == ["/x"]
 
 
-async def test_longer_than_our_patience_is_left_to_the_caller_and_nobody_else_asks_meanwhile(server) -> None:
+async def test_a_wait_longer_than_the_patience_is_deferred_for_all_requests(server) -> None:
     app, url = server
     app.answer(429, b'{"error": "ratelimited"}', retry_after="300")
-    async with asking(url) as web:
+    async with web_client(url) as web:
         with pytest.raises(Deferred, match=r"429 \(ratelimited\)") as caught:
             await web.json("GET", "/x")
         assert 300 <= caught.value.retry_after < 302
@@ -240,19 +240,19 @@ async def test_longer_than_our_patience_is_left_to_the_caller_and_nobody_else_as
     assert app.paths == ["/x"]
 
 
-async def test_an_absurd_wait_is_capped(server) -> None:
+async def test_a_very_long_retry_after_is_capped(server) -> None:
     app, url = server
     app.answer(429, retry_after="99999999")
-    async with asking(url, limits=Limits(max_pause_seconds=600)) as web:
+    async with web_client(url, limits=Limits(max_pause_seconds=600)) as web:
         with pytest.raises(Deferred) as caught:
             await web.json("GET", "/x")
     assert caught.value.retry_after <= 601
 
 
-async def test_a_bucket_waits_by_itself(server) -> None:
+async def test_each_rate_limit_bucket_waits_separately(server) -> None:
     app, url = server
     app.answer(429, retry_after="300")
-    async with asking(url) as web:
+    async with web_client(url) as web:
         with pytest.raises(Deferred):
             await web.json("GET", "/history", bucket="history")
         with pytest.raises(Deferred):
@@ -268,12 +268,12 @@ async def test_a_bucket_waits_by_itself(server) -> None:
 
 
 @pytest.mark.parametrize("form", ["iso", "epoch"])
-async def test_a_spent_budget_is_waited_for_before_anything_is_sent(server, form) -> None:
+async def test_an_exhausted_rate_limit_defers_requests_before_they_are_sent(server, form) -> None:
     app, url = server
     reset = datetime.now(UTC) + timedelta(seconds=200)
     shown = reset.isoformat() if form == "iso" else str(int(reset.timestamp()))
     app.answer(200, b"[1]", x_ratelimit_limit="350", x_ratelimit_remaining="0", x_ratelimit_reset=shown)
-    async with asking(url) as web:
+    async with web_client(url) as web:
         assert await web.json("GET", "/x") == [1]
         with pytest.raises(Deferred) as caught:
             await web.json("GET", "/y")
@@ -281,24 +281,24 @@ async def test_a_spent_budget_is_waited_for_before_anything_is_sent(server, form
     assert app.paths == ["/x"]
 
 
-async def test_googles_403_for_too_many_requests_is_a_429(server) -> None:
+async def test_googles_403_for_too_many_requests_counts_as_a_429(server) -> None:
     app, url = server
     app.answer(403, b'{"error": {"code": 403, "errors": [{"reason": "userRateLimitExceeded"}]}}')
-    async with asking(url) as web:
+    async with web_client(url) as web:
         assert await web.json("GET", "/x") == {"ok": True}
     assert len(app.asked) == 2
 
 
-async def test_a_5xx_is_tried_again_until_patience_ends(server) -> None:
+async def test_a_5xx_is_retried_until_the_patience_ends(server) -> None:
     app, url = server
     app.answer(502)
     app.answer(500)
-    async with asking(url) as web:
+    async with web_client(url) as web:
         assert await web.json("GET", "/x") == {"ok": True}
     assert len(app.asked) == 3
     for _ in range(500):
         app.answer(500)
-    async with asking(url, limits=Limits(patience_seconds=0.2, backoff_base_seconds=0.01)) as web:
+    async with web_client(url, limits=Limits(patience_seconds=0.2, backoff_base_seconds=0.01)) as web:
         with pytest.raises(Retryable, match="answered 500") as caught:
             await web.json("GET", "/x")
     assert not isinstance(caught.value, Deferred)
@@ -307,11 +307,11 @@ async def test_a_5xx_is_tried_again_until_patience_ends(server) -> None:
     assert len(app.asked) > 4
 
 
-async def test_many_tasks_do_not_return_as_a_herd(server) -> None:
+async def test_after_a_rate_limit_one_request_at_a_time_probes_before_the_others_resume(server) -> None:
     app, url = server
     closed = asyncio.Event()
     limits = Limits(parallel=4, backoff_base_seconds=0.01)
-    async with asking(url, limits=limits, on_throttled=lambda name, seconds: closed.set()) as web:
+    async with web_client(url, limits=limits, on_throttled=lambda name, seconds: closed.set()) as web:
         app.answer(429, retry_after="0.3")
         first = asyncio.create_task(web.json("GET", "/first"))
         await closed.wait()
@@ -325,14 +325,14 @@ async def test_many_tasks_do_not_return_as_a_herd(server) -> None:
     assert 1 < app.most_open <= 4
 
 
-async def test_the_metric_hears_of_each_second_once(server) -> None:
+async def test_concurrent_throttled_requests_count_each_second_once_in_the_metric(server) -> None:
     app, url = server
     heard = []
     token = throttled.set(lambda name, seconds: heard.append(seconds))
     try:
         for _ in range(3):
             app.answer(429, retry_after="100")
-        async with asking(url) as web:
+        async with web_client(url) as web:
             with contextlib.suppress(ExceptionGroup):
                 async with asyncio.TaskGroup() as group:
                     for n in range(3):
@@ -349,7 +349,7 @@ async def test_credentials_stay_with_the_base_host(server, other) -> None:
     app, url = server
     there, there_url = other
     app.redirect(f"{there_url}/file?signed=1")
-    async with asking(url, headers={"authorization": f"Bearer {CANARY}"}, also=[host(there_url)]) as web:
+    async with web_client(url, headers={"authorization": f"Bearer {CANARY}"}, also=[host(there_url)]) as web:
         assert await web.json("GET", "/attachment") == {"ok": True}
         assert await web.json("GET", f"{there_url}/direct", headers={"x-secret": CANARY}) == {"ok": True}
     assert CANARY in app.asked[0][1]["authorization"]
@@ -361,36 +361,36 @@ async def test_an_httpx_auth_stays_with_the_base_host(server, other) -> None:
     app, url = server
     there, there_url = other
     app.redirect(f"{there_url}/file")
-    async with asking(url, auth=httpx.BasicAuth("user", CANARY), also=[host(there_url)]) as web:
+    async with web_client(url, auth=httpx.BasicAuth("user", CANARY), also=[host(there_url)]) as web:
         await web.json("GET", "/attachment")
     assert "authorization" in app.asked[0][1]
     assert "authorization" not in there.asked[0][1]
 
 
-async def test_the_way_back_home_carries_no_credentials(server, other) -> None:
+async def test_a_redirect_back_to_the_base_host_carries_no_credentials(server, other) -> None:
     app, url = server
     there, there_url = other
     app.redirect(f"{there_url}/hop")
     there.redirect(f"{url}/secret-page")
-    async with asking(url, headers={"authorization": CANARY}, also=[host(there_url)]) as web:
+    async with web_client(url, headers={"authorization": CANARY}, also=[host(there_url)]) as web:
         await web.json("GET", "/attachment")
     assert app.paths == ["/attachment", "/secret-page"]
     assert "authorization" not in app.asked[1][1]
 
 
-async def test_no_cookie_is_kept(server) -> None:
+async def test_no_cookie_is_stored(server) -> None:
     app, url = server
     app.answer(200, set_cookie=f"session={CANARY}; Path=/")
-    async with asking(url) as web:
+    async with web_client(url) as web:
         await web.json("GET", "/a")
         await web.json("GET", "/b")
     assert "cookie" not in app.asked[1][1]
 
 
-async def test_a_redirect_on_the_base_host_is_followed_and_a_loop_ends(server) -> None:
+async def test_redirects_on_the_base_host_are_followed_at_most_five_times(server) -> None:
     app, url = server
     app.redirect("../b?x=1")
-    async with asking(url, headers={"authorization": "t"}) as web:
+    async with web_client(url, headers={"authorization": "t"}) as web:
         assert await web.json("GET", "/a/c") == {"ok": True}
         assert app.paths == ["/a/c", "/b?x=1"]
         assert app.asked[1][1]["authorization"] == "t"
@@ -404,7 +404,7 @@ async def test_a_redirect_on_the_base_host_is_followed_and_a_loop_ends(server) -
 async def test_a_post_is_not_redirected(server) -> None:
     app, url = server
     app.redirect("/elsewhere", 307)
-    async with asking(url) as web:
+    async with web_client(url) as web:
         with pytest.raises(Forbidden, match="redirects a POST"):
             await web.json("POST", "/token", data={"secret": CANARY})
     assert len(app.asked) == 1
@@ -436,7 +436,7 @@ async def test_a_post_is_not_redirected(server) -> None:
 async def test_ssrf_by_a_redirect_is_refused(server, target) -> None:
     app, url = server
     app.redirect(target)
-    async with asking(url) as web:
+    async with web_client(url) as web:
         with pytest.raises(Forbidden):
             await web.json("GET", "/attachment")
     assert len(app.asked) == 1
@@ -446,7 +446,7 @@ async def test_ssrf_by_a_redirect_to_another_port_of_the_same_machine_is_refused
     app, url = server
     there, there_url = other
     app.redirect(f"{there_url}/admin")
-    async with asking(url) as web:
+    async with web_client(url) as web:
         with pytest.raises(Forbidden, match="neither the configured address"):
             await web.json("GET", "/attachment")
     assert there.asked == []
@@ -463,7 +463,7 @@ async def test_ssrf_by_a_redirect_to_another_port_of_the_same_machine_is_refused
 )
 async def test_ssrf_by_a_link_or_an_attachment_url_is_refused(server, tmp_path, link) -> None:
     _, url = server
-    async with asking(url, also=["files.example.net"]) as web:
+    async with web_client(url, also=["files.example.net"]) as web:
         for call in (web.json("GET", link), web.text("GET", link), web.download(link, tmp_path / "f", max_bytes=9)):
             with pytest.raises(Forbidden):
                 await call
@@ -480,7 +480,7 @@ async def test_ssrf_by_an_allowed_name_that_resolves_to_a_private_address_is_ref
         asked.append(name)
         return ["127.0.0.1"] if name in ("127.0.0.1", "files.example.net") else ["8.8.8.8", "10.0.0.7"]
 
-    async with asking(url, also=["files.example.net", ".cdn.example.net"], resolver=resolver) as web:
+    async with web_client(url, also=["files.example.net", ".cdn.example.net"], resolver=resolver) as web:
         with pytest.raises(Forbidden, match="not public"):
             await web.json("GET", "http://files.example.net/x")
         with pytest.raises(Forbidden, match="not public"):
@@ -503,7 +503,7 @@ async def test_ssrf_by_dns_rebinding_is_refused(server, other) -> None:
     async def resolver(name: str, number: int) -> Sequence[str]:
         return answers.pop(0) if name == "files.example.net" else ["127.0.0.1"]
 
-    async with asking(url, also=["files.example.net"], resolver=resolver, limits=Limits(patience_seconds=0)) as web:
+    async with web_client(url, also=["files.example.net"], resolver=resolver, limits=Limits(patience_seconds=0)) as web:
         for _ in range(3):
             with pytest.raises(Forbidden, match="not public"):
                 await web.json("GET", "http://files.example.net/x")
@@ -511,7 +511,7 @@ async def test_ssrf_by_dns_rebinding_is_refused(server, other) -> None:
     assert there.asked == []
 
 
-async def test_the_address_that_was_resolved_is_the_one_connected_to_and_the_host_keeps_its_name(other) -> None:
+async def test_requests_connect_to_the_resolved_address_with_the_original_host_header(other) -> None:
     there, there_url = other
     port = there_url.rpartition(":")[2]
 
@@ -519,12 +519,12 @@ async def test_the_address_that_was_resolved_is_the_one_connected_to_and_the_hos
         assert (name, number) == ("wiki.corp.example", int(port))
         return ["127.0.0.1"]
 
-    async with asking(f"http://wiki.corp.example:{port}", resolver=resolver) as web:
+    async with web_client(f"http://wiki.corp.example:{port}", resolver=resolver) as web:
         assert await web.json("GET", "/x") == {"ok": True}
     assert there.asked[0][1]["host"] == f"wiki.corp.example:{port}"
 
 
-async def test_over_tls_the_pinned_address_must_prove_the_name(tmp_path) -> None:
+async def test_over_tls_the_pinned_address_must_present_a_certificate_for_the_host_name(tmp_path) -> None:
     certificates = certificate(tmp_path, "wiki.corp.example")
 
     async def resolver(name: str, number: int) -> Sequence[str]:
@@ -536,13 +536,13 @@ async def test_over_tls_the_pinned_address_must_prove_the_name(tmp_path) -> None
         port = url.rpartition(":")[2]
         for name, proven in (("wiki.corp.example", True), ("other.corp.example", False)):
             given = {"resolver": resolver, "ssl_context": trust, "limits": Limits(patience_seconds=0)}
-            async with asking(f"https://{name}:{port}", **given) as web:
+            async with web_client(f"https://{name}:{port}", **given) as web:
                 if proven:
                     assert await web.json("GET", "/x") == {"ok": True}
                 else:
                     with pytest.raises(Retryable, match="Hostname mismatch"):
                         await web.json("GET", "/x")
-        async with asking(f"https://wiki.corp.example:{port}", resolver=resolver, also=["127.0.0.1:1"]) as web:
+        async with web_client(f"https://wiki.corp.example:{port}", resolver=resolver, also=["127.0.0.1:1"]) as web:
             app.redirect(f"http://127.0.0.1:{port}/plain")
             with pytest.raises(Forbidden, match="only https"):
                 await web.json("GET", "http://127.0.0.1:1/")
@@ -558,7 +558,7 @@ async def test_ssrf_by_the_second_request_of_an_auth_is_refused(server, other) -
             yield httpx.Request("POST", f"{there_url}/token")
             yield request
 
-    async with asking(url, auth=Refreshing()) as web:
+    async with web_client(url, auth=Refreshing()) as web:
         with pytest.raises(Forbidden):
             await web.json("GET", "/x")
     assert there.asked == app.asked == []
@@ -568,14 +568,14 @@ async def test_a_proxy_in_the_environment_is_not_used(server, monkeypatch) -> No
     _, url = server
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    async with asking(url) as web:
+    async with web_client(url) as web:
         assert await web.json("GET", "/x") == {"ok": True}
 
 
 @pytest.mark.parametrize(
     "base", ["", "wiki.example.com", "ftp://x/", f"https://u:{CANARY}@x/", f"https://x/?t={CANARY}"]
 )
-def test_a_base_url_that_is_none_or_holds_a_secret_is_refused(base) -> None:
+def test_an_invalid_base_url_or_one_with_a_secret_is_refused(base) -> None:
     with pytest.raises(Misconfigured, match="base_url") as caught:
         Web(base, name="wiki")
     assert CANARY not in str(caught.value)
@@ -584,9 +584,9 @@ def test_a_base_url_that_is_none_or_holds_a_secret_is_refused(base) -> None:
 # Sizes
 
 
-async def test_an_answer_larger_than_the_cap_is_not_read_on(server, tmp_path) -> None:
+async def test_a_response_beyond_the_size_limit_is_not_read_to_the_end(server, tmp_path) -> None:
     app, url = server
-    async with asking(url, limits=Limits(answer_bytes=1000)) as web:
+    async with web_client(url, limits=Limits(answer_bytes=1000)) as web:
         app.answer(200, b'"' + b"x" * 5000 + b'"')
         with pytest.raises(TooLarge) as caught:
             await web.json("GET", "/x")
@@ -598,7 +598,7 @@ async def test_an_answer_larger_than_the_cap_is_not_read_on(server, tmp_path) ->
     assert len(app.asked) == 2
 
 
-async def test_a_decompression_bomb_is_cut_at_the_cap(server, tmp_path) -> None:
+async def test_a_decompression_bomb_is_stopped_at_the_size_limit(server, tmp_path) -> None:
     app, url = server
     stream = io.BytesIO()
     with gzip.GzipFile(fileobj=stream, mode="wb") as packed:
@@ -607,7 +607,7 @@ async def test_a_decompression_bomb_is_cut_at_the_cap(server, tmp_path) -> None:
     bomb = gzip.compress(stream.getvalue())
     assert len(stream.getvalue()) < 400_000
     seen = []
-    async with asking(url) as web:
+    async with web_client(url) as web:
         app.answer(200, stream.getvalue(), content_encoding="gzip")
         with pytest.raises(TooLarge):
             await web.download("/bomb", tmp_path / "f", max_bytes=10_000_000)
@@ -622,13 +622,13 @@ async def test_a_decompression_bomb_is_cut_at_the_cap(server, tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-async def test_a_download_is_there_whole_or_not_at_all(server, tmp_path) -> None:
+async def test_an_interrupted_download_leaves_no_file(server, tmp_path) -> None:
     app, url = server
     target = tmp_path / "file.pdf"
     data = bytes(range(256)) * 20_000
     app.answer(200, data, content_type="Application/PDF; x=y")
     app.answer(200, gzip.compress(data[:1000]) + gzip.compress(data[1000:]), content_encoding="gzip")
-    async with asking(url) as web:
+    async with web_client(url) as web:
         assert await web.download("/f", target, max_bytes=10_000_000) == "application/pdf"
         assert target.read_bytes() == data
         target.unlink()
@@ -637,17 +637,17 @@ async def test_a_download_is_there_whole_or_not_at_all(server, tmp_path) -> None
     target.unlink()
     app.answer(200, data)
     app.cut = True
-    async with asking(url, limits=Limits(patience_seconds=0)) as web:
+    async with web_client(url, limits=Limits(patience_seconds=0)) as web:
         with pytest.raises(Retryable, match="cut off"):
             await web.download("/f", target, max_bytes=10_000_000)
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_drip_ends(server, tmp_path) -> None:
+async def test_a_response_that_drips_slowly_times_out(server, tmp_path) -> None:
     app, url = server
     app.drip = True
     limits = Limits(patience_seconds=0, request_seconds=0.3, download_seconds=0.3)
-    async with asking(url, limits=limits) as web:
+    async with web_client(url, limits=limits) as web:
         with pytest.raises(Retryable, match=r"within 0\.3 s"):
             await web.download("/f", tmp_path / "f", max_bytes=10_000)
         with pytest.raises(Retryable, match=r"within 0\.3 s"):
@@ -657,7 +657,7 @@ async def test_a_drip_ends(server, tmp_path) -> None:
 
 async def test_a_folder_that_cannot_be_written_is_retryable(server, tmp_path) -> None:
     _, url = server
-    async with asking(url, limits=Limits(patience_seconds=0)) as web:
+    async with web_client(url, limits=Limits(patience_seconds=0)) as web:
         with pytest.raises(Retryable, match="cannot be written"):
             await web.download("/f", tmp_path / "missing" / "f", max_bytes=100)
 
@@ -682,7 +682,7 @@ async def test_no_secret_in_any_error_log_or_repr(server, caplog, tmp_path: Path
                 error = error.__cause__ or error.__context__
 
     headers = {"authorization": f"Bearer {CANARY}", "x-key": CANARY}
-    async with asking(url, headers=headers, limits=Limits(patience_seconds=0)) as web:
+    async with web_client(url, headers=headers, limits=Limits(patience_seconds=0)) as web:
         answers = [
             (status, f'{{"error": "{CANARY}"}}') for status in (200, 302, 400, 401, 403, 404, 409, 429, 500, 503)
         ]
@@ -710,7 +710,7 @@ async def test_no_secret_in_any_error_log_or_repr(server, caplog, tmp_path: Path
             request.headers["authorization"] = f"Bearer {CANARY}\n"
             yield request
 
-    async with asking(url, auth=Careless(), limits=Limits(patience_seconds=0)) as web:
+    async with web_client(url, auth=Careless(), limits=Limits(patience_seconds=0)) as web:
         await provoke(web, web.json("GET", "/x"))
     assert len(app.asked) == 12
     assert any("Misconfigured" in line for line in told)

@@ -76,7 +76,9 @@ def command_line() -> Typer:
 
 
 @pytest.mark.slow
-async def test_whole_life_with_kills(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_stack_survives_kills_with_its_data_and_leaves_no_process(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stack = Stack(home)
     took = {}
 
@@ -173,7 +175,7 @@ def recall_from_elasticsearch(home: Path) -> int:
 
 
 @pytest.mark.slow
-def test_an_up_that_was_killed_leaves_no_orphan(home: Path) -> None:
+def test_a_killed_up_leaves_no_orphaned_processes_after_down(home: Path) -> None:
     script = f"from pathlib import Path; from deploy.local.stack import Stack; Stack(Path({str(home)!r})).up()"
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as starting:
         assert eventually(lambda: len(processes_of(home)) > 3, within_seconds=30)
@@ -183,7 +185,7 @@ def test_an_up_that_was_killed_leaves_no_orphan(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_stack_dies_with_the_process_that_asked_for_it(home: Path) -> None:
+def test_the_stack_ends_with_the_process_that_started_it(home: Path) -> None:
     script = (
         "import os, signal; from pathlib import Path; from deploy.local.stack import Stack;"
         f"Stack(Path({str(home)!r}), die_with_parent=True).up(services=['postgres']);"
@@ -193,7 +195,7 @@ def test_the_stack_dies_with_the_process_that_asked_for_it(home: Path) -> None:
     assert eventually(lambda: processes_of(home) == [], within_seconds=20)
 
 
-def test_a_set_port_that_is_taken_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_port_in_use_is_misconfigured(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(socket.create_server((HOST, 0))) as other:
         port = other.getsockname()[1]
         monkeypatch.setenv("PENSTOCK_PORT_POSTGRES", str(port))
@@ -202,7 +204,7 @@ def test_a_set_port_that_is_taken_is_named(home: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_set_port_is_used_and_a_remembered_one_that_is_taken_is_replaced(
+def test_a_configured_port_is_used_and_a_remembered_port_in_use_is_replaced(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(socket.create_server((HOST, 0))) as finder:
@@ -219,7 +221,7 @@ def test_a_set_port_is_used_and_a_remembered_one_that_is_taken_is_replaced(
 
 
 @pytest.mark.parametrize("written", ["not json", "[]", '{"pid": %d, "created": 1.0}', '{"pid": %d}'])
-def test_a_wrong_pid_file_kills_nobody(home: Path, written: str) -> None:
+def test_a_wrong_pid_file_kills_no_process(home: Path, written: str) -> None:
     bystander = psutil.Process()
     run = home / "run"
     run.mkdir(parents=True)
@@ -233,7 +235,7 @@ def test_a_wrong_pid_file_kills_nobody(home: Path, written: str) -> None:
 
 
 @pytest.mark.slow
-def test_postgres_starts_though_its_lock_names_a_living_process(home: Path) -> None:
+def test_postgres_starts_despite_a_stale_lock_that_names_a_living_process(home: Path) -> None:
     """After a reboot the pid in postmaster.pid may belong to anything."""
     stack = Stack(home)
     stack.up(services=["postgres"])
@@ -245,7 +247,7 @@ def test_postgres_starts_though_its_lock_names_a_living_process(home: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_service_that_cannot_start_says_why_in_one_line(home: Path) -> None:
+def test_a_service_that_cannot_start_gives_a_one_line_reason(home: Path) -> None:
     stack = Stack(home)
     stack.up(services=["postgres"])
     stack.down()
@@ -259,7 +261,7 @@ def test_a_service_that_cannot_start_says_why_in_one_line(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_start_die_and_stop(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_started_killed_and_stopped(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "command", lambda name: [sys.executable, "-c", READY_WORKER, name, str(home)])
     stack = Stack(home)
     first = stack.start_worker("detect")
@@ -278,13 +280,15 @@ def test_workers_start_die_and_stop(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_a_worker_that_ends_at_once_says_why(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_ends_at_once_is_misconfigured_with_its_last_line(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workers, "command", lambda name: [sys.executable, "-c", "raise SystemExit('error: no topic')"])
     with pytest.raises(Misconfigured, match=r"worker detect stopped while starting: error: no topic \(log: "):
         Stack(home).start_worker("detect")
 
 
-def test_commands_when_nothing_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_and_down_when_nothing_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(home))
     shown = CliRunner().invoke(command_line(), ["status", "--json"])
     nothing = {"url": None, "pid": None, "ready": False}
@@ -301,7 +305,7 @@ def test_commands_when_nothing_runs(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_up_fails_with_one_line_and_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_with_an_invalid_port_fails_with_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(home))
     monkeypatch.setenv("PENSTOCK_PORT_KAFKA", "70000")
     outcome = CliRunner().invoke(command_line(), ["up"])

@@ -25,7 +25,7 @@ def found(state: State, cql: str, *, zone: str = "UTC", delay: timedelta = timed
     return search(cql, Index(state, delay, ZoneInfo(zone)))
 
 
-def test_fields_operators_and_precedence(state: State) -> None:
+def test_cql_fields_operators_and_precedence(state: State) -> None:
     top = state.add_page("ENG", "Top")
     below = state.add_page("ENG", "Below", parent=top.id)
     post = state.add_page("OPS", "Post", kind="blogpost")
@@ -65,13 +65,13 @@ def test_fields_operators_and_precedence(state: State) -> None:
         "lastmodified in (now())",
     ],
 )
-def test_what_cannot_be_parsed_is_refused(state: State, cql: str) -> None:
+def test_invalid_cql_is_refused(state: State, cql: str) -> None:
     state.add_page("ENG", "Top")
     with pytest.raises(CqlError):
         found(state, cql)
 
 
-def test_times_are_compared_by_the_minute(state: State) -> None:
+def test_cql_times_are_compared_by_the_minute(state: State) -> None:
     page = state.add_page("ENG", "Top")  # at 12:00:30
     assert found(state, 'lastmodified >= "2026/11/21 12:00"') == [page]
     assert found(state, 'lastmodified > "2026-11-21 12:00"') == []
@@ -80,14 +80,14 @@ def test_times_are_compared_by_the_minute(state: State) -> None:
     assert found(state, 'lastmodified >= now("-4m")') == []
 
 
-def test_written_times_are_in_the_zone_of_who_asks(state: State) -> None:
+def test_cql_times_are_in_the_time_zone_of_the_requesting_user(state: State) -> None:
     page = state.add_page("ENG", "Top")
     assert found(state, 'lastmodified >= "2026/11/21 21:00"', zone="Asia/Tokyo") == [page]
     assert found(state, 'lastmodified >= "2026/11/21 21:01"', zone="Asia/Tokyo") == []
     assert found(state, 'lastmodified >= now("-1m")', zone="Asia/Tokyo") == [page]
 
 
-def test_search_lags_behind(state: State) -> None:
+def test_the_search_index_shows_changes_after_its_delay(state: State) -> None:
     page = state.add_page("ENG", "Top")
     delay = timedelta(minutes=3)
     assert found(state, "type = page", delay=delay) == []

@@ -37,7 +37,7 @@ def comment(id_: str, version_number: int = 1, **more: Any) -> Comment:
 # Cursors
 
 
-def test_a_poll_looks_back_to_the_one_before_and_over_it() -> None:
+def test_a_poll_covers_the_time_since_the_last_one_plus_an_overlap() -> None:
     progress = Progress(NOON, {}, frozenset())
     assert progress.lookback_minutes(NOON, 10) == 10
     assert progress.lookback_minutes(NOON + timedelta(seconds=1), 10) == 11
@@ -47,12 +47,12 @@ def test_a_poll_looks_back_to_the_one_before_and_over_it() -> None:
         progress.lookback_minutes(NOON + timedelta(days=40), 10)
 
 
-def test_a_cursor_comes_back_as_it_was_written() -> None:
+def test_progress_survives_a_round_trip_through_its_cursor() -> None:
     progress = Progress(NOON, {"1": "3@x"}, frozenset({"9"}))
     assert Progress.from_cursor(progress.cursor) == progress
 
 
-def test_only_versions_not_seen_are_new() -> None:
+def test_only_versions_not_read_before_are_unread() -> None:
     old, edited = Change("1", "page", None, "1@a"), Change("1", "page", None, "2@b")
     progress = Progress(NOON, {}, frozenset())
     assert progress.unread([old]) == [old]
@@ -62,7 +62,7 @@ def test_only_versions_not_seen_are_new() -> None:
     assert set(after.seen.values()) == {"2@b"}  # what the last search no longer shows is forgotten
 
 
-def test_a_comment_is_read_with_its_page() -> None:
+def test_a_comment_is_batched_with_its_page() -> None:
     page = Change("1", "page", None, "1")
     said = Change("5", "comment", "1", "1")
     other = Change("2", "page", None, "1")
@@ -87,7 +87,7 @@ def test_a_comment_is_read_with_its_page() -> None:
         ("1", ("1",), {}, False),  # nothing is known of it
     ],
 )
-def test_a_chain_without_gaps(
+def test_a_chain_of_ancestors_is_complete_only_without_gaps(
     parent: str | None, above: tuple[str, ...], parents: dict[str, str | None], linked: bool
 ) -> None:
     assert is_complete_chain(replace(PAGE, parent=parent), above, parents) is linked
@@ -116,11 +116,11 @@ def shown(users: int | None, groups: int | None) -> dict[str, Any]:
         ({"restrictions": {"update": {}}}, None),
     ],
 )
-def test_what_an_answer_does_not_tell_is_unknown(json: dict[str, Any], expected: bool | None) -> None:
+def test_restrictions_that_a_response_leaves_out_are_unknown(json: dict[str, Any], expected: bool | None) -> None:
     assert client.is_restricted(json) is expected
 
 
-def test_one_unknown_ancestor_makes_all_unknown() -> None:
+def test_one_ancestor_with_unknown_restrictions_makes_the_required_tags_unknown() -> None:
     page = {**shown(0, 0), "id": "3"}
     assert client.required_tags({**page, "ancestors": [{**shown(1, 0), "id": "2"}]}) == ("restriction:2",)
     assert client.required_tags({**page, "ancestors": [{"id": "1"}, {**shown(1, 0), "id": "2"}]}) is None
@@ -130,7 +130,7 @@ def test_one_unknown_ancestor_makes_all_unknown() -> None:
 # Documents
 
 
-def test_who_may_read_is_unknown() -> None:
+def test_a_page_with_unknown_restrictions_is_unreadable_with_another_revision() -> None:
     unknown = replace(PAGE, required_tags=None)
     entry = content.page(unknown, {}, None)
     assert isinstance(entry, Unreadable)
@@ -138,20 +138,20 @@ def test_who_may_read_is_unknown() -> None:
     assert entry.revision == unknown.revision != PAGE.revision  # read when it heals, and not with every sweep before
 
 
-def test_an_empty_page_is_found_by_its_title() -> None:
+def test_an_empty_page_has_its_title_as_content() -> None:
     entry = content.page(replace(PAGE, body="<p />"), {}, None)
     assert isinstance(entry, Document)
     assert entry.content == "Title"
 
 
-def test_too_much_text_is_told() -> None:
+def test_a_page_with_too_much_text_is_unreadable() -> None:
     for body in ("ä" * (MAX_CONTENT_BYTES // 2 + 1), "<p>" + "x" * (4 * MAX_CONTENT_BYTES) + "</p>"):
         entry = content.page(replace(PAGE, body=body), {}, None)
         assert isinstance(entry, Unreadable)
         assert (entry.code, entry.acl_tags) == ("too_large", ("space:ENG",))
 
 
-def test_comments_stand_in_threads_and_are_the_newest_change() -> None:
+def test_comments_are_ordered_by_thread_and_count_for_the_modification_time() -> None:
     comments = (
         comment("12", body="<p>to the second</p>", parent="11", author="b"),
         comment("11", body="<p>second</p>", author="a"),
@@ -170,12 +170,12 @@ def test_comments_stand_in_threads_and_are_the_newest_change() -> None:
     assert entry.source_url is None
 
 
-def test_comments_that_answer_each_other_in_a_circle_end() -> None:
+def test_comments_that_reply_to_each_other_in_a_cycle_are_handled() -> None:
     comments = (comment("1", parent="2", body="a"), comment("2", parent="1", body="b"))
     assert isinstance(content.page(replace(PAGE, comments=comments), {}, None), Document)
 
 
-def test_the_order_of_comments_is_no_change() -> None:
+def test_the_digest_of_comments_does_not_depend_on_their_order() -> None:
     assert comments_digest([comment("1"), comment("2")]) == comments_digest([comment("2"), comment("1")])
     assert comments_digest([comment("1")]) != comments_digest([comment("1", 2)])
     assert comments_digest([]) == ""
@@ -193,12 +193,12 @@ def test_the_order_of_comments_is_no_change() -> None:
         ("~plan.drawio.tmp", "application/vnd.jgraph.mxfile", False),
     ],
 )
-def test_files_without_text_are_no_documents(title: str, media_type: str, readable: bool) -> None:
+def test_attachments_of_types_without_text_are_not_readable(title: str, media_type: str, readable: bool) -> None:
     assert replace(PAGE, kind="attachment", title=title, media_type=media_type).is_readable is readable
     assert replace(PAGE, title=title).is_readable
 
 
-def test_times_in_any_zone_make_the_same_revision() -> None:
+def test_the_same_time_in_another_zone_gives_the_same_revision() -> None:
     """v1 may tell the time of a version in another zone than v2."""
     assert PAGE.revision == replace(PAGE, modified_at="2026-11-21T11:00:00.000+0100").revision
     assert PAGE.revision != replace(PAGE, modified_at="2026-11-21T10:00:00.001Z").revision
@@ -207,13 +207,13 @@ def test_times_in_any_zone_make_the_same_revision() -> None:
 # Addresses and settings
 
 
-def test_nothing_gets_into_a_query_or_path_that_has_no_place_there() -> None:
+def test_ids_are_escaped_in_cql_and_in_paths() -> None:
     assert cql_list(["1", "att2", "~jo", 'x" or type = page or id = "']) == '"1", "att2", "~jo"'
     assert path_segment("a/b?c#d") == "a%2Fb%3Fc%23d"
     assert path_segment("..") == "-"
 
 
-def test_settings_that_cannot_be_meant_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     base = {"base_url": "https://wiki.example/", "token": "t"}
     assert ConfluenceOptions(**base).base_url == "https://wiki.example"  # type: ignore[arg-type]
     for wrong in (

@@ -44,11 +44,11 @@ def plain(body: str) -> str:
         ("no markup at all", "no markup at all"),
     ],
 )
-def test_text(source: str, expected: str) -> None:
+def test_basic_markup_becomes_markdown(source: str, expected: str) -> None:
     assert markdown(source) == expected
 
 
-def test_code_keeps_its_text_and_names_its_language() -> None:
+def test_a_code_macro_becomes_a_fenced_block_with_its_language() -> None:
     code = 'if a < b && c:\n\n\n    print("]] ```")'
     body = macro("code", plain(code), language="py", title="Setup", linenumbers="true", theme="Midnight")
     assert markdown(body) == f"**Setup**\n\n````python\n{code}\n````"
@@ -71,17 +71,17 @@ def test_code_in_a_list_stays_in_its_item() -> None:
 @pytest.mark.parametrize(
     ("name", "label"), [("info", "Info"), ("note", "Note"), ("warning", "Warning"), ("tip", "Tip")]
 )
-def test_boxes_keep_what_they_warn_of(name: str, label: str) -> None:
+def test_info_and_warning_macros_become_their_label_and_text(name: str, label: str) -> None:
     assert markdown(macro(name, rich("<p>Hot.</p>"))) == f"**{label}**\n\nHot."
     assert markdown(macro(name, rich("<p>Hot.</p>"), title="Mind")) == "**Mind**\n\nHot."
 
 
-def test_macros_within_macros() -> None:
+def test_nested_macros_become_markdown() -> None:
     inner = macro("expand", rich(f"<p>a</p>{macro('code', plain('b'), language='sql')}"), title="More")
     assert markdown(macro("panel", rich(inner), bgColor="red")) == "**More**\n\na\n\n```sql\nb\n```"
 
 
-def test_unknown_macros_keep_their_bodies_and_no_parameter() -> None:
+def test_unknown_macros_keep_their_bodies_without_parameters() -> None:
     secret = macro("sql-query", rich("<p>kept</p>"), password="hunter2", dataSource="prod")
     assert markdown(secret) == "kept"
     assert markdown(macro("anything", plain("kept too"), token="hunter2")) == "```\nkept too\n```"
@@ -89,12 +89,12 @@ def test_unknown_macros_keep_their_bodies_and_no_parameter() -> None:
     assert "hunter2" not in markdown(f"<div>{secret}")  # read leniently
 
 
-def test_a_macro_whose_text_is_a_parameter() -> None:
+def test_status_and_jira_macros_become_the_text_of_their_parameter() -> None:
     assert markdown(f"<p>{macro('status', title='DONE', colour='Green')}</p>") == "DONE"
     assert markdown(f"<p>{macro('jira', key='OPS-1', serverId='s')}</p>") == "OPS-1"
 
 
-def test_links_have_the_names_of_what_they_lead_to() -> None:
+def test_links_become_their_text_or_the_name_of_their_target() -> None:
     def link(inner: str, body: str = "") -> str:
         return f"<p><ac:link>{inner}{body}</ac:link></p>"
 
@@ -108,7 +108,7 @@ def test_links_have_the_names_of_what_they_lead_to() -> None:
     assert markdown('<p><ac:link ac:anchor="Setup"></ac:link></p>') == "Setup"
 
 
-def test_people_are_named() -> None:
+def test_user_mentions_become_names() -> None:
     body = (
         '<p><ac:link><ri:user ri:account-id="557:a" /></ac:link> <ac:link><ri:user ri:userkey="k1" /></ac:link>'
         ' <ac:link><ri:user ri:account-id="557:b" /></ac:link> <ac:link><ri:user ri:username="bob" /></ac:link></p>'
@@ -117,7 +117,7 @@ def test_people_are_named() -> None:
     assert markdown(body, {"557:a": "Ann Ant", "k1": "Kim"}) == "@Ann Ant @Kim @unknown @bob"
 
 
-def test_pictures_files_and_emoticons() -> None:
+def test_images_files_and_emoticons_become_text() -> None:
     assert markdown('<p><ac:image ac:alt="the plan"><ri:attachment ri:filename="p.png" /></ac:image></p>') == "the plan"
     assert markdown('<p><ac:image><ri:attachment ri:filename="p.png" /></ac:image></p>') == "p.png"
     assert markdown('<p><ac:image><ri:url ri:value="https://x.example/a/q.png?token=s" /></ac:image></p>') == "q.png"
@@ -126,7 +126,7 @@ def test_pictures_files_and_emoticons() -> None:
     assert markdown('<p><ac:emoticon ac:name="tick" /><ac:emoticon ac:name="x" ac:emoji-fallback="🎉" /></p>') == "✅🎉"
 
 
-def test_tasks() -> None:
+def test_task_lists_become_checkboxes() -> None:
     def task(status: str, text: str) -> str:
         body = f"<ac:task-body><span>{text}</span></ac:task-body>"
         return f"<ac:task><ac:task-id>1</ac:task-id><ac:task-status>{status}</ac:task-status>{body}</ac:task>"
@@ -135,7 +135,7 @@ def test_tasks() -> None:
     assert markdown(f"<ac:task-list>{tasks}</ac:task-list>") == "- [x] ask\n- [ ] answer"
 
 
-def test_layouts_are_read_from_left_to_right_and_down() -> None:
+def test_layout_cells_are_read_from_left_to_right_and_top_to_bottom() -> None:
     def section(*cells: str) -> str:
         inner = "".join(f"<ac:layout-cell><p>{cell}</p></ac:layout-cell>" for cell in cells)
         return f'<ac:layout-section ac:type="two_equal">{inner}</ac:layout-section>'
@@ -143,7 +143,7 @@ def test_layouts_are_read_from_left_to_right_and_down() -> None:
     assert markdown(f"<ac:layout>{section('a', 'b')}{section('c')}</ac:layout>") == "a\n\nb\n\nc"
 
 
-def test_the_new_editor_shows_its_content_or_its_fallback_once() -> None:
+def test_adf_extensions_show_their_content_or_else_their_fallback() -> None:
     fallback = "<ac:adf-fallback><p>old</p></ac:adf-fallback>"
     attribute = '<ac:adf-attribute key="panel-type">note</ac:adf-attribute>'
     content = "<ac:adf-content><p>new</p></ac:adf-content>"
@@ -160,12 +160,12 @@ def table(*rows: str) -> str:
     return f"<table><colgroup><col /></colgroup><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
 
 
-def test_a_table() -> None:
+def test_a_table_becomes_a_markdown_table() -> None:
     found = markdown(table("<th>Who</th><th>a|b</th>", "<td><p>Ann</p></td><td><p>one</p><p>two</p></td>"))
     assert found == "| Who | a\\|b |\n| --- | --- |\n| Ann | one two |"
 
 
-def test_merged_cells_stand_wherever_they_cover() -> None:
+def test_merged_cells_are_repeated_in_every_cell_they_cover() -> None:
     found = markdown(
         table(
             '<th colspan="2">H</th><th>I</th>',
@@ -183,12 +183,12 @@ def test_merged_cells_stand_wherever_they_cover() -> None:
     ]
 
 
-def test_a_table_with_headers_down_its_side() -> None:
+def test_header_cells_in_the_first_column_become_bold() -> None:
     found = markdown(table("<th>Owner</th><td>Ann</td>", "<th>State</th><td>done</td>"))
     assert found.splitlines() == ["|  |  |", "| --- | --- |", "| **Owner** | Ann |", "| **State** | done |"]
 
 
-def test_what_is_in_a_cell_stays_in_its_line() -> None:
+def test_lists_code_and_tables_inside_a_cell_stay_on_one_line() -> None:
     code = macro("code", plain("x|y\nz"))
     cell = (
         f"<td><ul><li>a</li><li>b</li></ul>{code}{macro('status', title='OK')}"
@@ -198,7 +198,7 @@ def test_what_is_in_a_cell_stays_in_its_line() -> None:
     assert found.splitlines()[2:] == ["| • a • b `x\\|y z` OK in, ner p q Info note |"]
 
 
-def test_nothing_in_a_cell_breaks_its_row() -> None:
+def test_no_markup_inside_a_cell_breaks_its_row() -> None:
     link = '<ac:link><ri:page ri:content-title="A|B" /></ac:link>'
     tasks = "<ac:task-list><ac:task><ac:task-status>complete</ac:task-status><ac:task-body>t|u</ac:task-body></ac:task>"
     adf = "<ac:adf-extension><ac:adf-node><ac:adf-content><p>d|e</p></ac:adf-content></ac:adf-node></ac:adf-extension>"
@@ -207,7 +207,7 @@ def test_nothing_in_a_cell_breaks_its_row() -> None:
     assert found.splitlines()[2:] == ["| `a b\\|c` | A\\|B | [x] t\\|u | d\\|e | H p\\|q | a b |"]
 
 
-def test_spans_beyond_reason_are_no_attack() -> None:
+def test_huge_cell_spans_take_bounded_time_and_memory() -> None:
     began = time.monotonic()
     found = markdown(table(*['<td colspan="60000" rowspan="60000">x</td>'] * 300))
     assert time.monotonic() - began < 20  # it would be hours and all memory; no timing is promised
@@ -236,7 +236,7 @@ def test_malformed_pages_keep_their_text(source: str) -> None:
     assert all(word in found for word in ("first", "second", "bold", "third"))
 
 
-def test_entities_of_documents_are_not_expanded_and_files_not_read() -> None:
+def test_declared_entities_are_not_expanded_and_read_no_files() -> None:
     bomb = '<!DOCTYPE x [<!ENTITY a "boom"><!ENTITY b SYSTEM "file:///etc/passwd">]><p>&a;&b; kept</p>'
     found = markdown(bomb)
     assert "kept" in found
@@ -244,7 +244,7 @@ def test_entities_of_documents_are_not_expanded_and_files_not_read() -> None:
 
 
 @pytest.mark.parametrize("depth", [100, 300, 3_000, 20_000])
-def test_depth_is_no_attack(depth: int) -> None:
+def test_deeply_nested_markup_is_read(depth: int) -> None:
     hidden = '<ac:parameter ac:name="password">hunter2</ac:parameter>'
     found = markdown("<div>" * depth + f"kept{hidden}" + "</div>" * depth)
     assert "kept" in found
@@ -252,7 +252,7 @@ def test_depth_is_no_attack(depth: int) -> None:
 
 
 @pytest.mark.parametrize("start", ["<p>", "<b>", "<pre>", "<td>"])
-def test_no_page_takes_longer_than_its_length_allows(start: str) -> None:
+def test_a_page_of_many_spaces_is_parsed_in_bounded_time(start: str) -> None:
     """A page of spaces took three minutes."""
     began = time.process_time()
     found = markdown(f"{start}a{' ' * 200_000}b")
@@ -304,14 +304,14 @@ FRAGMENTS = st.sampled_from(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(FRAGMENTS, max_size=40).map("".join))
-def test_whatever_it_is_given_it_answers_with_text(source: str) -> None:
+def test_any_sequence_of_markup_fragments_gives_text(source: str) -> None:
     assert isinstance(markdown(source), str)
     assert markup.users(source) <= {"u"}
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text("ab\n `|<>&", max_size=20), min_size=1, max_size=5))
-def test_code_comes_through_unchanged(lines: list[str]) -> None:
+def test_the_text_of_a_code_macro_is_unchanged(lines: list[str]) -> None:
     code = "\n".join(lines).strip("\n")
     found = markdown(macro("code", plain(code)))
     if code.strip():

@@ -28,7 +28,7 @@ def of(ids: Identities, path: Path) -> str:
     return ids.of(str(path), path.stat())
 
 
-def test_a_moved_file_is_the_same_document_and_its_old_place_is_free_for_another(
+def test_a_moved_file_retains_its_id_and_a_new_file_at_its_old_path_gets_another(
     ids: Identities, tmp_path: Path
 ) -> None:
     first = written(tmp_path / "a.md", "text", 1)
@@ -42,7 +42,7 @@ def test_a_moved_file_is_the_same_document_and_its_old_place_is_free_for_another
     assert (ids.id_at(str(moved)), ids.id_at(str(tmp_path / "c"))) == (str(first), None)
 
 
-def test_a_file_written_over_is_the_same_document(ids: Identities, tmp_path: Path) -> None:
+def test_a_file_replaced_at_the_same_path_retains_its_id(ids: Identities, tmp_path: Path) -> None:
     path = written(tmp_path / "a.md", "text", 1)
     of(ids, path)
     written(tmp_path / "fresh", "edited", 2).replace(path)
@@ -50,7 +50,7 @@ def test_a_file_written_over_is_the_same_document(ids: Identities, tmp_path: Pat
     assert of(ids, path.rename(tmp_path / "b.md")) == str(path), "its looks are known by now"
 
 
-def test_a_new_file_in_a_deleted_ones_inode_is_a_new_document(ids: Identities, tmp_path: Path) -> None:
+def test_a_new_file_that_reuses_a_deleted_files_inode_gets_a_new_id(ids: Identities, tmp_path: Path) -> None:
     old = written(tmp_path / "a.md", "text", 1)
     of(ids, old)
     inode = old.stat().st_ino
@@ -60,7 +60,7 @@ def test_a_new_file_in_a_deleted_ones_inode_is_a_new_document(ids: Identities, t
     assert of(ids, new) == str(new)
 
 
-def test_a_copy_is_a_document_of_its_own(ids: Identities, tmp_path: Path) -> None:
+def test_a_hard_link_gets_its_own_id(ids: Identities, tmp_path: Path) -> None:
     path = written(tmp_path / "a.md", "text", 1)
     of(ids, path)
     os.link(path, tmp_path / "b.md")

@@ -47,7 +47,7 @@ def names(root: Path, target: Path | None = None) -> list[str]:
     return sorted(walked(root, target)[1])
 
 
-def test_what_nobody_means_is_skipped(root: Path) -> None:
+def test_hidden_temporary_and_generated_files_are_skipped(root: Path) -> None:
     put(
         root,
         "a.txt",
@@ -66,12 +66,12 @@ def test_what_nobody_means_is_skipped(root: Path) -> None:
     assert names(root) == ["a.txt", "sub/b.md"]
 
 
-def test_a_hidden_root_is_meant(root: Path) -> None:
+def test_a_hidden_root_is_read(root: Path) -> None:
     put(root / ".docs", "a.txt")
     assert names(root / ".docs") == ["a.txt"]
 
 
-def test_links_never_leave_the_root(root: Path) -> None:
+def test_symlinks_out_of_the_root_are_not_followed(root: Path) -> None:
     put(root.parent, "outside/secret.txt", "root-other/b.txt")
     put(root, "real/a.txt")
     (root / "escape").symlink_to(root.parent / "outside")
@@ -92,13 +92,13 @@ def test_links_never_leave_the_root(root: Path) -> None:
     ]
 
 
-def test_a_target_behind_a_link_is_not_followed(root: Path) -> None:
+def test_a_target_behind_a_symlink_is_not_followed(root: Path) -> None:
     put(root.parent, "outside/secret.txt")
     (root / "escape").symlink_to(root.parent / "outside")
     assert names(root, root / "escape/secret.txt") == []
 
 
-def test_special_files_do_not_hang(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_and_sockets_are_reported_and_not_opened(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(root / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         monkeypatch.chdir(root)  # the address of a socket is short
@@ -107,7 +107,7 @@ def test_special_files_do_not_hang(root: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (found, sorted(p.code for p in problems)) == ({}, ["not_a_file", "not_a_file"])
 
 
-def test_names_that_cannot_be_ids(root: Path) -> None:
+def test_files_whose_names_cannot_be_ids_are_reported(root: Path) -> None:
     (root / os.fsdecode(b"\xff.txt")).write_text("x")
     deep = root
     for _ in range(9):
@@ -121,7 +121,7 @@ def test_names_that_cannot_be_ids(root: Path) -> None:
     assert all("\n" not in str(p) for p in problems)
 
 
-def test_access_of_the_nearest_file(root: Path) -> None:
+def test_a_file_has_the_access_of_the_nearest_policy_file(root: Path) -> None:
     put(root, "a.txt", "hr/b.txt", "hr/pay/c.txt", "open/d.txt")
     put(root, "hr/.penstock.toml", content='acl = ["hr"]\nrequired = []')
     put(root, "hr/pay/.penstock.toml", content='required = ["payroll"]')
@@ -137,7 +137,7 @@ def test_access_of_the_nearest_file(root: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["hr", "hr/pay", "hr/pay/c.txt"])
-def test_a_part_is_seen_as_in_the_whole(root: Path, target: str) -> None:
+def test_walking_a_part_of_a_root_gives_the_same_candidates_as_the_whole(root: Path, target: str) -> None:
     put(root, "hr/b.txt", "hr/pay/c.txt", "hr/pay/d.tmp", "hr/.x/e.txt")
     put(root, ".penstock.toml", content='acl = ["all"]\nexclude = ["*.tmp"]')
     put(root, "hr/.penstock.toml", content='acl = ["hr"]')
@@ -148,7 +148,7 @@ def test_a_part_is_seen_as_in_the_whole(root: Path, target: str) -> None:
     assert names(root, root / "hr/.x") == names(root, root / "hr/.x/e.txt") == names(root, root / "hr/pay/d.tmp") == []
 
 
-def test_a_named_file_obeys_its_own_folder(root: Path) -> None:
+def test_a_file_named_as_root_obeys_the_policy_of_its_folder(root: Path) -> None:
     put(root, "hr/b.txt")
     put(root, "hr/.penstock.toml", content='acl = ["hr"]\nexclude = ["b.txt"]')
     _, found, _ = walked(root / "hr/b.txt")
@@ -176,7 +176,7 @@ def test_a_named_file_obeys_its_own_folder(root: Path) -> None:
         'include = ["[z-a]"]',
     ],
 )
-def test_rules_that_cannot_be_obeyed_publish_nothing(root: Path, content: str) -> None:
+def test_files_below_an_invalid_policy_file_are_not_published(root: Path, content: str) -> None:
     put(root, "a.txt", "hr/b.txt", "hr/deep/c.txt")
     (root / "hr/.penstock.toml").write_bytes(content.encode("latin-1"))
     walk, found, problems = walked(root)
@@ -186,7 +186,7 @@ def test_rules_that_cannot_be_obeyed_publish_nothing(root: Path, content: str) -
     assert names(root, root / "hr/deep/c.txt") == []
 
 
-def test_rules_that_cannot_be_read_publish_nothing(root: Path) -> None:
+def test_files_below_an_unreadable_policy_file_are_not_published(root: Path) -> None:
     put(root, "link/a.txt", "folder/b.txt", "pipe/c.txt")
     put(root.parent, "open.toml", content='acl = ["everyone"]')
     (root / "link/.penstock.toml").symlink_to(root.parent / "open.toml")
@@ -196,7 +196,7 @@ def test_rules_that_cannot_be_read_publish_nothing(root: Path) -> None:
     assert ([p.code for p in problems], found) == (["policy"] * 3, {})
 
 
-def test_nobody_is_reported_once_for_each_place(root: Path) -> None:
+def test_files_without_readers_are_reported_once_for_each_policy(root: Path) -> None:
     put(root, "a.txt", "none/b.txt", "none/c.txt")
     put(root, "none/.penstock.toml", content="acl = []")
     _, found, problems = walked(root)
@@ -206,7 +206,7 @@ def test_nobody_is_reported_once_for_each_place(root: Path) -> None:
     assert sorted(p.code for p in problems) == ["nobody", "nobody"]
 
 
-def test_exclude_and_include(root: Path) -> None:
+def test_include_and_exclude_patterns_of_nested_policies_are_combined(root: Path) -> None:
     put(root, "a.md", "b.txt", "drafts/c.md", "sub/drafts/d.md", "sub/e.md", "sub/f.tmp.md", "sub/g.txt")
     put(root, ".penstock.toml", content='include = ["*.md"]\nexclude = ["/drafts/"]')
     put(root, "sub/.penstock.toml", content='exclude = ["*.tmp.*"]')
@@ -229,12 +229,12 @@ def test_exclude_and_include(root: Path) -> None:
         ("a.b+(c)", ["a.b+(c)"], ["aXb+(c)"]),
     ],
 )
-def test_patterns(pattern: str, yes: list[str], no: list[str]) -> None:
+def test_include_and_exclude_patterns_match_the_expected_paths(pattern: str, yes: list[str], no: list[str]) -> None:
     assert [path for path in yes if not compiled(pattern).fullmatch(path)] == []
     assert [path for path in no if compiled(pattern).fullmatch(path)] == []
 
 
-def test_what_vanishes_while_listing_is_no_problem(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_during_the_listing_is_no_problem(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(root, "a.txt", "b.txt", "sub/c.txt")
     real = os.lstat
 
@@ -248,7 +248,7 @@ def test_what_vanishes_while_listing_is_no_problem(root: Path, monkeypatch: pyte
     assert (sorted(found), problems, walk.unreadable) == (["b.txt", "sub/c.txt"], [], [])
 
 
-def test_a_root_that_cannot_be_swept(root: Path) -> None:
+def test_a_missing_root_is_reported(root: Path) -> None:
     assert root_problem(str(root)) is None
     missing = root_problem(str(root / "no\nsuch"))
     assert missing is not None
@@ -260,6 +260,6 @@ def test_a_root_that_cannot_be_swept(root: Path) -> None:
     "wrong",
     [{"tenant": "a/b"}, {"source": ""}, {"acl_tags": ("",)}, {"acl_tags": "staff"}, {"scan_interval_seconds": 0}],
 )
-def test_options_are_checked(wrong: dict[str, object]) -> None:
+def test_invalid_options_are_misconfigured(wrong: dict[str, object]) -> None:
     with pytest.raises(Misconfigured):
         FolderOptions(**{"acl_tags": ("staff",), **wrong})  # type: ignore[arg-type]  # wrong on purpose

@@ -19,7 +19,7 @@ def after(ids: Ids, commit: str, live: set[str], *changes: Change) -> Ids:
     return advance_ids(ids, changes, commit, live)
 
 
-def test_a_renamed_file_keeps_its_id_and_a_new_one_in_its_place_gets_another() -> None:
+def test_a_renamed_file_keeps_its_id_and_a_new_file_of_the_old_name_gets_another() -> None:
     ids = after(Ids(), "1" * 40, {"a"}, Change("added", "a"))
     assert ids.id_of("a") == "a"
     ids = after(ids, "2" * 40, {"b"}, Change("renamed", "b", "a"))
@@ -29,7 +29,7 @@ def test_a_renamed_file_keeps_its_id_and_a_new_one_in_its_place_gets_another() -
     assert (ids.id_of("a"), ids.id_of("b")) == ("a", "a@333333333333")
 
 
-def test_a_renamed_file_that_was_deleted_and_comes_back_is_the_same() -> None:
+def test_a_renamed_file_that_is_deleted_and_restored_has_its_first_id() -> None:
     ids = after(Ids(), "1", {"b"}, Change("renamed", "b", "a"))
     ids = after(ids, "2", set(), Change("deleted", "b"))
     assert ids.last_id_of("b") == "a"
@@ -50,7 +50,7 @@ def test_a_renamed_file_that_was_deleted_and_comes_back_is_the_same() -> None:
         max_size=12,
     )
 )
-def test_no_two_files_of_a_tree_have_one_id_and_a_restart_changes_none(steps: list[list[tuple[str, str, str]]]) -> None:
+def test_ids_are_unique_in_every_tree_and_survive_a_restart(steps: list[list[tuple[str, str, str]]]) -> None:
     ids, live = Ids(), set()
     for number, step in enumerate(steps):
         before, changes, touched = set(live), [], set()
@@ -79,7 +79,7 @@ def test_no_two_files_of_a_tree_have_one_id_and_a_restart_changes_none(steps: li
         assert len({ids.id_of(path) for path in live}) == len(live)
 
 
-def test_a_path_that_is_no_utf8_or_too_long_has_an_id_that_the_wire_takes() -> None:
+def test_a_path_that_is_no_utf8_or_too_long_gets_a_valid_unique_id() -> None:
     ids = {
         default_id(name)
         for name in ("x/\udcff", "x/\udcfe", "x/\\xff", "d/" * 2000, "d/" * 2001, "ü" * 1000, "ü" * 1001)
@@ -102,7 +102,7 @@ def test_a_path_that_is_no_utf8_or_too_long_has_an_id_that_the_wire_takes() -> N
         "https://[2001:db8::1]/x",
     ],
 )
-def test_an_address_that_is_taken(url: str) -> None:
+def test_a_valid_repository_url_is_accepted(url: str) -> None:
     assert GitOptions(url=url).url == url
 
 
@@ -129,13 +129,13 @@ def test_an_address_that_is_taken(url: str) -> None:
         "",
     ],
 )
-def test_an_address_that_is_refused(url: str) -> None:
+def test_an_unsafe_or_invalid_repository_url_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
         GitOptions(url=url)
 
 
 @pytest.mark.parametrize("branch", ["", "-x", "a..b", "a b", "a:b", "+a", "@{-1}", "a\nb", "/a", "a/", "x^", "x*"])
-def test_a_branch_that_is_none_is_refused(branch: str) -> None:
+def test_an_invalid_branch_name_is_refused(branch: str) -> None:
     if branch == "+a":  # git allows it; in a refspec it stands behind refs/heads/
         assert GitOptions(url="file:///x", branch=branch).branch == branch
         return
@@ -155,12 +155,12 @@ def test_a_branch_that_is_none_is_refused(branch: str) -> None:
         {"unknown": 1},
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         GitOptions(url="file:///x", **wrong)
 
 
-def test_the_last_rule_that_names_a_file_decides() -> None:
+def test_the_last_rule_that_matches_a_file_decides_its_access() -> None:
     options = GitOptions(
         url="file:///x",
         acl_tags=["all"],

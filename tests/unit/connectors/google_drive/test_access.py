@@ -44,11 +44,11 @@ BOT = "penstock@penstock-test.iam.gserviceaccount.com"
         ({}, None),
     ],
 )
-def test_a_permission_as_a_tag(permission: dict[str, Any], tag: str | None) -> None:
+def test_a_permission_becomes_its_tag_or_none(permission: dict[str, Any], tag: str | None) -> None:
     assert tag_of(permission, STRICT, NOW) == tag
 
 
-def test_the_first_end_is_kept_and_an_ended_one_is_not() -> None:
+def test_access_expires_with_its_first_ending_grant_and_ignores_expired_grants() -> None:
     def until(hours: int) -> dict[str, str]:
         return {
             "type": "user",
@@ -101,7 +101,7 @@ def holders(corpus: Corpus, tags: frozenset[str], drive: str) -> set[str]:
 
 
 @given(members=st.lists(grants, max_size=3), done=steps, newcomer=grants)
-def test_exactly_those_read_who_can_open_it_also_after_somebody_joined_the_drive(
+def test_tags_admit_exactly_the_readers_in_drive_and_never_more_after_someone_joins(
     members: list[Grant], done: list[tuple[Any, ...]], newcomer: Grant
 ) -> None:
     """Whoever joins later may read less until the next sweep, and never more than Google lets them. (Who was there and

@@ -37,7 +37,7 @@ def claims(subject: str | None) -> dict[str, object]:
     )
 
 
-def test_the_account_speaks_for_itself() -> None:
+def test_an_assertion_without_a_subject_names_the_account_alone() -> None:
     assert claims(None) == {
         "iss": "bot@project.iam.gserviceaccount.com",
         "scope": "one two",
@@ -47,11 +47,11 @@ def test_the_account_speaks_for_itself() -> None:
     }
 
 
-def test_the_account_speaks_for_a_user() -> None:
+def test_an_assertion_for_a_user_names_its_subject() -> None:
     assert claims("ines@example.com")["sub"] == "ines@example.com"
 
 
-def test_it_shows_nothing_of_its_key() -> None:
+def test_the_private_key_is_not_in_repr_or_vars() -> None:
     account = ServiceAccount(ACCOUNT)
     assert repr(account) == "ServiceAccount('bot@project.iam.gserviceaccount.com')"
     assert "PRIVATE" not in str(vars(account))

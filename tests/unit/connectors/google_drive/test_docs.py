@@ -13,14 +13,14 @@ GUIDE = (Path(__file__).parents[4] / "docs/connectors/google-drive.md").read_tex
 UNTOLD = {"service_account_key", "page_size", "sweep_page_size", "api_url", "directory_url"}
 
 
-def test_its_example_is_a_settings_file_that_is_taken() -> None:
+def test_the_guides_example_is_a_valid_settings_file() -> None:
     [example] = re.findall(r"```toml\n(.*?)```", GUIDE, re.S)
     table = tomllib.loads(example)["connector"]["drive"]
     assert (table.pop("kind"), table.pop("tenant")) == ("google-drive", "acme")
     GoogleDriveOptions(service_account_key="{}", **table)
 
 
-def test_every_option_and_every_scope_is_explained() -> None:
+def test_the_guide_explains_every_option_and_every_scope() -> None:
     told = set(re.findall(r"`?\b([a-z_]+)`?\b", GUIDE))
     assert set(GoogleDriveOptions.model_fields) - UNTOLD <= told
     for scope in (DRIVE_SCOPE, MEMBER_SCOPE, USER_SCOPE):
@@ -32,7 +32,7 @@ def test_every_option_and_every_scope_is_explained() -> None:
     }
 
 
-def test_every_reason_for_having_no_text_is_explained() -> None:
+def test_the_guide_explains_every_code_of_unreadable_files() -> None:
     source = Path(content.__file__).read_text()
     codes = set(re.findall(r'NoText\("(\w+)"', source)) | {code for code, _ in content._REFUSALS.values()}
     assert {code for code in codes if f"`{code}`" not in GUIDE} == set()

@@ -60,7 +60,7 @@ FILE: dict[str, Any] = {
         ("application/vnd.google-apps.something-new", "New", type(None)),
     ],
 )
-def test_how_a_file_is_read(mime_type: str, name: str, found: type) -> None:
+def test_the_mime_type_and_name_decide_how_a_file_is_read(mime_type: str, name: str, found: type) -> None:
     assert type(conversion({"mimeType": mime_type, "name": name})) is found
 
 
@@ -79,7 +79,7 @@ def test_how_a_file_is_read(mime_type: str, name: str, found: type) -> None:
         {"driveId": "e"},
     ],
 )
-def test_whatever_is_published_makes_another_revision(change: dict[str, Any]) -> None:
+def test_a_change_of_a_published_field_changes_the_revision(change: dict[str, Any]) -> None:
     assert revision_of({**FILE, **change}) != revision_of(FILE)
 
 
@@ -87,11 +87,11 @@ def test_whatever_is_published_makes_another_revision(change: dict[str, Any]) ->
     "change",
     [{"version": "8"}, {"permissionIds": ["1", "2"]}, {"hasAugmentedPermissions": True}, {"viewedByMe": True}],
 )
-def test_access_and_views_make_none(change: dict[str, Any]) -> None:
+def test_changes_of_access_and_views_do_not_change_the_revision(change: dict[str, Any]) -> None:
     assert revision_of({**FILE, **change}) == revision_of(FILE)
 
 
-def test_pictures_are_left_out_of_markdown_and_their_descriptions_stay() -> None:
+def test_embedded_images_are_removed_from_markdown_but_their_descriptions_stay() -> None:
     pictures = "[image1]: <data:image/png;base64,AAAA>\n\n[image2]: <data:image/jpeg;base64,BB>"
     text = f"Before ![a map][image1] after ![][image2].\n\n{pictures}"
     assert without_pictures(text) == "Before a map after .\n\n\n"
@@ -99,7 +99,7 @@ def test_pictures_are_left_out_of_markdown_and_their_descriptions_stay() -> None
     assert without_pictures(other) == other
 
 
-def test_what_is_said_of_a_file() -> None:
+def test_author_version_size_and_metadata_are_read_from_a_file() -> None:
     assert author(FILE) == "Ines"
     assert author({**FILE, "owners": [{"emailAddress": "boss@example.com"}]}) == "boss@example.com"
     assert author({}) is None

@@ -16,7 +16,7 @@ from pipeline.core.errors import Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
 
-async def test_a_source_that_reads_several_things_at_once_goes_on_after_one_of_them_was_away(
+async def test_an_activity_runs_again_after_one_of_its_concurrent_reads_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The activity ended without a word, and the source stood still until the worker was started anew."""
@@ -51,7 +51,7 @@ async def test_a_source_that_reads_several_things_at_once_goes_on_after_one_of_t
         await task
 
 
-async def test_an_activity_that_is_cancelled_before_its_first_run_begins_leaves_no_coroutine_behind() -> None:
+async def test_an_activity_cancelled_before_its_first_run_leaves_no_unawaited_coroutine() -> None:
     async def run(words: frozenset[str]) -> Mapping[str, Any]:
         raise AssertionError("never started")
 

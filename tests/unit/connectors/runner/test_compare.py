@@ -34,7 +34,7 @@ def after(*entries: Entry) -> Row | None:
     return row
 
 
-def test_a_withdrawn_document_is_not_published_again_whatever_the_source_answers() -> None:
+def test_a_withdrawn_document_is_not_published_again_whatever_the_source_returns() -> None:
     row = after(document("one"))
     assert row is not None
     withdrawn = replace(row, is_withdrawn=True)
@@ -65,13 +65,13 @@ entries = st.one_of(
 
 
 @given(st.lists(entries, min_size=1, max_size=8))
-def test_asked_twice_the_same_answer_publishes_nothing(history: list[Entry]) -> None:
+def test_the_same_entry_twice_publishes_nothing_the_second_time(history: list[Entry]) -> None:
     row = after(*history)
     assert decide(row, history[-1], seen(100)).events == []
 
 
 @given(st.lists(entries, min_size=1, max_size=8))
-def test_what_is_published_ends_as_the_source_is(history: list[Entry]) -> None:
+def test_the_published_events_end_in_the_sources_last_state(history: list[Entry]) -> None:
     """Who folds the events as the ledger does has the last answer, and its readers."""
     text: str | None = None
     access: tuple[list[str], list[str]] = ([], [])
@@ -98,7 +98,7 @@ def test_what_is_published_ends_as_the_source_is(history: list[Entry]) -> None:
 
 
 @given(st.lists(entries, min_size=2, max_size=6), st.data())
-def test_late_answers_change_no_text(history: list[Entry], data: st.DataObject) -> None:
+def test_an_entry_read_earlier_than_the_row_publishes_nothing(history: list[Entry], data: st.DataObject) -> None:
     row = after(*history)
     late = data.draw(entries)
     decision = decide(row, late, seen(-1))
@@ -123,7 +123,7 @@ def after_intent(row: Row | None, decision: Decision, at: datetime) -> Row:
 
 
 @given(st.lists(st.tuples(entries, st.sampled_from(get_args(Fate))), min_size=1, max_size=8), entries)
-def test_whatever_was_lost_on_the_way_the_next_look_makes_the_ledger_as_the_source_is(
+def test_after_lost_confirmations_the_next_read_brings_the_ledger_to_the_sources_state(
     history: list[tuple[Entry, Fate]], last: Entry
 ) -> None:
     sent: list[Event] = []
@@ -148,7 +148,7 @@ def test_whatever_was_lost_on_the_way_the_next_look_makes_the_ledger_as_the_sour
     assert decide(row, last, seen(100)).events == []
 
 
-def test_a_listing_of_what_is_in_doubt_withdraws_access_and_has_it_fetched() -> None:
+def test_a_listed_document_in_doubt_has_its_access_published_and_is_fetched() -> None:
     row = after(document(acl_tags=["a"], revision="1"))
     assert row is not None
     row = replace(row, in_doubt_since=seen(3).at, fingerprint=None)
@@ -159,7 +159,7 @@ def test_a_listing_of_what_is_in_doubt_withdraws_access_and_has_it_fetched() -> 
     assert is_stale(decision.row, entry)
 
 
-def test_what_was_read_earlier_gets_a_lower_version_however_late_it_is_decided() -> None:
+def test_an_entry_read_earlier_gets_a_lower_version() -> None:
     newer = decide(None, document("new"), seen(2)).events[0]
     older = decide(None, document("old"), seen(1)).events[0]
     assert isinstance(newer, DocumentUpserted)
@@ -167,7 +167,7 @@ def test_what_was_read_earlier_gets_a_lower_version_however_late_it_is_decided()
     assert newer.version > older.version
 
 
-def test_a_source_that_counts_its_versions_is_believed() -> None:
+def test_the_sources_own_version_numbers_are_used() -> None:
     row = after(document(version=7))
     older = decide(row, document("older", version=6, acl_tags=["b"]), seen(1))
     assert [type(event) for event in older.events] == [AccessChanged]
@@ -177,13 +177,13 @@ def test_a_source_that_counts_its_versions_is_believed() -> None:
     assert [event.version for event in again.events if isinstance(event, DocumentUpserted)] == [1]
 
 
-def test_too_many_readers_to_say_are_none() -> None:
+def test_a_document_with_too_many_access_tags_has_no_readers() -> None:
     many = [f"tag-{n}" for n in range(1_001)]
     decision = decide(after(document()), document(acl_tags=many), seen(5))
     assert [event.acl_tags for event in decision.events if isinstance(event, AccessChanged)] == [[]]
 
 
-def test_when_a_listed_document_has_to_be_fetched() -> None:
+def test_a_listed_document_is_stale_when_its_revision_differs() -> None:
     def shown(revision: str | None) -> Listed:
         return Listed(external_id="d", acl_tags=["a"], revision=revision)
 
@@ -200,7 +200,7 @@ def test_when_a_listed_document_has_to_be_fetched() -> None:
     assert is_stale(after(unconfined), shown("1"), can_extract=True)
 
 
-def test_files_that_a_machine_cannot_confine_are_not_downloaded_at_every_sweep() -> None:
+def test_unconfined_files_are_not_fetched_again_until_extraction_works() -> None:
     row = after(Unreadable(external_id="d", code="unconfined", message="m", acl_tags=["a"], revision="1"))
     for revision, expected in (("1", False), ("2", True), (None, False)):
         entry = Listed(external_id="d", acl_tags=["a"], revision=revision)
@@ -208,7 +208,7 @@ def test_files_that_a_machine_cannot_confine_are_not_downloaded_at_every_sweep()
         assert is_stale(row, entry, can_extract=True), "they are read once it can"
 
 
-def held(tag: str, members: set[str], of: set[str] = frozenset(), second: int = 0) -> GroupMembers:  # type: ignore[assignment]
+def group_members(tag: str, members: set[str], of: set[str] = frozenset(), second: int = 0) -> GroupMembers:  # type: ignore[assignment]
     return GroupMembers(tag, tuple(sorted(members)), tuple(sorted(of)), START + timedelta(seconds=second))
 
 
@@ -217,8 +217,8 @@ graphs = st.dictionaries(tags, st.tuples(st.sets(st.sampled_from("abc")), st.set
 
 
 @given(graphs)
-def test_groups_within_groups_are_resolved_whatever_the_cycles(graph: dict[str, tuple[set[str], set[str]]]) -> None:
-    found = tags_by_principal({tag: held(tag, members, of) for tag, (members, of) in graph.items()})
+def test_nested_groups_are_resolved_even_with_cycles(graph: dict[str, tuple[set[str], set[str]]]) -> None:
+    found = tags_by_principal({tag: group_members(tag, members, of) for tag, (members, of) in graph.items()})
 
     def holds(principal: str, tag: str, seen: frozenset[str] = frozenset()) -> bool:
         members, of = graph.get(tag, (set(), set()))
@@ -228,10 +228,10 @@ def test_groups_within_groups_are_resolved_whatever_the_cycles(graph: dict[str, 
     assert found == {principal: held_tags for principal, held_tags in expected.items() if held_tags}
 
 
-def test_a_listing_takes_away_what_it_asked_for_and_lacks_but_nothing_newer() -> None:
+def test_a_listing_of_groups_removes_missing_ones_unless_they_are_newer() -> None:
     at = START + timedelta(seconds=5)
-    known = {"old": held("old", {"a"}), "newer": held("newer", {"b"}, second=9)}
-    listed = [held("new", {"c"}, second=5), held("newer", {"x"}, second=5)]
+    known = {"old": group_members("old", {"a"}), "newer": group_members("newer", {"b"}, second=9)}
+    listed = [group_members("new", {"c"}, second=5), group_members("newer", {"x"}, second=5)]
     assert {tag: one.members for tag, one in merge_listing(known, listed, at, None).items()} == {
         "new": ("c",),
         "newer": ("b",),
@@ -251,7 +251,7 @@ PUBLISHED = Row(
 )
 
 
-def test_what_is_in_doubt_stays_so_until_it_is_fetched_whatever_a_listing_shows() -> None:
+def test_a_document_in_doubt_stays_so_until_it_is_fetched() -> None:
     doubtful = replace(PUBLISHED, in_doubt_since=seen(2).at)
     entry = Listed(external_id="d", acl_tags=["a"], revision="r")
     row = decide_access(doubtful, entry, seen(5)).row
@@ -261,12 +261,12 @@ def test_what_is_in_doubt_stays_so_until_it_is_fetched_whatever_a_listing_shows(
     assert not is_stale(PUBLISHED, entry)
 
 
-def test_a_new_title_alone_is_published() -> None:
+def test_a_change_of_the_title_alone_is_published() -> None:
     row = after(document(title="old"))
     assert decide(row, document(title="new"), seen(5)).outcome == "upserted"
 
 
-def test_access_that_a_listing_showed_later_outlasts_an_older_answer() -> None:
+def test_access_from_a_later_listing_is_not_overwritten_by_an_older_read() -> None:
     row = replace(PUBLISHED, acl_tags=("b",), access_at=seen(9).at)
     decision = decide(row, document("new text", acl_tags=["a"]), seen(5))
     assert decision.row is not None
@@ -274,5 +274,5 @@ def test_access_that_a_listing_showed_later_outlasts_an_older_answer() -> None:
     assert [event.acl_tags for event in decision.events if isinstance(event, DocumentUpserted)] == [["b"]]
 
 
-def test_a_required_tag_that_cannot_be_said_shuts_everybody_out() -> None:
+def test_a_required_tag_that_is_too_long_leaves_no_readers() -> None:
     assert access_of(["a"], ["x" * 1_000]) == ((), ())

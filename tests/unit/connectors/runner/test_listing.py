@@ -5,7 +5,7 @@ from __future__ import annotations
 from connectors.runner.listing import ListedIds
 
 
-def test_what_was_not_listed_is_lacking() -> None:
+def test_lacks_returns_the_ids_that_were_not_listed() -> None:
     listed = ListedIds()
     assert listed.lacks(["a", "b"]) == ["a", "b"]
     assert listed.lacks([]) == []

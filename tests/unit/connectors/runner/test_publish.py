@@ -81,46 +81,46 @@ def document(content: str = "text", **fields: Any) -> Document:
     return Document(**{"external_id": "d", "title": "T", "content": content, "acl_tags": ["a"], **fields})
 
 
-async def test_the_intent_is_recorded_then_kafka_has_the_events_then_rows_say_so() -> None:
+async def test_publishing_writes_the_intent_then_sends_then_saves_the_rows() -> None:
     desk = Desk()
     await desk.publish(document())
     assert desk.asked == ["intend", "send", "save"]
 
 
-async def test_what_kafka_did_not_acknowledge_stays_in_doubt() -> None:
+async def test_an_event_that_kafka_did_not_acknowledge_is_not_saved() -> None:
     desk = Desk(away=True)
     with pytest.raises(Retryable):
         await desk.publish(document())
     assert desk.asked == ["intend", "send"]
 
 
-async def test_a_runner_that_has_lost_its_lease_sends_nothing() -> None:
+async def test_a_runner_that_lost_its_lease_sends_nothing() -> None:
     desk = Desk(lost=True)
     with pytest.raises(LeaseLost):
         await desk.publish(document())
     assert desk.asked == ["intend"]
 
 
-async def test_an_answer_that_is_older_than_its_row_changes_nothing() -> None:
+async def test_an_entry_older_than_its_row_changes_nothing() -> None:
     desk = Desk({"d": Row(external_id="d", version=1, fingerprint=b"1", content_at=AT + timedelta(seconds=1))})
     await desk.publish(document())
     assert (desk.asked, desk.saved) == ([], [])
 
 
-async def test_a_delete_does_not_wait_behind_a_crawl() -> None:
+async def test_a_delete_during_a_backfill_uses_the_live_lane() -> None:
     desk = Desk({"d": Row(external_id="d", version=1, fingerprint=b"1", content_at=AT)})
     await desk.publish(Gone("d"), document(external_id="other"), lane="backfill")
     topics = {message.kind: topic for topic, message in desk.sent}
     assert topics == {"document.deleted.v1": "documents.live.v1", "document.upserted.v1": "documents.backfill.v1"}
 
 
-async def test_of_two_answers_of_one_page_the_later_counts() -> None:
+async def test_the_later_of_two_entries_for_the_same_document_is_published() -> None:
     desk = Desk()
     await desk.publish(document("earlier"), document("later"))
     assert [getattr(message, "content", None) for _, message in desk.sent] == ["later"]
 
 
-async def test_a_membership_is_in_doubt_from_before_it_is_sent_until_kafka_has_it() -> None:
+async def test_a_membership_is_intended_before_sending_and_confirmed_after_the_acknowledgement() -> None:
     batch = [ChangedSet("ann", frozenset({"staff"}), AT)]
     desk = Desk()
     await desk.tell(batch)
@@ -133,25 +133,25 @@ async def test_a_membership_is_in_doubt_from_before_it_is_sent_until_kafka_has_i
     assert (away.asked, lost.asked) == (["intend", "send"], ["intend"])
 
 
-def test_a_set_that_is_published_again_has_a_newer_stamp_than_the_last_one() -> None:
+def test_a_changed_membership_has_a_later_observation_time_than_the_last_one() -> None:
     last = PublishedSet(digest(["staff"]), AT + timedelta(seconds=5))
     (changed,) = changed_sets({"ann": frozenset({"board"})}, {"ann": last}, ["ann"], AT)
     assert changed.observed_at > last.observed_at
 
 
-def test_who_is_in_no_listing_any_more_holds_nothing() -> None:
+def test_a_principal_missing_from_all_group_listings_holds_no_groups() -> None:
     published = {"ann": PublishedSet(digest(["staff"]), AT), "bob": PublishedSet(digest(["staff"]), AT)}
     listed = [GroupMembers("staff", ("bob",), (), AT + timedelta(seconds=1))]
     _, changed = _compare({}, published, listed, AT + timedelta(seconds=1))
     assert [(one.principal, one.tags) for one in changed] == [("ann", frozenset())]
 
 
-def test_stamps_never_go_back_though_the_clock_does() -> None:
+def test_observation_times_never_go_back_even_if_the_clock_does() -> None:
     ahead = datetime.now(UTC) + timedelta(minutes=1)
     clock = Clock(ahead)
     assert ahead < clock.stamp() < clock.stamp()
 
 
-def test_a_version_is_greater_than_the_last_one_though_the_clock_went_back() -> None:
+def test_a_version_is_greater_than_the_last_one_even_if_the_clock_went_back() -> None:
     last = version_at(AT, None)
     assert version_at(AT - timedelta(hours=1), last) > last

@@ -36,12 +36,14 @@ ACCEPTED = LedgerDocument("a", 5, AT, ("wiki/board", "wiki/staff"), ("wiki/nda",
         (ROW, replace(ACCEPTED, access_observed_at=None), None),
     ],
 )
-def test_a_living_document_of_the_ledger(row: Row | None, accepted: LedgerDocument, kind: Kind | None) -> None:
+def test_document_difference_compares_a_row_with_the_ledgers_document(
+    row: Row | None, accepted: LedgerDocument, kind: Kind | None
+) -> None:
     assert document_difference(row, accepted, "wiki") == kind
 
 
 @pytest.mark.parametrize(("letter_at", "kind"), [(LATER, None), (AT, "not_deleted"), (None, "not_deleted")])
-def test_a_dead_letter_says_where_a_delete_is_only_if_it_came_after_the_delete(
+def test_a_dead_letter_explains_a_missing_delete_only_if_it_is_newer(
     letter_at: datetime | None, kind: Kind | None
 ) -> None:
     deleted = replace(ROW, gone=True, content_at=AT)
@@ -59,7 +61,7 @@ def test_a_dead_letter_says_where_a_delete_is_only_if_it_came_after_the_delete(
         (PublishedSet(IN_DOUBT, AT), LATER, True, None),
     ],
 )
-def test_a_principals_groups(
+def test_member_difference_compares_published_groups_with_the_ledgers(
     published: PublishedSet | None, observed_at: datetime, holds: bool, kind: Kind | None
 ) -> None:
     assert member_difference(published, observed_at, holds=holds) == kind

@@ -21,11 +21,11 @@ def listed(under: str) -> list[str]:
     return [line.strip(" -") for line in match[1].splitlines()]
 
 
-def test_the_manifest_has_exactly_the_scopes_that_check_asks_for() -> None:
+def test_the_guides_manifest_has_exactly_the_scopes_that_check_requires() -> None:
     assert listed("bot") == sorted(required_scopes(SlackOptions(token=SecretStr("x"))))
 
 
-def test_every_event_in_the_manifest_is_understood() -> None:
+def test_the_connector_handles_every_event_in_the_guides_manifest() -> None:
     bodies = {
         "message": {"ts": "1.000000"},
         "subteam_created": {},
@@ -41,7 +41,7 @@ def test_every_event_in_the_manifest_is_understood() -> None:
         assert found != Reaction() or effect is not None, event
 
 
-def test_every_option_is_explained() -> None:
+def test_the_guide_explains_every_option() -> None:
     options = set(SlackOptions.model_fields) - {"token", "signing_secret", "app_token"}
     table = GUIDE.partition("## Options")[2]
     assert {name for name in options if f"`{name}`" not in table} == set()

@@ -61,7 +61,7 @@ def envelope(event: dict[str, Any]) -> dict[str, Any]:
         ({"channel": "C1", "ts": 5}, Reaction()),
     ],
 )
-def test_a_message_event_names_its_thread(event: dict[str, Any], expected: Reaction) -> None:
+def test_a_message_event_fetches_its_thread(event: dict[str, Any], expected: Reaction) -> None:
     assert reaction(envelope({"type": "message", **event})) == (expected, None)
 
 
@@ -89,11 +89,13 @@ def test_a_message_event_names_its_thread(event: dict[str, Any], expected: React
         ({"type": "reaction_added", "item": {"channel": "C1"}}, Reaction(), None),
     ],
 )
-def test_events_about_channels_and_people(event: dict[str, Any], expected: Reaction, effect: str | None) -> None:
+def test_channel_and_user_events_have_their_reactions(
+    event: dict[str, Any], expected: Reaction, effect: str | None
+) -> None:
     assert reaction(envelope(event)) == (expected, effect)
 
 
-def test_events_that_slack_held_back_are_looked_for() -> None:
+def test_a_rate_limit_event_causes_a_read_of_changes_and_a_sweep() -> None:
     assert reaction({"type": "app_rate_limited", "minute_rate_limited": 1}) == (
         Reaction(changes=True, sweep=True),
         None,
@@ -103,11 +105,11 @@ def test_events_that_slack_held_back_are_looked_for() -> None:
 @pytest.mark.parametrize(
     "nonsense", [{}, {"type": "event_callback"}, {"type": "event_callback", "event": []}, {"type": "x"}]
 )
-def test_what_is_no_event_does_nothing(nonsense: dict[str, Any]) -> None:
+def test_a_malformed_event_is_ignored(nonsense: dict[str, Any]) -> None:
     assert reaction(nonsense) == (Reaction(), None)
 
 
-def test_only_so_many_event_ids_are_remembered() -> None:
+def test_a_limited_number_of_event_ids_is_remembered() -> None:
     seen = SeenEvents()
     for n in range(MAX_SEEN_EVENTS + 1):
         seen.add(f"Ev{n}")
@@ -139,11 +141,11 @@ ROWS = [
 USERS = {found.id: found for one in ROWS if (found := user(one, TEAM))}
 
 
-def test_the_workspace_tag_is_held_by_full_members_alone() -> None:
+def test_only_full_members_hold_the_workspace_tag() -> None:
     assert workspace_group(TEAM, USERS).members == ["slack:U8", "slack:U9", "u1@acme.example"]
 
 
-def test_a_colleague_of_another_workspace_of_the_organisation_reads_what_they_are_in() -> None:
+def test_a_user_of_another_workspace_of_the_same_organisation_is_a_guest() -> None:
     team = Team("T1", "https://acme.slack.com", "E1")
     found = user(row("U1", team_id="T2", enterprise_user={"enterprise_id": "E1"}), team)
     assert found is not None
@@ -154,7 +156,7 @@ def test_a_colleague_of_another_workspace_of_the_organisation_reads_what_they_ar
     assert principal("U1", {"U1": found}, trust_external_emails=False) == "u1@acme.example"
 
 
-def test_a_channels_members_are_known_by_their_address_and_strangers_by_their_id() -> None:
+def test_channel_members_are_named_by_email_and_external_users_by_slack_id() -> None:
     found = channel({"id": "C1", "name": "ops", "is_private": True, "is_member": True})
     assert found is not None
     members = [one["id"] for one in ROWS] + ["UX"]
@@ -175,7 +177,7 @@ def test_a_channels_members_are_known_by_their_address_and_strangers_by_their_id
     assert trusted.members == ["u6@acme.example"]
 
 
-def test_a_channel_of_which_it_is_not_said_that_it_is_public_is_private() -> None:
+def test_a_channel_not_marked_public_counts_as_private() -> None:
     assert channel({"id": "C1", "name": "ops"}).is_private  # type: ignore[union-attr]
     assert not channel({"id": "C1", "name": "ops", "is_private": False}).is_private  # type: ignore[union-attr]
     assert channel({"id": "D1", "is_im": True}) is None

@@ -31,7 +31,7 @@ NAMES = Names(users={"U1": "Ann Lee"}, channels={"C1": "ops"}, groups={"S1": "on
         ("a < b and <> and <\n>", "a < b and <> and <\n>"),
     ],
 )
-def test_mentions_links_and_entities_are_as_people_see_them(text: str, shown: str) -> None:
+def test_mentions_links_and_entities_become_their_displayed_text(text: str, shown: str) -> None:
     assert mrkdwn(text, NAMES) == shown
 
 
@@ -43,7 +43,7 @@ def section(*spans: Any) -> dict[str, Any]:
     return {"type": "rich_text_section", "elements": list(spans)}
 
 
-def test_rich_text_keeps_lists_quotes_and_code() -> None:
+def test_rich_text_blocks_keep_lists_quotes_and_code() -> None:
     message = {
         "text": "fallback",
         "blocks": [
@@ -77,7 +77,7 @@ def test_rich_text_keeps_lists_quotes_and_code() -> None:
     )
 
 
-def test_the_cards_of_apps_are_read() -> None:
+def test_blocks_attachments_and_files_of_app_messages_become_text() -> None:
     message = {
         "text": "Build failed",
         "blocks": [
@@ -109,11 +109,11 @@ def test_the_cards_of_apps_are_read() -> None:
     )
 
 
-def test_what_no_block_tells_is_taken_from_the_text() -> None:
+def test_a_message_whose_blocks_have_no_text_uses_its_text_field() -> None:
     assert body({"text": "hello", "blocks": [{"type": "actions", "elements": []}]}, NAMES) == "hello"
 
 
-def test_nobody_can_forge_a_message_of_another() -> None:
+def test_the_message_separator_is_removed_from_texts_and_names() -> None:
     assert body({"text": "hello\x1eBen Roy: I approve"}, NAMES) == "hello Ben Roy: I approve"
     assert body({"text": "half \ud83d a character"}, NAMES) == "half \ufffd a character"
     assert author({"username": "Bot\x1e\nBen", "bot_id": "B1"}, NAMES) == "Bot Ben"
@@ -131,7 +131,7 @@ def test_nobody_can_forge_a_message_of_another() -> None:
         ({}, "Somebody"),
     ],
 )
-def test_people_and_bots_have_names(message: dict[str, Any], name: str) -> None:
+def test_users_and_bots_are_shown_by_name(message: dict[str, Any], name: str) -> None:
     assert author(message, NAMES) == name
 
 
@@ -157,7 +157,9 @@ anything = st.recursive(
 
 
 @given(text=anything, blocks=anything, attachments=anything, files=anything)
-def test_no_message_breaks_the_reading(text: Any, blocks: Any, attachments: Any, files: Any) -> None:
+def test_any_message_gives_a_document_or_none_without_an_error(
+    text: Any, blocks: Any, attachments: Any, files: Any
+) -> None:
     message = {"ts": "1.000000", "text": text, "blocks": blocks, "attachments": attachments, "files": files}
     place = ChannelInfo("C1", "ops", "https://acme.slack.com")
     entry = document([message], "1.000000", place, NAMES, min_characters=0)
@@ -167,7 +169,7 @@ def test_no_message_breaks_the_reading(text: Any, blocks: Any, attachments: Any,
         assert "\x1e" not in entry.content
 
 
-def test_a_title_is_the_first_line_and_the_channel() -> None:
+def test_a_title_is_the_shortened_first_line_and_the_channel() -> None:
     assert title("```\n> *hello* there\nmore", "ops") == "*hello* there · #ops"
     long = title("word " * 60, "ops")
     assert len(long) < 140
@@ -175,7 +177,7 @@ def test_a_title_is_the_first_line_and_the_channel() -> None:
     assert title("x" * 500, "ops").startswith("x" * 120 + " …")
 
 
-def test_a_short_message_without_answers_may_be_left_out() -> None:
+def test_a_short_message_without_replies_is_no_document() -> None:
     message = {"ts": "1.000000", "text": "ok"}
     assert is_document(message, min_characters=2)
     assert not is_document(message, min_characters=3)
@@ -183,7 +185,7 @@ def test_a_short_message_without_answers_may_be_left_out() -> None:
     assert not is_document({"ts": "1.000000", "text": " "}, min_characters=0)
 
 
-def test_a_thread_that_is_too_large_is_said_to_be_and_not_cut() -> None:
+def test_a_thread_that_is_too_large_is_unreadable() -> None:
     messages = [{"ts": f"{n}.000000", "text": "x" * 40_000, "user": "U1"} for n in range(1, 121)]
     messages[0]["reply_count"] = 119
     entry = document(messages, "1.000000", ChannelInfo("C1", "ops", "https://acme.slack.com"), NAMES, min_characters=0)

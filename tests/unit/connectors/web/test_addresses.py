@@ -69,7 +69,7 @@ NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
         "127.1",
     ],
 )
-def test_no_public_address(address: str) -> None:
+def test_private_reserved_and_malformed_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
@@ -90,7 +90,7 @@ def test_no_public_address(address: str) -> None:
         "2a00:1450:4001::200e",
     ],
 )
-def test_a_public_address(address: str) -> None:
+def test_public_addresses_are_public(address: str) -> None:
     assert is_public(address)
 
 
@@ -110,7 +110,7 @@ def hosts(*also: str, base: str = "https://wiki.example.com/wiki") -> Hosts:
         "https://[::1]:9000/",
     ],
 )
-def test_the_base_and_what_is_allowed_beside_it(url: str) -> None:
+def test_the_base_host_and_the_allowed_hosts_are_permitted(url: str) -> None:
     hosts("files.example.net", ".media.example.org", "10.1.1.1:8443", "[::1]:9000").check(httpx.URL(url))
 
 
@@ -143,17 +143,17 @@ def test_the_base_and_what_is_allowed_beside_it(url: str) -> None:
         "/path",
     ],
 )
-def test_every_other_address_is_forbidden(url: str) -> None:
+def test_urls_of_other_hosts_schemes_and_ports_are_forbidden(url: str) -> None:
     with pytest.raises(Forbidden):
         hosts("files.example.net", ".media.example.org", "10.1.1.1:8443").check(httpx.URL(url))
 
 
-def test_http_beside_an_http_base_only() -> None:
+def test_http_is_permitted_only_if_the_base_url_is_http() -> None:
     hosts("127.0.0.1:1234", "files.example.net", base="http://wiki.corp:8090").check(httpx.URL("http://127.0.0.1:1234"))
     hosts("files.example.net", base="http://wiki.corp:8090").check(httpx.URL("http://files.example.net/"))
 
 
-def test_only_the_base_and_a_host_named_with_its_port_may_be_private() -> None:
+def test_only_the_base_and_hosts_allowed_with_a_port_may_have_private_addresses() -> None:
     ours = hosts("files.example.net", ".example.org", "files.corp:8443")
     ours.check_address("wiki.example.com", 443, "10.0.0.1")
     ours.check_address("files.corp", 8443, "10.0.0.2")
@@ -167,7 +167,7 @@ def test_only_the_base_and_a_host_named_with_its_port_may_be_private() -> None:
     "entry",
     ["", ".", "..", ".example.com:443", "https://example.com", "a b@c", "user@host", "host/path", "host:x", "h:"],
 )
-def test_an_entry_that_is_no_host_is_refused(entry: str) -> None:
+def test_an_allowed_host_that_is_no_host_name_is_misconfigured(entry: str) -> None:
     with pytest.raises(Misconfigured, match="no host to allow"):
         hosts(entry)
 
@@ -191,5 +191,5 @@ def test_an_entry_that_is_no_host_is_refused(entry: str) -> None:
         ({"X-RateLimit-Remaining": "-1"}, None),
     ],
 )
-def test_what_a_budget_asks_for(headers: dict[str, str], seconds: float | None) -> None:
+def test_rate_limit_headers_become_a_pause_in_seconds(headers: dict[str, str], seconds: float | None) -> None:
     assert budget_pause(httpx.Headers(headers), now=NOW) == seconds

@@ -18,7 +18,9 @@ def make(folder: Path, name: str) -> Path:
     return path
 
 
-def test_a_browser_that_is_named_goes_before_one_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_browser_named_by_the_environment_precedes_one_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_path, named = make(tmp_path, "chromium"), make(tmp_path, "mine")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("PENSTOCK_CHROMIUM", raising=False)
@@ -27,7 +29,7 @@ def test_a_browser_that_is_named_goes_before_one_on_the_path(tmp_path: Path, mon
     assert browser.require() == named
 
 
-def test_a_named_browser_that_is_not_there_is_said_and_not_replaced(
+def test_a_browser_named_by_the_environment_that_is_missing_is_misconfigured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path, "chromium")
@@ -37,7 +39,7 @@ def test_a_named_browser_that_is_not_there_is_said_and_not_replaced(
         browser.find()
 
 
-def test_without_a_browser_one_line_says_what_to_do(
+def test_a_missing_browser_is_reported_in_one_line_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No apt-get on this PATH either, so nothing is installed."""
@@ -50,7 +52,7 @@ def test_without_a_browser_one_line_says_what_to_do(
     assert "apt-get install chromium" in said
 
 
-def test_what_apt_says_is_handed_on_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_apt_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apt = tmp_path / "apt-get"
     apt.write_text("#!/bin/sh\necho 'W: old lists' >&2\necho 'E: Unable to fetch some archives' >&2\nexit 100\n")
     apt.chmod(0o755)

@@ -37,7 +37,7 @@ def target(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_jar_that_is_not_what_was_recorded_is_refused_and_removed_and_a_good_one_is_taken_afterwards(
+def test_a_jar_with_a_wrong_checksum_is_refused_and_removed_from_the_cache(
     hands_out: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hands_out.write_bytes(b"somebody else's")
@@ -52,7 +52,9 @@ def test_a_jar_that_is_not_what_was_recorded_is_refused_and_removed_and_a_good_o
     assert maven.copy(ECJ, target).read_bytes() == b"the compiler", "the local repository still had the refused one"
 
 
-def test_a_jar_that_nobody_recorded_is_refused(hands_out: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jar_without_a_recorded_checksum_is_refused(
+    hands_out: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hands_out.write_bytes(b"new")
     monkeypatch.setattr(maven, "CHECKSUMS", target.with_name("none"))
     maven.CHECKSUMS.write_text("")
@@ -61,7 +63,7 @@ def test_a_jar_that_nobody_recorded_is_refused(hands_out: Path, target: Path, mo
     assert [*target.iterdir()] == []
 
 
-def test_setup_refuses_a_compiler_that_was_changed(
+def test_setup_refuses_a_compiler_with_a_wrong_checksum(
     hands_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DIST", str(tmp_path / "dist"))
@@ -75,7 +77,7 @@ def test_setup_refuses_a_compiler_that_was_changed(
     assert [file.name for file in (tmp_path / "dist").iterdir()] == [".fetch.lock"]
 
 
-def test_every_version_that_is_fetched_has_a_recorded_checksum() -> None:
+def test_every_fetched_version_has_a_recorded_checksum() -> None:
     names = {path: digest for digest, path in maven.recorded().values()}
     wanted = [
         *(f"org/apache/kafka/{name}/{dist.VERSIONS['kafka']}/" for name in ("kafka_2.13", "kafka-tools")),
@@ -89,6 +91,6 @@ def test_every_version_that_is_fetched_has_a_recorded_checksum() -> None:
     assert len(names) == len(maven.CHECKSUMS.read_text().splitlines()), "two files of one name"
 
 
-def test_the_local_stack_runs_what_was_recorded() -> None:
+def test_the_local_stacks_jars_have_their_recorded_checksums() -> None:
     jars = [*(dist.servers() / "kafka").glob("*.jar")]
     assert {jar.name: maven.sha256(jar) for jar in jars} == {jar.name: maven.recorded()[jar.name][0] for jar in jars}

@@ -30,7 +30,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_one_that_is_named_goes_before_the_path_and_the_path_before_the_unpacked(
+def test_a_prometheus_named_by_the_environment_precedes_the_path_and_the_unpacked_one(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpacked = make(tmp_path / "dist" / "prometheus" / "usr" / "bin", "promtool")
@@ -42,7 +42,7 @@ def test_one_that_is_named_goes_before_the_path_and_the_path_before_the_unpacked
     assert prometheus.require("promtool") == named
 
 
-def test_a_named_one_that_is_not_there_is_said_and_not_replaced(
+def test_a_prometheus_named_by_the_environment_that_is_missing_is_misconfigured(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(bare, "promtool")
@@ -51,12 +51,14 @@ def test_a_named_one_that_is_not_there_is_said_and_not_replaced(
         prometheus.require("promtool")
 
 
-def test_where_there_is_no_debian_one_line_says_what_to_do(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_prometheus_without_debian_is_reported_with_what_to_do(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert show(prometheus.look) == 1
     assert capsys.readouterr().err.startswith("error: no prometheus was found: `apt-get install prometheus`")
 
 
-def test_what_apt_get_complains_of_is_said(bare: Path, tmp_path: Path) -> None:
+def test_an_error_of_apt_get_is_reported(bare: Path, tmp_path: Path) -> None:
     make(bare, "dpkg")
     make(bare, "apt-get", "echo 'E: Unable to locate package prometheus' >&2; exit 100")
     with pytest.raises(Misconfigured, match="failed: E: Unable to locate package prometheus"):

@@ -35,7 +35,7 @@ def started(argv: list[str], tmp_path: Path) -> process.Record:
     return entry
 
 
-def test_a_program_is_found_again_from_its_pid_file_and_stopped(tmp_path: Path) -> None:
+def test_a_process_is_identified_by_its_pid_file_and_stopped(tmp_path: Path) -> None:
     entry = started(SLEEPS, tmp_path)
     process.save(tmp_path / "pid", replace(entry, address="here"))
     loaded = process.load(tmp_path / "pid")
@@ -48,19 +48,19 @@ def test_a_program_is_found_again_from_its_pid_file_and_stopped(tmp_path: Path) 
     assert process.exit_code(entry.pid) == -signal.SIGTERM
 
 
-def test_a_later_process_of_the_same_pid_is_not_ours(tmp_path: Path) -> None:
+def test_a_later_process_with_the_same_pid_is_not_taken_for_ours(tmp_path: Path) -> None:
     me = psutil.Process()
     assert process.running(process.Record(me.pid, me.create_time())) is not None
     assert process.running(process.Record(me.pid, me.create_time() - 60)) is None
 
 
-def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     entry = started(DEAF, tmp_path)
     process.stop([psutil.Process(entry.pid)], ask=signal.SIGTERM, grace_seconds=0.3)
     assert process.exit_code(entry.pid) == -signal.SIGKILL
 
 
-def test_what_is_a_zombie_but_for_a_thread_is_waited_for(tmp_path: Path) -> None:
+def test_a_process_whose_first_thread_ended_is_still_stopped_and_waited_for(tmp_path: Path) -> None:
     """Java is so for a while when it ends: it was taken for gone, and nobody asked for its exit status."""
     entry = started(ENDS_LATER, tmp_path)
     server = psutil.Process(entry.pid)
@@ -70,7 +70,7 @@ def test_what_is_a_zombie_but_for_a_thread_is_waited_for(tmp_path: Path) -> None
     assert process.exit_code(entry.pid) == -signal.SIGKILL
 
 
-def test_stopping_takes_the_children_too(tmp_path: Path) -> None:
+def test_stopping_a_process_also_stops_its_children(tmp_path: Path) -> None:
     entry = started(PARENT, tmp_path)
     (child,) = psutil.Process(entry.pid).children()
     process.stop([psutil.Process(entry.pid)], ask=None, grace_seconds=0)
@@ -78,14 +78,14 @@ def test_stopping_takes_the_children_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [None, "", "[]", "null", '{"pid": 1}', '{"pid": "x", "created": 1}', "12345"])
-def test_a_pid_file_that_is_none_says_nothing(tmp_path: Path, written: str | None) -> None:
+def test_a_missing_or_malformed_pid_file_loads_as_none(tmp_path: Path, written: str | None) -> None:
     file = tmp_path / "pid"
     if written is not None:
         file.write_text(written)
     assert process.load(file) is None
 
 
-def test_files_are_replaced_whole_and_keep_their_secrets(tmp_path: Path) -> None:
+def test_files_are_replaced_atomically_with_their_mode(tmp_path: Path) -> None:
     file = tmp_path / "endpoints.json"
     process.write_atomically(file, "old")
     process.write_atomically(file, "new", mode=0o600)
@@ -94,7 +94,7 @@ def test_files_are_replaced_whole_and_keep_their_secrets(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_closed_folder_on_the_way_is_noticed(tmp_path: Path) -> None:
+def test_a_file_below_a_closed_folder_is_not_reachable_by_others(tmp_path: Path) -> None:
     open_folder, closed = tmp_path / "open", tmp_path / "closed"
     for folder in (open_folder, closed):
         folder.mkdir()
@@ -110,7 +110,7 @@ def test_a_closed_folder_on_the_way_is_noticed(tmp_path: Path) -> None:
     assert run_as.reachable_by_others("/etc/passwd")
 
 
-def test_a_server_never_runs_as_root_and_yet_reads_its_closed_folder(tmp_path: Path) -> None:
+def test_a_server_runs_without_root_and_can_read_its_closed_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     secret = tmp_path / "file"
     secret.write_text("text")
@@ -123,7 +123,7 @@ def test_a_server_never_runs_as_root_and_yet_reads_its_closed_folder(tmp_path: P
     assert (tmp_path / "log").read_text().split() == [str(expected), str(expected), "text", "True"]
 
 
-def test_a_large_log_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "LARGE_LOG_BYTES", 10)
     log = tmp_path / "kafka.log"
     assert process.rotate(log) == 0

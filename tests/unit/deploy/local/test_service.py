@@ -40,13 +40,13 @@ Caused by: java.net.BindException: Address already in use
         ("", "it wrote nothing"),
     ],
 )
-def test_the_line_that_says_why(tmp_path: Path, log: str, telling: str) -> None:
+def test_the_reason_is_the_telling_line_of_the_log(tmp_path: Path, log: str, telling: str) -> None:
     file = tmp_path / "log"
     file.write_text("FATAL: of an earlier run\n" + log)
     assert telling in reason(file, offset=len("FATAL: of an earlier run\n"))
 
 
-def test_ports_are_remembered_unless_taken(tmp_path: Path) -> None:
+def test_assigned_ports_are_remembered_unless_in_use(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     ports = Ports(tmp_path, LocalSettings())
     first = ports.assign(["kafka", "kafka-controller"])
@@ -60,20 +60,20 @@ def test_ports_are_remembered_unless_taken(tmp_path: Path) -> None:
     assert changed["kafka-controller"] == first["kafka-controller"]
 
 
-def test_a_broken_memory_of_ports_is_forgotten(tmp_path: Path) -> None:
+def test_a_malformed_ports_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ports.json").write_text("[1, 2")
     assert set(Ports(tmp_path, LocalSettings()).assign(["postgres"])) == {"postgres"}
 
 
-def test_a_free_port_is_not_one_already_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_free_port_is_not_one_already_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.local.service.PORT_RANGE", range(31_000, 31_002))
     assert free_port(taken=frozenset({31_000})) == 31_001
     with pytest.raises(Misconfigured, match="no free port"):
         free_port(taken=frozenset({31_000, 31_001}))
 
 
-def test_kafka_reads_any_path() -> None:
+def test_paths_are_escaped_for_kafkas_properties() -> None:
     assert _escaped("/tmp/a b/é/漢/😀\\x") == "/tmp/a b/\\u00e9/\\u6f22/\\ud83d\\ude00\\\\x"
 
 
@@ -96,14 +96,14 @@ def test_a_pgvector_that_corrupts_indexes_is_refused(tmp_path: Path, version: st
             postgres._require_pgvector(tmp_path / "bin")
 
 
-def test_servers_that_were_not_fetched_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_without_fetched_servers_names_make_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DIST", str(tmp_path / "dist"))
     with pytest.raises(Misconfigured, match="make setup"):
         Stack(tmp_path / "home").up()
     assert not (tmp_path / "home").exists()
 
 
-def test_another_version_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_of_another_version_count_as_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DIST", str(tmp_path))
     (tmp_path / "servers").mkdir()
     assert not dist.is_fetched()
@@ -125,13 +125,13 @@ def test_another_version_is_fetched_again(tmp_path: Path, monkeypatch: pytest.Mo
         ("", "no output"),
     ],
 )
-def test_what_maven_says_in_one_line(output: str, said: str) -> None:
+def test_mavens_output_is_reduced_to_a_one_line_reason(output: str, said: str) -> None:
     told = fetch._maven_reason(output)
     assert said in told
     assert "\n" not in told
 
 
-def test_no_maven_is_one_line_and_exit_code_1(
+def test_missing_maven_is_a_one_line_error_with_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DIST", str(tmp_path / "dist"))
