@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
 from datetime import datetime
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 DOCUMENTS = UUID("9f2c1c2e-6a4c-5d0b-9d8e-0a8c7a3d5b11")
 """Namespace of document ids. Never changes: ids are recomputed, not looked up."""
@@ -54,18 +59,24 @@ def content_hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def meta_hash(
-    *,
-    title: str,
-    source_url: str | None,
-    author: str | None,
-    media_type: str,
-    source_modified_at: datetime | None,
-    metadata: Mapping[str, object],
-) -> bytes:
-    """SHA-256 of everything about a document that is neither content nor access (32 bytes)."""
-    fields = [title, source_url, author, media_type, source_modified_at and source_modified_at.timestamp(), metadata]
-    return hashlib.sha256(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()).digest()
+def meta_hash(document_fields: DataclassInstance) -> bytes:
+    """SHA-256 of everything about a document that is neither content nor access (32 bytes).
+
+    Fields of the dataclass without a default are hashed by their order. One with a default was added later, and is
+    hashed by its name where it has another value: a document without it keeps its hash, and is not written again.
+    """
+    values: list[object] = []
+    later: dict[str, object] = {}
+    for f in fields(document_fields):
+        value = getattr(document_fields, f.name)
+        plain = value.timestamp() if isinstance(value, datetime) else value
+        if f.default is MISSING:
+            values.append(plain)
+        elif value != f.default:
+            later[f.name] = plain
+    if later:
+        values.append(later)
+    return hashlib.sha256(json.dumps(values, sort_keys=True, ensure_ascii=False).encode()).digest()
 
 
 def access_digest(acl_tags: Sequence[str], required_tags: Sequence[str]) -> bytes:

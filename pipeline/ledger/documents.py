@@ -6,7 +6,7 @@ Superseded content lost by version although it was observed later: it stands aga
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -47,7 +47,11 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A document's metadata, as its newest accepted upsert has it."""
+    """A document's metadata, as its newest accepted upsert has it.
+
+    Each field but ``metadata`` is a column of the same name in ``documents`` and in ``superseded``. A new field comes
+    last and has a default, for which it does not change the hash of a document (``pipeline.core.identity.meta_hash``).
+    """
 
     title: str
     source_url: str | None
@@ -55,6 +59,11 @@ class Fields:
     media_type: str
     source_modified_at: datetime | None
     metadata: Mapping[str, object]
+
+
+FIELD_COLUMNS = tuple(f.name for f in fields(Fields) if f.name != "metadata")
+REVISION_COLUMNS = ("version", "observed_at", "content_hash", "meta_hash", *FIELD_COLUMNS, "metadata", "text")
+"""The columns of ``superseded`` after the document's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +241,10 @@ _UPDATE_DOCUMENT = """
         changed_at = CASE WHEN %s THEN %s ELSE changed_at END
     WHERE id = %s
 """
-_UPDATE_FIELDS = """
-    UPDATE documents SET title = %s, source_url = %s, author = %s, media_type = %s, source_modified_at = %s,
-        external_id = %s, erased_at = NULL
+_UPDATE_FIELDS = f"""
+    UPDATE documents SET {", ".join(f"{column} = %s" for column in FIELD_COLUMNS)}, external_id = %s, erased_at = NULL
     WHERE id = %s
-"""
+"""  # noqa: S608 — names of this module
 """The external id: it was erased if the document had been deleted for long."""
 _UPSERT_BODY = """
     INSERT INTO document_bodies AS b (document_id, text, metadata) VALUES (%s, coalesce(%s, ''), coalesce(%s, '{}'))
@@ -294,8 +302,12 @@ def _document_row(
 
 def _fields_row(a: Accepted) -> tuple[Any, ...]:
     assert a.fields is not None
-    f = a.fields
-    return f.title, f.source_url, f.author, f.media_type, f.source_modified_at, a.identity.external_id, a.identity.id
+    return *_values(a.fields), a.identity.external_id, a.identity.id
+
+
+def _values(document_fields: Fields) -> tuple[Any, ...]:
+    """The values of FIELD_COLUMNS."""
+    return tuple(getattr(document_fields, column) for column in FIELD_COLUMNS)
 
 
 def _body_row(a: Accepted) -> tuple[Any, ...]:
@@ -341,8 +353,7 @@ async def load_superseded(connection: Connection, ids: Collection[UUID]) -> dict
     if not ids:
         return {}
     cursor = await connection.execute(
-        "SELECT document_id, version, observed_at, content_hash, meta_hash, title, source_url, author, media_type,"
-        " source_modified_at, metadata, text FROM superseded WHERE document_id = ANY(%s)",
+        f"SELECT document_id, {', '.join(REVISION_COLUMNS)} FROM superseded WHERE document_id = ANY(%s)",  # noqa: S608 — names of this module
         [list(ids)],
     )
     by_document: dict[UUID, list[Superseded]] = {}
@@ -352,9 +363,10 @@ async def load_superseded(connection: Connection, ids: Collection[UUID]) -> dict
 
 
 def _superseded(row: Sequence[Any]) -> Superseded:
-    version, observed, content, meta, title, url, author, kind, modified, metadata, text = row
-    fields = Fields(title or "", url, author, kind or "text/plain", modified, metadata)
-    return Superseded(version, observed, content, meta, fields, text)
+    version, observed, content, meta, *values, metadata, text = row
+    named = dict(zip(FIELD_COLUMNS, values, strict=True))
+    named |= {"title": named["title"] or "", "media_type": named["media_type"] or "text/plain"}
+    return Superseded(version, observed, content, meta, Fields(**named, metadata=metadata), text)
 
 
 async def load_current(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Superseded]:
@@ -368,7 +380,7 @@ async def load_current(connection: Connection, ids: Collection[UUID]) -> dict[UU
 async def keep_current(connection: Connection, ids: Collection[UUID]) -> None:
     """Store the present revisions of these documents as superseded, before others are written over them."""
     if ids:
-        await connection.execute(f"INSERT INTO superseded AS s SELECT {_CURRENT} {_GREATER_STAYS}", [list(ids)])
+        await connection.execute(f"{_INSERT_SUPERSEDED} SELECT {_CURRENT} {_GREATER_STAYS}", [list(ids)])
 
 
 async def keep_superseded(connection: Connection, revisions: Mapping[UUID, Sequence[Superseded]]) -> None:
@@ -380,11 +392,7 @@ async def keep_superseded(connection: Connection, revisions: Mapping[UUID, Seque
             s.observed_at,
             s.content_hash,
             s.meta_hash,
-            s.fields.title,
-            s.fields.source_url,
-            s.fields.author,
-            s.fields.media_type,
-            s.fields.source_modified_at,
+            *_values(s.fields),
             Jsonb(dict(s.fields.metadata)),
             s.text,
         )
@@ -393,23 +401,18 @@ async def keep_superseded(connection: Connection, revisions: Mapping[UUID, Seque
     ]
     if rows:
         places = ", ".join(["%s"] * len(rows[0]))
-        await connection.cursor().executemany(
-            f"INSERT INTO superseded AS s VALUES ({places}) {_GREATER_STAYS}".encode(),  # noqa: S608 — placeholders and a constant of this module
-            rows,
-        )
+        await connection.cursor().executemany(f"{_INSERT_SUPERSEDED} VALUES ({places}) {_GREATER_STAYS}", rows)
 
 
-_CURRENT = """
-    d.id, d.version, d.observed_at, d.content_hash, d.meta_hash, d.title, d.source_url, d.author, d.media_type,
-    d.source_modified_at, b.metadata, b.text
+_INSERT_SUPERSEDED = f"INSERT INTO superseded AS s (document_id, {', '.join(REVISION_COLUMNS)})"
+_CURRENT = f"""
+    d.id, {", ".join(f"d.{column}" for column in REVISION_COLUMNS[:-2])}, b.metadata, b.text
     FROM documents d JOIN document_bodies b ON b.document_id = d.id
     WHERE d.id = ANY(%s) AND d.version IS NOT NULL AND d.content_hash IS NOT NULL
 """
-_GREATER_STAYS = """
-    ON CONFLICT (document_id, observed_at, version) DO UPDATE SET content_hash = excluded.content_hash,
-        meta_hash = excluded.meta_hash, title = excluded.title, source_url = excluded.source_url,
-        author = excluded.author, media_type = excluded.media_type, source_modified_at = excluded.source_modified_at,
-        metadata = excluded.metadata, text = excluded.text
+_GREATER_STAYS = f"""
+    ON CONFLICT (document_id, observed_at, version) DO UPDATE SET
+        {", ".join(f"{column} = excluded.{column}" for column in REVISION_COLUMNS[2:])}
     WHERE (excluded.content_hash, excluded.meta_hash) > (s.content_hash, s.meta_hash)
 """
 """As for two that were observed together under one version, as in the order of content: whichever came first."""

@@ -85,14 +85,7 @@ def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arriva
         message.version,
         message.observed_at,
         content_hash(text),
-        meta_hash(
-            title=fields.title,
-            source_url=fields.source_url,
-            author=fields.author,
-            media_type=media_type,
-            source_modified_at=fields.source_modified_at,
-            metadata=fields.metadata,
-        ),
+        meta_hash(fields),
         qualify(message.source, message.acl_tags),
         qualify(message.source, message.required_tags),
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from pipeline.core.identity import content_hash, meta_hash
 from pipeline.core.normalise import normalise
+from pipeline.ledger.documents import Fields
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 Event = DocumentUpserted | DocumentDeleted | AccessChanged
@@ -42,12 +43,7 @@ def outcome(events: Iterable[Event]) -> DocumentUpserted | None:
 def _rank(event: DocumentUpserted) -> tuple[object, ...]:
     text, media_type = normalise(event.content, event.media_type)
     meta = meta_hash(
-        title=event.title,
-        source_url=event.source_url,
-        author=event.author,
-        media_type=media_type,
-        source_modified_at=event.source_modified_at,
-        metadata=dict(event.metadata),
+        Fields(event.title, event.source_url, event.author, media_type, event.source_modified_at, dict(event.metadata))
     )
     return event.version, event.observed_at, content_hash(text), meta
 

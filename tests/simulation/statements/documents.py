@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from pipeline.ledger.documents import FIELD_COLUMNS
 from tests.simulation.database import Row, Transaction
 from tests.simulation.statements.registry import changed, statement
 
@@ -19,11 +20,7 @@ NEW_DOCUMENT: Row = {
     "access_id": None,
     "content_hash": None,
     "meta_hash": None,
-    "title": None,
-    "source_url": None,
-    "author": None,
-    "media_type": None,
-    "source_modified_at": None,
+    **dict.fromkeys(FIELD_COLUMNS),
     "changed_at": None,
     "lane": "live",
     "event_count": 0,
@@ -132,10 +129,10 @@ async def _update_document(tx: Transaction, p: Any) -> int:
 
 @statement("UPDATE documents SET title = %s")
 async def _update_fields(tx: Transaction, p: Any) -> int:
-    title, url, author, media_type, modified, external_id, id_ = p
+    *values, external_id, id_ = p
     row = await tx.lock("documents", id_)
-    fields = {"title": title, "source_url": url, "author": author, "media_type": media_type, "external_id": external_id}
-    await tx.put("documents", changed(row, **fields, source_modified_at=modified), id_)
+    fields = dict(zip(FIELD_COLUMNS, values, strict=True))
+    await tx.put("documents", changed(row, **fields, external_id=external_id), id_)
     return 1
 
 

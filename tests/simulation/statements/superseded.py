@@ -6,27 +6,16 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pipeline.ledger.documents import REVISION_COLUMNS
 from tests.simulation.database import Row, Transaction
 from tests.simulation.statements.registry import statement
 
-_SUPERSEDED = (
-    "version",
-    "observed_at",
-    "content_hash",
-    "meta_hash",
-    "title",
-    "source_url",
-    "author",
-    "media_type",
-    "source_modified_at",
-    "metadata",
-    "text",
-)
+_INSERT = f"INSERT INTO superseded AS s (document_id, {', '.join(REVISION_COLUMNS)})"
 
 
-@statement("source_modified_at, metadata, text FROM superseded WHERE document_id = ANY(%s)")
+@statement("metadata, text FROM superseded WHERE document_id = ANY(%s)")
 def _load_superseded(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    return [(k[0], *(row[c] for c in _SUPERSEDED)) for k, row in tx.rows("superseded") if k[0] in p[0]]
+    return [(k[0], *(row[c] for c in REVISION_COLUMNS)) for k, row in tx.rows("superseded") if k[0] in p[0]]
 
 
 def _current(tx: Transaction, ids: list[UUID]) -> list[tuple[UUID, Row]]:
@@ -38,7 +27,7 @@ def _current(tx: Transaction, ids: list[UUID]) -> list[tuple[UUID, Row]]:
                 (
                     id_,
                     {
-                        **{c: d[c] for c in _SUPERSEDED[:9]},
+                        **{c: d[c] for c in REVISION_COLUMNS[:-2]},
                         "metadata": b["metadata"],
                         "text": b["text"],
                         "deleted_at": d["deleted_at"],
@@ -48,16 +37,16 @@ def _current(tx: Transaction, ids: list[UUID]) -> list[tuple[UUID, Row]]:
     return found
 
 
-@statement("INSERT INTO superseded AS s SELECT")
+@statement(f"{_INSERT} SELECT")
 async def _keep_current(tx: Transaction, p: Any) -> int:
     for id_, row in _current(tx, p[0]):
-        await _keep_one(tx, id_, {c: row[c] for c in _SUPERSEDED})
+        await _keep_one(tx, id_, {c: row[c] for c in REVISION_COLUMNS})
     return 1
 
 
-@statement("INSERT INTO superseded AS s VALUES")
+@statement(f"{_INSERT} VALUES")
 async def _keep(tx: Transaction, p: Any) -> int:
-    row = dict(zip(_SUPERSEDED, p[1:], strict=True))
+    row = dict(zip(REVISION_COLUMNS, p[1:], strict=True))
     await _keep_one(tx, p[0], {**row, "metadata": row["metadata"].obj})
     return 1
 
@@ -71,7 +60,7 @@ async def _keep_one(tx: Transaction, id_: UUID, row: Row) -> None:
 
 @statement("AND d.version IS NOT NULL AND d.content_hash IS NOT NULL AND d.deleted_at IS NULL")
 def _current_alive(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    return [(id_, *(row[c] for c in _SUPERSEDED)) for id_, row in _current(tx, p[0]) if row["deleted_at"] is None]
+    return [(id_, *(row[c] for c in REVISION_COLUMNS)) for id_, row in _current(tx, p[0]) if row["deleted_at"] is None]
 
 
 @statement("DELETE FROM superseded s USING ranked r")
