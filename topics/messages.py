@@ -186,7 +186,6 @@ class DocumentIndexed(DocumentMessage):
     """searchable: both stores return all of it; partial: but for chunks that cannot be embedded; retired: deleted, or
     nobody may read it; revoked: somebody who could read it no longer may. The last two are sent as soon as they are
     accepted, before the stores follow: drop what you hold."""
-    """partial: some chunks cannot be embedded, the rest is found. retired: deleted, or readable by nobody."""
     generation: str
     chunks: int = 0
     """How many stand in each store."""

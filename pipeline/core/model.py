@@ -31,7 +31,8 @@ class ChunkParams:
     max_tokens: int = 512
     overlap: float = 0.175
     version: int = 1
-    """Raised whenever the chunker would cut the same text differently: another version is another generation."""
+    """Raised whenever the chunker would cut the same text differently, so that the new way is another generation. The
+    chunker cuts in the old way for generations that have a lower version."""
 
 
 @dataclass(frozen=True, slots=True)
