@@ -137,7 +137,7 @@ def line(row: Mapping[str, Any]) -> str:
     return (
         f"{row['access']:>6} {row['concurrency']:>11} {row['per_second']:>9} {ms('p50_ms')} {ms('p95_ms')}"
         f" {ms('p99_ms')} {row['shed']:>6} {ms('shed_p99_ms')}"
-        f"{'' if row['feedback'] else '  (no second look)'}"
+        f"{'' if row['feedback'] else '  (no feedback)'}"
     )
 
 

@@ -80,8 +80,8 @@ VARIANTS = (
     Variant("hybrid: reciprocal ranks, text only", instead=(TEXT_ONLY, RRF)),
     Variant("+ title, headings, nearness", instead=(RRF,)),
     Variant("+ standardised scores instead of ranks"),
-    Variant("+ second look: the vector moves", feedback=True, instead=(NO_WORDS,)),
-    Variant("+ second look: typical words (all of it)", feedback=True),
+    Variant("+ relevance feedback: moved vector", feedback=True, instead=(NO_WORDS,)),
+    Variant("+ relevance feedback: typical words (complete)", feedback=True),
 )
 
 
