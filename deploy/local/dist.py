@@ -75,9 +75,7 @@ def elasticsearch_home() -> Path:
 def _package(name: str) -> Path:
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise Misconfigured(
-            f"the local stack needs the package {name}: pip install 'penstock[local]' (make setup does)"
-        )
+        raise Misconfigured(f"the local stack needs the package {name}: run `make setup`, which installs it")
     return Path(spec.submodule_search_locations[0])
 
 

