@@ -29,8 +29,8 @@ CHAPTERS = (
     "What it means",
     "Who is affected",
     "First three commands",
-    "How to mend it",
-    "How to see that it is mended",
+    "How to fix it",
+    "How to see that it is fixed",
 )
 
 
