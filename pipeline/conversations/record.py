@@ -32,7 +32,7 @@ from pipeline.runtime.settings import ConversationSettings
 from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import check_record
-from pipeline.stages.stage import Incoming, Last
+from pipeline.stages.stage import FinalStage, Incoming
 from pipeline.stores.postgres import Connection, Pool, translated
 from topics.codec import BadMessage, decode
 from topics.messages import ConversationForgotten, ConversationRecorded
@@ -51,7 +51,7 @@ class Outcome:
     """Removed, or ignored because they had been forgotten before they came."""
 
 
-class Conversations(Last):
+class Conversations(FinalStage):
     """The stage. See pipeline.stages.stage.Stage for its law."""
 
     name = "conversations"

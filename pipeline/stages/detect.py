@@ -1,7 +1,8 @@
-"""detect: order events, compare hashes, chunk what changed, write the ledger, then hint.
+"""The detect stage: order events, compare hashes, chunk changed texts, write the ledger, then send hints.
 
-One transaction a batch, rows locked in id order. Chunking happens before the lock is taken, for the texts that an
-unlocked look says will change; a text that turns out to be needed after all is chunked under the lock.
+Each batch is one transaction, which locks its documents' rows in the order of their ids. Chunking is slow, so it is
+done before: a read without locks predicts which texts will change. A changed text that it did not predict is chunked
+under the locks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.announce import Announcer, Withdrawal
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import Arrival, read_event
-from pipeline.stages.folding import Folded, decision, fold_batch, outcome, to_keep, withdrawal
+from pipeline.stages.folding import Folded, decision, fold_batch, outcome, superseded_upserts, withdrawal
 from pipeline.stages.hints import send_hints
 from pipeline.stages.manifests import Counters, build_manifest
 from pipeline.stages.stage import Flooded, Incoming
@@ -41,21 +42,27 @@ from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 log = structlog.get_logger()
 
-MAX_PENDING_BACKFILL, MAX_PENDING_BACKFILL_ALONE = 300, 1_000
-"""Backfilled documents that may wait for a store: at a first load's pace, about two seconds' work, and seven where
-nothing has come live for ALONE_SECONDS. Accepting more takes processor time from the stores and from live changes. With
-fewer the stores, which finish some hundred at a time, idle in between (5,000 documents: 44 s with 300, 39 with
-1,000), and look as if the load were over."""
-ALONE_SECONDS = 15.0
+MAX_PENDING_BACKFILL_DOCUMENTS, MAX_PENDING_BACKFILL_DOCUMENTS_WITHOUT_LIVE = 300, 1_000
+"""Most backfilled documents that may be pending in a store; the second number holds when no live record has come for
+NO_LIVE_SECONDS. At the speed of a first load they are about two and seven seconds of work. With more, accepting
+backfill takes processor time from the sinks and from live changes. With fewer, the sinks, which finish about a hundred
+documents at a time, are idle in between (5,000 documents took 44 s with 300, and 39 s with 1,000)."""
+NO_LIVE_SECONDS = 15.0
 STALLED_STORE_SECONDS = 5.0
-"""A store whose oldest pending document has not moved for so long is away: the other store's backfill goes on."""
+"""A store whose oldest pending document has stayed the same for this long is stalled, and its backlog does not count:
+backfill goes on for the other store."""
 DEFERRED_LOG_SECONDS, DEFERRED_SOURCES_LOGGED = 60.0, 5
-LOOK_SECONDS, LOOK_PAUSE = 0.3, 20
-"""Between two looks; or so many times as long as the last one took: much may wait for a store that is away."""
+BACKLOG_CHECK_SECONDS, BACKLOG_CHECK_PAUSE_FACTOR = 0.3, 20
+"""Pause between two counts of the backlog: this many seconds, or this many times the duration of the last count if that
+is longer, because counting is slow while much is pending in a stalled store."""
 
 
 class Detect:
-    """The stage. See pipeline.stages.stage.Stage for its law."""
+    """Writes what the sources' events ask for to the ledger, and hints the sinks.
+
+    Law (that of ``Stage``): ``handle`` may be called again with the same records, at any time, in any process. A
+    repeated event changes nothing in the ledger; it sends the hints again that may have been lost.
+    """
 
     name = "detect"
     topics: dict[Lane, Topic] = {"live": DOCUMENTS_LIVE, "backfill": DOCUMENTS_BACKFILL}  # noqa: RUF012
@@ -74,8 +81,8 @@ class Detect:
         live_per_second: float = 0,
         admission: Unchecked = UNCHECKED,
     ) -> None:
-        """live_per_second: documents of one source; what a source sends live beyond that waits with the backfill. 0: no
-        limit."""
+        """grace_seconds: how long the sweeper leaves new work to the hints. live_per_second: documents that one source
+        may send live; the excess is moved to the backfill topic. 0: no limit."""
         self._pool = pool
         self._producer = producer
         self._dead = dead
@@ -83,20 +90,22 @@ class Detect:
         self._counters = counters
         self._metrics = metrics
         self.batch_size = batch_size
-        self._grace = grace_seconds
+        self._grace_seconds = grace_seconds
         self._budget = LiveBudget(live_per_second)
         self._deferred: Counter[bytes] = Counter()
         """Documents moved to the backfill topic since the last log line, by source."""
         self._log_deferred_at = -math.inf
         self._admission = admission
-        self._unsaid: dict[UUID, Withdrawal] = {}
-        """Accepted, and not announced because Kafka was away: at the next try the event is a mere duplicate."""
-        self._crowded = False
-        self._look_at = 0.0
+        self._unannounced: dict[UUID, Withdrawal] = {}
+        """Losses of access that are in the ledger and not announced yet. When announcing fails, the batch is tried
+        again, and then its events are duplicates, from which they could not be derived any more."""
+        self._is_backlogged = False
+        self._check_backlog_at = 0.0
         self._live_at = -math.inf
-        """When the last live batch came, on time.monotonic()."""
-        self._first: dict[str, tuple[datetime, float]] = {}
-        """store → since when the first document waits for it, and when that was another one, on time.monotonic()."""
+        """When the last batch with a live record came, on time.monotonic()."""
+        self._oldest_pending: dict[str, tuple[datetime, float]] = {}
+        """By store: since when its oldest pending document has been pending, and when that last changed, on
+        time.monotonic()."""
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
         if any(record.lane == "live" for record in batch):
@@ -107,48 +116,55 @@ class Detect:
         )
         arrivals, valid = sorted_batch.accepted, sorted_batch.valid
         excess = [
-            n for n, record in enumerate(valid) if self._exceeds(arrivals[n], record, sorted_batch.producers[n], now)
+            n
+            for n, record in enumerate(valid)
+            if self._exceeds_live_budget(arrivals[n], record, sorted_batch.producers[n], now)
         ]
         accepted = [arrival for n, arrival in enumerate(arrivals) if n not in excess]
-        accepted += await self._withdrawn([arrivals[n] for n in excess], {arrival.identity.id for arrival in accepted})
+        accepted += await self._urgent_access_changes(
+            [arrivals[n] for n in excess], {arrival.identity.id for arrival in accepted}
+        )
         if accepted:
             await self._accept(accepted)
         self._dead.passed(valid, stage=self.name)
         await self._defer([valid[n] for n in excess])
-        await self._bury(sorted_batch.poison)  # last: what is valid must not wait for a flood
+        await self._dead_letter(sorted_batch.poison)  # last: valid records must not wait for a flood of poison to end
 
-    def _exceeds(self, arrival: Arrival, record: Incoming, producer: str | None, now: float) -> bool:
-        """Whether the source, its tenant or its producer sends more live content than its budget. Deletes and access
-        changes are always live."""
+    def _exceeds_live_budget(self, arrival: Arrival, record: Incoming, producer: str | None, now: float) -> bool:
+        """Whether this record exceeds the live budget of its source, tenant or producer. now: on time.monotonic().
+        Deletes and access changes never do."""
         if record.lane != "live" or not isinstance(arrival.event, Upsert):
             return False
         groups = [("tenant", arrival.identity.tenant)] + ([("producer", producer)] if producer is not None else [])
         place = (record.topic, record.partition, record.offset)
         return not self._budget.admit(source_of(record.key), now, groups=groups, record=place)
 
-    async def _withdrawn(self, excess: Sequence[Arrival], accepted: Set[UUID]) -> list[Arrival]:
-        """The access changes of upserts that will wait, where somebody loses access: that never waits. The order of
-        arrival does not matter: the upsert may follow at any time. accepted: documents with other events in the
-        batch, which may open what the upsert closes."""
+    async def _urgent_access_changes(self, excess: Sequence[Arrival], accepted: Set[UUID]) -> list[Arrival]:
+        """The access changes of deferred upserts by which somebody loses access, because losing access never waits.
+
+        excess: the upserts that will be deferred. accepted: the documents with other events in this batch, which may
+        grant what the upsert revokes; their access changes are always returned. The upsert may follow at any time,
+        because the order of arrival does not matter.
+        """
         if not excess:
             return []
         with translated("ledger"):
             async with self._pool.connection() as connection:
                 known = await documents.peek(connection, [arrival.identity.id for arrival in excess])
-        narrower = []
+        urgent = []
         for arrival in excess:
             event, before = arrival.event, known.get(arrival.identity.id)
             assert isinstance(event, Upsert)
-            narrows = before is not None and withdrawal(
+            loses_access = before is not None and withdrawal(
                 before.state, replace(before.state, acl_tags=event.acl_tags, required_tags=event.required_tags)
             )
-            if narrows or arrival.identity.id in accepted:
+            if loses_access or arrival.identity.id in accepted:
                 access = Access(event.observed_at, event.acl_tags, event.required_tags)
-                narrower.append(Arrival(arrival.identity, access, AccessChanged.kind, "live"))
-        return narrower
+                urgent.append(Arrival(arrival.identity, access, AccessChanged.kind, "live"))
+        return urgent
 
     async def _defer(self, records: Sequence[Incoming]) -> None:
-        """Move live records to the backfill topic, as they are. Raises Retryable when Kafka does not take them."""
+        """Move live records to the backfill topic, unchanged. Raises Retryable when Kafka does not store them."""
         if not records:
             return
         await deliver(
@@ -163,11 +179,12 @@ class Detect:
             self._log_deferred_at = now + DEFERRED_LOG_SECONDS
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
-        await self._bury([(record, error)])
+        await self._dead_letter([(record, error)])
 
-    async def _bury(self, poison: Sequence[tuple[Incoming, Exception]]) -> None:
-        """Beyond the limit on dead letters, what came live goes to the backfill topic, where it may stand as long as it
-        must: a flood of one tenant stops no other one's live changes."""
+    async def _dead_letter(self, poison: Sequence[tuple[Incoming, Exception]]) -> None:
+        """Send poison records to the dead-letter topic. Where their number exceeds the limit on dead letters, live ones
+        are moved to the backfill topic and wait there, so that one tenant's flood does not block other tenants' live
+        changes. Raises Flooded when backfill records exceed it, or Kafka does not store the moved ones."""
         try:
             await self._dead.bury_all(poison, stage=self.name)
         except Flooded as flood:
@@ -179,44 +196,47 @@ class Detect:
                     for record in flood.records
                 )
             except Retryable as error:
-                raise flood from error  # these records wait, and nobody else does
+                raise flood from error  # so that only these records are tried again
             self._metrics.poison_moved.inc(moved)
             log.warning("poison_moved_to_backfill", count=moved)
 
-    async def crowded(self) -> bool:
-        if (began := monotonic()) < self._look_at:
-            return self._crowded
-        self._look_at = math.inf  # one look at a time; meanwhile what was seen last holds
+    async def is_backlogged(self) -> bool:
+        if (began := monotonic()) < self._check_backlog_at:
+            return self._is_backlogged
+        self._check_backlog_at = math.inf  # one count at a time; until it ends, the last result holds
         try:
             with translated("ledger"):
                 async with self._pool.connection() as connection:
-                    waiting = await work.pending_backfill(connection)
-            following = [count for store, (count, first) in waiting.items() if self._follows(store, first)]
-            alone = monotonic() - self._live_at > ALONE_SECONDS
-            self._crowded = max(following, default=0) >= (MAX_PENDING_BACKFILL_ALONE if alone else MAX_PENDING_BACKFILL)
-        except PenstockError as error:  # the next batch meets it, and waits for the ledger as it should
-            self._crowded = False
+                    pending = await work.pending_backfill(connection)
+            counts = [count for store, (count, oldest) in pending.items() if self._makes_progress(store, oldest)]
+            without_live = monotonic() - self._live_at > NO_LIVE_SECONDS
+            limit = MAX_PENDING_BACKFILL_DOCUMENTS_WITHOUT_LIVE if without_live else MAX_PENDING_BACKFILL_DOCUMENTS
+            self._is_backlogged = max(counts, default=0) >= limit
+        except PenstockError as error:  # the next batch will fail as well, and is tried again until the ledger answers
+            self._is_backlogged = False
             log.warning("backlog_not_measured", reason=str(error)[:200])
         finally:
             now = monotonic()
-            self._look_at = now + max(LOOK_SECONDS, LOOK_PAUSE * (now - began))
-        return self._crowded
+            self._check_backlog_at = now + max(BACKLOG_CHECK_SECONDS, BACKLOG_CHECK_PAUSE_FACTOR * (now - began))
+        return self._is_backlogged
 
-    def _follows(self, store: str, first: datetime) -> bool:
-        """Whether that store comes any further. first: since when the first document in its queue waits."""
-        before, at = self._first.get(store, (None, 0.0))
-        if first != before:
-            at = monotonic()
-            self._first[store] = first, at
-        return monotonic() - at < STALLED_STORE_SECONDS
+    def _makes_progress(self, store: str, oldest: datetime) -> bool:
+        """Whether this store is not stalled. oldest: since when its oldest pending document has been pending."""
+        before, changed_at = self._oldest_pending.get(store, (None, 0.0))
+        if oldest != before:
+            changed_at = monotonic()
+            self._oldest_pending[store] = oldest, changed_at
+        return monotonic() - changed_at < STALLED_STORE_SECONDS
 
     async def _accept(self, arrivals: Sequence[Arrival]) -> None:
+        """Write what these events change to the ledger in one transaction, announce losses of access, and send hints.
+        Raises Retryable; the ledger may hold the changes by then."""
         identities = [a.identity for a in arrivals]
         with translated("ledger"):
             async with self._pool.connection() as connection:
                 known = await documents.peek(connection, [i.id for i in identities])
                 writable = await generations.writable(connection)
-            foreseen = await self._chunk(fold_batch(arrivals, known), writable, {})
+            predicted = await self._chunk(fold_batch(arrivals, known), writable, {})
             async with self._pool.connection() as connection, connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
                 writable = await generations.writable(connection)
@@ -227,11 +247,15 @@ class Detect:
                 folded = fold_batch(
                     arrivals, known, superseded_before, await documents.load_current(connection, deleted & upserted)
                 )
-                manifests = await self._chunk(folded, writable, foreseen)
+                manifests = await self._chunk(folded, writable, predicted)
                 accepted = [decision(f, manifests.get(f.identity.id, {})) for f in folded.values()]
-                await documents.keep_current(connection, [f.identity.id for f in folded.values() if f.keeps_old])
-                await documents.keep_superseded(connection, {i: to_keep(f) for i, f in folded.items() if f.superseded})
-                seqs = await documents.write(connection, accepted, writable, grace_seconds=self._grace)
+                await documents.keep_current(
+                    connection, [f.identity.id for f in folded.values() if f.stored_content_superseded]
+                )
+                await documents.keep_superseded(
+                    connection, {i: superseded_upserts(f) for i, f in folded.items() if f.superseded}
+                )
+                seqs = await documents.write(connection, accepted, writable, grace_seconds=self._grace_seconds)
                 forgotten = await documents.prune_superseded(connection, list(folded))
         if forgotten:
             self._metrics.forgotten_versions.inc(forgotten)
@@ -239,12 +263,12 @@ class Detect:
         active = next((g.name for g in writable if g.state == "active"), "")
         for a in accepted:
             if a.identity.id in seqs and (state := withdrawal(a.before.state, a.state)):
-                self._unsaid[a.identity.id] = Withdrawal(
+                self._unannounced[a.identity.id] = Withdrawal(
                     a.identity, seqs[a.identity.id], a.state.version, state, active
                 )
-        await self._announcer.withdrawn([self._unsaid[i] for i in folded if i in self._unsaid])
+        await self._announcer.withdrawn([self._unannounced[i] for i in folded if i in self._unannounced])
         for id_ in folded:
-            self._unsaid.pop(id_, None)
+            self._unannounced.pop(id_, None)
         await send_hints(
             self._producer,
             [
@@ -260,14 +284,15 @@ class Detect:
         self,
         folded: Mapping[UUID, Folded],
         writable: Sequence[Generation],
-        foreseen: Mapping[UUID, Mapping[str, Manifest]],
+        predicted: Mapping[UUID, Mapping[str, Manifest]],
     ) -> dict[UUID, dict[str, Manifest]]:
-        """Manifests for the documents whose text changed; those foreseen from the same text are taken over."""
+        """The manifests (by document, then generation) of the documents whose text changed. predicted: manifests that
+        were built before the locks; each is used if it was built from the same text."""
         changed = [document for document in folded.values() if document.needs_chunking]
         if not changed:
             return {}
         counters = [(generation, self._counters(generation)) for generation in writable]
-        return await asyncio.to_thread(_cut, changed, counters, foreseen)
+        return await asyncio.to_thread(_build_manifests, changed, counters, predicted)
 
     def _count(self, folded: Mapping[UUID, Folded]) -> None:
         for document in folded.values():
@@ -280,12 +305,12 @@ class Detect:
                 log.warning("readers_missing", document=str(document.identity.id), tenant=document.identity.tenant)
 
 
-def _cut(
+def _build_manifests(
     changed: Sequence[Folded],
     counters: Sequence[tuple[Generation, CountTokens]],
-    foreseen: Mapping[UUID, Mapping[str, Manifest]],
+    predicted: Mapping[UUID, Mapping[str, Manifest]],
 ) -> dict[UUID, dict[str, Manifest]]:
-    """Runs in a thread."""
+    """Build the manifests of these documents for each generation (and its token counter). Runs in a thread."""
     made: dict[UUID, dict[str, Manifest]] = defaultdict(dict)
     for document in changed:
         assert document.content is not None
@@ -294,11 +319,11 @@ def _cut(
         assert text is not None
         assert fields is not None
         assert digest is not None
-        alike: dict[tuple[str, ChunkParams], Manifest] = {}  # a rebuild's generation cuts as its origin does
+        built: dict[tuple[str, ChunkParams], Manifest] = {}  # generations with equal chunking share one manifest
         for generation, count_tokens in counters:
-            way = generation.model, generation.params
-            known = alike.get(way) or foreseen.get(id_, {}).get(generation.name)
+            chunking = generation.model, generation.params
+            known = built.get(chunking) or predicted.get(id_, {}).get(generation.name)
             if known is None or known.content_hash != digest:
                 known = build_manifest(id_, text, fields.media_type, digest, generation, count_tokens)
-            made[id_][generation.name] = alike[way] = known
+            made[id_][generation.name] = built[chunking] = known
     return made

@@ -1,4 +1,4 @@
-"""A document's events of one batch applied in order to what the ledger knows, and what is to be written of it."""
+"""Folding: apply a batch's events to the documents' known states, in order, and decide what the ledger writes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from topics.messages import DocumentUpserted
 
 @dataclass(slots=True)
 class Folded:
-    """A document's events of one batch, applied in order to what is known of it."""
+    """One document after its events of one batch were applied."""
 
     identity: Identity
     before: Known
+    """The document as the ledger has it."""
     state: State
+    """Its state after the events so far."""
     steps: list[tuple[Arrival, Step]] = field(default_factory=list)
     content: Arrival | None = None
-    """The upsert whose content and metadata hold at the end; None when the ledger's own still hold."""
+    """The upsert whose content and metadata win. None: those in the ledger do."""
     superseded: list[Arrival] = field(default_factory=list)
-    """Lost by version although observed later than what won: kept, because a delete between the two may still come."""
-    keeps_old: bool = False
-    """The ledger's own content is superseded in that way."""
+    """The upserts that lost by version although they were observed later than the winner. They are stored, because a
+    delete that was observed between the two may still arrive, and then they win."""
+    stored_content_superseded: bool = False
+    """Whether the content in the ledger has lost in that way."""
 
     @property
     def changes(self) -> set[str]:
@@ -36,7 +39,7 @@ class Folded:
 
     @property
     def needs_chunking(self) -> bool:
-        """Its text, or the way that text is cut, is not what the manifests were made from."""
+        """Whether the text or its media type differs from what the manifests were built from."""
         if self.content is None or not self.state.alive or self.content.fields is None:
             return False
         return (
@@ -51,26 +54,29 @@ def fold_batch(
     stored: Mapping[UUID, Sequence[Superseded]] | None = None,
     current: Mapping[UUID, Superseded] | None = None,
 ) -> dict[UUID, Folded]:
-    """Fold every event of the batch, in order; never keep only the newest. ``kept``: what earlier batches superseded
-    of the documents that this one deletes; ``current``: the ledger's own content of those that it also upserts.
+    """Apply every event of a batch, in order. (The newest one would not do, because an event may carry content alone or
+    access alone, and the newest content need not have the newest access set.)
 
-    Law: the order of arrival does not matter. Content is the greatest (version, observed_at, hash) among the upserts
-    observed after the newest delete, access that of the newest observation.
+    known: the ledger's rows; a document without one is new. stored: the superseded upserts of earlier batches, for the
+    documents that this batch deletes. current: the content in the ledger, for those of them that it also upserts.
+
+    Law: the order of arrival does not matter. The content that wins is that of the upsert with the greatest (version,
+    observed_at, hash) among those observed after the newest delete; the access set is that of the newest observation.
     """
     folded: dict[UUID, Folded] = {}
     for arrival in arrivals:
         id_ = arrival.identity.id
         if id_ not in folded:
             before = known.get(id_, Known(State()))
-            earlier = [_revived(arrival.identity, s) for s in (stored or {}).get(id_, ())]
+            earlier = [_arrival_of(arrival.identity, s) for s in (stored or {}).get(id_, ())]
             folded[id_] = Folded(arrival.identity, before, before.state, superseded=earlier)
         document = folded[id_]
         _apply(document, arrival)
         if isinstance(arrival.event, Delete) and not document.state.alive:
-            own = (current or {}).get(id_) if document.keeps_old else None
-            candidates = [*document.superseded, *([_revived(arrival.identity, own)] if own else [])]
-            for superseded_by_version in candidates:
-                _revive(document, superseded_by_version)
+            own = (current or {}).get(id_) if document.stored_content_superseded else None
+            candidates = [*document.superseded, *([_arrival_of(arrival.identity, own)] if own else [])]
+            for candidate in candidates:
+                _revive(document, candidate)
     return folded
 
 
@@ -78,26 +84,27 @@ def _apply(document: Folded, arrival: Arrival) -> None:
     before = document.state
     step = fold(before, arrival.event)
     if isinstance(arrival.event, Upsert):
-        if _content_taken(before, step.state):
+        if _content_won(before, step.state):
             if before.alive and before.observed_at is not None and arrival.event.observed_at < before.observed_at:
                 if document.content is not None:
                     document.superseded.append(document.content)
                 else:
-                    document.keeps_old = True
+                    document.stored_content_superseded = True
             document.content = arrival
-        elif _superseded(before, arrival.event):
+        elif _lost_by_version(before, arrival.event):
             document.superseded.append(arrival)
     document.state = step.state
     document.steps.append((arrival, step))
 
 
-def _superseded(state: State, event: Upsert) -> bool:
-    """It lost by version alone: had a delete come in between, it would stand."""
+def _lost_by_version(state: State, event: Upsert) -> bool:
+    """Whether this upsert lost by version alone: a delete that was observed before it would make it win."""
     return state.alive and state.observed_at is not None and event.observed_at > state.observed_at
 
 
 def _revive(document: Folded, arrival: Arrival) -> None:
-    """Once more, now that a delete is known: its access was applied when it came."""
+    """Apply a superseded upsert again, now that the delete before it is known. It keeps the document's present access
+    set, because its own was applied when it arrived."""
     event, floor = arrival.event, document.state.deleted_floor
     if isinstance(event, Upsert) and floor is not None and event.observed_at > floor:
         known = document.state
@@ -105,8 +112,8 @@ def _revive(document: Folded, arrival: Arrival) -> None:
         _apply(document, replace(arrival, event=again))
 
 
-def to_keep(document: Folded) -> list[Superseded]:
-    """The upserts that lost by version and that a late delete may bring back."""
+def superseded_upserts(document: Folded) -> list[Superseded]:
+    """The document's superseded upserts, as the ledger stores them."""
     return [
         Superseded(e.version, e.observed_at, e.content_hash, e.meta_hash, a.fields, a.text)
         for a in document.superseded
@@ -114,13 +121,14 @@ def to_keep(document: Folded) -> list[Superseded]:
     ]
 
 
-def _revived(identity: Identity, stored: Superseded) -> Arrival:
+def _arrival_of(identity: Identity, stored: Superseded) -> Arrival:
     event = Upsert(stored.version, stored.observed_at, stored.content_hash, stored.meta_hash, (), ())
     return Arrival(identity, event, DocumentUpserted.kind, "live", stored.text, stored.fields)
 
 
 def withdrawal(before: State, after: State) -> Literal["retired", "revoked"] | None:
-    """Whether somebody who could read the document may no longer."""
+    """How people lose access by this change: "retired" when nobody may read the document any more, "revoked" when
+    somebody who could read it may no longer, None when nobody loses access."""
     if not before.searchable:
         return None
     if not after.searchable:
@@ -129,8 +137,8 @@ def withdrawal(before: State, after: State) -> Literal["retired", "revoked"] | N
     return "revoked" if lost else None
 
 
-def _content_taken(before: State, after: State) -> bool:
-    """The upsert's version stands now (also when its content is the same as before)."""
+def _content_won(before: State, after: State) -> bool:
+    """Whether an upsert won, also with the same content as before."""
     return (before.version, before.observed_at, before.content_hash, before.meta_hash, before.deleted_at) != (
         after.version,
         after.observed_at,
@@ -141,12 +149,13 @@ def _content_taken(before: State, after: State) -> bool:
 
 
 def outcome(step: Step) -> str:
-    """As history and metrics name it: accepting what nobody may read is an outcome of its own."""
+    """The outcome of an event for the document's history and the metrics: that of the step, or ``nobody`` for a change
+    after which nobody may read the document."""
     return "nobody" if step.changes and step.state.alive and not step.state.acl_tags else step.outcome
 
 
 def decision(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
-    """The decision about a document, as the ledger writes it."""
+    """The decision for a document, as ``documents.write`` takes it. manifests: the new ones, by generation."""
     state, before = folded.state, folded.before
     changes = folded.changes
     effective = [arrival for arrival, step in folded.steps if step.changes]
@@ -181,9 +190,11 @@ def decision(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
 
 
 def _changed_at(arrival: Arrival, before: Known) -> datetime:
-    """When the source changed, for freshness: what the source says, but not before we last looked (an old file copied
-    in place is not years late) and not after we saw it."""
-    seen = arrival.event.observed_at
-    said = arrival.fields.source_modified_at if arrival.fields else None
-    looked = before.state.observed_at
-    return max(min(said, seen), looked) if said and looked else seen
+    """When the document changed at the source, which is where freshness begins: the source's time of modification, but
+    not before the last observation (an old file that is copied into place is not years late), nor after this one."""
+    observed_at = arrival.event.observed_at
+    modified_at = arrival.fields.source_modified_at if arrival.fields else None
+    last_observed_at = before.state.observed_at
+    if modified_at and last_observed_at:
+        return max(min(modified_at, observed_at), last_observed_at)
+    return observed_at

@@ -12,7 +12,7 @@ from pipeline.core.model import Lane
 from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import check_record
-from pipeline.stages.stage import Incoming, Last
+from pipeline.stages.stage import FinalStage, Incoming
 from pipeline.stores.postgres import Pool, translated
 from topics.codec import BadMessage, decode
 from topics.messages import IdentityChanged
@@ -23,7 +23,7 @@ TOMBSTONE = ("penstock-forget", b"1")
 Without it such a record is refused: whoever leaves has an empty set of groups, which a tombstone would take away."""
 
 
-class Identities(Last):
+class Identities(FinalStage):
     """The stage. See pipeline.stages.stage.Stage for its law."""
 
     name = "identities"

@@ -30,7 +30,7 @@ from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
-from pipeline.stages.stage import Incoming, Last, used
+from pipeline.stages.stage import FinalStage, Incoming, used
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Connection, Pool, translated
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -67,7 +67,7 @@ class _Claimed:
     """On time.monotonic()."""
 
 
-class KeywordSink(Last):
+class KeywordSink(FinalStage):
     """The stage. See pipeline.stages.stage.Stage for its law."""
 
     name = "keywords"

@@ -1,4 +1,4 @@
-"""Code that both sinks share: serving generations apart from each other, and setting one document aside."""
+"""Code that both sinks share: serving several generations independently, and setting a document aside."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ from pipeline.core.retry import backoff
 from pipeline.ledger import work
 from pipeline.observability.metrics import Metrics
 from pipeline.stages.hints import read_hint
-from pipeline.stages.stage import Incoming, used_apart
+from pipeline.stages.stage import Incoming, services_used
 from pipeline.stores.postgres import Pool, translated
 
 log = structlog.get_logger()
 
 SET_ASIDE_BASE_SECONDS, SET_ASIDE_CAP_SECONDS = 30.0, 3600.0
-FRAMES_SHOWN = 5
+MAX_LOGGED_FRAMES = 5
 
 
-RESTS_AFTER, WITHIN_SECONDS = 3, 60.0
-"""A generation rests after so many failures within so long, each at a service that had just served the active one."""
-REST_SECONDS = 30.0
-"""Hints of a resting generation are skipped for so long: then one batch is tried, which delays no other generation."""
+PAUSE_AFTER_FAILURES, FAILURE_WINDOW_SECONDS = 3, 60.0
+"""A generation is paused after this many failures within this time, each at a service that had just served the active
+generation."""
+PAUSE_SECONDS = 30.0
+"""Hints for a paused generation are skipped for this long. Then one batch is tried."""
 
 
-KNOWN_SECONDS = 2.0
-"""The generations are read again when they were read longer ago: a cut-over makes another one the active one."""
+REREAD_SECONDS = 2.0
+"""The generations are read again after this long, because a cut-over makes another one active."""
 
 
 class Generations:
-    """The generations that a sink serves, read again when a hint names another one, and every other second.
+    """The generations that a sink serves. They are read again when a hint names an unknown one, and every
+    REREAD_SECONDS.
 
-    Law: a generation whose table or index is gone, full or blocked does not hold up another one: neither one beside the
-    active one (being built, or kept for a rollback), whose misses stay pending in the ledger until the sweeper brings
-    them back, nor the active one itself, which may be just what a build replaces.
+    Law: a generation whose table or index is missing, full or blocked does not block another one. While a non-active
+    generation (being built, or retained for a rollback) is paused, its work stays pending in the ledger, and the
+    sweeper hints it again. The active one may fail as well, perhaps because of just what a build is to replace.
     """
 
     def __init__(
@@ -54,76 +56,80 @@ class Generations:
         self._metrics = metrics
         self._known: Mapping[str, Generation] = {}
         self._read_at = -math.inf
-        self._failed: dict[str, deque[float]] = {}
-        self._rests_until: dict[str, float] = {}
-        self._through: dict[tuple[Service, str], float] = {}
-        """When a service last served a generation."""
+        self._failed_at: dict[str, deque[float]] = {}
+        """By generation, on time.monotonic(), as in the two that follow."""
+        self._paused_until: dict[str, float] = {}
+        self._served_at: dict[tuple[Service, str], float] = {}
+        """By service and generation: when the service last served the generation."""
 
     async def serve(
         self, batch: Sequence[Incoming], converge: Callable[[Generation, Sequence[UUID]], Awaitable[None]]
     ) -> None:
-        """Converge what a batch of hints names, of the active generation first. Raises what ``converge`` raises."""
-        proved: set[Service] = set()
-        wrong: list[tuple[Generation, Sequence[UUID], Misconfigured]] = []
+        """Converge the documents that a batch of hints names, those of the active generation first. Raises what
+        ``converge`` raises, unless it is the generation alone that fails."""
+        served_active: set[Service] = set()
+        misconfigured: list[tuple[Generation, Sequence[UUID], Misconfigured]] = []
         for generation, ids in sorted(await self.sort(batch), key=lambda work: work[0].state != "active"):
-            if monotonic() < self._rests_until.get(generation.name, 0.0):
+            if monotonic() < self._paused_until.get(generation.name, 0.0):
                 continue
             try:
-                with used_apart() as used:
+                with services_used() as used:
                     await converge(generation, ids)
             except (Retryable, Misconfigured) as error:
-                if error.service not in proved or not await self._rests(generation.name, error):
+                if error.service not in served_active or not await self._pause(generation.name, error):
                     if isinstance(error, Retryable):
-                        raise  # the world is down: the next generation would fail as well
-                    wrong.append((generation, ids, error))
+                        raise  # an outage: the next generation would fail as well
+                    misconfigured.append((generation, ids, error))
                     continue
                 await self._set_aside(generation, ids, error)
             else:
-                self._through |= {(service, generation.name): monotonic() for service in used}
-                proved |= used if generation.state == "active" else set()
-        for generation, documents, misconfigured in wrong:
-            # "embedding" is as many services as there are models: another one's proves nothing about this one's.
-            own = misconfigured.service == "embedding"
-            if own or not self._others_got_through(generation.name, misconfigured.service):
-                raise misconfigured
-            await self._set_aside(generation, documents, misconfigured)
+                self._served_at |= {(service, generation.name): monotonic() for service in used}
+                served_active |= used if generation.state == "active" else set()
+        for generation, documents, failure in misconfigured:
+            # Each model is a service of its own, although all are called "embedding": another generation's success
+            # proves nothing.
+            is_model = failure.service == "embedding"
+            if is_model or not self._has_served_others(generation.name, failure.service):
+                raise failure
+            await self._set_aside(generation, documents, failure)
 
     async def _set_aside(self, generation: Generation, ids: Sequence[UUID], error: Retryable | Misconfigured) -> None:
         for id_ in ids if not isinstance(error, Deferred) else ():
             await set_aside(self._pool, self._store, id_, generation.name, error, self._metrics)
 
-    def _others_got_through(self, name: str, service: Service | None) -> bool:
-        """Whether the service (None: any) has just served another generation: then it is this one's table or index that
-        is wrong, and waiting in the lane would hold up the others' work."""
+    def _has_served_others(self, name: str, service: Service | None) -> bool:
+        """Whether the service (None: any) has recently served another generation than this one. Then this one's table
+        or index is at fault, and waiting for it would delay the others' work."""
         now = monotonic()
         return any(
-            service in (at, None) and other != name and now - when < WITHIN_SECONDS
-            for (at, other), when in self._through.items()
+            service in (used, None) and other != name and now - served_at < FAILURE_WINDOW_SECONDS
+            for (used, other), served_at in self._served_at.items()
         )
 
-    async def _rests(self, name: str, error: Retryable | Misconfigured) -> bool:
-        """Whether this generation alone keeps failing: it failed at a service that has just served the active one."""
+    async def _pause(self, name: str, error: Retryable | Misconfigured) -> bool:
+        """Count a failure of this generation, at a service that has just served the active one, and pause it after
+        PAUSE_AFTER_FAILURES. Returns whether it is paused."""
         await self._read()  # it may have become the active one since
         if name not in self._known or self._known[name].state == "active":
             return False
-        failed, now = self._failed.setdefault(name, deque(maxlen=RESTS_AFTER)), monotonic()
-        failed.append(now)
-        if len(failed) < RESTS_AFTER or now - failed[0] > WITHIN_SECONDS:
+        failed_at, now = self._failed_at.setdefault(name, deque(maxlen=PAUSE_AFTER_FAILURES)), monotonic()
+        failed_at.append(now)
+        if len(failed_at) < PAUSE_AFTER_FAILURES or now - failed_at[0] > FAILURE_WINDOW_SECONDS:
             return False
-        self._rests_until[name] = now + REST_SECONDS
+        self._paused_until[name] = now + PAUSE_SECONDS
         log.error(
-            "generation_paused", store=self._store, generation=name, seconds=REST_SECONDS, reason=str(error)[:200]
+            "generation_paused", store=self._store, generation=name, seconds=PAUSE_SECONDS, reason=str(error)[:200]
         )
         return True
 
     async def sort(self, batch: Sequence[Incoming]) -> list[tuple[Generation, list[UUID]]]:
-        """A batch of hints as documents by generation, one hint each being enough. A generation that is retired, or
-        whose model another process serves, is passed over."""
+        """The documents that a batch of hints names, by generation, each document once. Hints for a generation that is
+        retired, or whose model another process serves, are dropped."""
         ids: dict[str, dict[UUID, None]] = {}
         for record in batch:
             document, generation = read_hint(record)
             ids.setdefault(generation, {})[document] = None
-        if ids.keys() - self._known.keys() or monotonic() - self._read_at > KNOWN_SECONDS:
+        if ids.keys() - self._known.keys() or monotonic() - self._read_at > REREAD_SECONDS:
             await self._read()
         return [(self._known[name], list(documents)) for name, documents in ids.items() if name in self._known]
 
@@ -135,7 +141,7 @@ class Generations:
 async def set_aside(
     pool: Pool, store: Store, document: UUID, generation: str, error: Exception, metrics: Metrics
 ) -> None:
-    """Record one document's failure with its reason; the sweeper brings it back, later and later."""
+    """Record a document's failure with its reason. The sweeper hints it again, at growing intervals."""
     reason = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__} in {store}"
     with translated(store):
         async with pool.connection() as connection:
@@ -145,29 +151,32 @@ async def set_aside(
                 )
                 await work.set_aside(connection, generation, store, document, error=reason, retry_in_seconds=wait)
     metrics.failed_documents.labels(sink=store).inc()
-    # Never the traceback's texts: Postgres and Elasticsearch quote the row or entry that they refuse.
-    frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)[-FRAMES_SHOWN:]]
+    # Not the messages of the traceback: Postgres and Elasticsearch quote the row or entry that they refuse.
+    frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)[-MAX_LOGGED_FRAMES:]]
     log.error("document_set_aside", store=store, document=str(document), reason=reason, at=frames)
 
 
 MODEL_OUTAGE_SECONDS, MAX_MODEL_OUTAGE_SECONDS = 5.0, 30.0
-"""Pause before such a model is called again, unless its answer says when; and the longest pause."""
+"""The pause before a model that failed is called again, unless its answer says how long; and the longest pause."""
 
 
 class ModelBreaker:
-    """Circuit breaker per non-active generation: an outage of its own model never blocks the lane.
+    """A circuit breaker for each generation that has another model than the active one, so that an outage of that model
+    does not block the lane.
 
-    Law: the work that such a generation misses stays pending, and the build and the sweeper hint it again."""
+    Law: the work that such a generation misses stays pending, and the build and the sweeper hint it again.
+    """
 
     def __init__(
         self,
         load: Callable[[], Awaitable[Mapping[str, Generation]]],
         set_aside: Callable[[Generation, Sequence[UUID], Misconfigured], Awaitable[None]],
     ) -> None:
-        """set_aside: records why nothing can be done for these documents until somebody changes something."""
+        """set_aside: records for these documents that the model is misconfigured."""
         self._load = load
         self._set_aside = set_aside
-        self._away_until: dict[str, float] = {}
+        self._open_until: dict[str, float] = {}
+        """By generation, on time.monotonic()."""
 
     async def serve(
         self,
@@ -175,22 +184,24 @@ class ModelBreaker:
         ids: Sequence[UUID],
         converge: Callable[[Generation, Sequence[UUID]], Awaitable[None]],
     ) -> None:
-        """Raises what ``converge`` raises, unless it is this generation's own model that fails."""
-        if monotonic() < self._away_until.get(generation.name, 0.0):
+        """Converge these documents, or skip them while the circuit breaker is open. Raises what ``converge`` raises,
+        except the failures of a model that the active generation does not use."""
+        if monotonic() < self._open_until.get(generation.name, 0.0):
             return
         try:
             await converge(generation, ids)
         except (Retryable, Misconfigured) as error:
-            if error.service != "embedding" or not await self._has_its_own(generation):
+            if error.service != "embedding" or not await self._has_own_model(generation):
                 raise
             retry_after = error.retry_after if isinstance(error, Retryable) else None
             wait = min(MAX_MODEL_OUTAGE_SECONDS, retry_after or MODEL_OUTAGE_SECONDS)
-            self._away_until[generation.name] = monotonic() + wait
+            self._open_until[generation.name] = monotonic() + wait
             log.error("generation_delayed", generation=generation.name, seconds=wait, reason=str(error)[:300])
             if isinstance(error, Misconfigured):
                 await self._set_aside(generation, ids, error)
 
-    async def _has_its_own(self, generation: Generation) -> bool:
+    async def _has_own_model(self, generation: Generation) -> bool:
+        """Whether this generation's model, or where it is served, differs from the active generation's."""
         known = await self._load()  # it may have become the active one since
         active = next((g for g in known.values() if g.state == "active"), generation)
         return (active.model, active.dimensions, active.service) != (

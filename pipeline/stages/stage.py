@@ -1,4 +1,4 @@
-"""The interface between a stage and the module that consumes for it."""
+"""The interface between a stage and the lanes that hand it records (``pipeline.stream.lanes``)."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pipeline.core.model import Lane
 from topics.codec import Headers
 from topics.registry import Topic
 
-USED: ContextVar[set[Service]] = ContextVar("used_services")
-"""Services that answered during the present batch: they prove that a failure is not a general outage."""
+SERVICES_USED: ContextVar[set[Service]] = ContextVar("used_services")
+"""The services that have answered during the current batch: evidence that another batch's failure is no outage."""
 
 
 def used(service: Service) -> None:
-    """Say that a service other than Postgres (which every batch uses) has just answered well."""
-    if (services := USED.get(None)) is not None:
+    """Record that a service has just answered without an error. Postgres need not be recorded: every batch uses it."""
+    if (services := SERVICES_USED.get(None)) is not None:
         services.add(service)
 
 
 @contextmanager
-def used_apart() -> Iterator[set[Service]]:
-    """Collect the services that answer inside; they are added to those of the batch at the end."""
-    mine: set[Service] = {"postgres"}
-    token = USED.set(mine)
+def services_used() -> Iterator[set[Service]]:
+    """Yield a set that collects the services that answer inside the block; at its end they are added to the batch's."""
+    inside: set[Service] = {"postgres"}
+    token = SERVICES_USED.set(inside)
     try:
-        yield mine
+        yield inside
     finally:
-        USED.reset(token)
-        if (services := USED.get(None)) is not None:
-            services |= mine
+        SERVICES_USED.reset(token)
+        if (services := SERVICES_USED.get(None)) is not None:
+            services |= inside
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One Kafka record as a stage sees it. ``lane`` is that of its topic."""
+    """A Kafka record as a stage receives it. ``lane`` is that of its topic."""
 
     topic: str
     partition: int
@@ -50,7 +50,7 @@ class Incoming:
 
 
 class Flooded(Deferred):
-    """There are too many dead letters: these records are as they were. All others of their batch were handled."""
+    """These records exceed the limit on dead letters and were left as they are; the rest of their batch was handled."""
 
     def __init__(self, message: str, records: Sequence[Incoming], *, retry_after: float) -> None:
         super().__init__(message, retry_after=retry_after, service="dead-letters")
@@ -58,30 +58,34 @@ class Flooded(Deferred):
 
 
 class Stage(Protocol):
-    """Law: ``handle`` may be called again with the same records, at any time, in any process."""
+    """A step of the pipeline, which handles the records of its topics.
+
+    Law: ``handle`` may be called again with the same records, at any time, in any process.
+    """
 
     name: str
     topics: dict[Lane, Topic]
     """The live topic and its co-partitioned backfill topic."""
     batch_size: int
-    """Most records that one lane hands over at once."""
+    """The most records that a lane passes to ``handle``."""
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        """Do all of it or raise: Retryable (the whole batch is kept and tried again), anything else (the batch is
-        halved until the one failing record stands alone)."""
+        """Handle all of these records, or raise. After Retryable the batch is tried again; after Flooded only its
+        records are. After any other error the batch is halved until the failing record is alone."""
         ...
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
-        """A single record that fails for good: make it visible and keep it, so that the partition goes on."""
+        """Store a record that cannot be handled where an operator sees it, so that its partition can go on. Raises
+        what ``handle`` raises; the record is then tried again."""
         ...
 
-    async def crowded(self) -> bool:
-        """Whether backfill should wait, because what follows this stage has enough to do. Never raises."""
+    async def is_backlogged(self) -> bool:
+        """Whether backfill should wait, because the stages that follow have enough work pending. Never raises."""
         ...
 
 
-class Last:
-    """A stage that nothing follows."""
+class FinalStage:
+    """Base class of a stage that no other one follows."""
 
-    async def crowded(self) -> bool:
+    async def is_backlogged(self) -> bool:
         return False

@@ -27,7 +27,7 @@ from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
 from pipeline.stages.sink import ModelBreaker as OwnModels
-from pipeline.stages.stage import Incoming, Last, used
+from pipeline.stages.stage import FinalStage, Incoming, used
 from pipeline.stores import graph, vectors
 from pipeline.stores.postgres import Pool, translated
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -50,7 +50,7 @@ class _Plan:
     gone: tuple[UUID, ...]
 
 
-class VectorSink(Last):
+class VectorSink(FinalStage):
     """The stage. See pipeline.stages.stage.Stage for its law."""
 
     name = "vectors"

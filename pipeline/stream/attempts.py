@@ -18,7 +18,7 @@ from pipeline.core.retry import backoff
 from pipeline.observability import traced_records as traced
 from pipeline.observability.metrics import Metrics
 from pipeline.observability.tracing import Span
-from pipeline.stages.stage import USED, Flooded, Incoming, Stage
+from pipeline.stages.stage import SERVICES_USED, Flooded, Incoming, Stage
 
 log = structlog.get_logger()
 
@@ -92,7 +92,7 @@ class Attempts:
 
     async def _once(self, batch: Batch, records: Sequence[Incoming], span: Span) -> Outcome:
         used: set[Service] = {"postgres"}
-        token = USED.set(used)
+        token = SERVICES_USED.set(used)
         try:
             with self._metrics.batch(self._stage.name, len(records)):
                 await self._stage.handle(records)
@@ -115,7 +115,7 @@ class Attempts:
             self._ended(used)
             return await self._blame(batch, error)
         finally:
-            USED.reset(token)
+            SERVICES_USED.reset(token)
         self._ended(used)
         if batch.flooded:
             self._flood = None

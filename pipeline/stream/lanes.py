@@ -296,6 +296,6 @@ class Lanes:
     async def _admits_backfill(self) -> bool:
         return (
             self._throttle.admits_backfill(now=monotonic())
-            and not await self._stage.crowded()
+            and not await self._stage.is_backlogged()
             and self._throttle.admits_backfill(now=monotonic())  # another lane may have begun while that was asked
         )

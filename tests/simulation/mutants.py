@@ -125,14 +125,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what stood before a restored old file is forgotten",
         _FOLDING,
-        "document.keeps_old = True",
+        "document.stored_content_superseded = True",
         "pass",
         (_ORDERING,),
     ),
     Mutant(
         "what a delete brings back stays away",
         _FOLDING,
-        "_revive(document, superseded_by_version)",
+        "_revive(document, candidate)",
         "pass",
         (_ORDERING,),
     ),
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a withdrawal is not announced at once",
         _DETECT,
-        "[self._unsaid[i] for i in folded if i in self._unsaid]",
+        "[self._unannounced[i] for i in folded if i in self._unannounced]",
         "[]",
         (_SAFEGUARDS,),
     ),

@@ -19,7 +19,7 @@ from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane
 from pipeline.observability.metrics import Metrics, configure_logging
 from pipeline.runtime.settings import load
-from pipeline.stages.stage import Incoming, Last
+from pipeline.stages.stage import FinalStage, Incoming
 from pipeline.stores.postgres import open_pool
 from pipeline.stream.consume import Consumption
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -27,7 +27,7 @@ from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 SLOW_SIGNAL_SECONDS = 2.0
 
 
-class WritesDown(Last):
+class WritesDown(FinalStage):
     name = "writes-down"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
     batch_size = 8

@@ -30,7 +30,7 @@ from pipeline.ledger import kafka_marks
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import KafkaSettings, StreamSettings
 from pipeline.runtime.tasks import cancel_and_wait
-from pipeline.stages.stage import Incoming, Last
+from pipeline.stages.stage import FinalStage, Incoming
 from pipeline.stores.postgres import Connection, open_pool
 from pipeline.stream import consume, logguard
 from pipeline.stream.consume import Consumption
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.stack
 PATIENCE_SECONDS = 90
 
 
-class Keeps(Last):
+class Keeps(FinalStage):
     name = "keeps"
     batch_size = 4
 

@@ -233,6 +233,6 @@ async def test_a_building_index_that_takes_no_writes_does_not_hold_up_the_active
 
     assert await pending() == {"g1": 0, "g2": len(names)}
     await site.es.indices.put_settings(index=g2.keyword_index, settings={"index.blocks.write": False})
-    monkeypatch.setattr("pipeline.stages.sink.monotonic", lambda: monotonic() + sink.REST_SECONDS)
+    monkeypatch.setattr("pipeline.stages.sink.monotonic", lambda: monotonic() + sink.PAUSE_SECONDS)
     await site.keywords.handle([hint(name, "g2") for name in names])  # as the sweeper brings them back
     assert await pending() == {"g1": 0, "g2": 0}

@@ -230,28 +230,28 @@ async def test_an_edit_within_the_hour_writes_only_the_entries_that_it_changed(b
 
 
 async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detecting, "MAX_PENDING_BACKFILL", 2)
-    monkeypatch.setattr(detecting, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(detecting, "LOOK_PAUSE", 0)
-    monkeypatch.setattr(detecting, "ALONE_SECONDS", 60.0)
+    monkeypatch.setattr(detecting, "MAX_PENDING_BACKFILL_DOCUMENTS", 2)
+    monkeypatch.setattr(detecting, "BACKLOG_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(detecting, "BACKLOG_CHECK_PAUSE_FACTOR", 0)
+    monkeypatch.setattr(detecting, "NO_LIVE_SECONDS", 60.0)
     await bench.accept(*(document("Live.", 1, external_id=f"live-{n}.md") for n in range(5)))
-    assert not await bench.detect.crowded()
+    assert not await bench.detect.is_backlogged()
     await bench.accept(document("Old.", 1), lane="backfill")
-    assert not await bench.detect.crowded()
+    assert not await bench.detect.is_backlogged()
     await bench.accept(document("Old.", 1, external_id="b.md"), lane="backfill")
-    assert await bench.detect.crowded()
+    assert await bench.detect.is_backlogged()
     await bench.keywords.converge(bench.generation, [ID])
-    assert await bench.detect.crowded(), "the other store has not followed"
+    assert await bench.detect.is_backlogged(), "the other store has not followed"
     monkeypatch.setattr(detecting, "STALLED_STORE_SECONDS", 0.0)
-    assert not await bench.detect.crowded(), "it is away: nothing is waited for"
+    assert not await bench.detect.is_backlogged(), "it is away: nothing is waited for"
     monkeypatch.setattr(detecting, "STALLED_STORE_SECONDS", 60.0)
-    assert await bench.detect.crowded()
-    monkeypatch.setattr(detecting, "ALONE_SECONDS", 0.0)
-    assert not await bench.detect.crowded(), "nothing came live of late: more may wait"
-    monkeypatch.setattr(detecting, "MAX_PENDING_BACKFILL_ALONE", 2)
-    assert await bench.detect.crowded()
+    assert await bench.detect.is_backlogged()
+    monkeypatch.setattr(detecting, "NO_LIVE_SECONDS", 0.0)
+    assert not await bench.detect.is_backlogged(), "nothing came live of late: more may wait"
+    monkeypatch.setattr(detecting, "MAX_PENDING_BACKFILL_DOCUMENTS_WITHOUT_LIVE", 2)
+    assert await bench.detect.is_backlogged()
     await bench.vectors.converge(bench.generation, [ID])
-    assert not await bench.detect.crowded()
+    assert not await bench.detect.is_backlogged()
 
 
 async def test_a_keyword_worker_paused_between_claim_and_bulk_loses(bench: Bench) -> None:

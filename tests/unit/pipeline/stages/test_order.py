@@ -60,7 +60,7 @@ def run(batches: Sequence[Sequence[Arrival]]) -> State:
         deletes = any(isinstance(a.event, Delete) for a in batch)
         current = {id_: content} if deletes and content is not None else {}
         [folded] = fold_batch(batch, {id_: Known(state)}, {id_: kept} if deletes else {}, current).values()
-        if folded.keeps_old and content is not None:
+        if folded.stored_content_superseded and content is not None:
             kept.append(content)
         kept += [one for one in map(_remembered, folded.superseded) if one not in kept]
         if folded.content is not None:

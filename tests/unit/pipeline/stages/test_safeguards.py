@@ -23,7 +23,7 @@ from pipeline.ledger.bulks import Entry, OpenBulk
 from pipeline.ledger.documents import Known
 from pipeline.stages import keywords
 from pipeline.stages.announce import Announcer
-from pipeline.stages.detect import _cut
+from pipeline.stages.detect import _build_manifests
 from pipeline.stages.events import read_event
 from pipeline.stages.folding import fold_batch
 from pipeline.stages.hints import Sweeper
@@ -272,7 +272,7 @@ def test_a_manifest_that_was_foreseen_from_another_text_is_made_anew(bench: Benc
     arrival = read_event(bench.incoming(bench.event(DocumentUpserted, 1)), now=bench.loop.now())
     folded = fold_batch([arrival], {})
     foreseen = {ID: {bench.generation.name: Manifest(b"of another text")}}
-    made = _cut(list(folded.values()), [(bench.generation, lambda texts: [1 for _ in texts])], foreseen)
+    made = _build_manifests(list(folded.values()), [(bench.generation, lambda texts: [1 for _ in texts])], foreseen)
     assert made[ID][bench.generation.name].content_hash == folded[ID].state.content_hash
 
 

@@ -14,7 +14,7 @@ from pipeline.core.model import Generation
 from pipeline.observability.metrics import Metrics
 from pipeline.stages import sink
 from pipeline.stages.sink import Generations
-from pipeline.stages.stage import USED, Incoming, used, used_apart
+from pipeline.stages.stage import SERVICES_USED, Incoming, services_used, used
 from tests.support.space import now
 from tests.unit.pipeline.generations.test_generations import LOCAL, SERVED
 from topics.codec import encode
@@ -65,7 +65,7 @@ class Lane:
 async def test_after_a_cut_over_the_previous_generation_does_not_stop_the_active_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sink, "KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(sink, "REREAD_SECONDS", 0.0)
     lane = Lane(g1="active", g2="building")
     assert await lane.serve("g2", "g1") == ["g1", "g2"]
     lane.states |= {"g1": "previous", "g2": "active"}
@@ -87,13 +87,13 @@ async def test_a_key_of_the_active_model_is_not_the_documents_fault_though_anoth
 
 
 async def test_what_one_generation_used_proves_nothing_of_another_and_everything_of_the_batch() -> None:
-    token = USED.set({"postgres"})
+    token = SERVICES_USED.set({"postgres"})
     try:
-        with used_apart() as first:
+        with services_used() as first:
             used("embedding")
-        with used_apart() as second:
+        with services_used() as second:
             used("elasticsearch")
         assert (first, second) == ({"postgres", "embedding"}, {"postgres", "elasticsearch"})
-        assert USED.get() == {"postgres", "embedding", "elasticsearch"}
+        assert SERVICES_USED.get() == {"postgres", "embedding", "elasticsearch"}
     finally:
-        USED.reset(token)
+        SERVICES_USED.reset(token)

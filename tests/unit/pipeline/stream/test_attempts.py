@@ -10,13 +10,13 @@ import pytest
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.model import Lane
 from pipeline.observability.metrics import Metrics
-from pipeline.stages.stage import Flooded, Incoming, Last, used
+from pipeline.stages.stage import FinalStage, Flooded, Incoming, used
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 
-class Stage(Last):
+class Stage(FinalStage):
     name = "stage"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
     batch_size = 2

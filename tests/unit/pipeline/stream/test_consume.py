@@ -15,7 +15,7 @@ from pipeline.core.errors import Poison, Retryable
 from pipeline.core.model import Lane
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import KafkaSettings, StreamSettings
-from pipeline.stages.stage import Incoming, Last
+from pipeline.stages.stage import FinalStage, Incoming
 from pipeline.stream import attempts
 from pipeline.stream import consume as consuming
 from pipeline.stream.consume import Consumption
@@ -25,7 +25,7 @@ PARTITIONS = [TP("index.live.v1", n) for n in range(3)]
 RECORDS = 60
 
 
-class Stage(Last):
+class Stage(FinalStage):
     name = "stage"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
     batch_size = 6

@@ -10,7 +10,7 @@ import pytest
 from pipeline.core.errors import Poison, Retryable
 from pipeline.core.model import Lane
 from pipeline.observability.metrics import Metrics
-from pipeline.stages.stage import Incoming, Last
+from pipeline.stages.stage import FinalStage, Incoming
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -20,7 +20,7 @@ def record(offset: int, key: bytes = b"k", lane: Lane = "live") -> Incoming:
     return Incoming("t", 0, offset, key, b"", [], lane)
 
 
-class Recording(Last):
+class Recording(FinalStage):
     name = "recording"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
 
@@ -138,7 +138,7 @@ class Held(Recording):
             await self.go.wait()
         await super().handle(batch)
 
-    async def crowded(self) -> bool:
+    async def is_backlogged(self) -> bool:
         await asyncio.sleep(0.01)
         return self.is_crowded
 
@@ -201,7 +201,7 @@ async def test_beside_live_work_backfill_has_one_lane_at_a_time() -> None:
         await running.put(record(n, key=b"key-%d" % n, lane="backfill"), None)
     await until(lambda: bool(stage.begun[1:]))
     await asyncio.sleep(0.3)
-    assert len(stage.begun[1:]) <= stage.batch_size, "though each lane asked whether what follows is crowded"
+    assert len(stage.begun[1:]) <= stage.batch_size, "though each lane asked whether the stores are backlogged"
     stage.go.set()
     await drain(running, done, 9)
 
