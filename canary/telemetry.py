@@ -37,35 +37,37 @@ class CanaryMetrics:
         r = self.registry
         self.ports = PortMetrics(r)
         self.canaries = Gauge(
-            "penstock_canaries", "Canaries that a process looks after; 0: another one does, or they are off", registry=r
+            "penstock_canaries",
+            "Canaries that this process runs; 0: another process runs them, or they are off",
+            registry=r,
         )
         self.desired = Gauge(
-            "penstock_canaries_wanted", "Canaries that some process should look after; 0: they are off", registry=r
+            "penstock_canaries_wanted", "Canaries that some process should run; 0: they are off", registry=r
         )
         self.seconds = histogram(
             "penstock_canary_seconds",
-            "From a canary's publication until a search of that store returned it",
+            "Time from a canary's publication until a search of that store returned it",
             SourceStoreLabels,
             buckets=BUCKETS,
             registry=r,
         )
         self.withdrawn = histogram(
             "penstock_canary_withdrawn_seconds",
-            "From a canary's revocation (way: access) or deletion (way: delete) until no search returned it",
+            "Time from a canary's revocation (way: access) or deletion (way: delete) until no search returned it",
             SourceWayLabels,
             buckets=BUCKETS,
             registry=r,
         )
         self.success = gauge(
             "penstock_canary_success_timestamp_seconds",
-            "When a canary was last found in a store; before the first time, when it began to be looked for",
+            "Time at which a canary was last found in a store; before the first time, when the search for it began",
             SourceStoreLabels,
             registry=r,
         )
         self.failures = counter(
             "penstock_canary_failures",
-            "Canaries that were not found (of: vectors, keywords), not gone (of: access, delete) or not sent"
-            " (of: publish) in time, by reason: late, unavailable (the search failed), unpublished",
+            "Canaries that were not found (of: vectors, keywords), still found (of: access, delete) or not sent (of: "
+            "publish) in time, by reason: late, unavailable (the search failed), unpublished",
             SourceOfReasonLabels,
             registry=r,
         )

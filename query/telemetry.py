@@ -74,70 +74,71 @@ class QueryMetrics:
         self.ports = PortMetrics(r, "penstock_query")
         self.requests = counter(
             "penstock_query_requests",
-            "Requests by route template and outcome: ok, refused (4xx), unauthorized, limited, shed, unavailable"
-            " (503, 504), failed (any other 5xx), cancelled (the client left)",
+            "Requests by route template and outcome: ok, refused (4xx), unauthorized, limited, shed, unavailable "
+            "(503, 504), failed (any other 5xx), cancelled (the client disconnected)",
             RouteOutcomeLabels,
             registry=r,
         )
         self.seconds = histogram(
             "penstock_query_seconds",
-            "From the request to the last byte of its answer, by the mode that was decided on",
+            "Time from the request to the last byte of its response, by the chosen mode",
             RouteModeLabels,
             buckets=ANSWER_BUCKETS,
             registry=r,
         )
         self.first_token = Histogram(
             "penstock_query_first_token_seconds",
-            "From the request to the first piece of a written answer",
+            "Time from the request to the first piece of a written answer",
             buckets=ANSWER_BUCKETS,
             registry=r,
         )
         self.shed = counter(
             "penstock_query_shed",
-            "Requests sent away: busy (no place in the waiting room), waited (too long in it), share (either, while its"
-            " tenant or caller had more than its share), caller (its own limit on requests at once), rate (its own"
-            " limit on requests a minute), budget (of the day, its own or its tenant's), memory (too much is sent at"
-            " once)",
+            "Requests refused, by reason: busy (the queue is full), waited (too long in the queue), share (either, "
+            "while its tenant or caller exceeded its share), caller (its own limit on concurrent requests), rate (its "
+            "own limit on requests a minute), budget (daily, its own or its tenant's), memory (too much is being sent "
+            "at once)",
             ReasonLabels,
             registry=r,
         )
         self.budget_used = gauge(
             "penstock_query_budget_used_ratio",
-            "Of the day's budgets of requests, tokens or money, of tenants or callers, the one of which most is used,"
-            " as far as this process knows; 0: there is none",
+            "Used share of the fullest daily budget of requests, tokens or money, of tenants or callers, as far as "
+            "this process knows; 0: there is none",
             BudgetOfLabels,
             registry=r,
         )
-        self.in_work = Gauge("penstock_query_in_work", "Requests that are worked on now", registry=r)
-        self.waiting = Gauge("penstock_query_waiting", "Requests in the waiting room now", registry=r)
-        self.streams = Gauge("penstock_query_open_streams", "Answers that are being streamed now", registry=r)
+        self.in_work = Gauge("penstock_query_in_work", "Requests that are being processed", registry=r)
+        self.waiting = Gauge("penstock_query_waiting", "Requests in the queue", registry=r)
+        self.streams = Gauge("penstock_query_open_streams", "Answers that are being streamed", registry=r)
         self.ledger_fenced = Gauge(
             "penstock_query_ledger_fenced",
-            "1 while nothing is answered because the ledger may lack revocations (a failover, a restored backup, a"
-            " recovery that has not ended) or Postgres is a standby",
+            "1 while all queries are refused because the ledger may lack revocations (a failover, a restored backup, "
+            "a recovery that has not ended) or Postgres is a standby",
             registry=r,
         )
         self.next_key_expiry = Gauge(
             "penstock_query_next_key_expiry_timestamp_seconds",
-            "When the first of the API keys that are still valid expires; 0: there is none",
+            "Time at which the next valid API key expires; 0: there is none",
             registry=r,
         )
         self.index_fenced = Gauge(
             "penstock_query_keyword_index_fenced",
-            "1 while searches are answered without the keyword index, or not at all, because it was restored, made anew"
-            " or set back, and has not been compared with the ledger yet",
+            "1 while searches use no keyword index, or fail, because it was restored, created anew or set back, and "
+            "has not been compared with the ledger yet",
             registry=r,
         )
         self.models_ready = gauge(
             "penstock_query_models_ready",
-            "1: the model of the generation in this state (active, building, previous) has answered here; 0: not yet",
+            "1: the model of the generation in this state (active, building, previous) has responded in this process; "
+            "0: not yet",
             StateLabels,
             registry=r,
         )
         self.shadow = counter(
             "penstock_query_shadow",
-            "Questions that were to be asked of the next (or previous) generation too, by outcome: measured, failed,"
-            " dropped (too many were under way)",
+            "Shadow queries on the next (or previous) generation, by outcome: measured, failed, dropped (too many "
+            "were running)",
             OutcomeLabels,
             registry=r,
         )
@@ -155,7 +156,7 @@ class QueryMetrics:
         )
         self.rerank = counter(
             "penstock_query_rerank",
-            "Searches that asked for reranking, by what became of it: reranked, cached, or why it was skipped",
+            "Searches that requested reranking, by outcome: reranked, cached, or why it was skipped",
             OutcomeLabels,
             registry=r,
         )
@@ -176,14 +177,14 @@ class QueryMetrics:
         )
         self.answer_cost = counter(
             "penstock_query_answer_cost",
-            "Money for written answers, in the currency of PENSTOCK_CHAT_PRICE_PER_MILLION_PROMPT_TOKENS and"
-            " _ANSWER_TOKENS",
+            "Cost of written answers, in the currency of PENSTOCK_CHAT_PRICE_PER_MILLION_PROMPT_TOKENS and "
+            "_ANSWER_TOKENS",
             ModelLabels,
             registry=r,
         )
         self.rerank_cost = Counter(
             "penstock_query_rerank_cost",
-            "Money for reranked searches, in the currency of PENSTOCK_RERANK_PRICE_PER_THOUSAND_SEARCHES",
+            "Cost of reranked searches, in the currency of PENSTOCK_RERANK_PRICE_PER_THOUSAND_SEARCHES",
             registry=r,
         )
         self.embedding_tokens = Counter(
@@ -191,45 +192,45 @@ class QueryMetrics:
         )
         self.embedding_cost = Counter(
             "penstock_query_embedding_cost",
-            "Money for embeddings of questions, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS",
+            "Cost of embeddings of questions, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS",
             registry=r,
         )
         self.embedding_seconds = histogram(
             "penstock_query_embedding_seconds",
-            "Time a request for a question's embedding took, by outcome: answered, throttled, unavailable,"
-            " misconfigured, rejected",
+            "Time of a request for a question's embedding, by outcome: answered, throttled, unavailable, "
+            "misconfigured, rejected",
             EmbeddingOutcomeLabels,
             buckets=ANSWER_BUCKETS,
             registry=r,
         )
         self.left_out = Counter(
             "penstock_query_left_out_passages",
-            "Passages that were found or read and that the chat model's budget had no room for, whole or in part",
+            "Passages that did not fit, or not completely, into the chat model's budget",
             registry=r,
         )
         self.support = Histogram(
             "penstock_query_answer_support",
-            "Share of a written answer's claims that the passages they cite support",
+            "Share of a written answer's claims that are supported by the passages that they cite",
             buckets=SHARE_BUCKETS,
             registry=r,
         )
         self.review = counter(
             "penstock_query_review",
-            "Answers for the review queue, by reason: unsupported, uncited, bad_citation, active_content",
+            "Answers put into the review queue, by reason: unsupported, uncited, bad_citation, active_content",
             ReasonLabels,
             registry=r,
         )
         self.degraded = counter(
             "penstock_query_degraded",
-            "Answers that one part was missing from: vectors, keywords, rerank, …",
+            "Responses from which one part was missing: vectors, keywords, rerank, …",
             PartLabels,
             registry=r,
         )
 
         self.trail = counter(
             "penstock_query_trail_records",
-            "Records of the audit trail by outcome: written, lost (they could not be written fast enough), refused"
-            " (with PENSTOCK_TRAIL=required nothing was answered, since they could not be written)",
+            "Records of the audit trail by outcome: written, lost (they could not be written fast enough), refused "
+            "(with PENSTOCK_TRAIL=required the request was refused, because they could not be written)",
             OutcomeLabels,
             registry=r,
         )
@@ -237,7 +238,7 @@ class QueryMetrics:
             self.trail.labels(outcome=outcome)  # from 0 on: an increase is seen from the first one
         self.trail_waiting = Gauge(
             "penstock_query_trail_waiting_seconds",
-            "How long the oldest record of the audit trail has waited that is not written yet; 0: none waits",
+            "Age of the oldest record of the audit trail that is not written yet; 0: there is none",
             registry=r,
         )
 

@@ -57,16 +57,17 @@ class ServiceMetrics:
         self.ports = PortMetrics(r, "penstock_extraction")
         self.requests = counter(
             "penstock_extraction_requests",
-            "Files handed in, by outcome: read, unreadable, busy (sent away), slow (the file did not arrive, or its"
-            " text was not fetched, in time), left (nobody waits for it), refused (no request of ours), failed",
+            "Files received, by outcome: read, unreadable, busy (refused), slow (the file did not arrive, or its text "
+            "was not fetched, in time), left (the client disconnected), refused (the request is not a connector's), "
+            "failed",
             OutcomeLabels,
             registry=r,
         )
         self.seconds = Histogram(
-            "penstock_extraction_seconds", "Time that reading a file took", buckets=SECONDS_BUCKETS, registry=r
+            "penstock_extraction_seconds", "Time to read a file", buckets=SECONDS_BUCKETS, registry=r
         )
         self.accepted = Gauge(
-            "penstock_extraction_pending_requests", "Files that arrive, wait for a place or are read", registry=r
+            "penstock_extraction_pending_requests", "Files that are arriving, waiting or being read", registry=r
         )
 
 

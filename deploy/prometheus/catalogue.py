@@ -24,15 +24,15 @@ SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), 
 HEAD = """\
 # Metrics
 
-Made from the code by `python -m deploy.prometheus.catalogue > docs/metrics.md`; a test compares. Every process serves
-its own on `/metrics`: the workers on `PENSTOCK_STREAM_HEALTH_PORT`, the query service on its own port (to loopback, and
-to an operator's key), the extraction service on its own, too. Times are seconds. No label ever holds a document, a
-caller, a question or an exception's text: `source` is the name of a declared source, `lane` is `live` or `backfill`,
-`stage` is `detect`, `identities`, `conversations`, `vectors` or `keywords`, `sink` and `store` are `vectors` or
-`keywords`.
+`python -m deploy.prometheus.catalogue > docs/metrics.md` writes this page from the code; a test compares. Every process
+serves its own metrics on `/metrics`: the workers on `PENSTOCK_STREAM_HEALTH_PORT`, the query service on its own port
+(to loopback, and to an operator's key), and the extraction service on its own port. Times are in seconds. No label
+holds a document, a caller, a question or the text of an exception. `source` is the name of a declared source, `lane`
+is `live` or `backfill`, `stage` is `detect`, `identities`, `conversations`, `vectors` or `keywords`, and `sink` and
+`store` are `vectors` or `keywords`.
 
-What waits, how far behind the stages are, and the ages of sources are read from the ledger and from Kafka by one of
-the detect workers (the others do not show them): take `max`, and alert when they are absent.
+Pending work, lag, and the ages of sources are read from the ledger and from Kafka by one of the detect workers; the
+others do not export them. Use `max`, and alert when they are absent.
 
 A Prometheus for the local stack (`python -m deploy.local.prometheus` finds one, or unpacks Debian's):
 
@@ -44,13 +44,14 @@ prometheus --config.file=watch/local.yml --storage.tsdb.path=watch/data --web.li
 ```
 
 The dashboards are in `deploy/grafana`: import the JSON files, or provision the folder. Their variable `runbooks` is the
-address under which this repository can be read.
+address at which this repository can be read.
 
 ![The overview](screenshots/dashboard-overview.png)
 
-The overview, drawn by `python -m deploy.grafana.picture PROMETHEUS FILE` from the dashboard's own queries, not by
-Grafana: five minutes of the running system that `tests/support/deploy/prometheus_kit.py` starts, where an hour of the
-alerts passes in a minute, on a machine that ran other tests meanwhile. Its searches were slow, and the alert says so.
+`python -m deploy.grafana.picture PROMETHEUS FILE` drew this picture of the overview from the dashboard's own queries,
+without Grafana. It shows five minutes of the system that `tests/support/deploy/prometheus_kit.py` starts, where an
+hour of the alerts passes in a minute, on a machine that ran other tests meanwhile. Its searches were slow, and the
+alert says so.
 """
 
 
@@ -114,7 +115,7 @@ def document() -> str:
             shown = entry.name + ("_total" if entry.kind == "counter" else "")
             labels = ", ".join(f"`{label}`" for label in entry.labels) or "–"
             parts.append(f"| `{shown}` | {entry.kind} | {labels} | {entry.help} |\n")
-    parts.append("\n## Recorded\n\nBy `deploy/prometheus/recording.yml`:\n\n")
+    parts.append("\n## Recorded series\n\nThese are written by `deploy/prometheus/recording.yml`:\n\n")
     parts.extend(f"- `{name}`\n" for name in recorded())
     return "".join(parts)
 

@@ -178,9 +178,9 @@ class PortMetrics:
     def __init__(self, registry: CollectorRegistry, prefix: str = "penstock") -> None:
         self.refused = counter(
             f"{prefix}_http_refused",
-            "Connections and requests turned away before it was known whose they are, by reason: connections, address"
-            " (too many at once, in all or of one address), memory (of bodies), slow_head, slow_body, slow_reader,"
-            " large_head, small_chunks, malformed",
+            "Connections and requests refused before authentication, by reason: connections, address (too many at "
+            "once, in all or of one address), memory (of bodies), slow_head, slow_body, slow_reader, large_head, "
+            "small_chunks, malformed",
             PortReasonLabels,
             registry=registry,
         )
@@ -194,102 +194,105 @@ class Metrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self.ports = PortMetrics(r)
-        self.events = counter("penstock_events", "Events folded, by outcome", OutcomeLaneLabels, registry=r)
-        self.dead_letters = counter("penstock_dead_letters", "Events set aside", StageReasonLabels, registry=r)
+        self.events = counter("penstock_events", "Events by detect's decision", OutcomeLaneLabels, registry=r)
+        self.dead_letters = counter(
+            "penstock_dead_letters", "Records that became dead letters", StageReasonLabels, registry=r
+        )
         self.dead_letter_floods = Counter(
-            "penstock_dead_letter_floods", "Times that the limit on dead letters was met", registry=r
+            "penstock_dead_letter_floods", "Times that the limit on dead letters was reached", registry=r
         )
         self.dead_letter_pause = Gauge(
             "penstock_dead_letter_pause_seconds",
-            "How long bad records still wait because there are too many dead letters; 0: they do not",
+            "Remaining time for which bad records wait because there are too many dead letters; 0: they do not wait",
             registry=r,
         )
         self.unauthorised = counter(
             "penstock_unauthorised_records",
-            "Records that no enrolled producer has signed for its own tenant and source, by mode: refused (enforce) or"
-            " accepted (warn)",
+            "Records that no enrolled producer signed for its own tenant and source, by mode: refused (enforce) or "
+            "accepted (warn)",
             StageReasonModeLabels,
             registry=r,
         )
         self.poison_moved = Counter(
             "penstock_moved_poison",
-            "Bad records moved from a live topic to its backfill topic, because the limit on dead letters was met",
+            "Bad records moved from a live topic to its backfill topic because the limit on dead letters was reached",
             registry=r,
         )
         self.live_deferred = Counter(
             "penstock_live_deferred",
-            "Valid documents moved from the live topic to the backfill topic: their source sent more than its budget",
+            "Valid documents moved from the live topic to the backfill topic because their source exceeded its budget",
             registry=r,
         )
         self.failed_documents = counter(
-            "penstock_failed_documents", "Documents set aside with their reason", SinkLabels, registry=r
+            "penstock_failed_documents", "Documents set aside with a reason", SinkLabels, registry=r
         )
-        self.retries = counter("penstock_retries", "Waits for the world to heal", StageLabels, registry=r)
+        self.retries = counter("penstock_retries", "Retries after a service failed", StageLabels, registry=r)
         self.breaker_open = gauge(
             "penstock_breaker_open",
-            "1 while a stage stands still because a service is down",
+            "1 while a stage is stopped because a service is down",
             StageServiceLabels,
             registry=r,
         )
         self.ledger_fenced = Gauge(
             "penstock_ledger_fenced",
-            "1 while a worker stands still because the ledger is on a server or timeline that nobody accepted, is being"
-            " recovered, or is a standby",
+            "1 while a worker is stopped because the ledger is on a server or timeline that was not accepted, is "
+            "being recovered, or is a standby",
             registry=r,
         )
         self.extraction = gauge(
             "penstock_extraction",
-            "1 for how PDF, Office and mail files are read by or for a connectors worker: confined, refused,"
-            " unconfined, or not: unreachable (its extraction service does not answer)",
+            "1 for the way in which PDF, Office and mail files are read for a connectors worker: confined, refused, "
+            "unconfined, or unreachable (its extraction service does not respond)",
             FilesLabels,
             registry=r,
         )
         self.index_fenced = Gauge(
             "penstock_keyword_index_fenced",
-            "1 while a keyword index is not searched because it was restored, made anew or set back, and has not been"
-            " compared with the ledger yet",
+            "1 while a keyword index is not searched because it was restored, created anew or set back, and has not "
+            "been compared with the ledger yet",
             registry=r,
         )
         self.index_changes = counter(
             "penstock_keyword_index_changes",
-            "Keyword indexes found to be another one than the ledger filled: recreated (under the same name),"
-            " new_history (restored, or forced from a stale copy), rewound (it lost operations that it had)",
+            "Keyword indexes that are not the one that the ledger filled: recreated (under the same name), "
+            "new_history (restored, or forced from a stale copy), rewound (it lost operations)",
             ChangeLabels,
             registry=r,
         )
         self.batch_seconds = histogram(
-            "penstock_batch_seconds", "Time a batch took", StageLabels, buckets=WORK_BUCKETS, registry=r
+            "penstock_batch_seconds", "Time to process a batch", StageLabels, buckets=WORK_BUCKETS, registry=r
         )
         self.batch_size = histogram(
-            "penstock_batch_size", "Records a batch held", StageLabels, buckets=SIZE_BUCKETS, registry=r
+            "penstock_batch_size", "Records in a batch", StageLabels, buckets=SIZE_BUCKETS, registry=r
         )
         self.embedded = Counter("penstock_embedded_chunks", "Chunks embedded", registry=r)
-        self.reused = Counter("penstock_reused_vectors", "Chunks whose very text was embedded before", registry=r)
+        self.reused = Counter("penstock_reused_vectors", "Chunks whose text was embedded before", registry=r)
         self.embedding_tokens = counter(
             "penstock_embedding_tokens",
-            "Tokens sent to the model, by purpose: document, conversation (questions: the query service's own)",
+            "Tokens sent to the embedding model, by purpose: document, conversation (for questions see "
+            "penstock_query_embedding_tokens_total)",
             PurposeLabels,
             registry=r,
         )
         self.embedding_requests = counter(
             "penstock_embedding_requests",
-            "Requests to the model by outcome: answered, throttled, unavailable, misconfigured, rejected",
+            "Requests to the embedding model by outcome: answered, throttled, unavailable, misconfigured, rejected",
             EmbeddingOutcomeLabels,
             registry=r,
         )
         self.embedding_seconds = Histogram(
-            "penstock_embedding_seconds", "Time a request to the model took", buckets=WORK_BUCKETS, registry=r
+            "penstock_embedding_seconds", "Time of a request to the embedding model", buckets=WORK_BUCKETS, registry=r
         )
         self.embedding_cost = counter(
             "penstock_embedding_cost",
-            "Money for embeddings, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS, by purpose:"
-            " document, conversation",
+            "Cost of embeddings, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS, by purpose: "
+            "document, conversation",
             PurposeLabels,
             registry=r,
         )
         self.embedding_budget = Gauge(
             "penstock_embedding_daily_budget",
-            "What a day of embeddings may cost (PENSTOCK_EMBEDDING_DAILY_BUDGET); 0: no limit is set",
+            "Daily budget for embeddings (PENSTOCK_EMBEDDING_DAILY_BUDGET); 0: no limit is set",
             registry=r,
         )
         for purpose in get_args(Purpose):  # nothing spent is a zero, not an absence
@@ -300,83 +303,90 @@ class Metrics:
         self.embedding_price = 0.0
         """The price of a million tokens. It is no metric."""
         self.truncated = Counter(
-            "penstock_truncated_chunks", "Chunks that lost their end at the model's window", registry=r
+            "penstock_truncated_chunks", "Chunks whose end was cut at the model's window", registry=r
         )
         self.written = counter("penstock_written_chunks", "Chunk rows or entries written", SinkLabels, registry=r)
         self.deleted = counter("penstock_deleted_chunks", "Chunk rows or entries deleted", SinkLabels, registry=r)
         self.moved = counter(
-            "penstock_moved_documents", "Documents that changed during a write", SinkLabels, registry=r
+            "penstock_moved_documents", "Documents that changed while they were written", SinkLabels, registry=r
         )
         self.front_rows = gauge(
             "penstock_front_rows",
-            "Chunk rows that wait outside of a generation's HNSW graph, where every query reads them all; counted up to"
-            " 50,001, by the one vectors worker that lets them in",
+            "Chunk rows outside of a generation's HNSW graph, all of which every query reads; counted up to 50,001, "
+            "by the one vectors worker that adds them",
             GenerationLabels,
             registry=r,
         )
-        self.graph_rows = Counter("penstock_graph_rows", "Chunk rows let into the HNSW graph", registry=r)
+        self.graph_rows = Counter("penstock_graph_rows", "Chunk rows added to the HNSW graph", registry=r)
         self.rescued = Counter("penstock_rescued_hints", "Hints sent again by the sweeper", registry=r)
         self.late_entries = Counter(
             "penstock_late_entries",
-            "Entries that a bulk request wrote into Elasticsearch long after its worker had died or given up, and that"
-            " were removed again",
+            "Entries that a bulk request wrote into Elasticsearch long after its worker had died or stopped waiting, "
+            "and that were removed again",
             registry=r,
         )
         self.forgotten_versions = Counter(
             "penstock_forgotten_versions",
-            "Superseded versions that were forgotten although a late delete could still have made them right: their"
-            " source counts versions backwards",
+            "Superseded versions that were discarded although a late delete could still have made one of them "
+            "current: their source decreases versions",
             registry=r,
         )
         self.lost_addresses = counter(
             "penstock_dropped_addresses",
-            "Documents accepted without their source_url, because it is no address that may be shown as a link",
+            "Documents accepted without their source_url, because it may not be shown as a link",
             LaneLabels,
             registry=r,
         )
-        self.announced = counter("penstock_announced_documents", "Announcements made", StateLabels, registry=r)
+        self.announced = counter(
+            "penstock_announced_documents",
+            "Announcements on documents.indexed.v1, by state of the document",
+            StateLabels,
+            registry=r,
+        )
         self.freshness = histogram(
             "penstock_freshness_seconds",
-            "From the source's change to both stores returning it",
+            "Time from the source's change until both stores return it",
             SourceLaneLabels,
             buckets=FRESHNESS_BUCKETS,
             registry=r,
         )
         self.divergent = gauge(
             "penstock_divergent_documents",
-            "Documents whose newest audit found a difference, by where and what",
+            "Documents whose newest audit found a difference, by store and kind",
             StoreKindLabels,
             registry=r,
         )
         self.audited = Counter("penstock_audited_documents", "Documents that the background audit read", registry=r)
         self.audit_age = Gauge(
-            "penstock_audit_age_seconds", "Since the background audit last finished a whole round", registry=r
+            "penstock_audit_age_seconds", "Time since the background audit last completed a round", registry=r
         )
         self.source_throttled = counter(
             "penstock_source_throttled_seconds",
-            "How long a source has made its connector wait (429, a spent budget)",
+            "Time for which a source made its connector wait (429, an exhausted budget)",
             SourceLabels,
             registry=r,
         )
         self.conversation_pairs = counter(
-            "penstock_conversation_pairs", "Pairs of question and answer, by fate", OutcomeLabels, registry=r
+            "penstock_conversation_pairs", "Pairs of question and answer, by outcome", OutcomeLabels, registry=r
         )
-        self.conversation_chunks = Counter("penstock_embedded_conversation_chunks", "Chunks embedded", registry=r)
+        self.conversation_chunks = Counter(
+            "penstock_embedded_conversation_chunks", "Chunks of conversations embedded", registry=r
+        )
         self.conversation_waiting = Gauge(
             "penstock_waiting_conversation_chunks", "Chunks of conversations without an embedding", registry=r
         )
         self.connector_outcomes = counter(
-            "penstock_connector_entries", "What became of entries that sources gave", SourceOutcomeLabels, registry=r
+            "penstock_connector_entries", "Entries of sources by outcome", SourceOutcomeLabels, registry=r
         )
         self.connector_age = gauge(
             "penstock_connector_success_age_seconds",
-            "Since an activity of a connector last succeeded",
+            "Time since an activity of a connector last succeeded",
             SourceActivityLabels,
             registry=r,
         )
         self.connector_waiting = gauge(
             "penstock_connector_not_working",
-            "1 while an activity of a connector waits for the world or needs attention",
+            "1 while an activity of a connector is waiting or needs attention",
             SourceActivityLabels,
             registry=r,
         )
@@ -388,20 +398,20 @@ class Metrics:
         )
         self.uploads_quota = gauge(
             "penstock_uploads_quota_used_ratio",
-            "What uploads take of the quota (files or bytes, the fuller of both) of their tenant (of: tenant) and of"
-            " all tenants (of: all); 0 where the connector does not run",
+            "Used share of the quota for uploads (files or bytes, whichever is fuller) of their tenant (of: tenant) "
+            "and of all tenants (of: all); 0 if the connector does not run",
             SourceOfLabels,
             registry=r,
         )
         self.uploads_refused = counter(
             "penstock_uploads_refused",
-            "Uploads refused because of a quota, or busy: too many files were being handed in",
+            "Uploads refused because of a quota, or busy: too many files were being uploaded",
             SourceReasonLabels,
             registry=r,
         )
         self.connector_events = counter(
             "penstock_connector_events",
-            "Events that sources sent us, by what became of them",
+            "Events that sources sent, by outcome",
             SourceOutcomeLabels,
             registry=r,
         )
@@ -411,11 +421,13 @@ class Metrics:
             SourceKindLabels,
             registry=r,
         )
-        self.in_flight = gauge("penstock_in_flight_records", "Records read and not yet done", StageLabels, registry=r)
+        self.in_flight = gauge(
+            "penstock_in_flight_records", "Records that were read and are not handled yet", StageLabels, registry=r
+        )
         self.log_moved = counter(
             "penstock_kafka_log_moved",
-            "Partitions whose log was found to be another one than was read (recreated, truncated, regrown: read again"
-            " from the newest record that is still the same), or to have lost records unread (expired)",
+            "Partitions whose log differs from the one that was read (recreated, truncated, regrown: read again from "
+            "the newest record that is still the same), or lost unread records (expired)",
             TopicKindLabels,
             registry=r,
         )
@@ -427,62 +439,62 @@ class Metrics:
         )
         self.pending = gauge(
             "penstock_pending_documents",
-            "Documents that a store does not yet hold as the ledger wants them",
+            "Documents of which a store does not hold the desired state yet",
             StoreLaneLabels,
             registry=r,
         )
         self.oldest_pending = gauge(
             "penstock_oldest_pending_seconds",
-            "How long the oldest of them has been waiting; 0: none waits",
+            "Age of the oldest pending document; 0: none is pending",
             StoreLaneLabels,
             registry=r,
         )
         self.source_pending = gauge(
             "penstock_source_oldest_pending_seconds",
-            "How long the oldest live change of a source has been waiting; sources that wait for nothing are absent",
+            "Age of the oldest pending live change of a source; absent for sources without any",
             SourceLabels,
             registry=r,
         )
         self.lag = gauge(
             "penstock_consumer_lag_records",
-            "Records behind a stage's committed offsets, to the end of its topics",
+            "Records from a stage's committed offsets to the end of its topics",
             StageLaneLabels,
             registry=r,
         )
         self.waiting_dead_letters = gauge(
             "penstock_waiting_dead_letters",
-            "Dead letters of the last seven days that nobody has replayed or dismissed",
+            "Dead letters of the last seven days that were neither replayed nor dismissed",
             StageLabels,
             registry=r,
         )
         self.skipped_documents = gauge(
             "penstock_skipped_documents",
-            "Documents that cannot be read at their source as they are, by source; sources without any are absent",
+            "Documents that cannot be read at their source; absent for sources without any",
             SourceLabels,
             registry=r,
         )
         self.access_age = gauge(
             "penstock_access_age_seconds",
-            "Since a source's access rights were last read whole (its sweep and its groups, the older of them); not of"
-            " sources whose connector is paused or removed",
+            "Time since a source's access rights were last read completely (the older of its sweep and its groups); "
+            "absent for sources whose connector is paused or removed",
             SourceLabels,
             registry=r,
         )
         self.retention_erased = counter(
             "penstock_retention_erased",
-            "Rows that were erased because they were kept long enough",
+            "Rows that were erased because their retention time was over",
             TableLabels,
             registry=r,
         )
         self.access_interval = gauge(
             "penstock_access_interval_seconds",
-            "Between two whole readings of a source's access rights, as its connector is declared",
+            "Time between two complete readings of a source's access rights, as its connector is declared",
             SourceLabels,
             registry=r,
         )
         self.seen_age = gauge(
             "penstock_connector_seen_age_seconds",
-            "Since the worker that runs a connector last gave a sign of life; paused and removed ones are absent",
+            "Time since the worker that runs a connector last reported; absent for paused and removed connectors",
             SourceLabels,
             registry=r,
         )

@@ -302,8 +302,10 @@ class EvalMetrics:
 
     def __init__(self, registry: CollectorRegistry, settings: EvalSettings) -> None:
         r = registry
-        self.ndcg = gauge("penstock_eval_ndcg", "nDCG@5 of the golden judgements, by source", SliceLabels, registry=r)
-        self.recall = gauge("penstock_eval_recall", "recall@50 of the golden judgements", SliceLabels, registry=r)
+        self.ndcg = gauge("penstock_eval_ndcg", "nDCG@5 of the golden questions, by source", SliceLabels, registry=r)
+        self.recall = gauge(
+            "penstock_eval_recall", "recall@50 of the golden questions, by source", SliceLabels, registry=r
+        )
         self.faithfulness = gauge(
             "penstock_eval_faithfulness",
             "Share of the answers' statements that their passages support",
@@ -317,14 +319,19 @@ class EvalMetrics:
             registry=r,
         )
         self.change = gauge(
-            "penstock_eval_change_ratio", "Against the run before: -0.05 is 5 % worse", MeasureSliceLabels, registry=r
+            "penstock_eval_change_ratio",
+            "Change from the previous run: -0.05 is 5 % worse",
+            MeasureSliceLabels,
+            registry=r,
         )
-        self.floor = gauge("penstock_eval_floor", "Below it somebody should look", MeasureLabels, registry=r)
+        self.floor = gauge("penstock_eval_floor", "The value below which an alert is raised", MeasureLabels, registry=r)
         self.floor.labels("nDCG@5").set(settings.ndcg_floor)
         self.floor.labels("faithfulness").set(settings.faithfulness_floor)
-        self.queries = gauge("penstock_eval_queries", "Golden questions that were asked", SliceLabels, registry=r)
+        self.queries = gauge("penstock_eval_queries", "Golden questions in the last run", SliceLabels, registry=r)
         self.lost = Gauge(
-            "penstock_eval_lost_judgements", "Judgements whose document or words are not there any more", registry=r
+            "penstock_eval_lost_judgements", "Judgements whose document or words no longer exist", registry=r
         )
-        self.ran_at = Gauge("penstock_eval_last_run_timestamp_seconds", "When the last whole run began", registry=r)
-        self.failures = Counter("penstock_eval_failures", "Runs that could not be finished", registry=r)
+        self.ran_at = Gauge(
+            "penstock_eval_last_run_timestamp_seconds", "Time at which the last complete run began", registry=r
+        )
+        self.failures = Counter("penstock_eval_failures", "Runs that could not be completed", registry=r)
