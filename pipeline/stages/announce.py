@@ -45,25 +45,7 @@ class Announcer:
         """Say at once, before the stores follow, that somebody may no longer read these. Raises Retryable."""
         gone = [w for w in gone if not is_canary(w.identity.source)]
         now = datetime.now(UTC)
-        await deliver(
-            self._producer.send(
-                DOCUMENTS_INDEXED,
-                DocumentIndexed(
-                    tenant=w.identity.tenant,
-                    source=w.identity.source,
-                    external_id=w.identity.external_id,
-                    observed_at=now,
-                    document_id=str(w.identity.id),
-                    seq=w.seq,
-                    version=w.version,
-                    state=w.state,
-                    generation=w.generation,
-                ),
-            )
-            for w in gone
-        )
-        if gone:
-            used("kafka")
+        await self._publish([_message(w, now) for w in gone])
         for w in gone:
             self._metrics.announced.labels(state=w.state).inc()
 
@@ -87,26 +69,7 @@ class Announcer:
             return 0
         now = datetime.now(UTC)
         announced = [a for a in ready if not is_canary(a.identity.source)]
-        await deliver(
-            self._producer.send(
-                DOCUMENTS_INDEXED,
-                DocumentIndexed(
-                    tenant=a.identity.tenant,
-                    source=a.identity.source,
-                    external_id=a.identity.external_id,
-                    observed_at=now,
-                    document_id=str(a.identity.id),
-                    seq=a.seq,
-                    version=a.version,
-                    state=a.state,
-                    generation=a.generation,
-                    chunks=a.chunks,
-                ),
-            )
-            for a in announced
-        )
-        if announced:
-            used("kafka")
+        await self._publish([_message(a, now, chunks=a.chunks) for a in announced])
         with translated("announce"):
             async with self._pool.connection() as connection:
                 await ledger.mark_announced(connection, ready)
@@ -115,3 +78,23 @@ class Announcer:
             fresh = (now - (a.changed_at or a.accepted_at)).total_seconds()
             self._metrics.freshness.labels(source=a.identity.source, lane=a.lane).observe(max(0.0, fresh))
         return len(ready)
+
+    async def _publish(self, messages: Sequence[DocumentIndexed]) -> None:
+        await deliver(self._producer.send(DOCUMENTS_INDEXED, message) for message in messages)
+        if messages:
+            used("kafka")
+
+
+def _message(change: Withdrawal | ledger.Announcement, at: datetime, *, chunks: int = 0) -> DocumentIndexed:
+    return DocumentIndexed(
+        tenant=change.identity.tenant,
+        source=change.identity.source,
+        external_id=change.identity.external_id,
+        observed_at=at,
+        document_id=str(change.identity.id),
+        seq=change.seq,
+        version=change.version,
+        state=change.state,
+        generation=change.generation,
+        chunks=chunks,
+    )
