@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -26,7 +25,6 @@ from tests.support.pipeline.conversations_kit import (
     count,
     forgotten,
     moment,
-    open_desk,
     recorded,
     sent,
     tokens_of,
@@ -38,12 +36,6 @@ from topics.messages import Pair as Sent
 from topics.registry import CONVERSATIONS
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture
-async def desk(space: Space) -> AsyncIterator[Desk]:
-    async with open_desk(space) as desk:
-        yield desk
 
 
 async def test_below_the_gate_everything_is_served_newest_first_and_nothing_is_chunked(desk: Desk) -> None:

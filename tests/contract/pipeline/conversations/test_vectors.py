@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,20 +22,12 @@ from tests.support.pipeline.conversations_kit import (
     as_grouped,
     forgotten,
     moment,
-    open_desk,
     recorded,
     sent,
 )
-from tests.support.space import Space
 from topics.messages import Pair as Sent
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture
-async def desk(space: Space) -> AsyncIterator[Desk]:
-    async with open_desk(space) as desk:
-        yield desk
 
 
 async def test_a_pair_more_embeds_the_last_chunk_alone(desk: Desk) -> None:
