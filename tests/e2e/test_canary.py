@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
@@ -12,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.core.canary import PRINCIPAL
 from tests.support.space import Space, now
+from tests.support.waiting import until
 from topics.messages import DocumentUpserted
 
 pytestmark = pytest.mark.stack
@@ -29,12 +29,6 @@ async def metrics(space: Space, worker: str) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-
-
-async def until(is_so: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not await is_so():
-            await asyncio.sleep(0.2)
 
 
 async def chunks(space: Space) -> int:
@@ -90,7 +84,7 @@ async def test_only_the_canarys_principal_sees_it_and_a_restart_removes_a_killed
         code, told = await space.penstock("search", "penstock turbine", "--as", PRINCIPAL, "--json")
         return code == 0 and [one["source"] for one in told["results"]] == ["canary.wiki"]
 
-    await until(is_there, seconds=90)
+    await until(is_there)
     for mode, asked in (("vector", "--tag=staff"), ("keyword", "--tag=staff"), ("hybrid", "--as=anybody")):
         _, told = await space.penstock("search", "penstock turbine canary", asked, "--mode", mode, "--json")
         assert {one["source"] for one in told["results"]} == ({"wiki"} if asked == "--tag=staff" else set()), mode

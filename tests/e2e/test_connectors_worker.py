@@ -8,7 +8,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime.http_server import served
 from tests.support.space import KEY_ENDS, PROJECT, Space
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.stack
 
@@ -50,10 +51,7 @@ class Desk:
         )
         return int(n)
 
-    async def until(self, condition: Callable[[], Any], within_seconds: float = 120) -> None:
-        async with asyncio.timeout(within_seconds):
-            while not await condition():
-                await asyncio.sleep(0.05)
+    until = staticmethod(until)
 
     async def searchable(self, words: str, principal: str = NotesPlayground.inside) -> list[str]:
         _, found = await self.space.penstock("search", words, "--as", principal, "--json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -69,14 +68,6 @@ async def say(client: httpx.AsyncClient, *pairs: dict[str, Any], member: str = "
     assert answer.status_code == 202, answer.text
 
 
-async def until(space: Space, statement: str, wanted: object, *, within_seconds: float = 90) -> None:
-    """Wait until the query's one value is the wanted one."""
-    deadline = time.monotonic() + within_seconds
-    while (found := (await space.query(statement))[0][0]) != wanted:
-        assert time.monotonic() < deadline, f"{statement}: {found}, not {wanted}"
-        await asyncio.sleep(0.1)
-
-
 PAIRS = "SELECT count(*) FROM conversation_pairs WHERE member = 'ada'"
 CHUNKS = "SELECT count(*) FROM conversation_chunks WHERE member = 'ada'"
 WAITING = "SELECT count(*) FROM conversation_chunks WHERE embedding IS NULL"
@@ -98,16 +89,16 @@ async def test_conversations_are_served_whole_then_by_similarity_and_then_forgot
                 return await history(connection, Caller("acme", frozenset()), member, 10_000, question=vector)
 
         await say(client, *(pair(n, "holidays") for n in range(5)))
-        await until(space, PAIRS, 5)
+        await space.until(PAIRS, 5)
         found = await asked("holidays")
         assert (found.served, len(found.pieces), found.withheld) == ("whole", 5, 5)
 
         for at, topic in ((10, "printers"), (20, "the canteen"), (30, "parking"), (40, "visas"), (50, "laptops")):
             await say(client, *(pair(n, topic) for n in range(at, at + 10)), conversation=topic)
         await say(client, *(pair(n, "holidays") for n in range(5)))  # the whole conversation again, as clients do
-        await until(space, PAIRS, 55)
-        await until(space, CHUNKS, 6)
-        await until(space, WAITING, 0)
+        await space.until(PAIRS, 55)
+        await space.until(CHUNKS, 6)
+        await space.until(WAITING, 0)
         found = await asked("Where can I park my car?")
         assert (found.served, found.without_embedding) == ("nearest", 0)
         assert "parking" in found.pieces[0].text
@@ -115,11 +106,11 @@ async def test_conversations_are_served_whole_then_by_similarity_and_then_forgot
         assert (await asked("Where can I park my car?", member="bob")).pieces == ()
 
         assert (await client.delete("/v1/conversations/ada/parking")).status_code == 202
-        await until(space, PAIRS, 45)
-        await until(space, WAITING, 0)
+        await space.until(PAIRS, 45)
+        await space.until(WAITING, 0)
         assert not any("parking" in piece.text for piece in (await asked("parking")).pieces)
         assert (await client.delete("/v1/conversations/ada")).status_code == 202
-        await until(space, PAIRS, 0)
+        await space.until(PAIRS, 0)
         for table in ("members", "mentions", "chunks"):
             assert await space.query(f"SELECT count(*) FROM conversation_{table}") == [(0,)]
         assert not any("parking" in space.log(name) for name in ("detect", "vectors"))
@@ -139,13 +130,13 @@ async def test_a_killed_worker_loses_and_duplicates_no_accepted_pair(space: Spac
             await say(client, *(pair(n) for n in range(said - 4, said + 2)), conversation=f"again{round_}")
             said += 2
             space.start("detect", env=SMALL_GATE)
-        await until(space, PAIRS, said)
+        await space.until(PAIRS, said)
         numbers = await space.query("SELECT sent_id, count(DISTINCT digest) FROM conversation_mentions GROUP BY 1")
         assert sorted(numbers) == sorted((f"leave-{n}", 1) for n in range(said))
-        await until(space, CHUNKS, -(-said // 10))
+        await space.until(CHUNKS, -(-said // 10))
         texts = await space.query("SELECT text FROM conversation_chunks ORDER BY position")
         assert "\n\n".join(text for (text,) in texts).count("Question: ") == said
-        await until(space, "SELECT count(*) FROM dead_letters", 0)
+        await space.until("SELECT count(*) FROM dead_letters", 0)
 
 
 @pytest.mark.slow
@@ -158,7 +149,7 @@ async def test_histories_are_served_during_a_model_outage_and_embedded_after_it(
             async with door(space) as client, open_pool(space.settings.postgres) as pool:
                 for at in range(0, 60, 10):
                     await say(client, *(pair(n) for n in range(at, at + 10)))
-                await until(space, CHUNKS, 6)
+                await space.until(CHUNKS, 6)
                 before = (await model.stats())["requests"]
                 while (await model.stats())["requests"] < before + 3:  # it really is asked, and fails
                     await asyncio.sleep(0.2)
@@ -171,10 +162,10 @@ async def test_histories_are_served_during_a_model_outage_and_embedded_after_it(
                 space.start("detect#2", env=SMALL_GATE)
                 await model.faults(errors=0)
                 space.start("vectors", env=SMALL_GATE)
-                await until(space, WAITING, 0)
+                await space.until(WAITING, 0)
                 generation = await active(pool)
                 assert generation.dimensions == 64
                 assert await space.query("SELECT count(*) FROM conversation_chunks WHERE attempts > 0") == [(0,)]
                 page = document("a.md", "# A\n\n" + prose("topic", 8))
                 await space.publish(page)
-                await until(space, "SELECT count(*) FROM index_state WHERE store = 'vectors' AND seq = want_seq", 1)
+                await space.until("SELECT count(*) FROM index_state WHERE store = 'vectors' AND seq = want_seq", 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import urllib.request
 from datetime import timedelta
 from typing import Any
@@ -26,13 +25,6 @@ TYPE = [("ce_type", b"io.penstock.document.upserted.v1")]
 async def publish_raw(space: Space, key: bytes, *values: bytes | None, topic: Topic = DOCUMENTS_LIVE) -> None:
     async with producer(space.settings.kafka) as kafka:
         await deliver(kafka.send_raw(topic, key, value, [*TYPE, ("mine", b"\xff")]) for value in values)
-
-
-async def until(space: Space, statement: str, expected: int, *, within_seconds: float = 60) -> None:
-    deadline = time.monotonic() + within_seconds
-    while (found := (await space.query(statement))[0][0]) != expected:
-        assert time.monotonic() < deadline, f"{found} instead of {expected}: {statement}"
-        await asyncio.sleep(0.2)
 
 
 async def committed(space: Space, topic: Topic) -> int:
@@ -63,10 +55,10 @@ async def test_a_flood_of_poison_pauses_intake_at_the_limit_of_dead_letters(spac
     good = document("flooded.md", "# Behind it\n\nThe valid one.")
     await publish_raw(space, good.key.encode(), *(b"{%d" % n for n in range(200)))
     await space.publish(good)
-    await until(space, LETTERS, 20)
+    await space.until(LETTERS, 20)
     await asyncio.sleep(4)  # more retries than a lane makes within a second
     assert await space.query(LETTERS) == [(20,)]
-    await until(space, "SELECT count(*) FROM documents", 1)  # what is valid never waits for the poison before it
+    await space.until("SELECT count(*) FROM documents", 1)  # what is valid never waits for the poison before it
     assert metric(space, "penstock_dead_letter_floods_total") == 1
     assert 0 < metric(space, "penstock_dead_letter_pause_seconds") <= 60
     floods = [line for line in space.log("detect").splitlines() if '"dead_letter_flood"' in line]
@@ -76,8 +68,8 @@ async def test_a_flood_of_poison_pauses_intake_at_the_limit_of_dead_letters(spac
     assert await committed(space, DOCUMENTS_BACKFILL) == 0, "moved there, and kept there: nothing was passed over"
 
     space.start("detect", env={"PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE": "1000"})
-    await until(space, LETTERS, 200)
-    await until(space, "SELECT count(*) FROM documents WHERE version IS NOT NULL", 1)
+    await space.until(LETTERS, 200)
+    await space.until("SELECT count(*) FROM documents WHERE version IS NOT NULL", 1)
     summary = run(space, "dead", "list", "--limit", "3").stdout.splitlines()
     assert len(summary) == 1 + 3 + 1
     assert "200 dead letters (invalid 200), 3 shown; next page: --after " in summary[-1]
@@ -94,13 +86,13 @@ async def test_a_replay_never_overwrites_newer_versions_and_links_repeated_dead_
     old = document("a.md", "# A\n\nThe old text.", version=1, observed_at=ahead)
     new = document("a.md", "# A\n\nThe new text.", version=2)
     await space.publish(old)
-    await until(space, WAITING, 1)
+    await space.until(WAITING, 1)
     [letter] = answer(space, "dead", "list", "--code", "from_the_future")
     assert (letter["external_id"], letter["attempt"], letter["replayed_at"]) == ("a.md", 1, None)
 
     too_early = answer(space, "dead", "replay", letter["id"])
     assert [r["replayed"] for r in too_early] == [True]
-    await until(space, LETTERS, 2)
+    await space.until(LETTERS, 2)
     [again] = answer(space, "dead", "list")
     assert (again["attempt"], again["replay_of"]) == (2, letter["id"])
     assert again["first_failed_at"] == letter["first_failed_at"]
@@ -112,7 +104,7 @@ async def test_a_replay_never_overwrites_newer_versions_and_links_repeated_dead_
     assert why["document"]["id"] == letter["document_id"]
     await asyncio.sleep(max(0.0, (ahead - timedelta(minutes=5) - now()).total_seconds() + 0.5))
     assert answer(space, "dead", "replay", "--all")[0]["replayed"]
-    await until(space, "SELECT count(*) FROM document_events WHERE outcome <> 'created'", 1)
+    await space.until("SELECT count(*) FROM document_events WHERE outcome <> 'created'", 1)
     assert await space.query("SELECT version FROM documents") == [(2,)]
     assert answer(space, "dead", "list") == []
     assert len(answer(space, "dead", "list", "--all")) == 2
@@ -132,7 +124,7 @@ async def test_the_dead_command_lists_shows_and_replays_dead_letters(space: Spac
     await publish_raw(space, key, b'{"secret-canary', b"\xff\x00", None)
     await publish_raw(space, b"acme/wiki/ann", b"{", topic=IDENTITIES)
     await publish_raw(space, b"acme/wiki/x", b"no hint", topic=INDEX_LIVE)
-    await until(space, LETTERS, 5)
+    await space.until(LETTERS, 5)
     letters = answer(space, "dead", "list")
     ids = {(letter["external_id"], letter["value_bytes"]): letter["id"] for letter in letters}
     assert {letter["stage"] for letter in letters} - {"vectors", "keywords"} == {"detect", "identities"}
@@ -170,7 +162,7 @@ async def test_the_dead_command_lists_shows_and_replays_dead_letters(space: Spac
     by_id: dict[str, Any] = {r["id"]: r for r in json.loads(replayed.stdout)}
     assert by_id[text]["replayed"]
     assert (by_id["no:such:7"]["replayed"], by_id["no:such:7"]["reason"]) == (False, "no dead letter has this id")
-    await until(space, LETTERS, 6)  # it failed again
+    await space.until(LETTERS, 6)  # it failed again
     people = run(space, "dead", "replay", "no:such:7", binary)
     assert people.returncode == 1
     assert people.stderr.splitlines() == ["error: no:such:7: no dead letter has this id"]

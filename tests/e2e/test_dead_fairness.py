@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.kafka.client import deliver, producer
 from tests.e2e.test_cli import run
-from tests.e2e.test_dead import TYPE, metric, until
+from tests.e2e.test_dead import TYPE, metric
 from tests.e2e.test_stream import document
 from tests.support.space import Space, now
 from topics.messages import AccessChanged, DocumentUpserted
@@ -45,7 +45,7 @@ async def shared_by_acme(space: Space) -> list[DocumentUpserted]:
     """Documents of the tenant "acme", taken in."""
     documents = [document(f"{n}.md", f"# {n}\n\nSalaries of {n}.") for n in range(DOCUMENTS)]
     await space.publish(*documents)
-    await until(space, "SELECT count(*) FROM documents WHERE tenant = 'acme'", DOCUMENTS)
+    await space.until("SELECT count(*) FROM documents WHERE tenant = 'acme'", DOCUMENTS)
     return documents
 
 
@@ -54,8 +54,8 @@ async def test_poison_of_one_tenant_does_not_delay_another_tenants_revocation(sp
     documents = await shared_by_acme(space)
     await flood(space)
     await revoke(space, documents)
-    await until(space, REVOKED, DOCUMENTS)
-    await until(space, OF_OTHERS, BAD)  # acme's records get through: the fault is that one source's alone
+    await space.until(REVOKED, DOCUMENTS)
+    await space.until(OF_OTHERS, BAD)  # acme's records get through: the fault is that one source's alone
     assert metric(space, "penstock_dead_letter_floods_total") == 0
     assert metric(space, "penstock_dead_letter_pause_seconds") == 0
 
@@ -75,11 +75,11 @@ async def test_a_worker_that_starts_into_a_flood_of_poison_handles_later_revocat
     assert space.stop("detect") == 0
     await flood(space)
     space.start("detect", env={"PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE": "20"})
-    await until(space, OF_OTHERS, 20)
+    await space.until(OF_OTHERS, 20)
     assert metric(space, "penstock_dead_letter_floods_total") == 1
     await revoke(space, documents)
-    await until(space, REVOKED, DOCUMENTS)
-    await until(space, OF_OTHERS, BAD)  # … and now it does
+    await space.until(REVOKED, DOCUMENTS)
+    await space.until(OF_OTHERS, BAD)  # … and now it does
     assert metric(space, "penstock_dead_letter_pause_seconds") == 0
 
 
@@ -89,8 +89,8 @@ async def test_many_documents_of_one_tenant_do_not_delay_another_tenants_revocat
     documents = await shared_by_acme(space)
     await space.publish(*(document(f"{n}.md", f"Text {n}.", tenant="other", source="drive") for n in range(VALID)))
     await revoke(space, documents)
-    await until(space, REVOKED, DOCUMENTS)
-    await until(space, "SELECT count(*) FROM documents WHERE tenant = 'other'", VALID)
+    await space.until(REVOKED, DOCUMENTS)
+    await space.until("SELECT count(*) FROM documents WHERE tenant = 'other'", VALID)
     [(later,)] = await space.query(
         "SELECT count(*) FROM documents WHERE tenant = 'other'"
         " AND seq > (SELECT max(seq) FROM documents WHERE tenant = 'acme')"

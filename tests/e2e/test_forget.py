@@ -53,12 +53,6 @@ def written(external_id: str, content: str, **fields: Any) -> DocumentUpserted:
     )
 
 
-async def until(space: Space, condition: str) -> None:
-    async with asyncio.timeout(60):
-        while (await space.query(condition))[0] != (True,):
-            await asyncio.sleep(0.1)
-
-
 async def plant(space: Space) -> DocumentUpserted:
     """The name in every place that a document or a person can leave it in."""
     jane = written(
@@ -162,8 +156,7 @@ async def plant(space: Space) -> DocumentUpserted:
         jane.external_id,
         f"{NAME}.md",
     )
-    await until(
-        space,
+    await space.until(
         "SELECT (SELECT count(*) FROM dead_letters) = 1 AND (SELECT count(*) FROM conversation_provenance) = 1"
         " AND (SELECT count(*) FROM conversation_pairs) = 2 AND (SELECT count(*) FROM memberships) = 1",
     )
@@ -331,18 +324,18 @@ async def test_forget_signs_its_records_where_only_signed_ones_are_accepted(spac
     async with producer(space.settings.kafka.model_copy(update={"signing_key_file": str(key)})) as kafka:
         await deliver([kafka.send(DOCUMENTS_LIVE, jane), kafka.send(IDENTITIES, member)])
     await space.settled([jane])
-    await until(space, "SELECT count(*) = 1 FROM memberships")
+    await space.until("SELECT count(*) = 1 FROM memberships")
     for subject, name in (("person", PERSON), ("document", jane.external_id)):
         code, told = await space.penstock("forget", subject, name, "--tenant", "acme", "--yes", "--json")
         assert (code, told["done"]) == (0, True)
-    await until(space, "SELECT count(*) = 0 FROM memberships")
+    await space.until("SELECT count(*) = 0 FROM memberships")
     assert await space.query("SELECT deleted_at IS NOT NULL, author, erased_at IS NOT NULL FROM documents") == [
         (True, None, True)
     ]
     again = IdentityChanged(tenant="acme", source="hr", principal="bob", groups=["staff"], observed_at=now())
     async with producer(space.settings.kafka.model_copy(update={"signing_key_file": str(key)})) as kafka:
         await deliver([kafka.send(IDENTITIES, again)])
-    await until(space, "SELECT count(*) = 1 FROM memberships")  # so the tombstones before it were handled
+    await space.until("SELECT count(*) = 1 FROM memberships")  # so the tombstones before it were handled
     assert await space.query("SELECT code FROM dead_letters") == []
 
 

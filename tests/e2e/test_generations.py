@@ -191,13 +191,6 @@ class Life:
                 assert isinstance(ended, asyncio.CancelledError), repr(ended)
 
 
-async def until(space: Space, statement: str) -> None:
-    deadline = time.monotonic() + 120
-    while not (await space.query(statement))[0][0]:
-        assert time.monotonic() < deadline, statement
-        await asyncio.sleep(0.1)
-
-
 async def assert_unmixed(space: Space, models: dict[str, FakeWords]) -> None:
     """Every row of each generation is what its own model gives for its text."""
     for table, model in models.items():
@@ -262,11 +255,11 @@ async def test_cut_over_to_another_model_during_changes_searches_and_kills(
             await operator.kill_when(f"SELECT filled > {filled} FROM builds", *slowly)
             [(filled,)] = await space.query("SELECT filled FROM builds")
             building = await operator.start(*slowly)
-            await until(space, f"SELECT filled > {filled} FROM builds")  # it goes on: it has seen that workers run
+            await space.until(f"SELECT filled > {filled} FROM builds")  # it goes on: it has seen that workers run
             settled = "FROM index_state WHERE generation = 'g2' AND seq = want_seq AND store"
             for worker in ("vectors", "keywords"):
                 [(before,)] = await space.query(f"SELECT count(*) {settled} = '{worker}'")
-                await until(space, f"SELECT count(*) > {before} {settled} = '{worker}'")
+                await space.until(f"SELECT count(*) > {before} {settled} = '{worker}'")
                 space.kill(worker)
                 await asyncio.to_thread(space.start, worker)
             await operator.kill(building)
@@ -287,7 +280,7 @@ async def test_cut_over_to_another_model_during_changes_searches_and_kills(
         assert life.failed == []
         assert life.searches > 20
         await space.settled(life.latest.values())
-        await until(space, NOTHING_PENDING)
+        await space.until(NOTHING_PENDING)
         await assert_equal(space, life.documents.values(), vector=large.vector)
         await assert_unmixed(space, {"chunks_g1": small, "chunks_g2": large})
 
@@ -296,7 +289,7 @@ async def test_cut_over_to_another_model_during_changes_searches_and_kills(
             for _ in range(8):
                 await life.change()
             await space.settled(life.latest.values())
-            await until(space, NOTHING_PENDING)
+            await space.until(NOTHING_PENDING)
             back = await operator.answer("generation", "rollback")
             assert (back["active"], back["previous"]) == ("g1", "g2")
             await assert_equal(space, life.documents.values(), vector=small.vector)

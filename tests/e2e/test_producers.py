@@ -23,7 +23,7 @@ from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.postgres import open_pool
 from query.access.callers import identify, readable
 from tests.e2e.test_cli import answer, found, run
-from tests.e2e.test_dead import metric, until
+from tests.e2e.test_dead import metric
 from tests.e2e.test_stream import document
 from tests.support.space import PROJECT, Space, now
 from topics.codec import Headers
@@ -120,8 +120,8 @@ async def test_records_without_a_valid_signature_change_nothing_and_become_dead_
     space.start("detect", env=ENFORCE)
     await publish(space, wiki, DOCUMENTS_LIVE, document("merger.md", "# Falcon", acl_tags=["board"]))
     await publish(space, wiki, IDENTITIES, identity("ann", ["board"]), identity("eve", []))
-    await until(space, "SELECT count(*) FROM memberships", 2)
-    await until(space, "SELECT count(*) FROM documents", 1)
+    await space.until("SELECT count(*) FROM memberships", 2)
+    await space.until("SELECT count(*) FROM documents", 1)
     assert await principals_with_access(space, ["ann", "eve"]) == ["ann"]
 
     # Records of the wiki's own, on another topic, under another key and as another type.
@@ -136,7 +136,7 @@ async def test_records_without_a_valid_signature_change_nothing_and_become_dead_
         ]
         await deliver([kafka.send_raw(*one) for one in moved])
     tried = await attack(space, stranger, partner)
-    await until(space, "SELECT count(*) FROM dead_letters", tried + len(moved))
+    await space.until("SELECT count(*) FROM dead_letters", tried + len(moved))
     assert await principals_with_access(space, ["ann", "eve"]) == ["ann"]
     assert await space.query("SELECT external_id FROM documents") == [("merger.md",)]
     assert await codes(space) == {
@@ -151,8 +151,8 @@ async def test_records_without_a_valid_signature_change_nothing_and_become_dead_
         await deliver([kafka.send_raw(DOCUMENTS_BACKFILL, *genuine)])
     await publish(space, wiki, DOCUMENTS_LIVE, access("merger.md", ["staff"]))
     await publish(space, wiki, IDENTITIES, identity("ann", []))
-    await until(space, "SELECT count(*) FROM memberships WHERE groups = '{}'", 2)
-    await until(space, "SELECT count(*) FROM access_sets WHERE acl_tags = '{wiki/staff}'", 1)
+    await space.until("SELECT count(*) FROM memberships WHERE groups = '{}'", 2)
+    await space.until("SELECT count(*) FROM access_sets WHERE acl_tags = '{wiki/staff}'", 1)
     assert sum((await codes(space)).values()) == tried + len(moved)
 
 
@@ -162,7 +162,7 @@ async def test_a_tombstone_without_a_valid_signature_is_refused(space: Space, tm
     wiki, partner = await enrol(space, "wiki", "acme/wiki"), await enrol(space, "partner", "globex/*")
     space.start("detect", env=ENFORCE)
     await publish(space, wiki, IDENTITIES, identity("ann", ["board"]))
-    await until(space, "SELECT count(*) FROM memberships", 1)
+    await space.until("SELECT count(*) FROM memberships", 1)
     [(key, _, signed)] = await records(space, IDENTITIES)
     tries: list[tuple[Path | None, bytes | None, Headers]] = [
         (None, None, [TOMBSTONE]),
@@ -177,12 +177,12 @@ async def test_a_tombstone_without_a_valid_signature_is_refused(space: Space, tm
                 await deliver([sender.send_tombstone(IDENTITIES, key, headers)])
             else:
                 await deliver([sender.send_raw(IDENTITIES, key, value, headers)])
-    await until(space, "SELECT count(*) FROM dead_letters", len(tries))
+    await space.until("SELECT count(*) FROM dead_letters", len(tries))
     assert await codes(space) == {"unsigned": 1, "not_allowed": 1, "bad_signature": 2}
     async with producer(space.settings.kafka.model_copy(update={"signing_key_file": str(wiki)})) as sender:
         await deliver([sender.send_tombstone(IDENTITIES, key, [TOMBSTONE])])
     await publish(space, wiki, IDENTITIES, identity("bob", ["board"]))
-    await until(space, "SELECT count(*) FROM memberships", 2)
+    await space.until("SELECT count(*) FROM memberships", 2)
     assert sum((await codes(space)).values()) == len(tries)
     assert await space.query("SELECT groups FROM memberships WHERE principal = 'ann'") == [(["board"],)]
 
@@ -192,9 +192,9 @@ async def test_without_enforcement_a_forged_membership_grants_access(space: Spac
     """What the test above would see if nothing were refused."""
     space.start("detect")
     await publish(space, None, DOCUMENTS_LIVE, document("merger.md", "# Falcon", acl_tags=["board"]))
-    await until(space, "SELECT count(*) FROM documents", 1)
+    await space.until("SELECT count(*) FROM documents", 1)
     await publish(space, None, IDENTITIES, identity("eve", ["board"]))
-    await until(space, "SELECT count(*) FROM memberships", 1)
+    await space.until("SELECT count(*) FROM memberships", 1)
     assert await principals_with_access(space, ["eve"]) == ["eve"]
 
 
@@ -202,10 +202,10 @@ async def test_without_enforcement_a_forged_membership_grants_access(space: Spac
 async def test_a_group_named_like_a_users_own_tag_grants_no_access(space: Space) -> None:
     space.start("detect")
     await publish(space, None, DOCUMENTS_LIVE, document("private.md", "# Mine", acl_tags=["user:ann"]))
-    await until(space, "SELECT count(*) FROM documents", 1)
+    await space.until("SELECT count(*) FROM documents", 1)
     await publish(space, None, IDENTITIES, identity("eve", ["user:ann"]), identity("bob", ["users:ann", "User:ann"]))
-    await until(space, "SELECT count(*) FROM memberships", 1)
-    await until(space, "SELECT count(*) FROM dead_letters", 1)
+    await space.until("SELECT count(*) FROM memberships", 1)
+    await space.until("SELECT count(*) FROM dead_letters", 1)
     assert await codes(space) == {"reserved_group": 1}
     assert await principals_with_access(space, ["ann", "bob", "eve"]) == ["ann"]
 
@@ -217,20 +217,20 @@ async def test_removed_and_expired_keys_are_refused_and_rotated_ones_accepted_du
     ended = await enrol(space, "ended", "acme/*", until=now() - timedelta(seconds=1))
     space.start("detect", env=ENFORCE)
     await publish(space, gone, DOCUMENTS_LIVE, document("before.md", "# Before"))
-    await until(space, "SELECT count(*) FROM documents", 1)
+    await space.until("SELECT count(*) FROM documents", 1)
     assert run(space, "producer", "remove", "gone").returncode == 0
     new = space.home / "wiki-2.pem"
     answer(space, "producer", "rotate", "wiki", "--key-file", str(new))
     await publish(space, ended, DOCUMENTS_LIVE, document("ended.md", "# Ended"))
     await publish(space, old, DOCUMENTS_LIVE, document("old.md", "# Old"))
     await publish(space, new, DOCUMENTS_LIVE, document("new.md", "# New"))  # enrolled while the worker runs
-    await until(space, "SELECT count(*) FROM documents", 3)
-    await until(space, "SELECT count(*) FROM dead_letters", 1)
+    await space.until("SELECT count(*) FROM documents", 3)
+    await space.until("SELECT count(*) FROM dead_letters", 1)
     accepted = 3
     while True:  # at the latest two seconds after it was removed
         await publish(space, gone, DOCUMENTS_LIVE, document(f"after {accepted}.md", "# After"))
         done = "SELECT (SELECT count(*) FROM documents) + (SELECT count(*) FROM dead_letters)"
-        await until(space, done, accepted + 2)
+        await space.until(done, accepted + 2)
         if await space.query("SELECT count(*) FROM dead_letters") == [(2,)]:
             break
         accepted += 1
@@ -246,22 +246,22 @@ async def test_unsigned_records_are_accepted_in_warn_mode_and_refused_in_enforce
     space.start("detect", env={"PENSTOCK_PRODUCERS": "warn"})
     await publish(space, None, DOCUMENTS_LIVE, document("old.md", "# Unsigned"))
     await publish(space, wiki, DOCUMENTS_LIVE, document("signed.md", "# Signed"))
-    await until(space, "SELECT count(*) FROM documents", 2)
+    await space.until("SELECT count(*) FROM documents", 2)
     labels = '{mode="warn",reason="unsigned",stage="detect"}'
     assert metric(space, f"penstock_unauthorised_records_total{labels}") == 1
     assert space.stop("detect") == 0
 
     await publish(space, None, DOCUMENTS_LIVE, document("late.md", "# Unsigned, and read after the switch"))
     space.start("detect", env=ENFORCE)
-    await until(space, "SELECT count(*) FROM dead_letters", 1)
+    await space.until("SELECT count(*) FROM dead_letters", 1)
     await publish(space, wiki, DOCUMENTS_LIVE, document("new.md", "# Signed"))
-    await until(space, "SELECT count(*) FROM documents", 3)
+    await space.until("SELECT count(*) FROM documents", 3)
     assert await codes(space) == {"unsigned": 1}
     assert space.stop("detect") == 0
 
     space.start("detect", env={"PENSTOCK_PRODUCERS": "warn"})  # to take it in after all
     assert run(space, "dead", "replay", "--all", "--yes").returncode == 0
-    await until(space, "SELECT count(*) FROM documents", 4)
+    await space.until("SELECT count(*) FROM documents", 4)
 
 
 @pytest.mark.slow
@@ -273,15 +273,15 @@ async def test_records_signed_before_enrolment_are_replayed_without_the_private_
     space.start("detect")
     await publish(space, private, DOCUMENTS_LIVE, document("early.md", "# Early"))
     await publish(space, private, IDENTITIES, identity("ann", ["staff"]))
-    await until(space, "SELECT count(*) FROM dead_letters", 2)
+    await space.until("SELECT count(*) FROM dead_letters", 2)
     refused = run(space, "dead", "replay", "--all", "--yes")
     assert "it is still unknown_key" in refused.stderr, "a membership is not sent to a compacted topic in vain"
-    await until(space, "SELECT count(*) FROM dead_letters WHERE attempt = 2", 1)
+    await space.until("SELECT count(*) FROM dead_letters WHERE attempt = 2", 1)
     answer(space, "producer", "add", "wiki", "--allow", "acme/wiki", "--public-key", str(public))
     private.unlink()
     assert run(space, "dead", "replay", "--all", "--yes").returncode == 0
-    await until(space, "SELECT count(*) FROM documents", 1)
-    await until(space, "SELECT count(*) FROM memberships", 1)
+    await space.until("SELECT count(*) FROM documents", 1)
+    await space.until("SELECT count(*) FROM memberships", 1)
 
 
 @pytest.mark.slow
@@ -302,9 +302,9 @@ async def test_a_flood_of_forged_records_delays_no_signed_record_of_the_same_sou
         await deliver(forged)
     await publish(space, wiki, DOCUMENTS_LIVE, *mine)
     await publish(space, wiki, IDENTITIES, identity("ann", ["staff"], source="wiki-0"))
-    await until(space, "SELECT count(*) FROM documents", SPACES)
-    await until(space, "SELECT count(*) FROM memberships", 1)
-    await until(space, "SELECT count(*) FROM dead_letters WHERE code = 'unsigned'", FORGED)
+    await space.until("SELECT count(*) FROM documents", SPACES)
+    await space.until("SELECT count(*) FROM memberships", 1)
+    await space.until("SELECT count(*) FROM dead_letters WHERE code = 'unsigned'", FORGED)
     assert metric(space, "penstock_dead_letter_floods_total") == 0
     assert metric(space, "penstock_moved_poison_total") == 0
 
@@ -343,7 +343,7 @@ async def test_records_of_the_example_producer_are_accepted(space: Space) -> Non
     }
     argv = [sys.executable, str(PROJECT / "examples" / "producer.py"), "leave policy.md", "Thirty days."]
     subprocess.run(argv, env={**os.environ, **given}, check=True, timeout=60)
-    await until(space, "SELECT count(*) FROM documents WHERE external_id = 'leave policy.md'", 1)
+    await space.until("SELECT count(*) FROM documents WHERE external_id = 'leave policy.md'", 1)
     assert await codes(space) == {}
 
 

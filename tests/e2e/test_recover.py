@@ -129,13 +129,6 @@ async def leave_ghosts(space: Space, entries: Mapping[UUID, dict[str, Any]]) -> 
     await store.aclose()
 
 
-async def until(space: Space, statement: str) -> None:
-    deadline = time.monotonic() + 60
-    while not (await space.query(statement))[0][0]:
-        assert time.monotonic() < deadline, statement
-        await asyncio.sleep(0.1)
-
-
 @pytest.mark.slow
 async def test_an_index_deleted_by_accident_is_rebuilt_while_documents_change(space: Space) -> None:
     space.start(*WORKERS)
@@ -148,7 +141,7 @@ async def test_an_index_deleted_by_accident_is_rebuilt_while_documents_change(sp
     await es.indices.delete(index=f"{space.settings.elasticsearch.index_prefix}chunks-g1")
     await es.close()
     rebuilding = asyncio.create_task(answer(space, "rebuild", "keywords"))
-    await until(space, "SELECT count(*) > 1 FROM generations")
+    await space.until("SELECT count(*) > 1 FROM generations")
     changed = [document("3.md", "turbine 3", "spillway"), document("new.md", "sediment")]
     documents |= {d.external_id: d for d in changed}
     del documents["4.md"]
@@ -192,7 +185,7 @@ async def test_recover_after_restoring_an_hour_old_ledger_reaches_the_current_st
         topic=IDENTITIES,
     )
     await space.settled(old.values())
-    await until(space, "SELECT count(*) = 1 FROM memberships")
+    await space.until("SELECT count(*) = 1 FROM memberships")
     stop(local, *WORKERS)
     backup, taken = Backup(space), now()
     backup.take()
@@ -213,11 +206,8 @@ async def test_recover_after_restoring_an_hour_old_ledger_reaches_the_current_st
     recreated = document("recreated.md", "recreated.md kept", version=1)
     second = [created, edited, torn, recreated, deletion("fleeting.md"), access("revoked.md", "board")]
     await space.publish(*second)
-    await until(
-        space, "SELECT count(*) = 1 FROM documents WHERE external_id = 'fleeting.md' AND deleted_at IS NOT NULL"
-    )
-    await until(
-        space,
+    await space.until("SELECT count(*) = 1 FROM documents WHERE external_id = 'fleeting.md' AND deleted_at IS NOT NULL")
+    await space.until(
         "SELECT count(*) = 1 FROM memberships WHERE groups = ARRAY['wiki/visitors'] OR groups = ARRAY['visitors']",
     )
     stop(local, "detect", "vectors")

@@ -129,12 +129,12 @@ async def test_revocations_and_deletes_apply_at_the_next_query_despite_a_long_em
 
     backlog = [long(n) for n in range(DOCUMENTS)]
     await space.publish(*backlog, topic=DOCUMENTS_BACKFILL)
-    await until(space, f"SELECT count(*) >= {DOCUMENTS} FROM documents WHERE external_id LIKE 'volume-%%'", 120)
+    await space.until(f"SELECT count(*) >= {DOCUMENTS} FROM documents WHERE external_id LIKE 'volume-%%'")
     queued = await waiting(space)
     assert queued >= QUEUED
     model.slow(LATENCY_SECONDS)
     space.start("vectors", env={"PENSTOCK_STREAM_BATCH_SIZE": "8"})
-    await until(space, "SELECT count(*) > 5 FROM chunks_g1", 60)
+    await space.until("SELECT count(*) > 5 FROM chunks_g1")
 
     async with open_search(space.settings, QueryEmbedder(lambda: model)) as search:
         assert await visible(search) == in_every_mode(known)
@@ -213,10 +213,3 @@ async def visible(search: Search) -> dict[Mode, set[str]]:
 
 def in_every_mode(names: Iterable[str]) -> dict[Mode, set[str]]:
     return {mode: set(names) for mode in MODES}
-
-
-async def until(space: Space, statement: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not (await space.query(statement))[0][0]:
-        assert time.monotonic() < deadline, statement
-        await asyncio.sleep(0.2)

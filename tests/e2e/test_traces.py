@@ -10,7 +10,7 @@ import re
 import secrets
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from tests.fakes.server import serving as embedding_server
 from tests.support.query.http_kit import bearer
 from tests.support.query.mcp_kit import WAY_IN
 from tests.support.space import PROJECT, Space
+from tests.support.waiting import until
 from topics.registry import DEAD_LETTERS, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -53,10 +54,7 @@ class House:
         self.notes.record_change(name)
         return str(document_id("default", "notes", name))
 
-    async def until(self, found: Callable[[], object], within_seconds: float = 90) -> None:
-        async with asyncio.timeout(within_seconds):
-            while not found():
-                await asyncio.sleep(0.05)
+    until = staticmethod(until)
 
     async def searchable(self, name: str) -> None:
         statement = (

@@ -38,6 +38,7 @@ from pipeline.runtime.settings import (
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import open_pool
 from tests.support.processes import PROJECT, Processes
+from tests.support.waiting import PATIENCE_SECONDS
 from topics.messages import AnyMessage, DocumentUpserted
 from topics.registry import DOCUMENTS_LIVE, Topic
 
@@ -173,6 +174,13 @@ class Space(Processes):
     async def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         async with await psycopg.AsyncConnection.connect(self.settings.postgres.dsn.get_secret_value()) as connection:
             return await (await connection.execute(statement.encode(), parameters)).fetchall()
+
+    async def until(self, statement: str, expected: object = True, *, within_seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until the statement's one value is the expected one. Raises AssertionError."""
+        deadline = time.monotonic() + within_seconds
+        while (value := (await self.query(statement))[0][0]) != expected:
+            assert time.monotonic() < deadline, f"{value!r} instead of {expected!r}: {statement}"
+            await asyncio.sleep(0.1)
 
     async def execute(self, statement: str, *parameters: object) -> int:
         """Something done behind the workers' back; returns the rows touched."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from query.settings import ShadowSettings
 from tests.support.query.generation_query_kit import Site
 from tests.support.query.http_kit import as_
 from tests.support.query.library import document
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -42,12 +43,6 @@ async def ready(service: Service) -> None:
     """It knows which generations there are, and every model has answered."""
     async with asyncio.timeout(30):
         while service.following.seen is None or len(service.following._ready) < 3:
-            await asyncio.sleep(0.02)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():
             await asyncio.sleep(0.02)
 
 

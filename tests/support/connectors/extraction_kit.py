@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,10 +40,3 @@ def saved(made: object) -> bytes:
     file = io.BytesIO()
     made.save(file)  # type: ignore[attr-defined]
     return file.getvalue()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)

@@ -26,6 +26,7 @@ from pipeline.runtime.settings import KafkaSettings, PostgresSettings
 from pipeline.stores.postgres import Pool, open_pool
 from tests.support.connectors.folder_kit import own_database
 from tests.support.connectors.runner_world import World, WorldSource
+from tests.support.waiting import until
 from topics.codec import decode
 from topics.messages import AnyMessage
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
@@ -100,11 +101,7 @@ class Bench:
         found = instance.activities
         return all(name in found and found[name].status.succeeded_at is not None for name in names)
 
-    @staticmethod
-    async def until(condition: Callable[[], bool], within_seconds: float = 30.0) -> None:
-        async with asyncio.timeout(within_seconds):
-            while not condition():
-                await asyncio.sleep(0.01)
+    until = staticmethod(until)
 
     async def ask(self, action: str, argument: str | None = None) -> dict[str, Any]:
         """Ask the runner and wait for its answer."""

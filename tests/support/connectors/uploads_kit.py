@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from pipeline.observability.metrics import Metrics
 from pipeline.runtime.http_server import served
 from pipeline.stores.postgres import Pool, open_pool
 from tests.support.space import KEY_ENDS, Space
+from tests.support.waiting import until
 from topics.codec import decode
 from topics.messages import AnyMessage, DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
@@ -152,15 +153,6 @@ class Office:
             return bool(rows[0][0])
 
         await until(answered)
-
-
-async def until(condition: Callable[[], Any], within_seconds: float = 60) -> None:
-    async with asyncio.timeout(within_seconds):
-        while True:
-            found = condition()
-            if await found if isinstance(found, Awaitable) else found:
-                return
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from pipeline.core.identity import document_id
@@ -12,6 +10,7 @@ from pipeline.stages.stage import Incoming
 from pipeline.stream.lanes import Lanes
 from tests.support.pipeline.build_kit import Event
 from tests.support.space import now
+from tests.support.waiting import until
 from topics.codec import encode
 from topics.messages import IndexHint
 
@@ -65,7 +64,4 @@ class Working:
         ]
         return sum(found)
 
-    async def until(self, condition: Callable[[], bool], within_seconds: float = 30) -> None:
-        async with asyncio.timeout(within_seconds):
-            while not condition():
-                await asyncio.sleep(0.01)
+    until = staticmethod(until)

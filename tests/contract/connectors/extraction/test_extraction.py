@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.connectors.extraction_kit import SMALL, Extract, prose, until
+from tests.support.connectors.extraction_kit import SMALL, Extract, prose
 from tests.support.connectors.pdf_files import Line, Sheet, typeset
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from connectors.extraction import Extracted, Unreadable, extract_file, sandbox
-from tests.support.connectors.extraction_kit import SMALL, Extract, until
+from tests.support.connectors.extraction_kit import SMALL, Extract
 from tests.support.connectors.hostile_files import HOSTILE, Hostile
 from tests.support.connectors.hostile_office import MEGABYTE, fetching_docx
 from tests.support.connectors.pdf_files import Line, Sheet, typeset
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -36,9 +36,10 @@ from connectors.folder import content as folder
 from connectors.runner import sweep
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.observability.metrics import EXTRACTION_STATES, Metrics
-from tests.support.connectors.extraction_kit import SMALL, until
+from tests.support.connectors.extraction_kit import SMALL
 from tests.support.connectors.hostile_office import MEGABYTE, plain_docx
 from tests.support.connectors.pdf_files import Line, Sheet, encrypted_pdf, typeset
+from tests.support.waiting import until
 
 PDF = typeset([Sheet([Line(72, 700, "Travel policy")])], title="Trips")
 OCTETS = {"content-type": "application/octet-stream"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from connectors.withdraw import Withdrawal
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 from tests.support.connectors.folder_kit import Desk, codes
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.stack
 
@@ -31,12 +32,6 @@ async def watching(desk: Desk, *roots: Path, **options: Any) -> AsyncIterator[li
     finally:
         stop.set()
         await asyncio.wait_for(task, 10)
-
-
-async def until(holds: Callable[[], bool], within_seconds: float = 20) -> None:
-    async with asyncio.timeout(within_seconds):
-        while not holds():
-            await asyncio.sleep(0.05)
 
 
 async def test_changes_are_published_as_they_happen(desk: Desk) -> None:

@@ -16,6 +16,7 @@ from connectors.slack import Slack
 from connectors.source import Reaction, Refused, Request
 from pipeline.core.errors import Misconfigured, Retryable
 from tests.support.connectors.slack_kit import Desk, desk_in, listing
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -163,12 +164,6 @@ async def test_a_rate_limit_event_causes_a_read_of_changes_and_a_sweep(desk: Des
 
 
 # Socket Mode
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

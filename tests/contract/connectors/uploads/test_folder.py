@@ -12,8 +12,9 @@ import pytest
 
 from connectors.uploads.options import UploadsOptions
 from tests.support.connectors.pdf_files import Sheet, pdf_of, typeset
-from tests.support.connectors.uploads_kit import Office, an_office, has_state, until, upserts, word_file
+from tests.support.connectors.uploads_kit import Office, an_office, has_state, upserts, word_file
 from tests.support.space import Space
+from tests.support.waiting import until
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 pytestmark = pytest.mark.stack

@@ -10,8 +10,9 @@ import pytest
 
 from connectors.uploads.intake import sanitise_name
 from tests.support.connectors.pdf_files import Line, Sheet, typeset
-from tests.support.connectors.uploads_kit import Office, an_office, is_newer, until, upserts
+from tests.support.connectors.uploads_kit import Office, an_office, is_newer, upserts
 from tests.support.space import Space
+from tests.support.waiting import until
 from topics.messages import AccessChanged, DocumentUpserted, IdentityChanged
 
 pytestmark = pytest.mark.stack

@@ -18,8 +18,9 @@ from connectors.uploads.options import UploadsQuota
 from connectors.uploads.source import quota_share
 from connectors.uploads.store import Usage
 from pipeline.core.errors import Misconfigured, Retryable
-from tests.support.connectors.uploads_kit import Office, an_office, until
+from tests.support.connectors.uploads_kit import Office, an_office
 from tests.support.space import Space
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.stack
 

@@ -14,8 +14,9 @@ import pytest
 from connectors.extraction import ExtractionSettings, remote, sandbox, service
 from connectors.uploads.store import Properties, Upload
 from tests.support.connectors.pdf_files import Sheet, encrypted_pdf, pdf_of, typeset
-from tests.support.connectors.uploads_kit import KEYS, Office, an_office, is_newer, search, until, upserts, word_file
+from tests.support.connectors.uploads_kit import KEYS, Office, an_office, is_newer, search, upserts, word_file
 from tests.support.space import KEY_ENDS, Space
+from tests.support.waiting import until
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 pytestmark = pytest.mark.stack

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from pipeline.runtime.settings import KafkaSettings
 from pipeline.stages.detect import Detect
 from pipeline.stores.postgres import open_pool
 from tests.support.space import Space, now
+from tests.support.waiting import until
 from topics.messages import DocumentUpserted
 from topics.registry import DOCUMENTS_LIVE, Topic
 
@@ -39,12 +39,6 @@ def upserted(n: int) -> DocumentUpserted:
         media_type="text/plain",
         acl_tags=("everyone",),
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_what_waits_is_shown_also_while_nobody_works(space: Space) -> None:

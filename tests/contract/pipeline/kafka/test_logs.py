@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from pipeline.stores.postgres import Connection, open_pool
 from pipeline.stream import consume, logguard
 from pipeline.stream.consume import Consumption
 from tests.support.space import Space
+from tests.support.waiting import until
 from topics.registry import Topic
 
 pytestmark = pytest.mark.stack
@@ -195,13 +196,6 @@ class World:
             for sample in metric.samples
             if sample.name.endswith("_total")
         )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

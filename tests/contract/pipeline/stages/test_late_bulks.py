@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from pipeline.stores.elasticsearch import GC_DELETES, connect, create_index
 from pipeline.stores.keywords import Keywords, Write
 from tests.faults.elastic import Bulk, Gate, gated
 from tests.support.query.library import Library, WordEmbedder, deletion, document
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -113,13 +114,6 @@ async def built(stack: Stack) -> AsyncIterator[Site]:
 async def site(built: Site) -> Site:
     await built.library.execute("TRUNCATE open_bulks")
     return built
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not await condition():
-        assert time.monotonic() < deadline, "it does not become true"
-        await asyncio.sleep(0.05)
 
 
 async def test_a_deleted_text_that_a_dead_workers_late_bulk_brings_back_is_removed_by_itself(site: Site) -> None:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from pipeline.observability.metrics import PortMetrics
 from pipeline.runtime.http_server import MAX_HEAD_BYTES, RESERVED, RESERVED_PER_ADDRESS, KeyedLimit, address_key, served
 from pipeline.runtime.settings import PortSettings
+from tests.support.waiting import until
 
 LONG = 60.0
 """Seconds: nothing that a test waits for takes so long, on a machine however busy."""
@@ -48,10 +49,7 @@ class Site:
     def open(self) -> float:
         return self.registry.get_sample_value("penstock_http_connections", {"port": "site"}) or 0
 
-    async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(LONG):
-            while not condition():
-                await asyncio.sleep(0.01)
+    until = staticmethod(until)
 
     async def connect(
         self, sent: bytes = b"", *, address: str = "127.0.0.1"

@@ -13,6 +13,7 @@ from pipeline.observability.metrics import Metrics
 from pipeline.stages.stage import FinalStage, Incoming
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
+from tests.support.waiting import until
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 
@@ -141,12 +142,6 @@ class Held(Recording):
     async def is_backlogged(self) -> bool:
         await asyncio.sleep(0.01)
         return self.is_crowded
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.001)
 
 
 async def test_live_waits_for_no_backfill_but_for_that_of_its_own_document() -> None:
