@@ -18,6 +18,7 @@ from rich.progress import Progress, TaskID, TimeRemainingColumn
 
 from cli import generation_show as show
 from cli.output import Json, print_json, progress_bars, stderr, stdout
+from pipeline.core.model import EmbeddingProvider
 
 if TYPE_CHECKING:
     from pipeline.generations.building import OnProgress, Phase
@@ -267,7 +268,7 @@ def build(
         int | None, typer.Option("--chunk-tokens", help="Target size of a chunk, in tokens.")
     ] = None,
     provider: Annotated[
-        Literal["local", "openai"] | None,
+        EmbeddingProvider | None,
         typer.Option("--provider", help="Where the model runs. Default with --model: openai."),
     ] = None,
     base_url: Annotated[str | None, typer.Option("--base-url", help="URL of an OpenAI-compatible server.")] = None,

@@ -10,6 +10,7 @@ from uuid import UUID
 Store = Literal["vectors", "keywords"]
 STORES: tuple[Store, Store] = ("vectors", "keywords")
 Lane = Literal["live", "backfill"]
+EmbeddingProvider = Literal["local", "openai"]
 
 Span = tuple[int, int]
 """Half-open range of characters (code points) in a document's normalised text."""
@@ -64,7 +65,7 @@ class Manifest:
 class EmbeddingService:
     """Where a generation's model is, as far as it may be written down: never with its key."""
 
-    provider: Literal["local", "openai"]
+    provider: EmbeddingProvider
     base_url: str | None = None
     send_dimensions: bool = True
     encoding_format: Literal["float", "base64"] = "base64"

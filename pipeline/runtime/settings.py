@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from pipeline.core.errors import Misconfigured
+from pipeline.core.model import EmbeddingProvider
 from pipeline.runtime.credentials import SecretFilesSource, whole_dsn
 from pipeline.runtime.home import ENDPOINTS_FILE as ENDPOINTS_FILE
 from pipeline.runtime.home import home as home
@@ -150,7 +151,7 @@ class EmbeddingSettings(Part):
         env_prefix="PENSTOCK_EMBEDDING_", frozen=True, extra="forbid", protected_namespaces=()
     )
 
-    provider: Literal["local", "openai"] = "local"
+    provider: EmbeddingProvider = "local"
     """local: MiniLM in the worker itself, offline. openai: any OpenAI-compatible server."""
     model: str = ""
     """Default: all-MiniLM-L6-v2 (local), text-embedding-3-large (openai)."""
