@@ -74,7 +74,7 @@ FIXED: tuple[Sequence[Fault], ...] = (
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(-(-tally.SCENARIOS // A_SPACE) or 1))
-async def test_random_scenarios_from_the_sources_to_the_people(
+async def test_random_fault_scenarios_end_with_every_person_shown_what_the_sources_say(
     stack: Stack, tmp_path: Path, block: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = tally.SEED + block * A_SPACE
@@ -84,14 +84,14 @@ async def test_random_scenarios_from_the_sources_to_the_people(
 
 
 @pytest.mark.timeout(900)
-async def test_people_are_shown_what_the_sources_say_whatever_was_killed_or_cut(
+async def test_people_are_shown_what_the_sources_say_after_fixed_fault_scenarios(
     stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await _play(stack, tmp_path, [[Ends(n, faults) for n, faults in enumerate(FIXED, 1)]], capsys)
 
 
 @pytest.mark.timeout(900)
-async def test_people_are_shown_what_the_sources_say_though_nobody_sweeps_where_only_connectors_die(
+async def test_people_are_shown_what_the_sources_say_after_connector_deaths_without_a_sweep(
     stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await _play(stack, tmp_path, [[Ends(1, [kill_connectors])]], capsys, sweep_after_seconds=3600)

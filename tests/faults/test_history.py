@@ -24,7 +24,7 @@ def ask(made: History, start: float, end: float, *returned: str, person: str = "
     return made.violations()
 
 
-def test_a_query_after_the_acceptance_may_not_return_the_document() -> None:
+def test_a_query_that_returns_a_document_after_its_accepted_revocation_is_reported() -> None:
     assert len(ask(history(), 2.1, 2.2, "plan.md")) == 1
 
 
@@ -36,20 +36,22 @@ def test_a_query_after_the_acceptance_may_not_return_the_document() -> None:
         (2.1, 2.2, "plan.md", "bob"),
     ],
 )
-def test_what_is_allowed_is_not_reported(start: float, end: float, returned: str, person: str) -> None:
+def test_queries_before_or_unaffected_by_the_revocation_are_not_reported(
+    start: float, end: float, returned: str, person: str
+) -> None:
     assert ask(history(), start, end, returned, person=person) == []
 
 
-def test_an_unaccepted_revocation_forbids_nothing_yet() -> None:
+def test_a_revocation_not_yet_accepted_forbids_nothing() -> None:
     assert ask(history(accepted=None), 9.0, 9.1, "plan.md") == []
 
 
-def test_a_grant_opens_the_register_from_its_beginning_on() -> None:
+def test_queries_after_the_start_of_a_renewed_grant_are_not_reported() -> None:
     assert ask(history(granted_again=3.0), 2.9, 3.5, "plan.md") == []
     assert len(ask(history(granted_again=3.0), 2.1, 2.9, "plan.md")) == 1
 
 
-def test_a_second_revocation_closes_it_again() -> None:
+def test_queries_after_a_second_revocation_are_reported_again() -> None:
     made = history(granted_again=3.0)
     made.revoke([ANN], "deletion", invoked=4.0, completed=4.1)
     made.revocations[1].accepted = 5.0
@@ -57,7 +59,9 @@ def test_a_second_revocation_closes_it_again() -> None:
 
 
 @pytest.mark.parametrize(("members", "accepted"), [(9.0, False), (10.5, True)])
-def test_a_private_channel_is_closed_by_memberships_and_not_by_a_newer_text(members: float, accepted: bool) -> None:
+def test_a_private_channels_revocation_is_accepted_by_a_newer_membership_and_not_a_newer_text(
+    members: float, accepted: bool
+) -> None:
     revocation = Revocation(("slack/C1:1.0", "ann"), "restrict", invoked=9.9, completed=10.0)
     edited_later = {"slack/C1:1.0": (11.0, None)}
     assert is_accepted(revocation, revocation.completed, edited_later, {("slack", "ann"): members}) is accepted

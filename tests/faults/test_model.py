@@ -34,7 +34,7 @@ def folded(events: list[Event]) -> tuple[object, ...] | None:
     return state.version, state.observed_at, state.content_hash, state.meta_hash, state.acl_tags, state.required_tags
 
 
-def modelled(events: list[Event]) -> tuple[object, ...] | None:
+def model_outcome(events: list[Event]) -> tuple[object, ...] | None:
     document = outcome(events)
     if document is None:
         return None
@@ -43,7 +43,7 @@ def modelled(events: list[Event]) -> tuple[object, ...] | None:
     return (document.version, document.observed_at, upsert.content_hash, upsert.meta_hash, acl, required)  # type: ignore[union-attr]
 
 
-def told(seed: int, changes: list[str]) -> list[Event]:
+def story_events(seed: int, changes: list[str]) -> list[Event]:
     story, rng = Story("acme", ["a"], BEGIN), Random(seed)
     for kind in changes:
         story.change(kind, "a", rng)
@@ -53,18 +53,18 @@ def told(seed: int, changes: list[str]) -> list[Event]:
 @settings(max_examples=150, deadline=None, database=None)
 @example(0, ["edit", "edit", "restart"], 1)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=9), st.integers(0, 2**32))
-def test_the_order_of_arrival_does_not_matter(seed: int, changes: list[str], shuffle: int) -> None:
-    events, rng = told(seed, changes), Random(shuffle)
+def test_folding_events_in_any_order_of_arrival_matches_the_model(seed: int, changes: list[str], shuffle: int) -> None:
+    events, rng = story_events(seed, changes), Random(shuffle)
     if not events:  # a crawler that has read and published nothing
         return
     arrived = [event for event in events for _ in range(rng.choice((1, 1, 2)))]
     rng.shuffle(arrived)
-    assert folded(arrived) == modelled(events)
-    assert folded(events) == modelled(events)
+    assert folded(arrived) == model_outcome(events)
+    assert folded(events) == model_outcome(events)
 
 
-def test_the_model_knows_a_document_that_was_made_anew() -> None:
-    events = told(1, ["rewrite", "restart"])
+def test_the_model_handles_a_recreated_document() -> None:
+    events = story_events(1, ["rewrite", "restart"])
     last = events[-1]
     assert isinstance(last, DocumentUpserted)
     assert last.version == 1

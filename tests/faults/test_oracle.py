@@ -64,34 +64,34 @@ async def columns(bench: Bench, table: str) -> dict[str, str]:
     return dict(rows)
 
 
-async def mapped(bench: Bench) -> set[str]:
+async def mapped_fields(bench: Bench) -> set[str]:
     index = bench.library.generation.keyword_index
     answer = await bench.library.es.indices.get_mapping(index=index)
     return set(answer[index]["mappings"]["properties"])
 
 
-async def test_nobody_has_added_a_column_or_a_mapped_field_that_is_not_compared(bench: Bench) -> None:
+async def test_every_column_and_mapped_field_is_listed_as_compared_or_not_compared(bench: Bench) -> None:
     stored = {table: set(await columns(bench, table)) for table in COMPARED if table != "keywords"}
-    stored["keywords"] = await mapped(bench)
+    stored["keywords"] = await mapped_fields(bench)
     decided = {table: {*COMPARED[table], *NOT_COMPARED[table]} for table in COMPARED}
     assert stored == decided, "say in tests/support/pipeline/oracle.py how the new field is compared, or why it is not"
     assert all(not {*COMPARED[table]} & {*NOT_COMPARED[table]} for table in COMPARED)
 
 
-async def test_a_wrong_value_in_any_column_is_found(bench: Bench) -> None:
+async def test_the_oracle_detects_a_wrong_value_in_any_compared_column(bench: Bench) -> None:
     await check(bench)
     missed = []
     for table in COMPARED:
         for column, type_ in (await columns(bench, table)).items():
             if column in NOT_COMPARED[table] and column != "embedding":
                 continue
-            if not await _found(bench, table, column, type_):
+            if not await _detects_change(bench, table, column, type_):
                 missed.append(f"{table}.{column}")
     assert not missed
     await check(bench)
 
 
-async def _found(bench: Bench, table: str, column: str, type_: str) -> bool:
+async def _detects_change(bench: Bench, table: str, column: str, type_: str) -> bool:
     """Whether a changed value is noticed. Afterwards everything is as before."""
     name = bench.library.generation.chunk_table if table == "chunks" else table
     value = (
@@ -114,7 +114,7 @@ async def _found(bench: Bench, table: str, column: str, type_: str) -> bool:
     return False
 
 
-async def test_a_wrong_value_in_any_field_of_an_entry_is_found(bench: Bench) -> None:
+async def test_the_oracle_detects_a_wrong_value_in_any_field_of_a_keyword_entry(bench: Bench) -> None:
     es, index = bench.library.es, bench.library.generation.keyword_index
     [entry, *_] = (await es.search(index=index, size=1, version=True))["hits"]["hits"]
 
@@ -129,8 +129,11 @@ async def test_a_wrong_value_in_any_field_of_an_entry_is_found(bench: Bench) -> 
         )
 
     missed = []
-    for field in sorted(await mapped(bench)):
-        for body in (entry["_source"] | {field: _other(field, entry["_source"][field])}, _without(entry, field)):
+    for field in sorted(await mapped_fields(bench)):
+        for body in (
+            entry["_source"] | {field: _changed_value(field, entry["_source"][field])},
+            _without_field(entry, field),
+        ):
             await write(body)
             try:
                 await check(bench)
@@ -142,7 +145,7 @@ async def test_a_wrong_value_in_any_field_of_an_entry_is_found(bench: Bench) -> 
     assert not missed
 
 
-def _other(field: str, value: Any) -> Any:
+def _changed_value(field: str, value: Any) -> Any:
     if field == "source_modified_at":
         return "2026-03-04T06:00:00+00:00"
     match value:
@@ -155,5 +158,5 @@ def _other(field: str, value: Any) -> Any:
     return f"{value}x"
 
 
-def _without(entry: Any, field: str) -> dict[str, Any]:
+def _without_field(entry: Any, field: str) -> dict[str, Any]:
     return {name: value for name, value in entry["_source"].items() if name != field}

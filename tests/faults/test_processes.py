@@ -47,7 +47,9 @@ FIXED: tuple[Sequence[Fault], ...] = (
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(-(-tally.SCENARIOS // A_SPACE) or 1))
-async def test_random_scenarios(stack: Stack, tmp_path: Path, block: int, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_random_fault_scenarios_with_real_workers_end_as_the_model_says(
+    stack: Stack, tmp_path: Path, block: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = tally.SEED + block * A_SPACE
     count = min(A_SPACE, (tally.SCENARIOS or 2) - block * A_SPACE)
     scenarios = [Scenario(first + n, choose(Random(first + n), kafka_loses=tally.SCENARIOS > 0)) for n in range(count)]
@@ -55,12 +57,14 @@ async def test_random_scenarios(stack: Stack, tmp_path: Path, block: int, capsys
 
 
 @pytest.mark.timeout(600)
-async def test_the_faults_that_matter_most(stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_most_important_fault_scenarios_end_as_the_model_says(
+    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     await _play(stack, tmp_path, [[Scenario(n, faults)] for n, faults in enumerate(FIXED, 1)], capsys)
 
 
 @pytest.mark.timeout(600)
-async def test_without_faults_hints_alone_suffice(
+async def test_without_faults_everything_settles_by_hints_alone(
     stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The sweeper is a net: with nothing broken, everything settles long before it would look."""

@@ -38,7 +38,7 @@ def machine(stack: Stack) -> Iterator[type[Machine]]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_whatever_happens_both_stores_end_as_the_model_says(
+def test_random_protocol_scenarios_leave_both_stores_as_the_model_says(
     machine: type[Machine], block: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     number = tally.SEED + block

@@ -151,7 +151,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "MAX_SUPERSEDED = 8",
         "MAX_SUPERSEDED = 1",
         (
-            "tests/contract/pipeline/stages/test_event_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",
+            "tests/contract/pipeline/stages/test_event_order.py::test_a_document_observed_after_a_late_delete_is_not_lost",
         ),
     ),
     Mutant(
@@ -160,7 +160,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "(PARTITION BY document_id ORDER BY observed_at DESC)",
         "(PARTITION BY document_id ORDER BY version DESC)",
         (
-            "tests/contract/pipeline/stages/test_event_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",
+            "tests/contract/pipeline/stages/test_event_order.py::test_a_document_observed_after_a_late_delete_is_not_lost",
         ),
     ),
     # detect
@@ -435,7 +435,9 @@ MUTANTS: tuple[Mutant, ...] = (
         _RECOVER,
         "after = max(before, drawn, highest)",
         "after = before",
-        ("tests/contract/pipeline/maintenance/test_recover.py::test_numbers_go_on_above_what_elasticsearch_holds",),
+        (
+            "tests/contract/pipeline/maintenance/test_recover.py::test_sequence_numbers_continue_above_the_highest_version_in_elasticsearch",
+        ),
     ),
     Mutant(
         "recover forgets that detect lagged",
@@ -443,7 +445,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "min(since, observed.get(lane, BEGINNING))",
         "since",
         (
-            "tests/contract/pipeline/maintenance/test_recover.py::test_where_detect_lagged_at_the_backup_it_goes_back_further",
+            "tests/contract/pipeline/maintenance/test_recover.py::test_a_rewind_goes_back_further_where_detect_lagged_at_the_backup",
         ),
     ),
     Mutant(
@@ -466,7 +468,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _IDENTITIES,
         " WHERE excluded.observed_at >= m.observed_at",
         "",
-        (_SEARCH + "::test_groups_that_were_observed_earlier_do_not_come_back",),
+        (_SEARCH + "::test_memberships_observed_earlier_do_not_replace_newer_ones",),
     ),
     Mutant("a membership opens nothing", _ACCESS, "held.update(qualify(source, groups))", "pass"),
     Mutant(
@@ -481,21 +483,21 @@ MUTANTS: tuple[Mutant, ...] = (
         _VERIFY,
         " AND a.required_tags <@ %(tags)s::text[]",
         "",
-        (_SEARCH + "::test_the_last_look_alone_refuses_what_the_stores_still_offer",),
+        (_SEARCH + "::test_the_final_access_check_rejects_unreadable_candidates_of_the_stores",),
     ),
     Mutant(
         "candidates are not verified",
         _VERIFY,
         " AND a.acl_tags && %(tags)s::text[]",
         "",
-        (_SEARCH + "::test_what_a_store_claims_about_access_is_not_believed",),
+        (_SEARCH + "::test_access_tags_forged_in_a_store_are_not_trusted",),
     ),
     Mutant(
         "a remembered answer is of no access set",
         _RETRIEVAL,
         "caller.tenant, scope.access)",
         'caller.tenant, b"")',
-        (_AGAIN + "::test_an_answer_is_nobodys_of_another_access_set",),
+        (_AGAIN + "::test_cached_results_are_not_shared_between_different_access",),
     ),
     Mutant(
         "the access set leaves out which sets are readable",
@@ -509,7 +511,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _RETRIEVAL,
         "len(current) < len(cached.counted) or",
         "False or",
-        (_AGAIN + "::test_a_remembered_answer_never_outlives_what_it_is_made_from",),
+        (_AGAIN + "::test_a_cached_result_is_dropped_when_its_documents_change",),
     ),
     # Connectors
     Mutant(

@@ -53,7 +53,7 @@ class _Suspended:
     now = find = page = ledger_lacks = published = save_reconciliation = save = mark_repaired = nothing
 
 
-async def _compared() -> None:
+async def _reconcile_once() -> None:
     rows: Any = _Suspended()
     rows.rows = rows
     reconcile = Reconcile(
@@ -63,12 +63,12 @@ async def _compared() -> None:
     await reconcile.run(frozenset())
 
 
-def test_a_runner_that_was_suspended_for_hours_compares_with_the_ledger_again_within_minutes() -> None:
+def test_a_runner_suspended_for_hours_compares_with_the_ledger_within_minutes() -> None:
     with simulated():
-        assert run(_compared()).time() < HOURS * 5 + 600
+        assert run(_reconcile_once()).time() < HOURS * 5 + 600
 
 
-def test_a_runner_that_was_suspended_for_hours_polls_again_within_its_interval() -> None:
+def test_a_runner_suspended_for_hours_polls_within_its_interval() -> None:
     began: list[float] = []
 
     async def changes(_words: frozenset[str]) -> Mapping[str, Any]:
@@ -95,7 +95,7 @@ def test_a_runner_that_was_suspended_for_hours_polls_again_within_its_interval()
             changes,
             every_seconds=150.0,
             attention_seconds=60.0,
-            on_done=_nobody,
+            on_done=_ignore,
             not_paused=not_paused,
             rests=True,
         )
@@ -105,5 +105,5 @@ def test_a_runner_that_was_suspended_for_hours_polls_again_within_its_interval()
     assert began[1] < HOURS * 5 + 160
 
 
-async def _nobody(_asks: list[int], _outcome: Mapping[str, Any]) -> None:
+async def _ignore(_asks: list[int], _outcome: Mapping[str, Any]) -> None:
     return None

@@ -7,14 +7,14 @@ from tests.simulation.explore import Explorer
 from tests.simulation.keywords_model import KeywordsModel
 
 
-def test_in_every_order_of_events_the_index_comes_to_hold_what_the_ledger_wants() -> None:
+def test_in_every_order_of_events_the_keyword_index_converges_to_the_ledger() -> None:
     for model in (KeywordsModel(), KeywordsModel(accepts=3, kills=0, timeouts=0)):
         explored = Explorer(model).run()
         assert explored.violation is None, str(explored)
         assert explored.states > 20_000  # a model that hardly moves proves nothing
 
 
-def test_a_late_bulk_of_a_dead_worker_brings_a_deleted_document_back_unless_it_is_recorded() -> None:
+def test_without_recorded_bulks_a_dead_workers_late_bulk_restores_a_deleted_document() -> None:
     explored = Explorer(KeywordsModel(records_bulks=False)).run()
     assert explored.violation is not None
     assert explored.path[-2:] == (
@@ -23,7 +23,7 @@ def test_a_late_bulk_of_a_dead_worker_brings_a_deleted_document_back_unless_it_i
     )
 
 
-def test_two_workers_that_stood_still_for_long_leave_an_old_text_unless_its_bulk_stays_recorded() -> None:
+def test_without_keeping_old_bulk_records_two_stalled_workers_leave_an_old_text() -> None:
     """The answer to a bulk whose claim is older than deletes are remembered says nothing for certain."""
     explored = Explorer(KeywordsModel(keeps_old_records=False)).run()
     assert explored.violation is not None
@@ -35,7 +35,7 @@ def test_two_workers_that_stood_still_for_long_leave_an_old_text_unless_its_bulk
     )
 
 
-def test_a_text_that_is_put_back_is_lost_unless_what_the_check_of_a_late_bulk_deletes_is_doubted() -> None:
+def test_without_reopening_entries_a_late_bulk_check_deletes_a_recreated_text_is_lost() -> None:
     explored = Explorer(KeywordsModel(doubts_deletes=False, accepts=3, timeouts=0)).run()
     assert explored.violation is not None
     assert not any("tombstone" in step for step in explored.path)
@@ -47,25 +47,25 @@ def test_without_a_claim_a_dead_workers_entry_stays_in_the_index() -> None:
     assert not any("tombstone" in step for step in explored.path)
 
 
-def test_confirming_without_looking_at_want_seq_settles_what_was_overtaken() -> None:
+def test_confirming_without_checking_want_seq_settles_an_outdated_state() -> None:
     assert Explorer(KeywordsModel(checks_want=False, accepts=3, timeouts=0)).run().violation is not None
 
 
-def test_in_every_order_of_events_the_ledger_comes_to_say_what_the_source_says() -> None:
+def test_in_every_order_of_events_the_ledger_converges_to_the_source() -> None:
     explored = Explorer(ConnectorModel()).run()
     assert explored.violation is None, str(explored)
     assert explored.states > 20_000
 
 
-def test_a_source_that_changes_back_after_a_crash_is_never_noticed_unless_the_intent_was_recorded() -> None:
+def test_without_a_recorded_intent_a_change_reverted_after_a_crash_is_never_noticed() -> None:
     explored = Explorer(ConnectorModel(intends=False)).run()
     assert explored.violation is not None
     assert explored.path[-1].endswith("finds nothing changed")
 
 
-def test_a_runner_that_was_taken_over_publishes_a_stale_text_unless_it_is_stamped_before_reading() -> None:
+def test_without_stamping_before_reading_a_replaced_runner_publishes_a_stale_text() -> None:
     assert Explorer(ConnectorModel(stamps_before_reading=False)).run().violation is not None
 
 
-def test_a_runner_that_was_taken_over_records_a_stale_row_unless_it_is_fenced() -> None:
+def test_without_fencing_a_replaced_runner_records_a_stale_row() -> None:
     assert Explorer(ConnectorModel(fences=False)).run().violation is not None

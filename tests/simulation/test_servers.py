@@ -324,7 +324,9 @@ class _Runner:
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_the_models_do_for_connectors_what_the_servers_do(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_models_match_the_real_servers_for_connector_statements(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.core.chunking.chunk", cut)
     async with Library.create(stack, WordsEmbedder()) as library:
         twins = ConnectedTwins(library, Random(42))
@@ -340,7 +342,7 @@ async def test_the_models_do_for_connectors_what_the_servers_do(stack: Stack, mo
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_the_model_keeps_the_marks_of_logs_as_the_server_does(stack: Stack) -> None:
+async def test_the_model_matches_postgres_for_kafka_log_marks(stack: Stack) -> None:
     rng, places = Random(43), [("documents.live.v1", 0), ("documents.live.v1", 1)]
     async with Library.create(stack, WordsEmbedder()) as library:
         twins = Twins(library, rng)
@@ -359,7 +361,7 @@ async def test_the_model_keeps_the_marks_of_logs_as_the_server_does(stack: Stack
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_the_models_do_what_the_servers_do(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_models_match_the_real_servers_for_random_work(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.core.chunking.chunk", cut)
     rng = Random(41)
     async with Library.create(stack, WordsEmbedder()) as library:

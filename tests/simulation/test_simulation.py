@@ -13,7 +13,7 @@ HISTORIES = 300
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_whatever_fails_nothing_is_lost_leaked_or_left_over(part: int) -> None:
+def test_random_simulated_histories_lose_and_leak_nothing(part: int) -> None:
     half = HISTORIES // 2
     with simulated():
         for seed in range(FIRST_SEED + part * half, FIRST_SEED + (part + 1) * half):
@@ -22,14 +22,14 @@ def test_whatever_fails_nothing_is_lost_leaked_or_left_over(part: int) -> None:
                 pytest.fail(str(shrink(played)))
 
 
-def test_a_seed_gives_the_same_history_every_time() -> None:
+def test_a_simulation_seed_gives_the_same_history_every_time() -> None:
     with simulated():
         for seed in (11, 12, 13):
             once, again = play(History(seed)), play(History(seed))
             assert (once.events, once.tally, once.faults) == (again.events, again.tally, again.faults)
 
 
-def test_a_failing_history_is_shrunk_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_history_is_shrunk_to_a_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger says that nobody deleted anything: a history with a delete fails, and little else is left of it."""
     monkeypatch.setattr("pipeline.core.fold._delete", lambda state, _event: Step(state, "stale"))
     with simulated():

@@ -61,13 +61,13 @@ def diagram() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_diagram_shows_the_imports_of_the_source() -> None:
+def test_the_architecture_diagram_is_up_to_date() -> None:
     shown = DIAGRAM.search(DOCUMENT.read_text())
     assert shown is not None
     assert shown[0] == diagram(), "write it anew: python -m tests.unit.test_architecture"
 
 
-def test_every_package_is_described() -> None:
+def test_every_package_is_described_in_the_architecture_document() -> None:
     text = DOCUMENT.read_text()
     assert [package for layer in LAYERS for package in layer if f"| `{package}` |" not in text] == []
 

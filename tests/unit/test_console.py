@@ -31,7 +31,7 @@ $ date
 """
 
 
-def test_commands_are_read_with_their_lines_and_what_they_print() -> None:
+def test_commands_of_a_guide_are_read_with_their_lines_and_expected_output() -> None:
     assert commands(GUIDE) == [
         Command(5, "echo one", "one", eventually=False),
         Command(7, "cat <<END\ntwo\nEND", "two", eventually=False),
@@ -55,11 +55,11 @@ def test_commands_are_read_with_their_lines_and_what_they_print() -> None:
         ("a.c", "abc\n", False),
     ],
 )
-def test_what_is_printed_is_compared(prints: str, printed: str, *, same: bool) -> None:
+def test_the_output_of_a_command_is_compared_with_the_guide(prints: str, printed: str, *, same: bool) -> None:
     assert Command(1, "", prints, eventually=False).matches(printed) is same
 
 
-def test_a_shell_keeps_what_was_set_and_tells_what_went_wrong(tmp_path: Path) -> None:
+def test_the_guides_shell_keeps_variables_and_reports_failed_commands(tmp_path: Path) -> None:
     with shell(tmp_path, {"PATH": "/usr/bin:/bin"}) as bash:
         bash.run(Command(1, "A=heron", "", eventually=False))
         assert bash.run(Command(2, "echo $A", "heron", eventually=False)) == "heron\n"

@@ -19,7 +19,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXTS)))
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED, ids=lambda value: value or "whole file")
-def test_the_proof_of_every_guarantee_exists(file: str, test: str) -> None:
+def test_the_test_named_as_proof_of_each_guarantee_exists(file: str, test: str) -> None:
     assert (ROOT / file).is_file(), file
     assert not test or re.search(rf"^(?:async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE), test
 
@@ -41,7 +41,7 @@ def test_every_threat_names_its_proof() -> None:
         assert "`tests/" in cells[2], row
 
 
-def test_the_table_of_retention_names_every_setting_and_only_those() -> None:
+def test_the_retention_table_names_exactly_the_retention_settings() -> None:
     table = RETENTION.partition("\n## ")[0]
     assert {name.lower() for name in re.findall(r"`(\w+_DAYS)`", table)} == RetentionSettings.model_fields.keys()
     assert {place.age.setting for place in PLACES if place.age} | {
@@ -49,7 +49,7 @@ def test_the_table_of_retention_names_every_setting_and_only_those() -> None:
     } == RetentionSettings.model_fields.keys()
 
 
-def test_who_left_is_known_for_longer_than_a_dead_letter_can_be_replayed() -> None:
+def test_former_memberships_are_retained_longer_than_dead_letters_can_be_replayed() -> None:
     assert DEAD_LETTERS.retention_ms == DAY_MS * DEAD_LETTER_DAYS
     assert RetentionSettings().memberships_days > DEAD_LETTER_DAYS
     with pytest.raises(ValueError, match="more than 90"):

@@ -62,7 +62,7 @@ UNNEEDED = {
 
 
 @pytest.mark.parametrize("modules", UNNEEDED)
-def test_a_process_that_starts_waits_for_no_library_of_others(modules: str) -> None:
+def test_starting_a_process_imports_no_unneeded_library(modules: str) -> None:
     program = f"import {modules}, json, sys; print(json.dumps(sorted(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(json.loads(ran.stdout))

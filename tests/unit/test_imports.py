@@ -152,7 +152,7 @@ def sources() -> dict[str, Path]:
     return found
 
 
-def test_imports_point_one_way() -> None:
+def test_imports_follow_the_layers() -> None:
     modules = sources()
     assert {"topics.codec", "pipeline.core.model", "pipeline.stream.consume"} <= set(modules)
     assert [line for module, path in sorted(modules.items()) for line in violations(module, parsed(path))] == []
@@ -193,7 +193,7 @@ def test_imports_point_one_way() -> None:
         ("cli.main", "from bench import demo"),
     ],
 )
-def test_a_wrong_import_is_found(module: str, source: str) -> None:
+def test_a_forbidden_import_is_reported(module: str, source: str) -> None:
     assert len(violations(module, ast.parse(source))) == 1
 
 
@@ -211,11 +211,11 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
         ("cli.main", "from query import http\nfrom connectors import folder\nfrom deploy.local import stack"),
     ],
 )
-def test_a_right_import_is_allowed(module: str, source: str) -> None:
+def test_an_allowed_import_is_not_reported(module: str, source: str) -> None:
     assert violations(module, ast.parse(source)) == []
 
 
-def test_only_up_and_down_know_the_local_stack() -> None:
+def test_only_the_stack_commands_import_the_local_stack() -> None:
     users = {
         module
         for module, path in sources().items()
@@ -226,7 +226,7 @@ def test_only_up_and_down_know_the_local_stack() -> None:
     assert users == set()
 
 
-def test_a_package_in_no_layer_is_noticed() -> None:
+def test_every_package_belongs_to_a_layer() -> None:
     assert all(place(package) is not None for package in PACKAGES if package != "pipeline")
     assert place("json") is None
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}

@@ -7,7 +7,7 @@ import re
 from tests.simulation.mutants import MUTANTS, ROOT, TABLE, path_of
 
 
-def test_every_mutants_anchor_stands_in_its_module() -> None:
+def test_every_mutants_anchor_occurs_in_its_module() -> None:
     for mutant in MUTANTS:
         source = path_of(mutant).read_text()
         assert mutant.anchor in source, f"{mutant.name}: {mutant.anchor!r} is not in {mutant.module} any more"
@@ -16,13 +16,13 @@ def test_every_mutants_anchor_stands_in_its_module() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
-def test_the_tests_that_are_named_for_a_mutant_exist() -> None:
+def test_the_tests_named_for_each_mutant_exist() -> None:
     for file, _, name in (named.partition("::") for mutant in MUTANTS for named in mutant.tests):
         assert not name or re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE), name
         assert (ROOT / file).is_file(), file
 
 
-def test_every_mutant_stands_in_the_table_and_none_survived() -> None:
+def test_every_mutant_is_in_the_documented_table_and_none_survived() -> None:
     """After a change of the mutants: ``make mutants``."""
     caught = dict(re.findall(r"^\| ([^|]+) \| `[\w.]+` \| ([\w ]+) \|", TABLE.read_text(), re.MULTILINE))
     assert set(caught) == {mutant.name for mutant in MUTANTS}

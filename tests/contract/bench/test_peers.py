@@ -38,7 +38,7 @@ def run(stack: Stack, embedding: Embedding, folder: Path, variant: str, *, cases
         return result | ({"cases": steps.cases(trial)} if cases else {})
 
 
-def test_what_is_measured_and_judged_of_a_peer_that_works(stack: Stack, embedding: Embedding, tmp_path: Path) -> None:
+def test_a_working_peer_is_measured_and_judged(stack: Stack, embedding: Embedding, tmp_path: Path) -> None:
     told = run(stack, embedding, tmp_path, "", cases=True)
     assert told["edit_reembedded_per_document"] == 1
     assert (told["deletes_gone"], told["deleted_rows_left"]) == (True, 0)
@@ -57,7 +57,7 @@ def test_what_is_measured_and_judged_of_a_peer_that_works(stack: Stack, embeddin
     assert cases["g"]["rows_written"] == 0
 
 
-def test_rows_that_stay_are_seen_and_told(stack: Stack, embedding: Embedding, tmp_path: Path) -> None:
+def test_rows_left_after_deletes_are_reported(stack: Stack, embedding: Embedding, tmp_path: Path) -> None:
     told = run(stack, embedding, tmp_path, "hoarder", cases=False)
     assert told["deletes_gone"] is False
     assert told["deleted_rows_left"] > 1
@@ -76,7 +76,7 @@ def test_a_peer_that_does_not_start_is_named_with_the_reason(
     assert "nothing works here" in told["failed"]
 
 
-def test_a_store_is_judged_by_its_rows(tmp_path: Path) -> None:
+def test_a_peers_store_is_judged_by_its_rows(tmp_path: Path) -> None:
     library = Library(tmp_path)
     library.fill(1)
     [name] = library.some(0)

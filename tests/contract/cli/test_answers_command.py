@@ -34,7 +34,7 @@ def penstock(home: Path, *arguments: str, **environment: str) -> subprocess.Comp
     )
 
 
-async def test_the_command_answers_people_and_programs(stack: Stack, tmp_path: Path) -> None:
+async def test_penstock_ask_prints_answers_as_text_and_json(stack: Stack, tmp_path: Path) -> None:
     async with Library.create(stack, WordEmbedder()) as library:
         await answers_people_and_programs(library, "acme", tmp_path)
 
@@ -79,13 +79,13 @@ async def answers_people_and_programs(library: Library, tenant: str, tmp_path: P
         (getpass.getuser(), access, "command", [shown])
         for access, shown in ((mine, pumps), (["user:ann"], anns), (mine, pumps))
     ]
-    await traced(tmp_path, tenant)
+    await check_traces_of_search_and_ask(tmp_path, tenant)
     missing = await asyncio.to_thread(penstock, tmp_path, "ask", QUESTION, *where, "--document", "no-such.md")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "no-such.md" in missing.stderr
 
 
-async def traced(home: Path, tenant: str) -> None:
+async def check_traces_of_search_and_ask(home: Path, tenant: str) -> None:
     """A question from the command line begins a trace, as one over HTTP does, and gives nothing away."""
     async with FakeCollector() as collector, FakeChat() as chat:
         where = {
@@ -115,13 +115,13 @@ async def traced(home: Path, tenant: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["ask", ""], ["ask", "x", "--mode", "bm25"]])
-async def test_the_command_refuses_what_it_cannot_do(tmp_path: Path, arguments: list[str]) -> None:
+async def test_penstock_ask_rejects_invalid_arguments(tmp_path: Path, arguments: list[str]) -> None:
     refused = penstock(tmp_path, *arguments)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "Traceback" not in refused.stderr
 
 
-async def test_the_command_says_that_the_database_is_away(tmp_path: Path) -> None:
+async def test_penstock_ask_reports_an_unreachable_database_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "endpoints.json").write_text(
         json.dumps({"postgres": {"dsn": "postgresql://postgres@127.0.0.1:1/penstock"}})
     )

@@ -32,7 +32,7 @@ def penstock(space: Space, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def told(space: Space, *arguments: str) -> tuple[int, dict[str, Any]]:
+def run_audit(space: Space, *arguments: str) -> tuple[int, dict[str, Any]]:
     code, out, err = penstock(space, "audit", "--json", *arguments)
     assert "error:" not in err, err
     return code, json.loads(out)
@@ -55,13 +55,13 @@ def page(n: int) -> DocumentUpserted:
 
 
 @pytest.mark.slow
-async def test_lost_rows_and_entries_are_named_repaired_and_gone(space: Space) -> None:
+async def test_penstock_audit_reports_and_repairs_lost_rows_and_entries(space: Space) -> None:
     pages = [page(n) for n in range(20)]
     ids = {m.external_id: str(document_id("acme", "wiki", m.external_id)) for m in pages}
     space.start("detect", "vectors", "keywords")
     await space.publish(*pages)
     await space.settled(pages)
-    code, clean = told(space)
+    code, clean = run_audit(space)
     assert (code, clean["clean"], clean["documents"], clean["differences"]) == (0, True, 20, [])
 
     es: AsyncElasticsearch = connect(space.settings.elasticsearch)
@@ -79,7 +79,7 @@ async def test_lost_rows_and_entries_are_named_repaired_and_gone(space: Space) -
     finally:
         await es.close()
 
-    code, found = told(space, "--since", "2h")
+    code, found = run_audit(space, "--since", "2h")
     assert code == 1
     assert found["clean"] is False
     expected = {(ids[name], store, "missing") for name, store in lost}
@@ -92,15 +92,15 @@ async def test_lost_rows_and_entries_are_named_repaired_and_gone(space: Space) -
     assert "penstock audit --repair" in err
     assert all(ids[name] in out for name, _ in lost)
 
-    code, repaired = told(space, "--repair")
+    code, repaired = run_audit(space, "--repair")
     assert (code, repaired["clean"], repaired["left"], repaired["repaired"]) == (0, True, 0, 4)
     assert all(d["repaired"] for d in repaired["differences"])
-    assert told(space)[0] == 0
-    code, again = told(space, "--since", "last")
+    assert run_audit(space)[0] == 0
+    code, again = run_audit(space, "--since", "last")
     assert (code, again["documents"]) == (0, 20)
 
 
-async def test_usage_is_told_apart_from_differences(space: Space) -> None:
+async def test_penstock_audit_distinguishes_usage_errors_from_differences(space: Space) -> None:
     for arguments, word in (
         (("--since", "yesterday"), "2026-11-20T08:00"),
         (("--generation", "g9"), "g1"),
@@ -115,4 +115,4 @@ async def test_usage_is_told_apart_from_differences(space: Space) -> None:
     code, _, err = penstock(space, "audit", "--since", "last")
     assert code == 1
     assert "no audit has finished yet" in err
-    assert told(space)[1]["documents"] == 0
+    assert run_audit(space)[1]["documents"] == 0

@@ -78,7 +78,7 @@ _FILL = """
 """
 
 
-async def test_everything_is_told_at_once(town: tuple[Space, Pool]) -> None:
+async def test_penstock_status_reports_every_part(town: tuple[Space, Pool]) -> None:
     space, _ = town
     told = await look(partial(local_processes, Stack(space.home)), space.settings)
     assert told["away"] == []
@@ -105,7 +105,7 @@ async def test_everything_is_told_at_once(town: tuple[Space, Pool]) -> None:
     assert told["canaries"] is None
 
 
-def elsewhere(settings: Settings, name: str, port: int) -> Settings:
+def settings_with_port_of(settings: Settings, name: str, port: int) -> Settings:
     """The same, but that one service is said to be at this port."""
     parts = {
         "kafka": {"kafka": settings.kafka.model_copy(update={"bootstrap": f"127.0.0.1:{port}"})},
@@ -118,7 +118,7 @@ def elsewhere(settings: Settings, name: str, port: int) -> Settings:
 
 
 @pytest.fixture
-def silent() -> Iterator[int]:
+def silent_port() -> Iterator[int]:
     """A port where somebody takes connections and never says a word."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -128,12 +128,12 @@ def silent() -> Iterator[int]:
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("name", ["kafka", "postgres", "elasticsearch"])
-async def test_one_service_is_away_and_the_others_are_told(
-    town: tuple[Space, Pool], silent: int, name: str, hangs: bool
+async def test_penstock_status_names_an_unreachable_service_and_shows_the_others(
+    town: tuple[Space, Pool], silent_port: int, name: str, hangs: bool
 ) -> None:
     space, _ = town
-    port = silent if hangs else 9
-    told = await look(partial(local_processes, Stack(space.home)), elsewhere(space.settings, name, port))
+    port = silent_port if hangs else 9
+    told = await look(partial(local_processes, Stack(space.home)), settings_with_port_of(space.settings, name, port))
     assert {service for service, one in told["services"].items() if not one["ready"]} == {name}
     assert not is_ready(told)
     assert len(told["away"]) == 1
@@ -143,7 +143,7 @@ async def test_one_service_is_away_and_the_others_are_told(
     assert missing == {"kafka": {"stages"}, "postgres": LEDGER, "elasticsearch": set()}[name]
 
 
-async def test_a_part_of_the_ledger_that_fails_hides_no_other(town: tuple[Space, Pool]) -> None:
+async def test_a_failing_part_of_the_ledger_report_hides_no_other_part(town: tuple[Space, Pool]) -> None:
     space, pool = town
     async with pool.connection() as connection:
         await connection.execute("ALTER TABLE embedding_days RENAME TO hidden")
@@ -157,7 +157,7 @@ async def test_a_part_of_the_ledger_that_fails_hides_no_other(town: tuple[Space,
     assert "embedding" in told["away"][0]
 
 
-async def test_what_was_embedded_today_adds_up_over_workers_and_outages(town: tuple[Space, Pool]) -> None:
+async def test_todays_embedding_usage_is_summed_over_workers_and_outages(town: tuple[Space, Pool]) -> None:
     space, pool = town
     first, second = Metrics(), Metrics()
     for metrics in (first, second):
@@ -181,7 +181,7 @@ async def test_what_was_embedded_today_adds_up_over_workers_and_outages(town: tu
         await connection.execute("DELETE FROM embedding_days WHERE day > '2026-01-01'")
 
 
-async def test_a_real_worker_is_told_with_what_its_stages_do(town: tuple[Space, Pool]) -> None:
+async def test_penstock_status_shows_a_running_worker_and_its_stages(town: tuple[Space, Pool]) -> None:
     space, _ = town
     stack = Stack(space.home)
     worker = await asyncio.to_thread(stack.start_worker, "vectors")
@@ -196,10 +196,10 @@ async def test_a_real_worker_is_told_with_what_its_stages_do(town: tuple[Space, 
         await asyncio.to_thread(stack.stop, "vectors")
 
 
-async def test_nothing_answers_at_all(tmp_path: Path) -> None:
+async def test_penstock_status_works_when_every_service_is_unreachable(tmp_path: Path) -> None:
     nowhere = all_settings.load()
     for name in ("kafka", "postgres", "elasticsearch"):
-        nowhere = elsewhere(nowhere, name, 9)
+        nowhere = settings_with_port_of(nowhere, name, 9)
     told = await look(partial(local_processes, Stack(tmp_path)), nowhere)
     assert not any(one["ready"] for one in told["services"].values())
     assert len(told["away"]) == 3
@@ -213,7 +213,7 @@ def command(home: Path, *arguments: str) -> tuple[list[str], dict[str, Any]]:
     return [sys.executable, "-m", "cli.main", "status", *arguments], {"env": environment, "cwd": PROJECT}
 
 
-async def test_a_watch_in_a_pipe_prints_a_line_each_time_until_nobody_reads(town: tuple[Space, Pool]) -> None:
+async def test_status_watch_in_a_pipe_prints_one_line_each_time_until_it_is_closed(town: tuple[Space, Pool]) -> None:
     space, _ = town
     argv, options = command(space.home, "--watch", "--every", "0.2")
     with subprocess.Popen(argv, **options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -228,7 +228,7 @@ async def test_a_watch_in_a_pipe_prints_a_line_each_time_until_nobody_reads(town
     assert all("1 dead letters wait" in line for line in lines)
 
 
-async def test_a_watch_in_json_prints_one_document_a_line(town: tuple[Space, Pool]) -> None:
+async def test_status_watch_in_json_prints_one_document_per_line(town: tuple[Space, Pool]) -> None:
     space, _ = town
     argv, options = command(space.home, "--watch", "--json", "--every", "0.2")
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # ignored by what a shell runs in the background
@@ -242,7 +242,7 @@ async def test_a_watch_in_json_prints_one_document_a_line(town: tuple[Space, Poo
     assert [one["dead_letters"]["waiting"] for one in told] == [1, 1]
 
 
-async def test_once_for_people_and_for_programs(town: tuple[Space, Pool]) -> None:
+async def test_penstock_status_prints_the_dead_letters_without_colours_in_a_pipe(town: tuple[Space, Pool]) -> None:
     space, _ = town
     argv, options = command(space.home)
     shown = await asyncio.to_thread(subprocess.run, argv, **options, capture_output=True, text=True, timeout=120)

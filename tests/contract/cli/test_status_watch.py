@@ -28,7 +28,7 @@ SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>()][A-B0-2]?
 WITHIN_SECONDS = 120
 
 
-def _as_from_a_shell() -> None:
+def _take_terminal() -> None:
     """With the terminal as its own, and Ctrl-C heard: whoever runs the tests in the background has it ignored."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -48,7 +48,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=_as_from_a_shell,
+            preexec_fn=_take_terminal,
         )
         os.close(theirs)
 
@@ -95,7 +95,7 @@ def terminal(home: Path, *arguments: str, rows: int = 50, columns: int = 150) ->
         shown.close()
 
 
-def test_it_is_drawn_in_colours_follows_the_window_and_ends_by_ctrl_c(stack: Stack) -> None:
+def test_status_watch_is_drawn_in_colours_resizes_and_ends_with_ctrl_c(stack: Stack) -> None:
     with terminal(stack.home, "--watch", "--every", "3600") as shown:
         first = shown.until("running")  # a part that the shared servers tell too late is named, and not asked again
         assert "\x1b[?1049h" in first  # a screen of its own: what stood there before comes back
@@ -114,7 +114,7 @@ def test_it_is_drawn_in_colours_follows_the_window_and_ends_by_ctrl_c(stack: Sta
         assert "Traceback" not in first + narrow + end
 
 
-def test_a_world_that_is_away_is_drawn_and_nothing_is_written_across_it(tmp_path: Path) -> None:
+def test_status_watch_is_drawn_cleanly_while_all_services_are_unreachable(tmp_path: Path) -> None:
     with terminal(tmp_path, "--watch", "--every", "0.2") as shown:
         drawn = shown.until("kafka is down")
         drawn += shown.until("kafka is down")  # libraries had time to complain

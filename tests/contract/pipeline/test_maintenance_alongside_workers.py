@@ -34,7 +34,7 @@ async def site(space: Space) -> AsyncIterator[Site]:
         yield site
 
 
-async def test_the_background_audit_and_a_rebuild_do_not_shut_each_other_out(site: Site) -> None:
+async def test_the_background_audit_runs_during_a_rebuild(site: Site) -> None:
     await site.put(document("a", sections("one")))
     producer: object = site.hints
     audit = BackgroundAudit(
@@ -50,7 +50,7 @@ async def test_the_background_audit_and_a_rebuild_do_not_shut_each_other_out(sit
         assert await site.space.query("SELECT documents FROM audit_runs") == [(1,)]
 
 
-async def test_a_late_hint_of_a_generation_whose_table_is_gone_is_passed_over(site: Site) -> None:
+async def test_a_late_hint_of_a_retired_generation_is_ignored(site: Site) -> None:
     """A worker that serves generations for long knows the retired one still; its hints stood in the queue."""
     await site.put(document("a", sections("one")))
     await site.run("vectors")
@@ -58,7 +58,7 @@ async def test_a_late_hint_of_a_generation_whose_table_is_gone_is_passed_over(si
     await site.vectors.handle([hint("a", "g1"), hint("a", "g2")])
 
 
-async def test_rows_that_a_repair_took_out_just_before_a_swap_come_back(
+async def test_rows_removed_by_a_repair_just_before_a_cut_over_are_restored(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sinks had not got to the repair when the generation for which it was asked retired."""
@@ -84,7 +84,7 @@ async def test_rows_that_a_repair_took_out_just_before_a_swap_come_back(
     assert rows > 0
 
 
-async def test_announcing_locks_documents_in_the_order_of_their_ids_like_everybody(site: Site) -> None:
+async def test_announcing_locks_documents_in_the_order_of_their_ids(site: Site) -> None:
     """In any other it and detect, or two that announce, can wait for each other."""
     await site.accept(*(document(f"{n}.md", "text") for n in range(40)))
     done = [
@@ -106,7 +106,7 @@ async def test_announcing_locks_documents_in_the_order_of_their_ids_like_everybo
     assert await site.space.query("SELECT count(*) FROM documents WHERE announced_seq < seq") == [(0,)]
 
 
-async def test_a_sink_that_cuts_a_text_does_not_undo_how_detect_has_just_cut_it(
+async def test_a_sink_that_chunks_a_text_does_not_overwrite_the_manifest_detect_has_just_made(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text stayed; what kind of text it is did not."""
@@ -129,7 +129,7 @@ async def test_a_sink_that_cuts_a_text_does_not_undo_how_detect_has_just_cut_it(
     assert {i for (i,) in await site.space.query("SELECT id FROM chunks_g1")} == set(plain[0][0])
 
 
-async def test_a_generation_that_retires_while_the_background_audit_looks_up_its_run_ends_no_worker(
+async def test_a_generation_retired_during_the_background_audit_does_not_end_the_worker(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await site.put(document("a", sections("one")))

@@ -103,7 +103,7 @@ async def place(stack: Stack) -> AsyncIterator[Place]:
 # What is done leaves its record
 
 
-async def test_a_search_is_recorded_with_who_searched_and_what_was_shown(place: Place) -> None:
+async def test_a_search_is_recorded_with_its_actor_and_the_documents_shown(place: Place) -> None:
     response = await place.client.post("/v1/search", json={"query": "how is the reactor cooled"}, headers=as_("ann"))
     assert [one["document_id"] for one in response.json()["results"]] == [str(GUIDE)]
     record = await place.of(response)
@@ -115,7 +115,7 @@ async def test_a_search_is_recorded_with_who_searched_and_what_was_shown(place: 
     assert "cooled" not in row, "no question is kept"
 
 
-async def test_reading_a_document_and_trying_to_are_recorded(place: Place) -> None:
+async def test_successful_and_refused_reads_of_a_document_are_recorded(place: Place) -> None:
     shown = await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
     assert (shown.action, shown.documents, shown.decision) == ("document.read", (GUIDE,), "allowed")
     response = await place.client.get(f"/v1/documents/{SECRET}", headers=as_("ann"))
@@ -138,14 +138,16 @@ TRIED = UUID("0b0f7a52-6d2e-4a55-9c3c-3a4a7c1de0aa")
 
 
 @pytest.mark.parametrize("spelled", [TRIED.hex, str(TRIED).upper(), TRIED.urn, f"{{{TRIED}}}"])
-async def test_whoever_tries_to_read_a_document_is_found_however_its_id_was_written(place: Place, spelled: str) -> None:
+async def test_a_refused_read_is_recorded_under_the_document_id_however_it_was_spelled(
+    place: Place, spelled: str
+) -> None:
     response = await place.client.get(f"/v1/documents/{spelled}", headers=as_("ann"))
     assert problem(response) == (404, "not-found")
     assert (await place.of(response)).object == f"document:{TRIED}"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_is_recorded_with_everything_that_it_was_made_from(place: Place, stream: bool) -> None:
+async def test_an_answer_is_recorded_with_the_documents_it_was_made_from(place: Place, stream: bool) -> None:
     asked = {"question": "how is the reactor cooled", "stream": stream}
     response = await place.client.post("/v1/answers", json=asked, headers=as_("ann"))
     assert "two pumps" in response.text
@@ -154,7 +156,7 @@ async def test_an_answer_is_recorded_with_everything_that_it_was_made_from(place
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_is_recorded_with_what_its_history_was_made_of(
+async def test_an_answer_is_recorded_with_the_documents_behind_its_history(
     place: Place, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modes = type(place.service.answers._modes)
@@ -185,7 +187,7 @@ async def test_feedback_and_the_review_queue_are_recorded(place: Place) -> None:
     assert (record.action, record.object, record.reason) == ("review.resolve", f"answer:{answer}", "not-found")
 
 
-async def test_what_is_nothing_that_was_done_is_not_recorded(place: Place) -> None:
+async def test_invalid_requests_and_unaudited_routes_are_not_recorded(place: Place) -> None:
     before = len(await place.records())
     for path, body in (("/v1/search", {"nothing": 1}), ("/v1/search", "no json")):
         assert (await place.client.post(path, json=body, headers=as_("ann"))).status_code == 422
@@ -196,7 +198,7 @@ async def test_what_is_nothing_that_was_done_is_not_recorded(place: Place) -> No
     assert len(await place.records()) == before + 1
 
 
-async def test_the_tools_over_mcp_are_recorded(place: Place) -> None:
+async def test_calls_of_mcp_tools_are_recorded(place: Place) -> None:
     address = str(place.client.base_url).rstrip("/")
     since = datetime.now(UTC)
     async with connected(address, headers=as_("mia")) as client:
@@ -240,7 +242,7 @@ async def told(home: Path, *arguments: str, **env: str) -> Any:
     return json.loads(done.stdout)
 
 
-async def test_commands_that_show_or_change_are_recorded(place: Place, home: Path) -> None:
+async def test_commands_that_show_or_change_data_are_recorded(place: Place, home: Path) -> None:
     mine = await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
     since = mine.at + timedelta(microseconds=1)
     await penstock(home, "why", "guide.md", "--tenant", "acme", "--as", "bob", "--tag", "staff")
@@ -267,7 +269,7 @@ async def test_commands_that_show_or_change_are_recorded(place: Place, home: Pat
     assert len(about_ann["records"]) == 1, "who had her data exported is found by her name"
 
 
-async def test_the_command_says_who_was_shown_a_document_and_is_itself_recorded(place: Place, home: Path) -> None:
+async def test_penstock_trail_shows_who_was_shown_a_document_and_is_itself_recorded(place: Place, home: Path) -> None:
     since = datetime.now(UTC).isoformat()
     for _ in range(3):
         await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
@@ -291,7 +293,7 @@ async def test_the_command_says_who_was_shown_a_document_and_is_itself_recorded(
     assert "give the document's id" in str(missing.exception)
 
 
-async def test_verify_says_what_was_touched_and_heads_that_were_kept_prove_the_rest(place: Place, home: Path) -> None:
+async def test_trail_verify_checks_the_records_against_heads_stored_elsewhere(place: Place, home: Path) -> None:
     await penstock(home, "dead", "list", "--json")
     head = await told(home, "trail", "head")
     kept = home / "heads.jsonl"
@@ -310,7 +312,9 @@ async def test_verify_says_what_was_touched_and_heads_that_were_kept_prove_the_r
 
 
 @pytest.mark.parametrize("mode", ["on", "required"])
-async def test_a_command_without_the_key_says_so_and_spoils_no_check(place: Place, home: Path, mode: str) -> None:
+async def test_a_command_without_the_trail_key_warns_or_fails_and_adds_no_record(
+    place: Place, home: Path, mode: str
+) -> None:
     await penstock(home, "dead", "list", "--json")
     before = len(await place.records())
     done = await penstock(home, "dead", "list", "--json", PENSTOCK_TRAIL_KEY="", PENSTOCK_TRAIL=mode)
@@ -320,7 +324,7 @@ async def test_a_command_without_the_key_says_so_and_spoils_no_check(place: Plac
     assert (await place.examined()).findings == []
 
 
-async def test_a_command_that_records_as_a_service_does_adds_nothing_without_the_key_either(
+async def test_a_command_that_runs_the_query_service_without_the_trail_key_records_nothing(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`penstock ask` and `penstock mcp`."""
@@ -377,7 +381,7 @@ TAMPERING = {
 
 
 @pytest.mark.parametrize("kind", TAMPERING)
-async def test_every_kind_of_tampering_is_found(place: Place, kind: str) -> None:
+async def test_every_kind_of_tampering_is_detected(place: Place, kind: str) -> None:
     last = await chain(place)
     await chain(place, 1)
     before = await place.examined()
@@ -398,7 +402,7 @@ async def test_every_kind_of_tampering_is_found(place: Place, kind: str) -> None
         assert all(str(last.chain) in finding.where for finding in found.findings)
 
 
-async def test_a_day_that_was_dropped_before_its_time_is_found(place: Place) -> None:
+async def test_a_day_of_records_dropped_before_its_retention_is_detected(place: Place) -> None:
     await chain(place)
     today = datetime.now(UTC).date()
     async with tampering(place) as connection:
@@ -407,7 +411,7 @@ async def test_a_day_that_was_dropped_before_its_time_is_found(place: Place) -> 
     assert ("day-removed", today.isoformat()) in {(finding.kind, finding.where) for finding in found.findings}
 
 
-async def test_records_cannot_be_changed_by_mistake_even_by_the_owner(place: Place) -> None:
+async def test_trail_records_cannot_be_updated_or_deleted_even_by_the_owner(place: Place) -> None:
     await chain(place, 1)
     for statement in (
         "UPDATE trail.records SET actor = ''",
@@ -418,7 +422,7 @@ async def test_records_cannot_be_changed_by_mistake_even_by_the_owner(place: Pla
             await place.library.execute(statement)
 
 
-async def test_what_went_by_age_is_not_missed_and_what_did_not_is(place: Place) -> None:
+async def test_records_removed_by_retention_are_not_reported_and_records_removed_early_are(place: Place) -> None:
     long_ago = datetime.now(UTC) - timedelta(days=401)
     async with place.library.pool.connection() as connection:
         try:
@@ -460,7 +464,7 @@ async def waits(place: Place, task: asyncio.Task[Any]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_with_required_nothing_is_answered_before_its_record_is_committed(place: Place) -> None:
+async def test_with_a_required_trail_no_response_is_sent_before_its_record_is_committed(place: Place) -> None:
     required = replace(place.library, settings=place.settings("required"))
     async with service_over(required) as (client, _):
         async with place.library.pool.connection() as blocking:
@@ -476,7 +480,9 @@ async def test_with_required_nothing_is_answered_before_its_record_is_committed(
 
 
 @pytest.mark.parametrize("change", ["feedback", "resolve"])
-async def test_with_required_nothing_is_changed_before_its_record_is_committed(place: Place, change: str) -> None:
+async def test_with_a_required_trail_no_change_is_made_before_its_record_is_committed(
+    place: Place, change: str
+) -> None:
     """Whether the client is still there or not."""
     answer, library = uuid4(), place.library
     await library.execute(
@@ -525,7 +531,7 @@ async def test_with_required_nothing_is_changed_before_its_record_is_committed(p
 
 
 @pytest.mark.parametrize("mode", ["on", "required"])
-async def test_whoever_leaves_before_the_answer_is_recorded(
+async def test_a_client_that_disconnects_before_the_response_is_recorded(
     place: Place, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, since = asyncio.Event(), datetime.now(UTC)
@@ -548,7 +554,7 @@ async def test_whoever_leaves_before_the_answer_is_recorded(
     ]
 
 
-async def test_with_required_a_trail_that_cannot_be_written_answers_nothing(place: Place) -> None:
+async def test_with_a_required_trail_that_cannot_be_written_requests_are_refused(place: Place) -> None:
     required = replace(place.library, settings=place.settings("required"))
     async with service_over(required) as (client, service):
         await place.library.execute("ALTER TABLE trail.records RENAME TO away")
@@ -568,7 +574,7 @@ async def test_with_required_a_trail_that_cannot_be_written_answers_nothing(plac
     assert (await place.examined()).findings == []
 
 
-async def test_without_required_an_outage_stops_nobody_and_is_made_up_for(
+async def test_with_an_optional_trail_an_outage_delays_records_and_reports_lost_ones(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "MOST_WAITING", 5)
@@ -600,7 +606,7 @@ async def test_without_required_an_outage_stops_nobody_and_is_made_up_for(
     assert (await place.examined()).findings == []
 
 
-async def test_with_off_nothing_is_written(place: Place) -> None:
+async def test_with_the_trail_off_nothing_is_recorded(place: Place) -> None:
     before = len(await place.records())
     async with open_trail(place.settings("off"), "off") as trail:
         await trail.write(record("nobody"))
@@ -648,7 +654,7 @@ async def killed(home: Path, mode: str, actor: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("mode", ["on", "required"])
-async def test_processes_that_are_killed_lose_no_more_than_is_said(place: Place, home: Path, mode: str) -> None:
+async def test_killed_processes_lose_only_records_not_yet_written(place: Place, home: Path, mode: str) -> None:
     """Two at once: neither hinders the other, and both chains hold."""
     actors = [uuid4().hex, uuid4().hex]
     ends = await asyncio.gather(*(killed(home, mode, actor) for actor in actors))
@@ -659,7 +665,7 @@ async def test_processes_that_are_killed_lose_no_more_than_is_said(place: Place,
     assert (await place.examined()).findings == []
 
 
-async def test_a_commit_that_nobody_heard_of_is_repeated_and_nothing_is_missing(
+async def test_a_commit_whose_confirmation_was_lost_is_repeated_without_findings(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a chain of its own: a record may be there twice, and is there."""
@@ -684,7 +690,7 @@ async def test_a_commit_that_nobody_heard_of_is_repeated_and_nothing_is_missing(
 
 
 @pytest.mark.parametrize("mode", ["on", "required"])
-async def test_nobody_suppresses_a_record_by_taking_its_place(place: Place, mode: str) -> None:
+async def test_forged_records_in_a_chains_next_places_do_not_suppress_real_ones(place: Place, mode: str) -> None:
     """Whoever may add records, and reads in the heads which chains there are."""
     actor = uuid4().hex
     forged = (
@@ -711,7 +717,7 @@ async def test_nobody_suppresses_a_record_by_taking_its_place(place: Place, mode
             await connection.execute("DELETE FROM trail.records WHERE actor = 'eve'")
 
 
-async def test_many_processes_add_heads_at_once_and_all_of_them_link(place: Place) -> None:
+async def test_concurrent_processes_add_heads_that_link_correctly(place: Place) -> None:
     async def one(n: int) -> None:
         await writing.record_now(place.settings("required"), "crowd", record(f"crowd{n}"))
 
@@ -719,7 +725,7 @@ async def test_many_processes_add_heads_at_once_and_all_of_them_link(place: Plac
     assert (await place.examined()).findings == []
 
 
-async def test_a_day_that_has_no_partition_yet_gets_one(place: Place) -> None:
+async def test_a_missing_daily_partition_is_created(place: Place) -> None:
     async with place.library.pool.connection() as connection:
         tomorrow = datetime.now(UTC).date() + timedelta(days=1)
         try:
@@ -731,7 +737,7 @@ async def test_a_day_that_has_no_partition_yet_gets_one(place: Place) -> None:
             await connection.rollback()
 
 
-async def test_a_trail_that_was_closed_refuses_instead_of_forgetting(place: Place) -> None:
+async def test_an_unreachable_required_trail_raises_errors_instead_of_dropping_records(place: Place) -> None:
     broken = place.settings("required").model_copy(
         update={
             "postgres": place.library.settings.postgres.model_copy(

@@ -88,9 +88,7 @@ async def used(library: Library, tenant: str, caller: str = "") -> tuple[float, 
 # Shares
 
 
-async def test_four_callers_of_one_tenant_at_full_load_do_not_keep_another_tenant_out(
-    library: Library, chat: FakeChat
-) -> None:
+async def test_one_tenant_at_full_load_does_not_block_another_tenant(library: Library, chat: FakeChat) -> None:
     """Before, four callers with eight slow answers each took every place of the process."""
     chat.faults.latency_seconds = 60
     async with service_over(library, chat=model(chat), serve={"answers_at_once": 16, "waiting_seconds": 60}) as (
@@ -141,7 +139,7 @@ async def flood(client: httpx.AsyncClient, callers: list[dict[str, str]]) -> Non
 # Budgets
 
 
-async def test_an_exhausted_budget_of_requests_is_a_429_that_says_when_it_ends(
+async def test_an_exhausted_request_budget_is_a_429_with_the_time_of_its_end(
     library: Library, tenant: str, tmp_path: Path
 ) -> None:
     file = limits(tmp_path, f'[tenant."{tenant}".caller]\nrequests_per_day = 2')
@@ -162,7 +160,7 @@ async def test_an_exhausted_budget_of_requests_is_a_429_that_says_when_it_ends(
         assert (await client.get("/v1/me", headers=as_("ann", tenant))).status_code == 200, "the file is read again"
 
 
-async def test_tokens_and_money_of_answers_are_counted_and_end_them_but_not_searches(
+async def test_an_exhausted_token_budget_ends_answers_but_not_searches(
     library: Library, chat: FakeChat, tmp_path: Path
 ) -> None:
     before = await used(library, "globex")
@@ -188,9 +186,7 @@ async def test_tokens_and_money_of_answers_are_counted_and_end_them_but_not_sear
     assert after[2] - before[2] == pytest.approx(money)
 
 
-async def test_a_reader_that_leaves_in_the_middle_is_charged_for_what_the_model_did(
-    library: Library, chat: FakeChat
-) -> None:
+async def test_a_client_that_leaves_a_stream_is_charged_for_the_models_tokens(library: Library, chat: FakeChat) -> None:
     """Else whoever leaves just before the end would have its answers for nothing."""
     chat.faults.token_seconds = 0.2
     async with service_over(library, chat=model(chat)) as (client, _):
@@ -202,7 +198,7 @@ async def test_a_reader_that_leaves_in_the_middle_is_charged_for_what_the_model_
     assert (await used(library, "acme"))[1] > 100
 
 
-async def test_while_nobody_has_a_limit_use_is_counted_by_tenant_and_shown(
+async def test_without_limits_usage_is_counted_by_tenant_and_shown_by_penstock_budget(
     library: Library, tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with service_over(library) as (client, _):
@@ -267,7 +263,7 @@ async def process(
         await started.wait()
 
 
-async def test_two_processes_share_a_budget_and_one_that_is_started_anew_finds_what_was_used(
+async def test_processes_share_a_budget_and_a_restarted_one_continues_with_it(
     library: Library, tenant: str, tmp_path: Path
 ) -> None:
     keys = write_keys(tmp_path / "keys.toml", bot={"key": "k-1", "tenant": tenant, "tags": ["wiki/staff"]})
@@ -299,7 +295,7 @@ async def test_two_processes_share_a_budget_and_one_that_is_started_anew_finds_w
     assert (await used(library, tenant))[0] <= 300
 
 
-async def test_a_rate_holds_in_two_processes_together_but_for_a_portion(library: Library, tenant: str) -> None:
+async def test_a_rate_limit_is_shared_by_two_processes_up_to_one_portion(library: Library, tenant: str) -> None:
     rate = {"requests_per_minute": 40}
     async with service_over(library, serve=rate) as (a, _), service_over(library, serve=rate) as (b, _):
         now = datetime.now(UTC)
@@ -316,7 +312,9 @@ async def test_a_rate_holds_in_two_processes_together_but_for_a_portion(library:
 # The table
 
 
-async def test_postgres_counts_as_the_model_of_the_unit_tests_does(library: Library, tenant: str) -> None:
+async def test_the_postgres_budget_ledger_behaves_like_the_model_of_the_unit_tests(
+    library: Library, tenant: str
+) -> None:
     ledger, table = PostgresLedger(library.pool, 60), Table()
     day = Subject(tenant, "", "day")
     [(midnight,)] = await library.execute("SELECT date_trunc('day', clock_timestamp(), 'UTC')")
@@ -336,7 +334,7 @@ async def test_postgres_counts_as_the_model_of_the_unit_tests_does(library: Libr
     assert (found.since, found.used.requests) == (midnight, 4)
 
 
-async def test_twenty_at_once_are_given_what_there_is_and_no_more(library: Library, tenant: str) -> None:
+async def test_concurrent_budget_requests_are_granted_no_more_than_the_ceiling(library: Library, tenant: str) -> None:
     ledger = PostgresLedger(library.pool, 60)
     asked = [
         ledger.use(
@@ -347,7 +345,7 @@ async def test_twenty_at_once_are_given_what_there_is_and_no_more(library: Libra
     assert sum(found.granted.requests for found in await asyncio.gather(*asked)) == 100
 
 
-async def test_the_query_services_login_counts_and_can_unsay_nothing(library: Library, tenant: str) -> None:
+async def test_the_query_services_login_can_record_usage_but_not_change_it(library: Library, tenant: str) -> None:
     admin = library.settings.postgres.dsn.get_secret_value()
     run_file(admin, "1-roles.sql")
     run_file(admin, "2-grants.sql")
@@ -364,7 +362,7 @@ async def test_the_query_services_login_counts_and_can_unsay_nothing(library: Li
     assert (await used(library, tenant))[0] == 1
 
 
-async def test_what_callers_used_goes_by_age(library: Library, tenant: str) -> None:
+async def test_old_usage_of_callers_is_erased_by_retention(library: Library, tenant: str) -> None:
     await library.execute(
         "INSERT INTO query_use (tenant, caller, span, since) SELECT %s, caller, 'day', now() - age::interval"
         " FROM (VALUES ('token:ann', '31 days'), ('token:bob', '29 days')) v (caller, age)",
@@ -374,7 +372,7 @@ async def test_what_callers_used_goes_by_age(library: Library, tenant: str) -> N
     assert await library.execute("SELECT caller FROM query_use WHERE tenant = %s", tenant) == [("token:bob",)]
 
 
-async def test_the_workers_login_cannot_unsay_what_was_used_today(library: Library, tenant: str) -> None:
+async def test_the_workers_login_cannot_delete_todays_usage(library: Library, tenant: str) -> None:
     admin = library.settings.postgres.dsn.get_secret_value()
     run_file(admin, "1-roles.sql")
     run_file(admin, "2-grants.sql")
@@ -386,7 +384,7 @@ async def test_the_workers_login_cannot_unsay_what_was_used_today(library: Libra
     assert (await used(library, tenant))[0] == 1
 
 
-async def test_todays_use_is_shown_where_the_service_and_its_limits_are(
+async def test_penstock_budget_works_with_the_query_services_login(
     library: Library, tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin = library.settings.postgres.dsn.get_secret_value()

@@ -43,7 +43,7 @@ def desk(library: Library) -> Desk:
 
 
 @pytest.mark.parametrize("written", ["Ångström", "hand\u00adbook", "de\u200bployment"])
-async def test_a_question_is_read_as_documents_are_kept(desk: Desk, written: str) -> None:
+async def test_questions_are_normalised_like_documents(desk: Desk, written: str) -> None:
     """A file name from a Mac is decomposed, a word from a page has an invisible hyphen: both found nothing."""
     tenant = desk.tenant
     await desk.library.put(
@@ -54,20 +54,18 @@ async def test_a_question_is_read_as_documents_are_kept(desk: Desk, written: str
     assert names(found) == ["one"]
 
 
-async def test_what_nobody_sees_is_no_question() -> None:
+async def test_a_question_of_only_invisible_characters_is_rejected_as_empty() -> None:
     with pytest.raises(BadQuery, match="empty"):
         check("\u200b\u202e\ufeff", 10, "hybrid")
 
 
-async def test_a_page_without_spaces_is_no_query_of_thousands_of_terms() -> None:
+async def test_a_long_question_without_spaces_is_truncated_for_the_keyword_query() -> None:
     asked = clauses("釧路湿原国立公園" * 1000)
     assert len(asked["must"]["combined_fields"]["query"]) == MAX_MATCHED_CHARACTERS
     assert len(asked["should"]["match_phrase"]["text.exact"]["query"]) == MAX_MATCHED_CHARACTERS
 
 
-async def test_who_is_let_into_ten_thousand_restricted_pages_is_answered_by_keyword(
-    library: Library, desk: Desk
-) -> None:
+async def test_a_caller_with_ten_thousand_required_tags_can_search_by_keyword(library: Library, desk: Desk) -> None:
     """Elasticsearch counts each required tag as a clause and refused the search."""
     await library.put(
         document("mine", "a restricted page", tenant=desk.tenant, required_tags=["r7"]),
@@ -83,7 +81,7 @@ async def test_who_is_let_into_ten_thousand_restricted_pages_is_answered_by_keyw
 
 
 @pytest.mark.parametrize("counted", [False, True])
-async def test_many_tags_are_looked_up_one_by_one(library: Library, desk: Desk, counted: bool) -> None:
+async def test_access_sets_of_many_tags_are_looked_up_by_index(library: Library, desk: Desk, counted: bool) -> None:
     """It was planned as a scan of all access sets for each tag: 300 tags and 10,000 sets took a second, 3,000 tags and
     100,000 sets never came to an end, and so all that such a caller asked."""
     await library.execute(
@@ -110,7 +108,7 @@ async def test_many_tags_are_looked_up_one_by_one(library: Library, desk: Desk, 
     assert (len(may.access_ids), set(may.acl_tags), may.required_tags) == (299, tags - {"wiki/g0"}, ())
 
 
-async def test_the_last_moment_is_a_time_like_any_other(library: Library, desk: Desk) -> None:
+async def test_the_latest_possible_date_is_a_valid_filter(library: Library, desk: Desk) -> None:
     """It was a 500: a millisecond is added for Elasticsearch, and there is none after it."""
     await library.put(
         document("a", "deployment", tenant=desk.tenant, source_modified_at=datetime(2026, 1, 1, tzinfo=UTC))
@@ -130,7 +128,7 @@ async def test_the_last_moment_is_a_time_like_any_other(library: Library, desk: 
 # What is remembered
 
 
-async def test_who_may_read_something_else_does_not_learn_what_was_asked(desk: Desk) -> None:
+async def test_cached_query_vectors_are_not_shared_between_different_access(desk: Desk) -> None:
     """Whether the question's vector was remembered shows in its step's time."""
     await desk.library.put(
         document("s", "merger plans", tenant=desk.tenant, acl_tags=["board"]),
@@ -143,7 +141,7 @@ async def test_who_may_read_something_else_does_not_learn_what_was_asked(desk: D
     assert desk.hits("embeddings") == 1
 
 
-async def test_a_ledger_that_was_restored_from_a_dump_remembers_too(desk: Desk) -> None:
+async def test_results_are_cached_on_a_ledger_restored_from_a_dump(desk: Desk) -> None:
     """The ids of its transactions are those of another server, and far ahead of this one's."""
     await desk.library.put(document("a", "deployment", tenant=desk.tenant))
     await desk.library.execute(
@@ -156,7 +154,7 @@ async def test_a_ledger_that_was_restored_from_a_dump_remembers_too(desk: Desk) 
     assert desk.hits() == 1
 
 
-async def test_a_wide_reader_is_a_small_key() -> None:
+async def test_the_cache_key_of_a_caller_with_many_access_sets_is_a_short_digest() -> None:
     """2,000 answers for somebody who satisfies 200,000 access sets held 16 GB of numbers."""
     ids = range(1_000_000, 1_200_000)
     wide = Readable((*ids,), ("wiki/a", "wiki/b"), ())
@@ -173,7 +171,7 @@ async def test_a_wide_reader_is_a_small_key() -> None:
 # What is told
 
 
-async def test_a_chat_server_that_is_away_is_not_named_to_readers(library: Library, desk: Desk) -> None:
+async def test_the_address_of_an_unreachable_chat_server_is_not_shown(library: Library, desk: Desk) -> None:
     await library.put(document("a", "the deployment handbook", tenant=desk.tenant, acl_tags=["user:ann"]))
     chat = ChatSettings(base_url="http://chat.intern.test:9/v1", model="m")
     async with service_over(library, chat=chat) as (client, _):
@@ -182,7 +180,7 @@ async def test_a_chat_server_that_is_away_is_not_named_to_readers(library: Libra
     assert "intern.test" not in answer.text
 
 
-async def test_a_question_that_cannot_be_asked_is_no_fault_of_the_service(
+async def test_an_invalid_question_is_a_422_and_not_logged_as_misconfigured(
     library: Library, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with service_over(library) as (client, _):
@@ -193,7 +191,7 @@ async def test_a_question_that_cannot_be_asked_is_no_fault_of_the_service(
     assert "misconfigured" not in written.out + written.err
 
 
-async def test_what_the_service_asks_itself_is_nobodys_to_review(library: Library, desk: Desk) -> None:
+async def test_answers_to_golden_questions_are_not_queued_for_review(library: Library, desk: Desk) -> None:
     """Golden questions are answered every quarter of an hour: each doubtful answer came into the queue again and again,
     and counted as one that somebody had got."""
     await library.put(document("a", "the deployment handbook", tenant=desk.tenant))
@@ -209,7 +207,7 @@ async def test_what_the_service_asks_itself_is_nobodys_to_review(library: Librar
     assert await library.execute("SELECT count(*) FROM answer_reviews WHERE tenant = %s", desk.tenant) == [(0,)]
 
 
-async def test_a_probe_names_no_host(library: Library) -> None:
+async def test_health_probes_are_answered_whatever_the_host_header(library: Library) -> None:
     """Whoever orchestrates asks by address. Set as docs/http.md says, allowed_hosts made the service never ready."""
     serve = {"allowed_hosts": ("search.example.org",)}
     async with service_over(library, serve=serve) as (client, _):
@@ -235,7 +233,7 @@ async def test_a_probe_names_no_host(library: Library) -> None:
     ],
 )
 @pytest.mark.parametrize("at_once", [1, 4_000])
-async def test_no_definition_makes_a_link_of_a_citation(written: str, at_once: int) -> None:
+async def test_markdown_link_definitions_cannot_turn_a_citation_into_a_link(written: str, at_once: int) -> None:
     """CommonMark takes them in lists and quotations too, and with labels of several lines."""
     writing = AnswerSanitizer(numbered("The gate opens at nine."))
     pieces = [writing.feed(written[n : n + at_once]) for n in range(0, len(written), at_once)]
@@ -247,7 +245,7 @@ async def test_no_definition_makes_a_link_of_a_citation(written: str, at_once: i
 
 
 @pytest.mark.parametrize("roles", [{"penstock-operator": {"acme": "x"}}, [["penstock-operator"]], None, 7])
-async def test_roles_of_another_shape_are_none(roles: object) -> None:
+async def test_roles_of_an_unexpected_shape_grant_no_operator_role(roles: object) -> None:
     """Some issuers write an object; every request of such a caller was a 500."""
     async with issuing() as issuer, httpx.AsyncClient() as client:
         keys = KeySet(issuer.jwks_url, keep_seconds=86_400, client=client)
@@ -256,7 +254,7 @@ async def test_roles_of_another_shape_are_none(roles: object) -> None:
         await keys.aclose()
 
 
-async def test_an_address_that_is_not_verified_is_nobodys_however_it_is_said() -> None:
+async def test_a_token_with_an_unverified_email_is_rejected() -> None:
     async with issuing() as issuer, httpx.AsyncClient() as client:
         keys, settings = KeySet(issuer.jwks_url, keep_seconds=86_400, client=client), AuthSettings(**issuer.settings())
         for said in (True, "true"):
@@ -267,7 +265,7 @@ async def test_an_address_that_is_not_verified_is_nobodys_however_it_is_said() -
         await keys.aclose()
 
 
-async def test_a_key_that_was_withdrawn_while_nobody_asked_opens_nothing() -> None:
+async def test_a_signing_key_withdrawn_during_an_idle_time_is_no_longer_accepted() -> None:
     """The first request after a quiet night was believed on yesterday's keys, its issuer at hand."""
     now = [1_000.0]
     async with issuing() as issuer, httpx.AsyncClient() as client:

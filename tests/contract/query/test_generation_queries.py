@@ -66,7 +66,7 @@ async def site(stack: Stack) -> AsyncIterator[Site]:
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def as_it_was(site: Site) -> None:
+async def reset_generations(site: Site) -> None:
     await site.state(g1="active", g2="previous", g3="building")
     await site.library.execute("UPDATE builds SET origin = 'g1'")
     for model in site.models.values():
@@ -81,7 +81,7 @@ async def search(client: httpx.AsyncClient, query: str, mode: str = "vector") ->
     return found
 
 
-def wrong(found: dict, name: str, mode: str) -> str | None:  # type: ignore[type-arg]
+def mistake_in(found: dict, name: str, mode: str) -> str | None:  # type: ignore[type-arg]
     """The question is a document's very text: its own model finds it at a cosine of 1, another one anywhere."""
     if found["degraded"]:
         return str(found["degraded"])
@@ -108,7 +108,7 @@ async def test_no_query_fails_or_mixes_models_while_generations_change(site: Sit
             while not over.is_set():
                 name, mode = dice.choice(list(TEXTS)), dice.choice(["vector", "vector", "hybrid", "keyword"])
                 try:
-                    if why := wrong(await search(client, TEXTS[name], mode), name, mode):
+                    if why := mistake_in(await search(client, TEXTS[name], mode), name, mode):
                         failures.append(why)
                 except (AssertionError, httpx.HTTPError) as error:
                     failures.append(str(error))
@@ -130,14 +130,14 @@ async def test_no_query_fails_or_mixes_models_while_generations_change(site: Sit
     assert {s for model in site.models.values() for s in model.stats.statuses} == {"200"}, "each key went to its host"
 
 
-async def test_an_edit_just_before_a_cut_over_is_found_before_and_after_it(site: Site) -> None:
+async def test_an_edit_just_before_a_cut_over_stays_searchable_throughout(site: Site) -> None:
     """The next generation's model was slow: the cut-over came before the edit's vector, and nothing found it."""
     edit = document("fresh.md", "All about otter holts, in the year 1999.", acl_tags=["user:ann", "staff"])
     new = site.libraries[-1]
     async with site.service() as (client, _):
 
         async def is_found() -> None:
-            assert wrong(await search(client, edit.content), "fresh.md", "vector") is None
+            assert mistake_in(await search(client, edit.content), "fresh.md", "vector") is None
 
         ids = await site.library.accept(edit)
         await asyncio.gather(*(library.converge(*ids) for library in site.libraries if library is not new))
@@ -152,7 +152,7 @@ async def test_an_edit_just_before_a_cut_over_is_found_before_and_after_it(site:
         await is_found()
 
 
-async def test_what_comes_while_a_cut_over_waits_does_not_hold_it_up(
+async def test_documents_that_arrive_while_a_cut_over_waits_do_not_delay_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under live traffic something always waits."""
@@ -178,15 +178,15 @@ async def test_what_comes_while_a_cut_over_waits_does_not_hold_it_up(
         await library.converge(*later)
 
 
-async def test_the_very_next_query_after_a_change_uses_the_new_generation(site: Site) -> None:
+async def test_the_next_query_after_a_cut_over_uses_the_new_generation(site: Site) -> None:
     [name, other, third] = list(TEXTS)[:3]
     async with site.service() as (client, service):
-        assert wrong(await search(client, TEXTS[name]), name, "vector") is None
+        assert mistake_in(await search(client, TEXTS[name]), name, "vector") is None
         await site.cut_over()
-        assert wrong(await search(client, TEXTS[other]), other, "vector") is None
-        assert wrong(await search(client, TEXTS[name]), name, "vector") is None, "no vector of the model before"
+        assert mistake_in(await search(client, TEXTS[other]), other, "vector") is None
+        assert mistake_in(await search(client, TEXTS[name]), name, "vector") is None, "no vector of the model before"
         await site.roll_back()
-        assert wrong(await search(client, TEXTS[third]), third, "vector") is None
+        assert mistake_in(await search(client, TEXTS[third]), third, "vector") is None
         told = await pipeline_view(service.pool, service.es, site.settings)
         assert told["generation"] == {"name": "g1", "model": "model-g1", "dimensions": 64}
     asked = {n: [text for text in model.asked if text != "warm up"] for n, model in site.models.items()}
@@ -195,7 +195,7 @@ async def test_the_very_next_query_after_a_change_uses_the_new_generation(site: 
     assert asked["g2"] == []
 
 
-async def test_every_model_is_asked_before_a_query_needs_it(site: Site) -> None:
+async def test_the_models_of_all_generations_are_warmed_up_before_a_query_needs_them(site: Site) -> None:
     async with site.service() as (client, service):
         async with asyncio.timeout(30):
             while not all(model.asked for model in site.models.values()):
@@ -204,11 +204,11 @@ async def test_every_model_is_asked_before_a_query_needs_it(site: Site) -> None:
         opened = dict(service.embedders._open)  # type: ignore[attr-defined]
         await site.cut_over()
         [name] = list(TEXTS)[:1]
-        assert wrong(await search(client, TEXTS[name]), name, "vector") is None
+        assert mistake_in(await search(client, TEXTS[name]), name, "vector") is None
         assert service.embedders._open == opened, "none had to be made"  # type: ignore[attr-defined]
 
 
-async def test_a_query_under_way_ends_on_the_generation_that_it_pinned(site: Site) -> None:
+async def test_a_query_in_progress_finishes_on_the_generation_it_started_with(site: Site) -> None:
     [name, other] = list(TEXTS)[:2]
     embedders = site.embedders()
     library = site.library
@@ -234,7 +234,7 @@ async def test_a_query_under_way_ends_on_the_generation_that_it_pinned(site: Sit
     await embedders.aclose()
 
 
-async def test_a_named_generation_answers_whichever_is_active(site: Site) -> None:
+async def test_a_query_can_name_its_generation_whichever_is_active(site: Site) -> None:
     embedders = site.embedders()
     search = Search(site.library.pool, site.library.es, embedders)
     caller = await site.library.caller("acme", "staff")
@@ -246,7 +246,7 @@ async def test_a_named_generation_answers_whichever_is_active(site: Site) -> Non
     await embedders.aclose()
 
 
-async def test_the_wrong_model_is_refused_and_never_compared(site: Site) -> None:
+async def test_without_the_generations_model_only_keywords_are_searched_with_a_note(site: Site) -> None:
     """Law 10, where the settings' model alone is at hand: the keywords answer, and it is said why."""
     one = QueryEmbedder(lambda: site.library.embedder)
     search = Search(site.library.pool, site.library.es, one)
@@ -259,7 +259,7 @@ async def test_the_wrong_model_is_refused_and_never_compared(site: Site) -> None
     assert search._cache.vector(await site.generation("g3"), caller, TEXTS["0.md"]) is None, "not kept as g3's"
 
 
-async def test_models_that_no_generation_names_are_let_go_after_a_while(site: Site) -> None:
+async def test_models_no_generation_uses_are_closed_after_a_while(site: Site) -> None:
     generations = [await site.generation(name) for name in ("g1", "g2", "g3")]
     closed: list[str] = []
 
@@ -285,7 +285,7 @@ async def test_models_that_no_generation_names_are_let_go_after_a_while(site: Si
         assert sorted(closed) == ["g1", "g2", "g3"]
 
 
-async def test_generations_that_differ_in_their_tables_alone_share_one_model(site: Site) -> None:
+async def test_generations_that_differ_only_in_their_tables_share_one_model(site: Site) -> None:
     embedders = site.embedders()
     one = await site.generation("g1")
     rebuilt = replace(one, name="g9", state="building", chunk_table="chunks_g9", keyword_index="chunks-g9")
@@ -294,7 +294,7 @@ async def test_generations_that_differ_in_their_tables_alone_share_one_model(sit
     await embedders.aclose()
 
 
-async def test_a_generation_whose_model_is_away_is_tried_again_and_holds_nobody_up(site: Site) -> None:
+async def test_a_generation_with_an_unavailable_model_is_retried_without_blocking_the_others(site: Site) -> None:
     metrics, embedders = QueryMetrics(), site.embedders()
     following = GenerationFollower(site.library.pool, embedders, metrics)
     site.models["g3"].api_key = "another"
@@ -320,7 +320,7 @@ async def test_a_generation_whose_model_is_away_is_tried_again_and_holds_nobody_
     await embedders.aclose()
 
 
-async def test_a_generation_that_is_not_complete_is_no_candidate(site: Site) -> None:
+async def test_an_incomplete_generation_is_not_a_candidate(site: Site) -> None:
     await site.library.execute("UPDATE builds SET ready_at = NULL WHERE generation = 'g3'")
     try:
         embedders = site.embedders()
@@ -334,7 +334,7 @@ async def test_a_generation_that_is_not_complete_is_no_candidate(site: Site) -> 
         await site.library.execute("UPDATE builds SET ready_at = now() WHERE generation = 'g3'")
 
 
-async def test_what_an_answer_is_made_from_is_of_one_generation(site: Site) -> None:
+async def test_an_answer_uses_one_generation_throughout_despite_a_cut_over(site: Site) -> None:
     """Its mode was decided on by what one generation holds: that one is searched, too."""
     embedders = site.embedders()
     caller = await site.library.caller("acme", "staff")

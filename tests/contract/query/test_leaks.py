@@ -167,7 +167,7 @@ class Asking:
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, None])
-async def test_every_answer_is_what_a_plain_filter_allows(paths: Paths, seed: int | None) -> None:
+async def test_every_search_result_is_what_a_plain_access_filter_allows(paths: Paths, seed: int | None) -> None:
     asking = Asking(paths, random.randrange(10, 10**6) if seed is None else seed)
     library = paths.library
 
@@ -192,7 +192,7 @@ async def test_every_answer_is_what_a_plain_filter_allows(paths: Paths, seed: in
     print(f"{sum(asking.asked.values())} questions, {asking.found} passages: {dict(asking.asked)}")
 
 
-async def test_the_forced_walk_goes_through_the_graph(paths: Paths) -> None:
+async def test_the_leak_tests_graph_search_uses_the_vector_index(paths: Paths) -> None:
     """Else the test above would not ask the path it names."""
     library = paths.library
     async with paths.walking._stores._pool.connection() as connection:
@@ -224,7 +224,7 @@ async def check_readers(asking: Asking) -> None:
 # No trace: the same answers as in a world in which the rest never existed
 
 
-def concerns(event: Event, readable: dict[DocumentKey, Living], asker: Asker) -> bool:
+def is_visible_to(event: Event, readable: dict[DocumentKey, Living], asker: Asker) -> bool:
     if isinstance(event, IdentityChanged):
         return event.tenant == asker.tenant and event.principal in asker.principals
     return (event.tenant, event.source, event.external_id) in readable
@@ -240,16 +240,18 @@ def told(paths: Paths, found: SearchResults) -> dict[str, Any]:
     return {**answer, "steps": str(steps).replace(name, ""), "degraded": str(answer["degraded"]).replace(name, "")}
 
 
-async def test_no_answer_has_a_trace_of_what_may_not_be_read(stack: Stack) -> None:
+async def test_search_results_are_the_same_as_without_the_unreadable_documents(stack: Stack) -> None:
     async with Paths.open(stack) as everything, Paths.open(stack) as only:
         asking = Asking(everything, seed=7)
         await everything.library.converge(*await asking.learn("first"), *await asking.learn("then"))
-        chosen = {id(world): max(world.askers, key=lambda a: _reads(asking, world, a)) for world in asking.worlds}
+        chosen = {
+            id(world): max(world.askers, key=lambda a: _count_readable(asking, world, a)) for world in asking.worlds
+        }
         kept = [
             event
             for world in asking.worlds
             for event in (*world.first, *world.then)
-            if concerns(event, asking.models[id(world)].readable(chosen[id(world)]), chosen[id(world)])
+            if is_visible_to(event, asking.models[id(world)].readable(chosen[id(world)]), chosen[id(world)])
         ]
         await only.library.converge(*await only.learn(kept))
         compared = 0
@@ -275,7 +277,7 @@ async def test_no_answer_has_a_trace_of_what_may_not_be_read(stack: Stack) -> No
         assert 0 < left < rows / 2
 
 
-def _reads(asking: Asking, world: World, asker: Asker) -> int:
+def _count_readable(asking: Asking, world: World, asker: Asker) -> int:
     return len(asking.models[id(world)].readable(asker))
 
 
@@ -289,13 +291,13 @@ def compare(one: dict[str, Any], other: dict[str, Any], *, exact: bool, all_show
     if exact:
         assert one == other
         return
-    assert _but_arranged(one["steps"]) == _but_arranged(other["steps"])
+    assert _without_arrange_step(one["steps"]) == _without_arrange_step(other["steps"])
     if all_shown:
         assert shown_documents(one) == shown_documents(other)
     assert all(result["score"] >= 0 for result in (*one["results"], *other["results"]))
 
 
-def _but_arranged(steps: str) -> str:
+def _without_arrange_step(steps: str) -> str:
     """Which chunk meets its neighbour first depends on their order, and so does how many passages they make."""
     return re.sub(r"\{'step': 'arrange', 'results': \d+\}", "", steps)
 

@@ -59,7 +59,7 @@ def desk(library: Library) -> Desk:
     return Desk(library)
 
 
-async def test_the_same_question_is_worked_out_once(desk: Desk) -> None:
+async def test_a_repeated_question_is_answered_from_the_cache(desk: Desk) -> None:
     await desk.library.put(document("a.md", "Moss on the lock gates.", tenant=desk.tenant))
     caller = await desk.library.caller(desk.tenant, "staff")
     first = await desk.found("moss lock", caller)
@@ -77,7 +77,7 @@ async def test_the_same_question_is_worked_out_once(desk: Desk) -> None:
     assert desk.hits() == 1
 
 
-async def test_an_answer_is_nobodys_of_another_access_set(desk: Desk) -> None:
+async def test_cached_results_are_not_shared_between_different_access(desk: Desk) -> None:
     await desk.library.put(
         document("open.md", "Ferns by the mill.", tenant=desk.tenant),
         document("closed.md", "Ferns in the mill's cellar.", tenant=desk.tenant, acl_tags=["board"]),
@@ -99,7 +99,7 @@ TWO = ("two.md", "Reeds and herons along the towpath too.")
 @pytest.mark.parametrize(
     "what", ["deleted", "revoked", "restricted", "edited", "renamed", "added", "opened", "nothing"]
 )
-async def test_a_remembered_answer_never_outlives_what_it_is_made_from(desk: Desk, what: str, settled: bool) -> None:
+async def test_a_cached_result_is_dropped_when_its_documents_change(desk: Desk, what: str, settled: bool) -> None:
     """settled: the stores have followed too; else only the ledger knows."""
     tenant = desk.tenant
     one, two = document(*ONE, tenant=tenant), document(*TWO, tenant=tenant, acl_tags=["staff", "board"])
@@ -133,7 +133,7 @@ async def test_a_remembered_answer_never_outlives_what_it_is_made_from(desk: Des
         assert found == before, "what becomes readable may wait until a store has followed"
 
 
-async def test_who_leaves_a_group_has_its_answers_no_more(desk: Desk) -> None:
+async def test_cached_results_are_not_used_after_the_caller_left_a_group(desk: Desk) -> None:
     await desk.library.put(document("a.md", "Rota of the lock keepers.", tenant=desk.tenant, acl_tags=["crew"]))
 
     async def reads() -> list[str]:
@@ -151,7 +151,7 @@ async def test_who_leaves_a_group_has_its_answers_no_more(desk: Desk) -> None:
     assert await reads() == []
 
 
-async def test_a_store_that_follows_late_is_seen(desk: Desk) -> None:
+async def test_a_cached_result_is_recomputed_after_a_store_settled_in_an_older_transaction(desk: Desk) -> None:
     """What settles in a transaction that began before the answer was remembered and ends after it."""
     library, tenant = desk.library, desk.tenant
     await library.put(document("a.md", "Willows at the bend.", tenant=tenant))
@@ -167,7 +167,7 @@ async def test_a_store_that_follows_late_is_seen(desk: Desk) -> None:
     assert desk.hits() == 2
 
 
-async def test_what_happens_to_what_a_caller_may_not_read_forgets_nothing(desk: Desk) -> None:
+async def test_changes_of_unreadable_documents_do_not_invalidate_cached_results(desk: Desk) -> None:
     """Else the time of an answer would tell."""
     await desk.library.put(document("a.md", "Sedge in the pond.", tenant=desk.tenant))
     assert await desk.ask("sedge pond", "staff") == ["a.md"]
@@ -179,7 +179,7 @@ async def test_what_happens_to_what_a_caller_may_not_read_forgets_nothing(desk: 
     assert desk.hits() == 1
 
 
-async def test_what_was_incomplete_is_not_remembered(desk: Desk) -> None:
+async def test_degraded_results_are_not_cached(desk: Desk) -> None:
     await desk.library.put(document("a.md", "Rushes.", tenant=desk.tenant))
     index = desk.library.generation.keyword_index
     await desk.library.es.indices.close(index=index)
@@ -193,7 +193,7 @@ async def test_what_was_incomplete_is_not_remembered(desk: Desk) -> None:
     assert desk.hits() == 0
 
 
-async def test_no_more_is_kept_than_is_set(library: Library) -> None:
+async def test_the_number_of_cached_results_is_limited_by_the_setting(library: Library) -> None:
     small = Desk(library, RetrievalSettings(cached_queries=2))
     for query in ("a", "b", "c", "a"):
         await small.ask(query, "staff")
@@ -214,7 +214,7 @@ class SlowEmbedder(WordEmbedder):
         return self._vector(text)
 
 
-async def test_searches_that_are_cancelled_leave_nothing_behind(library: Library) -> None:
+async def test_cancelled_searches_leave_no_connection_or_task_behind(library: Library) -> None:
     """200 of them, each after a time of its own: every pool connection and every one to Elasticsearch comes back."""
     tenant = f"t{uuid4().hex[:8]}"
     await library.put(*(document(f"{n}.md", f"Otters at weir {n}.", tenant=tenant) for n in range(5)))
@@ -249,7 +249,7 @@ async def test_searches_that_are_cancelled_leave_nothing_behind(library: Library
     assert len(asyncio.all_tasks()) <= tasks_before
 
 
-async def test_no_connection_is_held_while_a_model_or_elasticsearch_is_waited_for(library: Library) -> None:
+async def test_no_postgres_connection_is_held_while_waiting_for_the_embedding_model(library: Library) -> None:
     caller = await library.caller(f"t{uuid4().hex[:8]}", "staff")
     waiting, go_on = asyncio.Event(), asyncio.Event()
 
@@ -269,7 +269,7 @@ async def test_no_connection_is_held_while_a_model_or_elasticsearch_is_waited_fo
     assert (await task).degraded == ()
 
 
-async def test_who_is_cancelled_while_giving_a_connection_back_has_given_it_back(library: Library) -> None:
+async def test_a_task_cancelled_while_returning_a_connection_still_returns_it(library: Library) -> None:
     pool = library.pool
     holding, go_on = asyncio.Event(), asyncio.Event()
 
@@ -291,7 +291,7 @@ async def test_who_is_cancelled_while_giving_a_connection_back_has_given_it_back
             await asyncio.sleep(0.02)
 
 
-async def test_who_is_cancelled_while_a_pipeline_ends_leaves_no_pipeline_behind(library: Library) -> None:
+async def test_a_task_cancelled_during_a_pipeline_leaves_a_usable_connection(library: Library) -> None:
     pool, dice = library.pool, random.Random(7)
 
     async def pipelined() -> None:

@@ -58,7 +58,7 @@ def passes(one: DocumentUpserted, filters: Filters) -> bool:
     )
 
 
-async def test_every_filter_alone_and_together_in_every_mode_and_scan(library: Library, tenant: str) -> None:
+async def test_filters_alone_and_combined_work_in_every_mode_and_scan(library: Library, tenant: str) -> None:
     documents = described(tenant)
     await library.put(*documents)
     some = tuple(document_id(tenant, d.source, d.external_id) for d in documents[4:9])
@@ -83,9 +83,7 @@ async def test_every_filter_alone_and_together_in_every_mode_and_scan(library: L
         assert set(names(found)) == expected
 
 
-async def test_a_moment_within_the_hour_is_met_though_an_entry_knows_the_hour_only(
-    library: Library, tenant: str
-) -> None:
+async def test_date_filters_are_exact_within_the_hour(library: Library, tenant: str) -> None:
     moments = [DAY + timedelta(minutes=n) for n in (0, 10, 20, 59, 60)]
     documents = [
         document(f"{n}.md", f"Report number {n} on the estuary.", tenant=tenant, source_modified_at=at)
@@ -104,7 +102,7 @@ def _fields(filters: Filters) -> dict[str, Any]:
     return {name: getattr(filters, name) for name in Filters.__slots__}
 
 
-async def test_filters_are_the_ledgers_word_while_the_stores_lag(library: Library, tenant: str) -> None:
+async def test_filters_use_the_ledgers_values_while_the_stores_lag(library: Library, tenant: str) -> None:
     before = document("a.md", "Notes on the sluice.", tenant=tenant, author="ann", source_modified_at=DAY)
     await library.put(before)
     await library.accept(document("a.md", "Notes on the sluice.", tenant=tenant, author="bob", source_modified_at=DAY))
@@ -113,7 +111,7 @@ async def test_filters_are_the_ledgers_word_while_the_stores_lag(library: Librar
     assert names(await find(library, tenant, "sluice", Filters(authors=("bob",)), mode="vector")) == ["a.md"]
 
 
-async def test_a_filter_that_no_store_could_be_asked_is_refused(library: Library, tenant: str) -> None:
+async def test_an_invalid_filter_is_rejected(library: Library, tenant: str) -> None:
     for filters in (
         Filters(since=datetime(2026, 1, 1)),
         Filters(authors=("a\x00",)),
@@ -124,7 +122,7 @@ async def test_a_filter_that_no_store_could_be_asked_is_refused(library: Library
             await find(library, tenant, "sluice", filters)
 
 
-async def test_a_filtered_walk_stays_in_the_graph_and_a_narrow_filter_is_exact(library: Library, tenant: str) -> None:
+async def test_a_wide_filter_uses_the_graph_and_a_narrow_one_an_exact_scan(library: Library, tenant: str) -> None:
     """Both plans, and that the walk finds as many as there are."""
     await library.accept(
         *(document(f"{n}.md", "x", tenant=tenant, author="rare" if n < 3 else "often") for n in range(60))

@@ -28,7 +28,9 @@ NAMED = ("PROJ-4821", "ERR_CONN_RESET", "0x80070057", "config.yaml", "src/app/ma
 
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("mode", ["hybrid", "keyword"])
-async def test_what_holds_an_identifier_exactly_is_first(library: Library, tenant: str, name: str, mode: Mode) -> None:
+async def test_the_document_with_the_exact_identifier_is_ranked_first(
+    library: Library, tenant: str, name: str, mode: Mode
+) -> None:
     """Decoys hold its parts more often, or something that only looks like it."""
     parts = re.sub(r"[-_/.]|(?<=\dx)", " ", name)
     cut, longer = name[:-1], f"{name}7"
@@ -43,7 +45,7 @@ async def test_what_holds_an_identifier_exactly_is_first(library: Library, tenan
         assert names(await find(library, tenant, query, mode=mode))[0] == "it.md", query
 
 
-async def test_an_identifier_is_found_by_its_parts_and_by_the_end_of_its_path(library: Library, tenant: str) -> None:
+async def test_an_identifier_is_searchable_by_its_parts_and_its_path_suffix(library: Library, tenant: str) -> None:
     await library.put(
         document("a.md", "The start is in services/gateway/bootstrap.py now.", tenant=tenant),
         document("b.md", "It ends with ERR_SOCKET_CLOSED.", tenant=tenant),
@@ -61,7 +63,9 @@ async def test_an_identifier_is_found_by_its_parts_and_by_the_end_of_its_path(li
 # As whole passages
 
 
-async def test_neighbouring_chunks_are_one_passage_and_nothing_is_doubled(library: Library, tenant: str) -> None:
+async def test_neighbouring_chunks_are_merged_into_one_result_without_repeated_text(
+    library: Library, tenant: str
+) -> None:
     sentences = [f"Sentence {n} tells of the weir number {n} and of its gate." for n in range(40)]
     text = " ".join(sentences)
     await library.put(document("long.md", text, tenant=tenant), document("b.md", "A weir elsewhere.", tenant=tenant))
@@ -81,9 +85,7 @@ async def test_neighbouring_chunks_are_one_passage_and_nothing_is_doubled(librar
     assert places == list(range(places[0], places[0] + len(places)))
 
 
-async def test_the_same_passage_of_another_document_is_named_and_only_to_who_may_read_it(
-    library: Library, tenant: str
-) -> None:
+async def test_identical_passages_of_other_documents_are_listed_only_if_readable(library: Library, tenant: str) -> None:
     text = "The tide table of the harbour is kept by the harbour master and printed twice a year in the small office."
     await library.put(
         document("one.md", text, tenant=tenant, title="One"),
@@ -97,7 +99,7 @@ async def test_the_same_passage_of_another_document_is_named_and_only_to_who_may
     assert len(result.also) == 2
 
 
-async def test_many_copies_do_not_hide_what_comes_after_them(
+async def test_many_identical_passages_do_not_hide_the_results_after_them(
     library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retrieval, "CANDIDATES", 4)
@@ -117,7 +119,7 @@ async def test_many_copies_do_not_hide_what_comes_after_them(
 # Nothing relevant
 
 
-async def test_a_question_about_other_things_is_answered_by_nothing(
+async def test_an_unrelated_question_is_reported_as_not_relevant_without_results(
     library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     floor = confidence.Floor(0.5, 0.75, "this test: words in common are a cosine here")
@@ -137,7 +139,7 @@ async def test_a_question_about_other_things_is_answered_by_nothing(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["deleted", "revoked", "edited"])
-async def test_more_withheld_passages_than_a_round_takes_do_not_starve_a_reader(
+async def test_many_withheld_candidates_do_not_hide_the_readable_results(
     library: Library, tenant: str, mode: Mode, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stores still offer all of them, and first."""
@@ -159,7 +161,7 @@ async def test_more_withheld_passages_than_a_round_takes_do_not_starve_a_reader(
     assert sorted(names(await find(library, tenant, "beacon", mode=mode, top=3))) == sorted(d.external_id for d in left)
 
 
-async def test_a_store_that_never_comes_to_what_may_be_shown_is_left_out(
+async def test_a_store_that_offers_only_withheld_candidates_times_out_as_degraded(
     library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retrieval, "CANDIDATES", 2)

@@ -68,7 +68,7 @@ async def ask(library: Library, tenant: str, query: str, *tags: str, mode: Mode 
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_finds_what_both_stores_hold(library: Library, tenant: str, mode: Mode) -> None:
+async def test_search_finds_a_document_in_every_mode(library: Library, tenant: str, mode: Mode) -> None:
     await library.put(
         document(
             "dam.md",
@@ -116,7 +116,7 @@ async def test_finds_what_both_stores_hold(library: Library, tenant: str, mode: 
     assert all({"step", "took_ms"} <= set(step) for step in answer["steps"])
 
 
-async def test_found_by_title_heading_and_identifier(library: Library, tenant: str) -> None:
+async def test_documents_are_searchable_by_title_heading_and_identifier(library: Library, tenant: str) -> None:
     await library.put(
         document("a.md", "Some text without the word.", tenant=tenant, title="Penguins"),
         document("b.md", "# Badgers\n\nText that does not repeat its heading, at some length.", tenant=tenant),
@@ -128,7 +128,7 @@ async def test_found_by_title_heading_and_identifier(library: Library, tenant: s
         assert (await ask(library, tenant, query, "staff"))[0] == wanted, query
 
 
-async def test_the_current_title_is_shown_before_the_stores_know_it(library: Library, tenant: str) -> None:
+async def test_the_current_title_is_shown_before_the_stores_have_it(library: Library, tenant: str) -> None:
     old = document("a.md", "Text about herons.", tenant=tenant, title="Old")
     await library.put(old)
     await library.accept(document("a.md", old.content, tenant=tenant, title="New"))
@@ -136,7 +136,7 @@ async def test_the_current_title_is_shown_before_the_stores_know_it(library: Lib
     assert [r.passage.title for r in found.results] == ["New"]
 
 
-async def test_five_results_are_not_five_passages_of_one_document(library: Library, tenant: str) -> None:
+async def test_the_top_results_hold_at_most_two_passages_of_one_document(library: Library, tenant: str) -> None:
     long = "\n\n".join(f"## Part {n}\n\n" + f"The lighthouse of part {n} shines. " * 40 for n in range(12))
     await library.put(
         document("long.md", long, tenant=tenant),
@@ -151,7 +151,7 @@ async def test_five_results_are_not_five_passages_of_one_document(library: Libra
     ("query", "top", "mode"),
     [("", 10, "hybrid"), (" \x00\n", 10, "hybrid"), ("x" * 8001, 10, "hybrid"), ("x", 0, "hybrid"), ("x", 10, "bm25")],
 )
-async def test_a_question_that_is_none_is_refused(library: Library, query: str, top: int, mode: Mode) -> None:
+async def test_an_invalid_query_is_rejected(library: Library, query: str, top: int, mode: Mode) -> None:
     with pytest.raises(BadQuery):
         await library.search.search(query, Caller("t", frozenset()), top=top, mode=mode)
 
@@ -160,7 +160,7 @@ async def test_a_question_that_is_none_is_refused(library: Library, query: str, 
     "query",
     ["\udcff\udcfe", "a\x00b", "the of and", "!!! ???", "* OR (", "日本語 עברית 👩‍👩‍👧", "word " * 1500, '"', "\\"],
 )
-async def test_any_text_is_a_question(library: Library, tenant: str, query: str) -> None:
+async def test_any_text_can_be_searched_without_degradation(library: Library, tenant: str, query: str) -> None:
     await library.put(document("a.md", "Anything at all.", tenant=tenant))
     found = await library.search.search(query, await library.caller(tenant, "staff"))
     assert found.degraded == ()
@@ -169,7 +169,7 @@ async def test_any_text_is_a_question(library: Library, tenant: str, query: str)
 # What does not leak
 
 
-async def test_equal_tags_of_two_tenants_are_strangers(library: Library) -> None:
+async def test_equal_tags_of_two_tenants_grant_no_access_to_each_other(library: Library) -> None:
     one, two = f"t{uuid4().hex[:8]}", f"t{uuid4().hex[:8]}"
     await library.put(
         document("one.md", "The secret of the gondola.", tenant=one),
@@ -180,7 +180,7 @@ async def test_equal_tags_of_two_tenants_are_strangers(library: Library) -> None
         assert await ask(library, two, "secret gondola", "staff", mode=mode) == ["two.md"]
 
 
-async def test_equal_tags_of_two_sources_are_two_groups(library: Library, tenant: str) -> None:
+async def test_equal_tags_of_two_sources_are_different_groups(library: Library, tenant: str) -> None:
     await library.put(
         document("w.md", "The secret of the funicular.", tenant=tenant, source="wiki"),
         document("d.md", "The secret of the funicular.", tenant=tenant, source="drive"),
@@ -191,7 +191,7 @@ async def test_equal_tags_of_two_sources_are_two_groups(library: Library, tenant
         assert sorted(await ask(library, tenant, "secret funicular", "staff", mode=mode)) == ["d.md", "w.md"]
 
 
-async def test_all_required_tags_are_needed(library: Library, tenant: str) -> None:
+async def test_a_document_is_searchable_only_with_all_required_tags(library: Library, tenant: str) -> None:
     await library.put(
         document("r.md", "The plan for the tramway.", tenant=tenant, required_tags=["restriction-1", "restriction-2"])
     )
@@ -203,7 +203,9 @@ async def test_all_required_tags_are_needed(library: Library, tenant: str) -> No
         ]
 
 
-async def test_the_last_look_alone_refuses_what_the_stores_still_offer(library: Library, tenant: str) -> None:
+async def test_the_final_access_check_rejects_unreadable_candidates_of_the_stores(
+    library: Library, tenant: str
+) -> None:
     """Candidates go straight to the last look, as from a store that is behind: it relies on no check before it."""
     wanted = document("r.md", "The plan for the tramway.", tenant=tenant, required_tags=["restriction-1"])
     [id_] = await library.accept(wanted)
@@ -224,7 +226,7 @@ async def test_the_last_look_alone_refuses_what_the_stores_still_offer(library: 
     assert not await passes(tenant, *whole), "deleted, though both stores still have it"
 
 
-async def test_groups_that_were_observed_earlier_do_not_come_back(library: Library, tenant: str) -> None:
+async def test_memberships_observed_earlier_do_not_replace_newer_ones(library: Library, tenant: str) -> None:
     """Ann left the board; what was read before that arrives afterwards."""
     await library.put(document("b.md", "Minutes of the board.", tenant=tenant, acl_tags=["board"]))
     stage, now = Identities(library.pool, DeadLetters(library.pool, Outbox(), library.metrics)), datetime.now(UTC)
@@ -247,7 +249,7 @@ async def test_groups_that_were_observed_earlier_do_not_come_back(library: Libra
     assert await shown() == []
 
 
-async def test_nobody_in_particular_reads_nothing(library: Library, tenant: str) -> None:
+async def test_a_caller_without_tags_or_with_wildcards_finds_nothing(library: Library, tenant: str) -> None:
     await library.put(
         document("a.md", "A memo about ferries.", tenant=tenant),
         document("n.md", "Ferries.", tenant=tenant, acl_tags=[]),
@@ -258,7 +260,7 @@ async def test_nobody_in_particular_reads_nothing(library: Library, tenant: str)
     assert found.results == []
 
 
-async def test_a_principal_reads_by_its_own_tag_and_its_groups(library: Library, tenant: str) -> None:
+async def test_a_principal_finds_documents_by_its_own_tag_and_its_groups(library: Library, tenant: str) -> None:
     await library.put(
         document("own.md", "Notes on barges.", tenant=tenant, acl_tags=["user:ann"]),
         document("group.md", "Notes on barges and crews.", tenant=tenant, acl_tags=["crew"]),
@@ -282,7 +284,7 @@ async def test_a_principal_reads_by_its_own_tag_and_its_groups(library: Library,
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_revoked_means_gone_at_the_next_query(library: Library, tenant: str, mode: Mode) -> None:
+async def test_a_revoked_document_is_gone_at_the_next_query(library: Library, tenant: str, mode: Mode) -> None:
     before = document("a.md", "The price of the viaduct.", tenant=tenant)
     await library.put(before)
     assert await ask(library, tenant, "price viaduct", "staff", mode=mode) == ["a.md"]
@@ -293,7 +295,7 @@ async def test_revoked_means_gone_at_the_next_query(library: Library, tenant: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_deleted_means_gone_at_the_next_query(library: Library, tenant: str, mode: Mode) -> None:
+async def test_a_deleted_document_is_gone_at_the_next_query(library: Library, tenant: str, mode: Mode) -> None:
     before = document("a.md", "The price of the aqueduct.", tenant=tenant)
     await library.put(before)
     await library.accept(deletion(before))
@@ -301,13 +303,15 @@ async def test_deleted_means_gone_at_the_next_query(library: Library, tenant: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_edited_passage_is_gone_at_the_next_query(library: Library, tenant: str, mode: Mode) -> None:
+async def test_the_old_text_of_an_edited_passage_is_gone_at_the_next_query(
+    library: Library, tenant: str, mode: Mode
+) -> None:
     await library.put(document("a.md", "The password is swordfish.", tenant=tenant))
     await library.accept(document("a.md", "The password is withheld.", tenant=tenant))
     assert await ask(library, tenant, "password swordfish", "staff", mode=mode) == []
 
 
-async def test_what_a_store_claims_about_access_is_not_believed(library: Library, tenant: str) -> None:
+async def test_access_tags_forged_in_a_store_are_not_trusted(library: Library, tenant: str) -> None:
     await library.put(
         document("open.md", "Ropeway timetable.", tenant=tenant),
         document("closed.md", "Ropeway accident.", tenant=tenant, acl_tags=["board"]),
@@ -330,7 +334,7 @@ async def test_what_a_store_claims_about_access_is_not_believed(library: Library
     assert await ask(library, tenant, "ropeway accident", "staff", mode="vector") == ["open.md"]
 
 
-async def test_what_is_withheld_shows_through_no_gap_in_the_scores(library: Library) -> None:
+async def test_withheld_documents_change_neither_scores_nor_steps(library: Library) -> None:
     """The answer is the same as if the withheld documents had never been there."""
     with_them, without = f"t{uuid4().hex[:8]}", f"t{uuid4().hex[:8]}"
     hidden = [document(f"h{n}.md", f"Marina berth {n} marina berth.", tenant=with_them) for n in range(70)]
@@ -363,7 +367,7 @@ def allowed(rules: Rules, held: Sequence[str]) -> set[str]:
     return names
 
 
-async def test_every_caller_finds_exactly_what_a_plain_filter_allows(library: Library, tenant: str) -> None:
+async def test_every_caller_finds_exactly_what_a_plain_access_filter_allows(library: Library, tenant: str) -> None:
     dice = random.Random(7)
     tags = ["red", "green", "blue"]
     subsets = [list(some) for n in range(4) for some in combinations(tags, n)]
@@ -405,7 +409,7 @@ async def test_every_caller_finds_exactly_what_a_plain_filter_allows(library: Li
 # Nothing readable is missing
 
 
-async def test_withdrawn_passages_do_not_crowd_out_what_is_left(library: Library, tenant: str) -> None:
+async def test_deleted_candidates_do_not_crowd_out_the_remaining_results(library: Library, tenant: str) -> None:
     gone = [document(f"g{n}.md", "Glacier glacier glacier.", tenant=tenant) for n in range(130)]
     await library.put(
         *gone, document("left.md", "A note that mentions a glacier once among other words.", tenant=tenant)
@@ -454,7 +458,7 @@ async def fill(library: Library, tenant: str) -> tuple[Caller, Caller, Vectors]:
     return wide, narrow, np.asarray(centre / np.linalg.norm(centre), dtype=np.float32)
 
 
-async def test_wide_access_walks_the_graph_and_narrow_access_is_exact(stack: Stack) -> None:
+async def test_wide_access_uses_the_graph_and_narrow_access_an_exact_scan(stack: Stack) -> None:
     async with Library.create(stack, WordEmbedder()) as library:
         wide, narrow, centre = await fill(library, "big")
         tuning = Tuning()
@@ -534,7 +538,7 @@ async def put_one(library: Library, tenant: str) -> tuple[Caller, DocumentUpsert
         (SlowEmbedder(), "within"),
     ],
 )
-async def test_without_the_model_keywords_answer(
+async def test_without_the_embedding_model_search_uses_keywords(
     library: Library, tenant: str, model: WordEmbedder, reason: str
 ) -> None:
     caller, _ = await put_one(library, tenant)
@@ -547,7 +551,7 @@ async def test_without_the_model_keywords_answer(
         await search.search("lanterns", caller, mode="vector")
 
 
-async def test_another_model_than_the_index_was_made_with_is_not_used(library: Library, tenant: str) -> None:
+async def test_an_embedding_model_other_than_the_generations_is_not_used(library: Library, tenant: str) -> None:
     caller, _ = await put_one(library, tenant)
     other = WordEmbedder()
     other.revision = "2"
@@ -556,7 +560,7 @@ async def test_another_model_than_the_index_was_made_with_is_not_used(library: L
     assert "built with words" in found.degraded[0]
 
 
-async def test_a_model_that_could_not_be_loaded_is_tried_again(library: Library, tenant: str) -> None:
+async def test_loading_the_embedding_model_is_retried_after_a_failure(library: Library, tenant: str) -> None:
     caller, _ = await put_one(library, tenant)
     loads = 0
 
@@ -572,7 +576,7 @@ async def test_a_model_that_could_not_be_loaded_is_tried_again(library: Library,
     assert (await search.search("lanterns", caller)).degraded == ()
 
 
-async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Take everything and never answer."""
     while await reader.read(1000):
         pass
@@ -580,9 +584,9 @@ async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 @pytest.mark.parametrize("listening", [True, False])
-async def test_without_elasticsearch_vectors_answer(library: Library, tenant: str, listening: bool) -> None:
+async def test_without_elasticsearch_search_uses_vectors(library: Library, tenant: str, listening: bool) -> None:
     caller, _ = await put_one(library, tenant)
-    server = await asyncio.start_server(silence, "127.0.0.1", 0)
+    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     if not listening:
         server.close()
@@ -607,7 +611,7 @@ async def test_without_elasticsearch_vectors_answer(library: Library, tenant: st
         server.close()
 
 
-async def test_without_the_vector_table_keywords_answer(library: Library, tenant: str) -> None:
+async def test_without_the_chunk_table_search_uses_keywords(library: Library, tenant: str) -> None:
     caller, _ = await put_one(library, tenant)
     await library.execute("ALTER TABLE chunks_g1 RENAME TO chunks_away")
     try:
@@ -619,7 +623,7 @@ async def test_without_the_vector_table_keywords_answer(library: Library, tenant
     assert len(found.degraded) == 1
 
 
-async def test_a_scan_may_take_what_counting_has_left(library: Library, tenant: str) -> None:
+async def test_a_vector_scan_may_use_the_time_left_by_the_count(library: Library, tenant: str) -> None:
     caller, _ = await put_one(library, tenant)
     search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(vectors=3))
     await search.search("lanterns", caller, mode="vector")  # how to scan is known from here on, for some seconds
@@ -631,7 +635,7 @@ async def test_a_scan_may_take_what_counting_has_left(library: Library, tenant: 
     assert external_ids(await late) == ["one.md"]
 
 
-async def test_a_scan_without_an_end_is_ended_by_postgres(library: Library, tenant: str) -> None:
+async def test_an_endless_vector_scan_is_cancelled_by_postgres(library: Library, tenant: str) -> None:
     caller, _ = await put_one(library, tenant)
     search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(vectors=4))
     await search.search("lanterns", caller, mode="vector")
@@ -642,7 +646,7 @@ async def test_a_scan_without_an_end_is_ended_by_postgres(library: Library, tena
     assert external_ids(await search.search("green lanterns", caller, mode="vector")) == ["one.md"]
 
 
-async def test_without_the_ledger_nothing_is_answered(library: Library, tenant: str) -> None:
+async def test_without_the_ledger_search_is_unavailable(library: Library, tenant: str) -> None:
     """What cannot be verified is not shown, however well the other store answers."""
     caller, _ = await put_one(library, tenant)
     pool = AsyncConnectionPool("host=127.0.0.1 port=1 dbname=none", open=False, min_size=1, reconnect_timeout=0.1)
@@ -658,7 +662,7 @@ async def test_without_the_ledger_nothing_is_answered(library: Library, tenant: 
 # How good the ranking is
 
 
-async def test_the_right_topic_is_among_the_first_five(stack: Stack) -> None:
+async def test_the_right_topic_is_among_the_first_five_results_for_most_questions(stack: Stack) -> None:
     model = embedder(EmbeddingSettings(), dist() / "models")
     hits = dict.fromkeys(MODES, 0)
     try:
@@ -692,7 +696,7 @@ def penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_the_command_answers_people_and_programs(library: Library, tenant: str, tmp_path: Path) -> None:
+async def test_penstock_search_prints_results_as_text_and_json(library: Library, tenant: str, tmp_path: Path) -> None:
     await library.put(
         document("mine.md", "Kestrels nest on the mill.", tenant=tenant, acl_tags=[f"user:{getpass.getuser()}"]),
         document(
@@ -735,14 +739,14 @@ async def test_the_command_answers_people_and_programs(library: Library, tenant:
     ("arguments", "code"),
     [(["search", ""], 2), (["search", "x", "--mode", "bm25"], 2), (["search", "x", "--top", "0"], 2), (["search"], 2)],
 )
-async def test_the_command_refuses_what_it_cannot_do(tmp_path: Path, arguments: list[str], code: int) -> None:
+async def test_penstock_search_rejects_invalid_arguments(tmp_path: Path, arguments: list[str], code: int) -> None:
     done = penstock(tmp_path, *arguments)
     assert done.returncode == code
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
 
 
-async def test_the_command_says_that_the_database_is_away(tmp_path: Path) -> None:
+async def test_penstock_search_reports_an_unreachable_database_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "endpoints.json").write_text(
         json.dumps({"postgres": {"dsn": "postgresql://postgres@127.0.0.1:1/penstock"}})
     )

@@ -38,11 +38,13 @@ async def search(home: Path, *arguments: str, **more: str) -> dict[str, Any]:
     return found
 
 
-def named(found: dict[str, Any]) -> list[str]:
+def external_ids(found: dict[str, Any]) -> list[str]:
     return sorted(result["external_id"] for result in found["results"])
 
 
-async def test_the_service_answers_as_the_command_itself_does(stack: Stack, tmp_path: Path) -> None:
+async def test_penstock_search_gives_the_same_results_with_and_without_the_service(
+    stack: Stack, tmp_path: Path
+) -> None:
     me = getpass.getuser()
     async with Library.create(stack, WordEmbedder()) as library:
         await library.put(
@@ -70,7 +72,7 @@ async def test_the_service_answers_as_the_command_itself_does(stack: Stack, tmp_
                 assert answered() == before + 1
                 assert there["results"] == here["results"]
                 assert there.keys() == here.keys()
-                return named(there)
+                return external_ids(there)
 
             assert await both() == ["mine.md"]
             assert await both("--tenant", "Größe", "--as", "zoë") == ["hers.md", "zoë.md"]
@@ -80,8 +82,11 @@ async def test_the_service_answers_as_the_command_itself_does(stack: Stack, tmp_
 
             asked = answered()
             for nobody in ("", " zoë", "zoë\t"):  # a header would make somebody else of them
-                assert named(await search(tmp_path, "--as", nobody)) == []
-            assert named(await search(tmp_path, "--tenant", "Größe", "--tag", "wiki/user:zoë")) == ["hers.md", "zoë.md"]
-            assert named(await search(tmp_path, "--as", me, "--as", "zoë")) == ["mine.md"]
+                assert external_ids(await search(tmp_path, "--as", nobody)) == []
+            assert external_ids(await search(tmp_path, "--tenant", "Größe", "--tag", "wiki/user:zoë")) == [
+                "hers.md",
+                "zoë.md",
+            ]
+            assert external_ids(await search(tmp_path, "--as", me, "--as", "zoë")) == ["mine.md"]
             assert answered() == asked
-        assert named(await search(tmp_path)) == ["mine.md"]  # it was stopped: nobody is left to ask
+        assert external_ids(await search(tmp_path)) == ["mine.md"]  # it was stopped: nobody is left to ask

@@ -35,7 +35,7 @@ async def site(stack: Stack) -> AsyncIterator[Site]:
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def nothing_measured(site: Site) -> None:
+async def clear_measurements(site: Site) -> None:
     await site.library.execute("DELETE FROM shadow_agreement")
 
 
@@ -69,7 +69,7 @@ class Held(Search):
         return await super().search(*arguments, **named)
 
 
-async def test_nobody_waits_for_the_shadow_and_what_is_too_much_is_dropped(site: Site) -> None:
+async def test_shadow_queries_delay_no_search_and_are_dropped_beyond_the_limit(site: Site) -> None:
     shadow = ShadowSettings(share=1.0, at_once=2)
     async with site.service(shadow=shadow) as (client, service):
         await ready(service)
@@ -92,7 +92,7 @@ async def test_nobody_waits_for_the_shadow_and_what_is_too_much_is_dropped(site:
         await until(lambda: outcomes(service) == {"dropped": 3, "measured": 3})
 
 
-async def test_what_is_kept_are_the_measures_alone(site: Site) -> None:
+async def test_only_the_measures_of_a_shadow_query_are_stored(site: Site) -> None:
     query = TEXTS["7.md"]
     async with site.service(shadow=ShadowSettings(share=1.0)) as (client, service):
         await ready(service)
@@ -119,7 +119,7 @@ async def test_what_is_kept_are_the_measures_alone(site: Site) -> None:
     assert (hour.minute, hour.second, hour.microsecond) == (0, 0, 0)
 
 
-async def test_a_shadow_that_fails_is_counted_and_seen_by_nobody(site: Site) -> None:
+async def test_a_failing_shadow_query_is_counted_and_does_not_affect_the_response(site: Site) -> None:
     async with site.service(shadow=ShadowSettings(share=1.0)) as (client, service):
         await ready(service)
         site.models["g3"].api_key = "another"
@@ -133,7 +133,7 @@ async def test_a_shadow_that_fails_is_counted_and_seen_by_nobody(site: Site) -> 
     assert await site.library.execute("SELECT queries, failed FROM shadow_agreement") == [(0, 1)]
 
 
-async def test_the_share_is_kept(site: Site) -> None:
+async def test_the_configured_share_of_searches_is_shadowed(site: Site) -> None:
     async with site.service(shadow=ShadowSettings(share=0.25, at_once=8)) as (client, service):
         await ready(service)
         service.shadow.dice = iter([0.1, 0.25, 0.24, 0.9]).__next__
@@ -143,7 +143,7 @@ async def test_the_share_is_kept(site: Site) -> None:
         assert outcomes(service) == {"measured": 2}
 
 
-async def test_answers_and_tools_are_shadowed_as_far_as_they_search(site: Site) -> None:
+async def test_answers_and_mcp_searches_are_shadowed_when_they_search(site: Site) -> None:
     async with site.service(shadow=ShadowSettings(share=1.0)) as (client, service):
         await ready(service)
         [(id_,)] = await site.library.execute("SELECT id FROM documents WHERE external_id = '4.md'")
@@ -162,7 +162,7 @@ async def test_answers_and_tools_are_shadowed_as_far_as_they_search(site: Site) 
         assert outcomes(service) == {"measured": 3}
 
 
-async def test_without_a_share_nothing_is_opened_and_nothing_asked(site: Site) -> None:
+async def test_without_a_share_no_shadow_query_runs(site: Site) -> None:
     async with site.service() as (client, service):
         await ready(service)
         assert (service.shadow.search, service.shadow.pool) == (None, None)

@@ -33,7 +33,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_part_that_fails_is_named_and_the_others_are_run(programs: Path) -> None:
+def test_a_failing_benchmark_is_named_and_the_others_are_run(programs: Path) -> None:
     parts = [
         Part("freshness", "benched_fails"),
         Part(MAIN_LOAD, "benched_writes", ("--documents", "1"), ("--documents", "2")),
@@ -53,7 +53,7 @@ def test_a_part_that_fails_is_named_and_the_others_are_run(programs: Path) -> No
     assert told["the same, p99"] == ("–", "not measured")
 
 
-def test_what_was_not_run_again_stays_but_not_beside_another_size(programs: Path) -> None:
+def test_earlier_results_are_retained_only_with_results_of_the_same_size(programs: Path) -> None:
     latest = programs / "latest.json"
     run_all([Part(MAIN_LOAD, "benched_writes")], latest, quick=False)
     both = run_all([Part("burst", "benched_prints", prints=True)], latest, quick=False)
@@ -62,7 +62,7 @@ def test_what_was_not_run_again_stays_but_not_beside_another_size(programs: Path
     assert hurried["first_load_chunks_per_s"] is None
 
 
-def test_every_target_belongs_to_a_part_and_the_agreed_keys_are_there() -> None:
+def test_every_target_belongs_to_a_benchmark_and_the_required_keys_exist() -> None:
     assert {target.part for target in TARGETS} <= {part.name for part in PARTS}
     assert set(KEYS) >= {
         "first_load_chunks_per_s",
@@ -78,7 +78,7 @@ def test_every_target_belongs_to_a_part_and_the_agreed_keys_are_there() -> None:
     }
 
 
-def test_how_near_a_target_is() -> None:
+def test_the_verdict_states_how_near_a_target_is() -> None:
     more = next(target for target in TARGETS if target.key == "recall_at_10")
     less = next(target for target in TARGETS if target.key == "burst_20k_s")
     assert [verdict(more, value) for value in (0.98, 0.485, None)] == ["met", "50% of the way", "not measured"]
@@ -93,7 +93,7 @@ LOAD: dict[str, Any] = {
 }
 
 
-def test_the_same_results_give_the_same_pictures(tmp_path: Path) -> None:
+def test_the_same_results_give_identical_charts(tmp_path: Path) -> None:
     found = {"ingest_100": LOAD, MAIN_LOAD: LOAD | {"chunks": 9_000, "first_load_s": 20.0}}
     drawn = curves.draw(found, tmp_path / "first")
     assert drawn == curves.draw(found, tmp_path / "second") == ["first-load", "processor-seconds", "memory"]
@@ -103,7 +103,7 @@ def test_the_same_results_give_the_same_pictures(tmp_path: Path) -> None:
     assert "postgres" in (tmp_path / "first" / "processor-seconds.svg").read_text()
 
 
-def test_the_document_shows_what_was_measured() -> None:
+def test_the_benchmark_document_is_up_to_date() -> None:
     document = curves.DOCUMENT.read_text()
     assert curves.MARKED.search(document)
     assert curves.MARKED_SCALE.search(document)
@@ -111,6 +111,6 @@ def test_the_document_shows_what_was_measured() -> None:
     assert document == curves.written(document, latest, scale), "run `python -m bench.curves`"
 
 
-def test_processor_seconds_are_the_difference_of_two_readings_the_dearest_first() -> None:
+def test_processor_seconds_are_the_difference_of_two_readings_in_descending_order() -> None:
     took = processors.spent({"a": 1.0, "b": 5.0, "gone": 2.0}, {"a": 1.5, "b": 7.25, "new": 9.0})
     assert list(took.items()) == [("b", 2.25), ("a", 0.5)]

@@ -10,7 +10,7 @@ from pipeline.core.model import ChunkParams
 from pipeline.embedding.tokens import byte_pairs
 
 
-def test_letters_a_token_and_chunks_a_document() -> None:
+def test_generated_text_has_realistic_letters_per_token_and_chunks_per_document() -> None:
     texts = [text(n, 9 * WORDS_A_CHUNK) for n in range(20)]
     count = byte_pairs().count
     assert sum(map(len, texts)) / sum(count(texts)) == pytest.approx(4.9, abs=0.3)
@@ -18,7 +18,7 @@ def test_letters_a_token_and_chunks_a_document() -> None:
     assert sum(map(len, chunks)) / len(texts) == pytest.approx(9, abs=0.5)
 
 
-def test_a_document_is_the_same_each_time_and_like_no_other() -> None:
+def test_generated_documents_are_reproducible_and_unique() -> None:
     assert text(1, 500) == text(1, 500)
     paragraphs = [set(text(n, 500).split("\n\n")) for n in range(50)]
     assert sum(map(len, paragraphs)) == len(set().union(*paragraphs))

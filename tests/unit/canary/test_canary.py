@@ -21,7 +21,7 @@ from topics.messages import AccessChanged, DocumentDeleted
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def test_a_canary_has_a_source_of_its_own_and_one_reader() -> None:
+def test_a_canary_has_its_own_source_and_one_reader() -> None:
     canary = Canary("acme", "wiki")
     message = canary.published("Some words.", "4f2a", NOON, 7)
     assert message.key == "acme/canary.wiki/canary"
@@ -32,13 +32,13 @@ def test_a_canary_has_a_source_of_its_own_and_one_reader() -> None:
     assert not is_canary("canary")
 
 
-def test_the_longest_name_of_a_source_leaves_room_for_the_mark() -> None:
+def test_the_canary_of_the_longest_source_name_is_valid() -> None:
     message = Canary("acme", "w" * LONGEST_SOURCE).deleted(NOON)
     assert len(message.source) == LONGEST_SOURCE
     assert is_canary(message.source)
 
 
-def test_rounds_end_in_turn_with_the_document_left_revoked_and_deleted() -> None:
+def test_canary_rounds_end_in_turn_without_change_with_a_revocation_and_with_a_delete() -> None:
     assert [withdrawal(n) for n in range(4)] == [None, "access", "delete", None]
     canary = Canary("acme", "wiki")
     revoked = canary.withdrawn("access", NOON)
@@ -47,7 +47,7 @@ def test_rounds_end_in_turn_with_the_document_left_revoked_and_deleted() -> None
     assert isinstance(canary.withdrawn("delete", NOON), DocumentDeleted)
 
 
-def test_the_settings_name_tenant_and_source() -> None:
+def test_canaries_are_declared_as_tenant_and_source() -> None:
     assert declared(CanarySettings(sources=("acme/wiki", "acme/drive"))) == [
         Canary("acme", "wiki"),
         Canary("acme", "drive"),
@@ -55,17 +55,17 @@ def test_the_settings_name_tenant_and_source() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["wiki", "/wiki", "acme/", "acme/wiki/x", ""])
-def test_what_is_no_tenant_and_source_is_refused_in_one_line(wrong: str) -> None:
+def test_a_canary_setting_that_is_not_tenant_and_source_is_misconfigured(wrong: str) -> None:
     with pytest.raises(Misconfigured, match="PENSTOCK_CANARY_SOURCES: write each as tenant/source"):
         declared(CanarySettings(sources=(wrong,)))
 
 
-def test_a_round_takes_no_longer_than_the_alert_that_says_late_waits() -> None:
+def test_the_interval_of_canary_rounds_is_limited_to_120_seconds() -> None:
     with pytest.raises(ValidationError, match="less than or equal to 120"):
         CanarySettings(every_seconds=350)
 
 
-def test_whoever_waits_for_long_looks_less_often() -> None:
+def test_the_pause_between_polls_grows_with_the_waiting_time() -> None:
     assert [pause(seconds) for seconds in (0, 5, 10, 30, 100, 300)] == [0.5, 0.5, 0.5, 1.5, 5, 5]
 
 
@@ -82,7 +82,7 @@ def answers(*told: bool | None) -> Callable[[], Awaitable[bool]]:
     return look_once
 
 
-async def test_what_is_still_so_after_a_look_that_failed_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_distinguishes_late_from_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "MIN_POLL_SECONDS", 0.01)
     long_ago = time.monotonic() - 1
     assert await poll(answers(None, None, False), long_ago, 0.5) == ("late", "not so after 0.5 s")
@@ -91,7 +91,7 @@ async def test_what_is_still_so_after_a_look_that_failed_is_late(monkeypatch: py
     assert await poll(answers(None), long_ago, 0.5) == ("unavailable", "the store is away")
 
 
-def test_canaries_carry_the_databases_time_and_a_host_that_is_fast_is_told_of_once(
+def test_canaries_carry_the_databases_time_and_a_clock_difference_is_logged_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     one = Watch(None, None, CanaryMetrics(), CanarySettings())  # type: ignore[arg-type]

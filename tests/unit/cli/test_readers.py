@@ -10,7 +10,7 @@ import typer
 from cli.readers import local_user, readers
 
 
-def test_as_given_or_only_whoever_ingests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_default_to_the_user_who_ingests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", lambda: "ann")
     assert readers(["staff", "wiki/staff"], ["nda"]) == ["staff", "wiki/staff"]
     assert readers(None, None) == ["user:ann"]
@@ -24,7 +24,7 @@ def test_as_given_or_only_whoever_ingests(monkeypatch: pytest.MonkeyPatch) -> No
         (None, ["nda"], "--required needs --acl"),
     ],
 )
-def test_what_nobody_could_read_is_refused(
+def test_access_options_that_nobody_could_satisfy_are_rejected(
     acl: list[str] | None, required: list[str] | None, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as refused:
@@ -35,7 +35,7 @@ def test_what_nobody_could_read_is_refused(
     assert len(told.err.splitlines()) == 1
 
 
-def test_a_system_without_a_name_for_its_user(
+def test_a_user_without_a_system_name_has_to_state_the_readers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def nameless() -> str:

@@ -122,11 +122,11 @@ def text(told: dict[str, Any], width: int = 160) -> str:
     return shown.get()
 
 
-def changed(**parts: Any) -> dict[str, Any]:
+def changed_report(**parts: Any) -> dict[str, Any]:
     return {**copy.deepcopy(WELL), **parts}
 
 
-def test_a_system_that_is_well_is_told_on_one_screen() -> None:
+def test_the_status_of_a_healthy_system_fits_one_screen() -> None:
     shown = text(WELL)
     assert problems(WELL) == []
     assert is_ready(WELL)
@@ -151,11 +151,11 @@ def test_a_system_that_is_well_is_told_on_one_screen() -> None:
         assert told in shown, told
 
 
-def test_a_machine_that_was_not_learned_is_not_ready() -> None:
-    assert not is_ready(changed(machine={"ready": False}, workers=[]))
+def test_a_status_is_not_ready_while_the_machine_is_not_ready() -> None:
+    assert not is_ready(changed_report(machine={"ready": False}, workers=[]))
 
 
-def test_no_password_is_shown() -> None:
+def test_the_status_shows_no_password() -> None:
     assert "secret-canary" not in text(WELL) + line(WELL)
 
 
@@ -186,22 +186,22 @@ def worker(**changes: Any) -> list[dict[str, Any]]:
         ({"skipped": [{"source": "folder", "code": "unconfined", "documents": 3}]}, "3 files wait for a connectors"),
     ],
 )
-def test_what_needs_somebody_stands_in_the_first_line(parts: dict[str, Any], says: str) -> None:
-    told = changed(**parts)
+def test_every_problem_is_named_in_the_first_line_of_the_status(parts: dict[str, Any], says: str) -> None:
+    told = changed_report(**parts)
     assert len(problems(told)) == 1
     assert says in problems(told)[0]
     assert says in text(told).splitlines()[0]
     assert says in line(told)
 
 
-def test_a_machine_that_cannot_confine_readers_is_no_trouble_until_a_file_needs_one() -> None:
-    told = changed(extraction={"files": "refused", "kernel": "no Landlock, seccomp", "of": "this machine"})
+def test_a_machine_that_cannot_confine_extraction_is_not_a_problem_by_itself() -> None:
+    told = changed_report(extraction={"files": "refused", "kernel": "no Landlock, seccomp", "of": "this machine"})
     assert problems(told) == []
     assert "refused (no Landlock, seccomp), reported by this machine" in text(told)
 
 
-def test_an_extraction_service_that_does_not_answer_is_trouble() -> None:
-    told = changed(
+def test_an_unreachable_extraction_service_is_a_problem() -> None:
+    told = changed_report(
         extraction={"files": "unreachable", "kernel": "x:1 cannot be reached", "of": "the connectors worker"}
     )
     assert problems(told) == ["the extraction service does not answer"]
@@ -216,7 +216,7 @@ def test_an_extraction_service_that_does_not_answer_is_trouble() -> None:
         (b"[]", "this machine"),
     ],
 )
-async def test_how_files_are_read_is_what_the_connectors_worker_says(answer: bytes, of: str) -> None:
+async def test_the_extraction_status_comes_from_the_connectors_worker_if_it_reports_one(answer: bytes, of: str) -> None:
     class Status(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             assert self.path == "/status"
@@ -238,14 +238,14 @@ async def test_how_files_are_read_is_what_the_connectors_worker_says(answer: byt
     assert (told["kernel"] == "no Landlock, no seccomp") is (of == "the connectors worker")
 
 
-def test_why_a_stage_stands_still_is_told() -> None:
-    shown = text(changed(workers=worker(waiting_for="embeddings", reason="429")))
+def test_the_status_shows_what_a_stage_is_waiting_for() -> None:
+    shown = text(changed_report(workers=worker(waiting_for="embeddings", reason="429")))
     assert "waiting for embeddings" in shown
     assert "vectors for 40 s: 429" in shown
 
 
-def test_parts_that_are_away_are_named_and_the_others_are_there() -> None:
-    nothing = changed(
+def test_unavailable_parts_of_the_status_are_named_and_the_others_shown() -> None:
+    nothing = changed_report(
         stages=None,
         generations=None,
         freshness=None,
@@ -265,12 +265,12 @@ def test_parts_that_are_away_are_named_and_the_others_are_there() -> None:
     assert "lag ?  pending ?  oldest ?  fresh p50/p99 ?  dead ?" in line(nothing)
 
 
-def test_names_cannot_steer_the_terminal() -> None:
+def test_control_sequences_in_names_do_not_reach_the_terminal() -> None:
     evil = {**WELL["connectors"][0], "source": "\x1b[2Jwiki", "reason": "[red]x[/]\x1b]0;t\x07", "state": "waiting"}
-    shown = text(changed(connectors=[evil]))
+    shown = text(changed_report(connectors=[evil]))
     assert "\x1b" not in shown
     assert "[red]x[/]" in shown
 
 
-def test_a_narrow_terminal_shortens_and_does_not_wrap() -> None:
+def test_lines_are_shortened_to_fit_a_narrow_terminal() -> None:
     assert all(len(row) <= 60 for row in text(WELL, width=60).splitlines())

@@ -43,14 +43,16 @@ def record(number: int, **fields: object) -> Record:
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-def chained(chain: UUID, count: int, keys: Keys = KEYS) -> list[Sealed]:
+def make_chain(chain: UUID, count: int, keys: Keys = KEYS) -> list[Sealed]:
     rows: list[Sealed] = []
     for number in range(1, count + 1):
         rows.append(seal(keys, record(number), chain, number, "query@host:1", rows[-1].mac if rows else b""))
     return rows
 
 
-def headed(rows: Sequence[Sealed], at: datetime | None = None, before: Head | None = None, keys: Keys = KEYS) -> Head:
+def make_head(
+    rows: Sequence[Sealed], at: datetime | None = None, before: Head | None = None, keys: Keys = KEYS
+) -> Head:
     last = rows[-1]
     number, previous = (before.number + 1, before.mac) if before else (1, b"")
     at = at or last.record.at
@@ -69,7 +71,7 @@ def found(
     return {finding.kind for finding in findings}
 
 
-def linked(heads: Sequence[Head], keys: Keys) -> list[Head]:
+def relink_heads(heads: Sequence[Head], keys: Keys) -> list[Head]:
     """Each made anew with its own key, behind the one before."""
     known = {Keys(key).id: Keys(key) for key in (keys.newest, *keys.previous)}
     made: list[Head] = []
@@ -83,17 +85,17 @@ ONE, TWO = UUID(int=1), UUID(int=2)
 
 @pytest.fixture
 def rows() -> list[Sealed]:
-    return [*chained(ONE, 8), *chained(TWO, 5)]
+    return [*make_chain(ONE, 8), *make_chain(TWO, 5)]
 
 
 @pytest.fixture
 def heads(rows: list[Sealed]) -> list[Head]:
-    first = headed(rows[:3])
-    second = headed(rows[8:], before=first)
-    return [first, second, headed(rows[:8], before=second)]
+    first = make_head(rows[:3])
+    second = make_head(rows[8:], before=first)
+    return [first, second, make_head(rows[:8], before=second)]
 
 
-def test_a_trail_that_nobody_touched_is_intact(rows: list[Sealed], heads: list[Head]) -> None:
+def test_an_unmodified_trail_is_intact(rows: list[Sealed], heads: list[Head]) -> None:
     assert found(rows, heads) == set()
     assert found([], []) == set()
 
@@ -115,114 +117,114 @@ FIELDS: dict[str, object] = {
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_changed_field_is_found(rows: list[Sealed], heads: list[Head], field: str) -> None:
+def test_a_changed_field_of_a_trail_record_is_detected(rows: list[Sealed], heads: list[Head], field: str) -> None:
     assert set(FIELDS) == set(Record.__dataclass_fields__)
     rows[4] = replace(rows[4], record=replace(rows[4].record, **{field: FIELDS[field]}))
     assert found(rows, heads) == {"altered"}
 
 
-def test_a_changed_process_is_found(rows: list[Sealed], heads: list[Head]) -> None:
+def test_a_changed_process_of_a_trail_record_is_detected(rows: list[Sealed], heads: list[Head]) -> None:
     rows[4] = replace(rows[4], process="another")
     assert found(rows, heads) == {"altered"}
 
 
 @pytest.mark.parametrize("index", range(13))
-def test_a_removed_record_is_found(rows: list[Sealed], heads: list[Head], index: int) -> None:
+def test_a_removed_trail_record_is_detected(rows: list[Sealed], heads: list[Head], index: int) -> None:
     del rows[index]
     assert found(rows, heads) in ({"removed"}, {"cut-off"})
 
 
-def test_removed_and_renumbered_records_are_found(rows: list[Sealed], heads: list[Head]) -> None:
+def test_removed_and_renumbered_trail_records_are_detected(rows: list[Sealed], heads: list[Head]) -> None:
     closed = [*rows[:4], *(replace(row, number=row.number - 1) for row in rows[5:8]), *rows[8:]]
     assert found(closed, heads) == {"altered", "cut-off"}
 
 
-def test_exchanged_records_are_found(rows: list[Sealed], heads: list[Head]) -> None:
+def test_swapped_trail_records_are_detected(rows: list[Sealed], heads: list[Head]) -> None:
     rows[4], rows[5] = replace(rows[5], number=5), replace(rows[4], number=6)
     assert found(rows, heads) == {"altered"}
 
 
-def test_a_record_that_was_put_in_is_found(rows: list[Sealed], heads: list[Head]) -> None:
+def test_an_inserted_trail_record_is_detected(rows: list[Sealed], heads: list[Head]) -> None:
     forged = seal(Keys("another key of thirty-two letters"), record(9), ONE, 9, "query@host:1", rows[7].mac)
     assert found([*rows, replace(forged, key_id=KEYS.id)], heads) == {"altered"}
     assert found([*rows, forged], heads) == {"unknown-key"}
-    without_key = chained(uuid4(), 2, Keys())
+    without_key = make_chain(uuid4(), 2, Keys())
     assert found([*rows, *without_key], heads) == {"unknown-key", "without-head"}
 
 
-def test_a_chain_that_lost_its_end_is_found(rows: list[Sealed], heads: list[Head]) -> None:
+def test_a_chain_that_lost_its_end_is_detected(rows: list[Sealed], heads: list[Head]) -> None:
     assert found([*rows[:6], *rows[8:]], heads) == {"cut-off"}
     assert found(rows[:8], heads) == {"chain-removed"}
 
 
-def test_removed_changed_and_exchanged_heads_are_found(rows: list[Sealed], heads: list[Head]) -> None:
+def test_removed_changed_and_swapped_heads_are_detected(rows: list[Sealed], heads: list[Head]) -> None:
     assert found(rows, [heads[0], heads[2]]) >= {"head-removed"}
     assert found(rows, heads[1:]) == {"head-removed"}
     assert "head-altered" in found(rows, [heads[0], replace(heads[1], count=4, digest=rows[11].mac), heads[2]])
     assert found(rows[:8], [heads[0], replace(heads[2], number=2)]) == {"head-altered"}
 
 
-def test_a_chain_that_was_made_anew_without_the_key_is_found(rows: list[Sealed], heads: list[Head]) -> None:
-    again = chained(ONE, 7, Keys())
-    first = headed(rows[8:], keys=Keys())
-    anew = [*again, *rows[8:]], [first, headed(again, before=first, keys=Keys())]
+def test_a_chain_rewritten_without_the_key_is_detected(rows: list[Sealed], heads: list[Head]) -> None:
+    again = make_chain(ONE, 7, Keys())
+    first = make_head(rows[8:], keys=Keys())
+    anew = [*again, *rows[8:]], [first, make_head(again, before=first, keys=Keys())]
     assert found(*anew) == {"unknown-key"}
     assert found(*anew, Keys(KEYS.newest, [None])) == set(), "where it is said that there are older ones without a key"
 
 
-def test_who_removes_the_newest_of_everything_is_found_by_a_head_that_was_kept_elsewhere(
+def test_removing_the_newest_records_and_heads_is_detected_by_a_head_noted_elsewhere(
     rows: list[Sealed], heads: list[Head]
 ) -> None:
     kept = {heads[2].number: heads[2].mac}
     assert found(rows, heads, noted=kept) == set()
     assert found([*rows[:3], *rows[8:]], heads[:2]) == set(), "within the database nothing is missing"
     assert found([*rows[:3], *rows[8:]], heads[:2], noted=kept) == {"heads-cut-off"}
-    again = headed(rows[:3], before=heads[1])
+    again = make_head(rows[:3], before=heads[1])
     assert found([*rows[:3], *rows[8:]], [*heads[:2], again], noted=kept) == {"heads-cut-off"}
 
 
-def test_a_process_that_was_killed_leaves_an_intact_trail(rows: list[Sealed], heads: list[Head]) -> None:
-    tail = chained(TWO, 60)
+def test_a_killed_process_leaves_an_intact_trail(rows: list[Sealed], heads: list[Head]) -> None:
+    tail = make_chain(TWO, 60)
     assert found([*rows[:8], *tail], heads) == set(), "what came after its last head"
     last = replace(tail[-1].record, at=NOON + UNANCHORED + timedelta(minutes=1))
     added = seal(KEYS, last, TWO, 61, "query@host:1", tail[-1].mac)
     assert found([*rows[:8], *tail, added], heads) == {"without-head"}
 
 
-def test_what_went_by_age_is_not_missed(rows: list[Sealed], heads: list[Head]) -> None:
+def test_heads_removed_by_retention_are_not_reported_as_missing(rows: list[Sealed], heads: list[Head]) -> None:
     next_day = heads[1].day + timedelta(days=1)
     assert [*check_heads(KEYS, heads[1:], oldest=next_day)] == []
     assert [one.kind for one in check_heads(KEYS, heads[1:], oldest=heads[1].day)] == ["head-removed"]
 
 
-def test_older_records_are_checked_with_the_key_before(rows: list[Sealed], heads: list[Head]) -> None:
+def test_older_trail_records_are_verified_with_the_previous_key(rows: list[Sealed], heads: list[Head]) -> None:
     assert found(rows, heads, Keys("n" * 32, ["k" * 32])) == set()
     assert found(rows, heads, Keys("n" * 32)) == {"unknown-key"}
 
 
 @pytest.mark.parametrize("older", [None, "o" * 32], ids=["no key", "an old key"])
-def test_records_added_with_a_key_that_was_replaced_are_found(
+def test_trail_records_added_with_a_replaced_key_are_detected(
     rows: list[Sealed], heads: list[Head], older: str | None
 ) -> None:
     """Whose key was taken from him, or who never had one, adds a chain with a head of its own, or lengthens another."""
     was, keys = Keys(older), Keys(KEYS.newest, [older])
-    before = chained(UUID(int=3), 2, was)
-    begun = headed(before, keys=was)
-    known = linked([begun, *(replace(head, number=head.number + 1) for head in heads)], keys)
+    before = make_chain(UUID(int=3), 2, was)
+    begun = make_head(before, keys=was)
+    known = relink_heads([begun, *(replace(head, number=head.number + 1) for head in heads)], keys)
     assert found([*rows, *before], known, keys) == set(), "what is from before the key is not outdated"
-    forged = chained(UUID(int=4), 1, was)
+    forged = make_chain(UUID(int=4), 1, was)
     at = heads[-1].at + KEY_OVERLAP + timedelta(seconds=1)
-    assert found([*rows, *before, *forged], [*known, headed(forged, at, known[-1], was)], keys) == {"outdated-key"}
-    during = headed(forged, heads[-1].at, known[-1], was)
+    assert found([*rows, *before, *forged], [*known, make_head(forged, at, known[-1], was)], keys) == {"outdated-key"}
+    during = make_head(forged, heads[-1].at, known[-1], was)
     assert found([*rows, *before, *forged], [*known, during], keys) == set(), "a process that is not started anew yet"
     longer = seal(was, record(9), TWO, 6, "query@host:1", rows[-1].mac)
     assert found([*rows, *before, longer], known, keys) == {"outdated-key"}
     later = seal_head(KEYS, Head(during.number, at, NOON.date(), TWO, 5, rows[-1].mac, ""), known[-1].mac)
-    backdated = headed(forged, heads[-1].at, later, was)
+    backdated = make_head(forged, heads[-1].at, later, was)
     assert found([*rows, *before, *forged], [*known, later, backdated], keys) == {"outdated-key"}, "whatever it says"
 
 
-def test_a_person_whom_a_command_was_about_is_found_again_with_the_key_alone() -> None:
+def test_a_persons_pseudonym_in_the_trail_is_reproduced_only_with_the_key() -> None:
     name = KEYS.name("jane@acme.com")
     assert "jane" not in name
     assert name in Keys("n" * 32, ["k" * 32]).names("jane@acme.com")
@@ -230,7 +232,7 @@ def test_a_person_whom_a_command_was_about_is_found_again_with_the_key_alone() -
 
 
 @given(st.text(max_size=2_000), st.text())
-def test_any_name_can_be_stored_and_is_the_same_when_it_is_read(name: str, reason: str) -> None:
+def test_any_actor_name_is_stored_in_a_bounded_form_without_nul(name: str, reason: str) -> None:
     one = record(1, actor=name, reason=reason)
     assert replace(one) == one
     stored = one.actor.encode()
@@ -238,7 +240,7 @@ def test_any_name_can_be_stored_and_is_the_same_when_it_is_read(name: str, reaso
     assert len(stored) <= 2_000
 
 
-def test_a_command_is_recorded_under_the_systems_name_of_who_runs_it_whatever_the_environment_says(
+def test_a_command_is_recorded_under_the_operating_system_user_and_not_environment_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
@@ -246,13 +248,13 @@ def test_a_command_is_recorded_under_the_systems_name_of_who_runs_it_whatever_th
     assert recorded("export").actor == pwd.getpwuid(os.getuid()).pw_name
 
 
-def test_every_route_is_recorded_or_said_not_to_be() -> None:
+def test_every_http_route_is_audited_or_listed_as_unrecorded() -> None:
     routes = {path for path in describe_app().openapi()["paths"] if path.startswith("/v1")}
     assert routes == ACTIONS.keys() | UNRECORDED
     assert not ACTIONS.keys() & UNRECORDED
 
 
-def test_settings_that_would_keep_too_little_or_nothing_secret_are_refused() -> None:
+def test_trail_settings_reject_a_short_key_and_a_short_retention() -> None:
     with pytest.raises(ValueError, match="at least 32"):
         TrailSettings(key=SecretStr("short"))
     assert TrailSettings(key="").key is None, "as Compose says it"  # type: ignore[arg-type]

@@ -20,7 +20,9 @@ ANN = Caller("acme", frozenset({"wiki/staff", "wiki/user:ann"}))
         (["*", "wiki/*", "wiki/STAFF", "drive/staff", "staff"], [], Decision(False, (), ())),
     ],
 )
-def test_any_of_acl_tags_and_all_of_required_tags(acl: list[str], required: list[str], decision: Decision) -> None:
+def test_access_needs_any_acl_tag_and_all_required_tags(
+    acl: list[str], required: list[str], decision: Decision
+) -> None:
     assert decide(ANN, acl, required) == decision
 
 
@@ -28,11 +30,11 @@ class NoConnection:
     """Answers nothing: whoever asks it fails the test."""
 
 
-async def test_a_tenant_that_no_message_can_name_is_nobody_s() -> None:
+async def test_a_tenant_name_that_is_invalid_text_has_no_tags() -> None:
     for tenant in ("a\x00cme", "acme\udcff"):
         caller = await identify(NoConnection(), tenant, principals=["ann"], tags=["staff"])  # type: ignore[arg-type]
         assert caller == Caller(tenant, frozenset())
 
 
-async def test_no_tags_read_nothing_without_asking() -> None:
+async def test_a_caller_without_tags_reads_nothing_without_a_query() -> None:
     assert await readable(NoConnection(), Caller("acme", frozenset())) == Readable((), (), ())  # type: ignore[arg-type]

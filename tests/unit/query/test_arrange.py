@@ -37,24 +37,24 @@ def shape(hits: Sequence[Hit], *, top: int = 10, per_document: int = 2) -> list[
     ]
 
 
-def test_the_order_of_the_ranking_is_kept() -> None:
+def test_results_keep_the_order_of_the_ranking() -> None:
     assert shape([hit("a", 0), hit("b", 5), hit("c", 2)]) == [("a", [0], []), ("b", [5], []), ("c", [2], [])]
 
 
-def test_neighbours_become_one_passage_in_reading_order() -> None:
+def test_neighbouring_chunks_are_merged_in_reading_order() -> None:
     assert shape([hit("a", 4), hit("b", 0), hit("a", 3), hit("a", 5)]) == [("a", [3, 4, 5], []), ("b", [0], [])]
 
 
-def test_a_long_run_is_not_one_passage() -> None:
+def test_at_most_a_limited_number_of_neighbouring_chunks_is_merged() -> None:
     groups = shape([hit("a", n) for n in range(MAX_MERGED_CHUNKS + 1)], per_document=9)
     assert groups == [("a", list(range(MAX_MERGED_CHUNKS)), []), ("a", [MAX_MERGED_CHUNKS], [])]
 
 
-def test_a_neighbour_takes_no_place() -> None:
+def test_a_merged_neighbour_does_not_count_towards_the_limit() -> None:
     assert shape([hit("a", 1), hit("a", 2), hit("b", 0)], top=2) == [("a", [1, 2], []), ("b", [0], [])]
 
 
-def test_at_most_so_many_of_a_document_while_others_have_something_to_say() -> None:
+def test_the_results_per_document_are_limited_while_other_documents_have_results() -> None:
     far_apart = [hit("a", n) for n in range(0, 60, 10)]
     others = [hit("b", 0), hit("c", 0)]
     assert [d for d, _, _ in shape([*far_apart, *others], top=4)] == ["a", "a", "b", "c"]
@@ -65,17 +65,17 @@ def test_at_most_so_many_of_a_document_while_others_have_something_to_say() -> N
 LONG = " ".join(f"word{chr(97 + n % 26)} of the {chr(97 + n // 26)} sentence" for n in range(60))
 
 
-def test_the_same_in_another_document_is_named_there() -> None:
+def test_a_nearly_identical_passage_of_another_document_is_listed_with_the_first() -> None:
     nearly = LONG + " Thanks."
     assert shape([hit("a", 0, LONG), hit("b", 7, nearly), hit("c", 0)]) == [("a", [0], ["b"]), ("c", [0], [])]
 
 
 @pytest.mark.parametrize("other", [LONG + " See PROJ-1.", LONG + " In 2025.", " ".join(reversed(LONG.split()))])
-def test_what_differs_in_a_number_a_name_or_its_order_is_not_the_same(other: str) -> None:
+def test_passages_that_differ_in_a_number_name_or_word_order_are_not_identical(other: str) -> None:
     assert len(shape([hit("a", 0, LONG), hit("b", 0, other)])) == 2
 
 
-def test_a_hundred_release_notes_are_each_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_names_of_similar_passages_are_extracted_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """They share nearly all words; comparing any two of them anew held every other search up for half a minute."""
     taken: list[str] = []
     monkeypatch.setattr("query.retrieval.arrange.exact_names", lambda text: (taken.append(text), exact_names(text))[1])
@@ -85,7 +85,7 @@ def test_a_hundred_release_notes_are_each_taken_apart_once(monkeypatch: pytest.M
     assert len(taken) == len(notes)
 
 
-def test_who_names_an_identifier_gets_what_holds_it_first() -> None:
+def test_passages_with_the_exact_identifier_of_the_query_come_first() -> None:
     hits = [hit("parts", 0, "PROJ 4821 PROJ 4821"), hit("other", 0, "PROJ-48210"), hit("it", 0, "closed PROJ-4821.")]
     assert [h.passage.external_id for h in exact_first(hits, ["proj-4821"])] == ["it", "parts", "other"]
     assert exact_first(hits, []) == hits
@@ -101,14 +101,14 @@ TEXT = "".join(chr(0x4E00 + n) for n in range(400))
 
 
 @given(st.lists(st.tuples(st.integers(0, 390), st.integers(1, 60)), min_size=1, max_size=6))
-def test_everything_stands_once_and_in_order(ranges: list[tuple[int, int]]) -> None:
+def test_joined_chunks_hold_every_character_once_in_order(ranges: list[tuple[int, int]]) -> None:
     spans = [(start, min(start + length, len(TEXT))) for start, length in ranges]
     text = joined([([span], TEXT[slice(*span)]) for span in spans])
     covered = sorted({n for start, end in spans for n in range(start, end)})
     assert text.replace("\n", "") == "".join(TEXT[n] for n in covered)
 
 
-def test_an_overlap_is_not_doubled_and_a_repeated_header_is_not_repeated() -> None:
+def test_joining_chunks_removes_overlaps_and_repeated_headers() -> None:
     header, first, second = (0, 10), (10, 30), (30, 50)
     cut = lambda *spans: (list(spans), "".join(TEXT[slice(*s)] for s in spans))  # noqa: E731
     assert joined([cut(header, first), cut(header, second)]) == TEXT[:50]
@@ -116,7 +116,7 @@ def test_an_overlap_is_not_doubled_and_a_repeated_header_is_not_repeated() -> No
     assert joined([cut((0, 30)), cut((31, 50))]) == TEXT[:30] + "\n" + TEXT[31:50]
 
 
-def test_a_merged_passage_as_it_is_shown() -> None:
+def test_a_merged_result_has_the_best_score_and_all_chunk_ids() -> None:
     second, first = hit("a", 1, "two three", score=2.0, rank=1), hit("a", 0, "one two ", score=1.0, rank=4)
     [group] = arrange([second, first], top=5, per_document=2)
     details = {
@@ -132,14 +132,14 @@ def test_a_merged_passage_as_it_is_shown() -> None:
     assert shown["chunk_ids"] == [str(id_) for id_ in result.chunk_ids]
 
 
-def test_a_manifest_that_moved_on_leaves_the_best_chunk_alone() -> None:
+def test_chunks_missing_from_the_manifest_are_left_out_of_a_merged_result() -> None:
     second, first = hit("a", 1, "two three"), hit("a", 0, "one two")
     [group] = arrange([second, first], top=5, per_document=2)
     result = present(group, {second.passage.chunk_id: Detail(((4, 13),), ())})
     assert (result.text, result.chunk_ids) == ("two three", (second.passage.chunk_id,))
 
 
-def test_a_remembered_result_has_todays_title() -> None:
+def test_a_cached_result_shows_the_current_title() -> None:
     one, twin = hit("a", 0, LONG), hit("b", 0, LONG)
     [group] = arrange([one, twin], top=5, per_document=2)
     result = present(group, {})

@@ -15,7 +15,7 @@ FIRST, SECOND = UUID(int=1), UUID(int=2)
 
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=9))
-def test_the_first_passages_share_one_and_better_ones_have_more(scores: list[float]) -> None:
+def test_the_weights_of_feedback_passages_sum_to_one_and_follow_the_scores(scores: list[float]) -> None:
     found = [(UUID(int=n), "text", score) for n, score in enumerate(sorted(scores, reverse=True))]
     weights = [passage.weight for passage in weigh(found)]
     assert len(weights) == min(PASSAGES, len(scores))
@@ -23,11 +23,11 @@ def test_the_first_passages_share_one_and_better_ones_have_more(scores: list[flo
     assert weights == sorted(weights, reverse=True)
 
 
-def test_one_clear_hit_has_nearly_all_the_say() -> None:
+def test_one_clearly_best_passage_gets_nearly_all_the_weight() -> None:
     assert weigh([(FIRST, "", 9.0), (SECOND, "", 2.0)])[0].weight > 0.99
 
 
-def test_the_vector_moves_towards_the_passages_as_far_as_each_counts() -> None:
+def test_the_query_vector_moves_towards_the_passages_by_their_weights() -> None:
     question = np.array([1, 0, 0], dtype=np.float32)
     held = {FIRST: np.array([0, 1, 0], dtype=np.float32), SECOND: np.array([0, 0, 1], dtype=np.float32)}
     there = move_vector(question, [WeightedPassage(FIRST, "", 0.75), WeightedPassage(SECOND, "", 0.25)], held)
@@ -35,7 +35,7 @@ def test_the_vector_moves_towards_the_passages_as_far_as_each_counts() -> None:
     assert move_vector(question, [WeightedPassage(FIRST, "", 1.0)], {}) == pytest.approx(question)
 
 
-def test_typical_words_are_frequent_there_and_rare_elsewhere() -> None:
+def test_expansion_words_are_frequent_in_the_passages_and_rare_elsewhere() -> None:
     passages = [WeightedPassage(FIRST, "the turbine blade and the turbine housing of the engine", 1.0)]
     others = [f"engine report number {n} of the works" for n in range(9)]
     words = expansion_words(passages, [passages[0].text, *others])
@@ -46,7 +46,7 @@ def test_typical_words_are_frequent_there_and_rare_elsewhere() -> None:
 
 
 @given(st.lists(st.text("abcdefgh ", max_size=60), min_size=1, max_size=6))
-def test_words_are_few_and_their_worth_is_bounded(texts: list[str]) -> None:
+def test_expansion_words_are_limited_in_number_and_total_weight(texts: list[str]) -> None:
     passages = weigh([(UUID(int=n), text, 1.0) for n, text in enumerate(texts)])
     words = expansion_words(passages, texts)
     assert len(words) <= WORDS

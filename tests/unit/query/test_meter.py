@@ -74,7 +74,7 @@ def process(table: Table, limits: str, tmp_path: Path, *, rate: int = 1_000_000,
     return Meter(table, Quotas(path), settings, QueryMetrics(), clock=lambda: table.now)
 
 
-async def served(meter: Meter, who: Identity, ceilings: int = 10_000) -> int:
+async def count_admitted(meter: Meter, who: Identity, ceilings: int = 10_000) -> int:
     """How many searches are let in until one is not."""
     for n in range(ceilings):
         try:
@@ -84,7 +84,7 @@ async def served(meter: Meter, who: Identity, ceilings: int = 10_000) -> int:
     return ceilings
 
 
-async def test_what_all_processes_let_in_together_is_the_budget_and_few_requests_write(tmp_path: Path) -> None:
+async def test_processes_together_admit_exactly_the_budget_with_few_writes(tmp_path: Path) -> None:
     table = Table()
     two = [process(table, "[default]\nrequests_per_day = 1000", tmp_path) for _ in range(2)]
     done = 0
@@ -93,37 +93,37 @@ async def test_what_all_processes_let_in_together_is_the_budget_and_few_requests
         done += 1
     assert table.asked < 110
     for meter in two:
-        done += await served(meter, ANN)
+        done += await count_admitted(meter, ANN)
     assert done == 1000
-    assert await served(two[0], OTHER, 3) == 3, "another tenant has its own"
+    assert await count_admitted(two[0], OTHER, 3) == 3, "another tenant has its own"
 
 
-async def test_who_has_used_up_its_day_is_told_when_the_next_begins(tmp_path: Path) -> None:
+async def test_an_exhausted_daily_budget_is_reported_with_the_start_of_the_next_day(tmp_path: Path) -> None:
     table = Table()
     meter = process(table, "[tenant.acme.caller]\nrequests_per_day = 2", tmp_path)
-    assert await served(meter, ANN) == 2
+    assert await count_admitted(meter, ANN) == 2
     with pytest.raises(Problem) as refused:
         await meter.admit(ANN, "read")
     assert (refused.value.kind, refused.value.headers["Retry-After"]) == ("budget-exhausted", str(12 * 3600))
     assert "2026-11-24 00:00 UTC" in refused.value.detail
-    assert await served(meter, BOB) == 2
+    assert await count_admitted(meter, BOB) == 2
     table.now += timedelta(days=1)
-    assert await served(meter, ANN) == 2
+    assert await count_admitted(meter, ANN) == 2
 
 
-async def test_a_process_that_stops_gives_back_what_it_holds_and_one_that_starts_finds_what_was_used(
+async def test_a_stopping_process_returns_its_portion_and_a_starting_one_continues(
     tmp_path: Path,
 ) -> None:
     table, limits = Table(), "[default]\nrequests_per_day = 1000"
     meter = process(table, limits, tmp_path)
-    assert await served(meter, ANN, 3) == 3
+    assert await count_admitted(meter, ANN, 3) == 3
     assert table.used("acme").requests == 10, "a portion was taken"
     await meter.aclose()
     assert table.used("acme").requests == 3
-    assert await served(process(table, limits, tmp_path), ANN) == 997
+    assert await count_admitted(process(table, limits, tmp_path), ANN) == 997
 
 
-async def test_tokens_and_money_are_reserved_and_then_settled(tmp_path: Path) -> None:
+async def test_tokens_and_money_are_reserved_and_settled_after_the_answer(tmp_path: Path) -> None:
     table = Table()
     meter = process(table, "[default]\ntokens_per_day = 10_000\nmoney_per_day = 100", tmp_path, chat=True)
     answers = [await meter.admit(ANN, "answer") for _ in range(10)]
@@ -140,7 +140,7 @@ async def test_tokens_and_money_are_reserved_and_then_settled(tmp_path: Path) ->
     assert table.used("acme").money == pytest.approx(4, abs=0.1)
 
 
-async def test_without_a_limit_use_is_counted_and_nobody_waits_for_it(tmp_path: Path) -> None:
+async def test_without_a_limit_usage_is_recorded_in_the_background(tmp_path: Path) -> None:
     table = Table()
     meter = process(table, "", tmp_path, chat=True)
     for _ in range(5):
@@ -156,15 +156,15 @@ async def test_without_a_limit_use_is_counted_and_nobody_waits_for_it(tmp_path: 
     assert (table.asked, table.used("acme")) == (1, Amounts(5, 3500, 2.5))
 
 
-async def test_what_is_sent_away_before_it_is_worked_on_does_not_count(tmp_path: Path) -> None:
+async def test_rejected_requests_are_refunded(tmp_path: Path) -> None:
     table = Table()
     meter = process(table, "[default]\nrequests_per_day = 3", tmp_path)
     for _ in range(10):
         (await meter.admit(ANN, "search")).close(refund=True)
-    assert await served(meter, ANN) == 3
+    assert await count_admitted(meter, ANN) == 3
 
 
-async def test_while_postgres_is_away_a_process_goes_on_with_the_portion_that_it_holds(tmp_path: Path) -> None:
+async def test_during_an_outage_of_postgres_a_process_uses_up_its_portion(tmp_path: Path) -> None:
     table = Table()
     meter = process(table, "[default]\nrequests_per_day = 1000", tmp_path)
     (await meter.admit(ANN, "search")).close()
@@ -175,10 +175,10 @@ async def test_while_postgres_is_away_a_process_goes_on_with_the_portion_that_it
         await meter.admit(ANN, "search")
     table.away = False
     meter._outage_until = 0.0  # a second later
-    assert await served(meter, ANN) == 990
+    assert await count_admitted(meter, ANN) == 990
 
 
-async def test_while_postgres_is_away_requests_do_not_wait_for_it_one_after_another(tmp_path: Path) -> None:
+async def test_during_an_outage_of_postgres_concurrent_requests_fail_after_one_attempt(tmp_path: Path) -> None:
     table = Table(away=True)
     meter = process(table, "[default]\nrequests_per_day = 1000", tmp_path)
     asked = await asyncio.gather(*(meter.admit(ANN, "search") for _ in range(20)), return_exceptions=True)
@@ -186,15 +186,15 @@ async def test_while_postgres_is_away_requests_do_not_wait_for_it_one_after_anot
     assert table.refused == 1
 
 
-async def test_a_rate_holds_for_all_processes_but_for_a_portion_each(tmp_path: Path) -> None:
+async def test_a_rate_limit_holds_across_processes_up_to_a_portion_each(tmp_path: Path) -> None:
     table = Table()
     alone = process(table, "", tmp_path, rate=100)
-    assert await served(alone, OTHER) == 100
+    assert await count_admitted(alone, OTHER) == 100
     three = [process(table, "", tmp_path, rate=100) for _ in range(3)]
-    together = sum([await served(meter, ANN) for meter in three])
+    together = sum([await count_admitted(meter, ANN) for meter in three])
     assert 100 <= together <= 100 + 2 * 10
     table.now += timedelta(minutes=1)
-    assert await served(three[0], ANN, 10) == 10
+    assert await count_admitted(three[0], ANN, 10) == 10
     assert table.asked < 60
 
 
@@ -202,7 +202,7 @@ async def test_a_rate_holds_for_all_processes_but_for_a_portion_each(tmp_path: P
     asked=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([ANN, BOB]), st.integers(0, 3000)), max_size=60),
     ceilings=st.integers(0, 20_000),
 )
-def test_what_is_used_is_never_more_than_the_budget_but_for_what_answers_took_beyond_their_reserve(
+def test_usage_exceeds_the_budget_only_by_what_answers_took_beyond_their_reserve(
     asked: list[tuple[int, Identity, int]], ceilings: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     async def play() -> None:
@@ -226,7 +226,7 @@ def test_what_is_used_is_never_more_than_the_budget_but_for_what_answers_took_be
     asyncio.run(play())
 
 
-async def test_the_gauge_says_of_which_budget_most_is_used(tmp_path: Path) -> None:
+async def test_the_gauge_shows_the_most_used_budget(tmp_path: Path) -> None:
     table = Table()
     meter = process(table, "[default]\nrequests_per_day = 100", tmp_path)
 
@@ -235,19 +235,19 @@ async def test_the_gauge_says_of_which_budget_most_is_used(tmp_path: Path) -> No
         return meter._metrics.registry.get_sample_value("penstock_query_budget_used_ratio", labels)
 
     assert used() == 0
-    assert await served(meter, ANN, 85) == 85
+    assert await count_admitted(meter, ANN, 85) == 85
     assert used() == 0.85
     table.now += timedelta(days=1)
     assert used() == 0
 
 
-def test_an_answer_reserves_what_found_passages_take() -> None:
+def test_an_answer_reserves_the_tokens_of_its_passages_and_answer() -> None:
     settings = QuerySettings(chat=ChatSettings(base_url="http://model/v1", model="m"))
     assert typical_use(settings)["answer"].tokens == 6_000 + 1_024
     assert typical_use(QuerySettings())["answer"].tokens == 0, "no model is asked"
 
 
-def test_a_tenants_entry_says_what_differs_from_the_default() -> None:
+def test_a_tenants_limits_override_the_default() -> None:
     default, named = parse(
         "[default]\nrequests_per_day = 10\ncaller = { tokens_per_day = 5 }\n[tenant.acme]\nweight = 2\n"
         "[tenant.acme.caller]\nrequests_per_day = 1\n"
@@ -266,14 +266,14 @@ def test_a_tenants_entry_says_what_differs_from_the_default() -> None:
         ("requests_per_day", "not valid TOML"),
     ],
 )
-def test_a_file_that_cannot_be_understood_says_where(text: str, says: str, tmp_path: Path) -> None:
+def test_an_invalid_limits_file_names_the_wrong_entry(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text(text)
     with pytest.raises(Misconfigured, match=says):
         Quotas(path)
 
 
-def test_a_file_that_breaks_while_the_service_runs_changes_nothing(tmp_path: Path) -> None:
+def test_a_limits_file_that_becomes_invalid_leaves_the_limits_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text("[tenant.acme]\nrequests_per_day = 7")
     quotas = Quotas(path)

@@ -18,31 +18,31 @@ from query.retrieval.steps import Steps
 READABLE = Readable((1,), ("wiki/staff",), ("wiki/r",))
 
 
-def test_tenant_and_tags_are_a_filter() -> None:
+def test_the_keyword_query_filters_by_tenant_and_tags() -> None:
     tenant, acl, required = build("acme", READABLE, "x")["bool"]["filter"]
     assert tenant == {"term": {"tenant": "acme"}}
     assert acl == {"bool": {"should": [{"terms": {"acl_tags": ("wiki/staff",)}}], "minimum_should_match": 1}}
     assert required["terms_set"]["required_tags"]["terms"] == ["*", "wiki/r"]
 
 
-def test_a_caller_with_more_tags_than_a_clause_takes() -> None:
+def test_many_tags_are_split_over_several_clauses() -> None:
     tags = tuple(f"wiki/{n}" for n in range(TERMS_A_CLAUSE + 1))
     any_of = build("acme", Readable((1,), tags, ()), "x")["bool"]["filter"][1]["bool"]["should"]
     assert [len(c["terms"]["acl_tags"]) for c in any_of] == [TERMS_A_CLAUSE, 1]
 
 
-def test_no_tag_is_no_match_not_no_filter() -> None:
+def test_a_caller_without_tags_gets_a_query_that_matches_nothing() -> None:
     """Elasticsearch takes a bool without clauses for match_all, whatever its minimum_should_match."""
     assert build("acme", Readable((), (), ()), "x")["bool"]["filter"] == [{"match_none": {}}]
 
 
-def test_a_pasted_page_is_cut() -> None:
+def test_a_very_long_query_is_truncated() -> None:
     words = clauses("word " * 5000)["must"]["combined_fields"]["query"]
     assert len(words.split()) == MAX_QUERY_WORDS
     assert len(json.dumps(build("acme", READABLE, "word " * 5000))) < 3_000
 
 
-def test_a_failing_step_is_recorded_and_still_fails() -> None:
+def test_a_failing_step_is_recorded_and_its_error_raised() -> None:
     steps = Steps()
     with pytest.raises(Retryable), steps.step("keywords"):
         raise Retryable("Elasticsearch is away")
@@ -57,7 +57,7 @@ def test_a_failing_step_is_recorded_and_still_fails() -> None:
     }
 
 
-def test_a_step_that_is_done_again_is_one_step() -> None:
+def test_a_repeated_step_is_recorded_once() -> None:
     """How often a store had to be asked would tell how much was withheld."""
     steps = Steps()
     for passages in (1, 2):
@@ -67,11 +67,11 @@ def test_a_step_that_is_done_again_is_one_step() -> None:
     assert [(s.name, s.facts) for s in steps.done] == [("keywords", {"passages": 2}), ("verify", {"passages": 2})]
 
 
-def test_a_step_that_went_well_is_not_degraded() -> None:
+def test_a_successful_step_is_not_degraded() -> None:
     assert SearchResults([], [Step("verify", 1.0, {"passages": 3})], 2.0).degraded == ()
 
 
-async def test_what_takes_too_long_may_heal() -> None:
+async def test_a_time_limit_raises_retryable() -> None:
     import asyncio
 
     with pytest.raises(Retryable, match=r"pgvector did not answer within 0\.01 s"):
@@ -79,14 +79,14 @@ async def test_what_takes_too_long_may_heal() -> None:
             await asyncio.sleep(5)
 
 
-async def test_a_model_that_was_never_needed_is_never_loaded() -> None:
+async def test_an_unused_embedding_model_is_never_loaded() -> None:
     def load() -> object:
         raise AssertionError
 
     await QueryEmbedder(load).aclose()  # type: ignore[arg-type]
 
 
-async def test_closing_after_a_load_that_failed() -> None:
+async def test_an_embedder_can_be_closed_after_a_failed_load() -> None:
     def load() -> object:
         raise Misconfigured("no model")
 
@@ -105,7 +105,7 @@ async def test_closing_after_a_load_that_failed() -> None:
         ("C++ and naïve Café", ["naïv", "café"]),
     ],
 )
-def test_words_to_highlight(query: str, words: list[str]) -> None:
+def test_query_words_to_highlight_are_stemmed(query: str, words: list[str]) -> None:
     assert sorted(search_words(query)) == sorted(words)
 
 
@@ -113,7 +113,7 @@ def test_a_short_passage_is_shown_whole_on_one_line() -> None:
     assert snippet("One\n\n  two\tthree.", "two") == "One two three."
 
 
-def test_the_part_that_has_most_of_the_words_is_shown() -> None:
+def test_a_snippet_shows_the_part_with_most_of_the_query_words() -> None:
     text = "dam " + "filler " * 200 + "the turbine of the dam is new " + "filler " * 200
     shown = snippet(text, "turbine dam")
     assert "the turbine of the dam is new" in shown
@@ -123,5 +123,5 @@ def test_the_part_that_has_most_of_the_words_is_shown() -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "", "日本語" * 1000, " " * 5000])
-def test_any_passage_has_a_snippet(text: str) -> None:
+def test_a_snippet_of_any_passage_is_limited_in_length(text: str) -> None:
     assert len(snippet(text, "日本語 x")) <= SNIPPET_CHARACTERS + 70

@@ -22,7 +22,7 @@ def passage(n: int) -> Passage:
 
 
 @pytest.mark.parametrize("withheld", [0, 7, 15])
-def test_as_many_count_however_much_is_withheld(withheld: int) -> None:
+def test_the_number_of_feedback_candidates_does_not_depend_on_withheld_ones(withheld: int) -> None:
     offered = [candidate(n) for n in range(DEPTH + SPARE)]
     shown = {UUID(int=n): passage(n) for n in range(withheld, DEPTH + SPARE)}
     offers: dict[Ranker, Offer] = {

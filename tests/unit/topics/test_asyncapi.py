@@ -30,7 +30,7 @@ def payload_validator(kind: str, jsonschema: Any) -> Any:
     return draft(asyncapi.payload_schema(MESSAGES[kind]), format_checker=draft.FORMAT_CHECKER)
 
 
-def test_the_published_document_is_current() -> None:
+def test_the_published_asyncapi_document_is_up_to_date() -> None:
     assert PUBLISHED.read_text() == asyncapi.text(), "stale: python -m topics.asyncapi > docs/asyncapi.json"
 
 
@@ -48,7 +48,7 @@ def references(node: Any) -> list[str]:
     return [ref for value in node for ref in references(value)] if isinstance(node, list) else []
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_in_the_asyncapi_document_resolves() -> None:
     document = asyncapi.document()
     found = references(document)
     assert len(found) > len(TOPICS)
@@ -89,7 +89,7 @@ def test_golden_records_match_their_schema(name: str, jsonschema: Any) -> None:
         jsonschema.Draft202012Validator(headers).validate(record["headers"])
 
 
-def test_the_guides_example_is_a_record() -> None:
+def test_the_example_in_the_wire_guide_is_a_valid_record() -> None:
     """docs/wire.md shows one record: what its reader copies must be readable."""
     guide = (PUBLISHED.parent / "wire.md").read_text()
     example = next(block for block in guide.split("```") if "ce_type:" in block)
@@ -103,7 +103,7 @@ def test_the_guides_example_is_a_record() -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_the_schema_refuses_what_the_code_refuses(kind: str, jsonschema: Any) -> None:
+def test_the_json_schema_rejects_what_the_code_rejects(kind: str, jsonschema: Any) -> None:
     value = golden(kind)["value"]
     wrong: list[dict[str, Any]] = [
         {**value, "tenant": "a/b"},

@@ -134,20 +134,20 @@ def headers(record: dict[str, Any]) -> list[tuple[str, bytes]]:
     return [(name, value.encode()) for name, value in record["headers"].items()]
 
 
-def test_every_file_and_every_message_type_is_covered() -> None:
+def test_every_golden_file_and_message_type_is_covered() -> None:
     assert {path.stem for path in FOLDER.glob("*.json")} == set(EXPECTED)
     assert set(MESSAGES) <= set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_reads_what_was_promised(name: str) -> None:
+def test_golden_records_are_decoded_as_expected(name: str) -> None:
     record = golden(name)
     assert decode(json.dumps(record["value"]).encode(), headers(record)) == EXPECTED[name]
     assert EXPECTED[name].key == record["key"]
 
 
 @pytest.mark.parametrize("name", sorted(set(EXPECTED) - READ_ONLY))
-def test_writes_what_was_promised(name: str) -> None:
+def test_messages_are_encoded_as_in_the_golden_files(name: str) -> None:
     record, written = golden(name), encode(EXPECTED[name], traceparent=golden(name)["headers"].get("traceparent"))
     assert json.loads(written.value) == record["value"]
     assert written.key.decode() == record["key"]

@@ -41,19 +41,19 @@ records = st.builds(
 
 
 @given(records)
-def test_a_record_comes_out_of_its_letter_as_it_went_in(record: RawRecord) -> None:
+def test_a_record_is_restored_unchanged_from_its_dead_letter(record: RawRecord) -> None:
     letter = unseal(seal(record, FAILURE))
     assert (letter.record, letter.failure, letter.omitted) == (record, FAILURE, {})
 
 
 @given(records)
-def test_a_letter_about_a_letter_is_no_other_record(record: RawRecord) -> None:
+def test_a_dead_letter_of_a_dead_letter_is_restored_unchanged(record: RawRecord) -> None:
     inner = seal(record, FAILURE)
     assert unseal(seal(inner, FAILURE)).record == inner
 
 
 @given(records)
-def test_a_replayed_record_is_its_own_bytes_and_marks_behind_them(record: RawRecord) -> None:
+def test_a_replayed_record_keeps_its_bytes_with_marks_appended_to_the_headers(record: RawRecord) -> None:
     marked = mark_replay(record, REPLAYED)
     assert (marked.key, marked.value) == (record.key, record.value)
     assert marked.headers[: len(record.headers)] == record.headers
@@ -61,7 +61,7 @@ def test_a_replayed_record_is_its_own_bytes_and_marks_behind_them(record: RawRec
 
 
 @given(records)
-def test_what_was_never_replayed_is_left_alone(record: RawRecord) -> None:
+def test_headers_of_a_record_without_replay_marks_are_unchanged(record: RawRecord) -> None:
     own, replay = read_replay(record.headers)
     assert replay is None or own != record.headers
     if replay is None:
@@ -79,11 +79,11 @@ def test_what_was_never_replayed_is_left_alone(record: RawRecord) -> None:
         mark_replay(RawRecord(b"", b"", []), Replay("x", 1, WHEN.replace(tzinfo=None))).headers,
     ],
 )
-def test_marks_that_make_no_sense_are_the_records_own_headers(headers: list[tuple[str, bytes]]) -> None:
+def test_invalid_replay_marks_are_treated_as_the_records_own_headers(headers: list[tuple[str, bytes]]) -> None:
     assert read_replay(headers) == (headers, None)
 
 
-def test_the_headers_are_kafka_connects() -> None:
+def test_dead_letter_headers_follow_kafka_connect() -> None:
     sealed = seal(RawRecord(b"k", b"v", [("a", b"1")]), FAILURE)
     assert sealed.headers == [
         ("a", b"1"),
@@ -100,7 +100,7 @@ def test_the_headers_are_kafka_connects() -> None:
     ]
 
 
-def test_of_what_no_topic_takes_only_size_and_digest_are_kept() -> None:
+def test_oversized_parts_of_a_dead_letter_are_replaced_by_size_and_digest() -> None:
     huge = b"x" * (MAX_MESSAGE_BYTES + 1)
     value = unseal(seal(RawRecord(b"k", huge, [("a", b"1")]), FAILURE))
     assert (value.record, list(value.omitted)) == (RawRecord(b"k", None, [("a", b"1")]), ["value"])
@@ -112,6 +112,6 @@ def test_of_what_no_topic_takes_only_size_and_digest_are_kept() -> None:
 
 
 @pytest.mark.parametrize("headers", [[], [("a", b"1")], [(f"{OURS}own-headers", b"0")]])
-def test_another_record_is_no_letter(headers: list[tuple[str, bytes]]) -> None:
+def test_a_record_without_dead_letter_headers_is_not_a_dead_letter(headers: list[tuple[str, bytes]]) -> None:
     with pytest.raises(NotALetter):
         unseal(RawRecord(b"k", b"v", headers))

@@ -140,7 +140,7 @@ messages: st.SearchStrategy[AnyMessage] = st.one_of(
 
 
 @given(messages)
-def test_what_is_written_is_read_back(message: AnyMessage) -> None:
+def test_an_encoded_message_is_decoded_unchanged(message: AnyMessage) -> None:
     record = encode(message)
     read = decode(record.value, record.headers)
     assert read == message
@@ -150,7 +150,7 @@ def test_what_is_written_is_read_back(message: AnyMessage) -> None:
 
 
 @given(messages)
-def test_headers_are_cloudevents(message: AnyMessage) -> None:
+def test_message_headers_follow_cloudevents(message: AnyMessage) -> None:
     headers = {name: value.decode() for name, value in encode(message, traceparent="00-a-b-01").headers}
     assert headers["ce_specversion"] == "1.0"
     assert headers["ce_type"].removeprefix("io.penstock.") in MESSAGES
@@ -162,13 +162,13 @@ def test_headers_are_cloudevents(message: AnyMessage) -> None:
 
 
 @given(messages, messages)
-def test_ids_tell_messages_apart(one: AnyMessage, other: AnyMessage) -> None:
+def test_ce_ids_are_equal_only_for_equal_messages(one: AnyMessage, other: AnyMessage) -> None:
     same = dict(encode(one).headers)["ce_id"] == dict(encode(other).headers)["ce_id"]
     assert same == (type(one) is type(other) and one.model_dump_json() == other.model_dump_json())
 
 
 @given(st.binary(max_size=200), st.sampled_from(sorted(MESSAGES)))
-def test_any_bytes_are_read_or_refused(value: bytes, kind: str) -> None:
+def test_any_bytes_are_decoded_or_rejected_as_invalid(value: bytes, kind: str) -> None:
     result = attempt(value, kind)
     assert (result.code == "invalid") if isinstance(result, BadMessage) else (result.kind == kind)
 
@@ -176,7 +176,7 @@ def test_any_bytes_are_read_or_refused(value: bytes, kind: str) -> None:
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_every_refusal_has_its_code() -> None:
+def test_every_decoding_error_has_its_code() -> None:
     assert refusal(None).code == "no_value"
     assert refusal(b"{}", []).code == "unknown_type"
     assert refusal(b"{}", [("ce_type", b"io.penstock.document.upserted.v2")]).code == "unknown_type"
@@ -185,7 +185,7 @@ def test_every_refusal_has_its_code() -> None:
         assert refusal(value).code == "invalid"
 
 
-def test_headers_may_come_in_any_shape() -> None:
+def test_headers_are_accepted_in_any_shape() -> None:
     assert header_map(None) == {}
     assert header_map({"a": b"1"}) == {"a": b"1"}
     assert header_map([("a", b"1"), ("a", b"2")]) == {"a": b"2"}
@@ -194,7 +194,7 @@ def test_headers_may_come_in_any_shape() -> None:
 
 
 @pytest.mark.parametrize("field", sorted(UPSERT))
-def test_a_missing_field_is_named(field: str) -> None:
+def test_a_missing_field_is_named_in_the_error(field: str) -> None:
     value = {name: given for name, given in UPSERT.items() if name != field}
     assert str(refusal(json.dumps(value).encode())) == f"{field}: Field required"
 
@@ -216,7 +216,7 @@ def test_a_missing_field_is_named(field: str) -> None:
     ],
     ids=["object", "list", "nested", "nested list", "text", "long name", "infinite", "large"],
 )
-def test_no_error_quotes_content(field: str, wrong: object) -> None:
+def test_decoding_errors_do_not_quote_content(field: str, wrong: object) -> None:
     result = attempt(json.dumps(UPSERT | {field: wrong}).encode())
     if isinstance(result, BadMessage):
         assert CANARY not in str(result)
@@ -225,7 +225,7 @@ def test_no_error_quotes_content(field: str, wrong: object) -> None:
         assert field in ("title", "content", "author", "acl_tags", "required_tags", "metadata")
 
 
-def test_times_need_an_offset() -> None:
+def test_times_without_an_offset_are_rejected() -> None:
     for moment in (
         "2026-01-01T00:00:00",
         "2026-01-01",
@@ -244,7 +244,7 @@ def test_times_need_an_offset() -> None:
 
 
 @pytest.mark.parametrize("surrogate", ["\ud83d", "a\udcff", "\udc00\ud800"])
-def test_lone_surrogates_are_refused(surrogate: str) -> None:
+def test_lone_surrogates_are_rejected(surrogate: str) -> None:
     for field in ("content", "title", "author", "source_url", "media_type", "external_id", "tenant"):
         refused(**{field: surrogate})
     refused(acl_tags=[surrogate])
@@ -253,7 +253,7 @@ def test_lone_surrogates_are_refused(surrogate: str) -> None:
     refused(metadata={surrogate: "a"})
 
 
-def test_content_has_an_exact_limit() -> None:
+def test_content_size_has_an_exact_limit() -> None:
     for text in ("a" * MAX_CONTENT_BYTES, "ü" * (MAX_CONTENT_BYTES // 2), "🏖" * (MAX_CONTENT_BYTES // 4)):
         message = DocumentUpserted(**UPSERT | {"content": text})
         record = encode(message)
@@ -263,7 +263,7 @@ def test_content_has_an_exact_limit() -> None:
         )
 
 
-def test_nul_is_dropped_from_text_and_refused_in_names() -> None:
+def test_nul_is_dropped_from_text_and_rejected_in_names() -> None:
     read = DocumentUpserted(
         **UPSERT | {"content": "a\x00b", "title": "\x00", "author": "A\x00", "metadata": {"a": "\x00b"}}
     )
@@ -274,7 +274,7 @@ def test_nul_is_dropped_from_text_and_refused_in_names() -> None:
     assert "U+0000" in refused(metadata={"a\x00": 1})
 
 
-def test_no_slash_in_tenant_and_source() -> None:
+def test_slashes_in_tenant_and_source_are_rejected() -> None:
     for field in ("tenant", "source"):
         for wrong in ("a/b", "/", "", "x" * 201):
             assert refused(**{field: wrong}).startswith(f"{field}: ")
@@ -293,19 +293,19 @@ def test_tags_are_sorted_and_unique(given_tags: list[str]) -> None:
     assert left.groups == wanted
 
 
-def test_tags_have_limits() -> None:
+def test_access_tags_are_limited_in_number_and_length() -> None:
     for wrong in ([""], ["x" * 501], [str(n) for n in range(1_001)], [1], "all", None):
         assert refused(acl_tags=wrong).startswith("acl_tags: ")
 
 
-def test_metadata_is_flat() -> None:
+def test_nested_metadata_is_rejected() -> None:
     for wrong in ({"a": {"b": 1}}, {"a": [{"b": 1}]}, {"a": [[1]]}, {"a": [None]}):
         assert refused(metadata=wrong).startswith("metadata: Value error, is not flat")
     for wrong in ({"": 1}, {"x" * 201: 1}, {"a": 2**63}, {"a": [-(2**63)]}, {"a": math.nan}, {"a": [math.inf]}, [], 1):
         refused(metadata=wrong)
 
 
-def test_metadata_has_an_exact_limit() -> None:
+def test_metadata_size_has_an_exact_limit() -> None:
     room = MAX_METADATA_BYTES - len('{"a": ""}')
     assert DocumentUpserted(**UPSERT | {"metadata": {"a": "x" * room}}).metadata == {"a": "x" * room}
     assert refused(metadata={"a": "x" * (room + 1)}).endswith(
@@ -313,7 +313,7 @@ def test_metadata_has_an_exact_limit() -> None:
     )
 
 
-def test_metadata_keeps_types() -> None:
+def test_metadata_values_keep_their_types() -> None:
     kept = {"true": True, "one": 1, "float": 1.0, "text": "1", "null": None, "list": [True, 1, 1.5, "1"]}
     record = encode(DocumentUpserted(**UPSERT | {"metadata": kept}))
     read = decode(record.value, record.headers)
@@ -321,14 +321,14 @@ def test_metadata_keeps_types() -> None:
     assert repr(read.metadata) == repr(kept)
 
 
-def test_versions_are_64_bits() -> None:
+def test_versions_are_limited_to_64_bits() -> None:
     assert DocumentUpserted(**UPSERT | {"version": INT64_MAX}).version == INT64_MAX
     assert DocumentUpserted(**UPSERT | {"version": str(INT64_MAX)}).version == INT64_MAX
     for wrong in (-1, INT64_MAX + 1, 1.5, "1.5", "v1", None):
         assert refused(version=wrong).startswith("version: ")
 
 
-def test_a_field_called_kind_is_the_senders_own() -> None:
+def test_a_field_named_kind_does_not_determine_the_message_type() -> None:
     read = decode(json.dumps(UPSERT | {"kind": "document.deleted.v1"}).encode(), ce_type())
     assert isinstance(read, DocumentUpserted)
 
@@ -336,7 +336,7 @@ def test_a_field_called_kind_is_the_senders_own() -> None:
 # --- topics ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_message_has_a_topic_and_every_topic_known_messages() -> None:
+def test_every_message_type_has_a_topic_and_every_topic_holds_known_types() -> None:
     assert {kind for topic in TOPICS for kind in topic.holds} == set(MESSAGES)
     assert len({topic.name for topic in TOPICS}) == len(TOPICS)
 
@@ -347,7 +347,7 @@ def test_lanes_that_share_workers_are_copartitioned() -> None:
         assert one.holds == other.holds
 
 
-def test_topic_settings_are_kafkas() -> None:
+def test_topic_settings_are_translated_to_kafka_configs() -> None:
     kept = Topic("a", (), "x", retention_ms=5, max_message_bytes=7, settings={"segment.ms": "9"})
     assert kept.configs(replication=3) == {
         "cleanup.policy": "delete",
@@ -388,7 +388,7 @@ def pair(question: str, answer: str = "") -> Pair:
     return Pair.model_validate({"question": question, "answer": answer, "asked_at": "2026-01-01T00:00:00Z"})
 
 
-def test_the_largest_conversation_fits_its_topic_and_a_larger_one_is_no_message() -> None:
+def test_the_largest_conversation_fits_its_topic_and_a_larger_one_is_rejected() -> None:
     size = MAX_PAIRS_BYTES // MAX_PAIRS
     worst = [pair("\x01", "\x01" * (size - 1)).model_copy(update={"id": "\x01" * 500}) for _ in range(MAX_PAIRS)]
     message = recorded(*worst, member="\x01" * 500, conversation="\x01" * 500)
@@ -405,7 +405,7 @@ def test_the_largest_conversation_fits_its_topic_and_a_larger_one_is_no_message(
             recorded(*pairs)
 
 
-def test_a_members_conversations_share_a_key_that_is_nobody_elses() -> None:
+def test_conversations_of_one_member_share_a_key_unique_to_that_member() -> None:
     one, other = recorded(pair("q")), recorded(pair("q"), source="other", conversation="d/e")
     forgotten = ConversationForgotten(tenant="t", source="s", observed_at=one.observed_at, member="ada")
     assert one.key == other.key == forgotten.key == "t/ada"

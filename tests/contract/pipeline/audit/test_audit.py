@@ -34,7 +34,7 @@ def id_of(name: str) -> UUID:
     return document_id("acme", "wiki", name)
 
 
-async def test_stores_that_agree_are_clean(audited: Audited) -> None:
+async def test_stores_that_match_the_ledger_have_no_differences(audited: Audited) -> None:
     gone = named("gone")[0]
     await audited.library.put(*named(*(f"d{n}" for n in range(23))), gone, *named("nobody", acl_tags=[]))
     await audited.library.put(deletion(gone))
@@ -45,7 +45,7 @@ async def test_stores_that_agree_are_clean(audited: Audited) -> None:
     assert chunks > 40
 
 
-async def test_a_tenth_lost_from_each_store_is_named_and_restored_without_embedding_what_keywords_lost(
+async def test_chunks_lost_from_each_store_are_reported_and_restored_without_needless_embedding(
     audited: Audited,
 ) -> None:
     messages = named(*(f"d{n}" for n in range(40)))
@@ -71,7 +71,7 @@ async def test_a_tenth_lost_from_each_store_is_named_and_restored_without_embedd
     assert (await audited.audit())[1] == set()
 
 
-async def test_every_kind_of_difference_is_named_and_mended(audited: Audited) -> None:
+async def test_every_kind_of_difference_is_reported_and_repaired(audited: Audited) -> None:
     library = audited.library
     names = [
         "v-missing",
@@ -160,7 +160,7 @@ async def test_every_kind_of_difference_is_named_and_mended(audited: Audited) ->
     assert len(audited.embedder.texts) - before <= 2, "one row was lost, one held another text"
 
 
-async def test_what_is_on_its_way_is_pending_and_no_difference(audited: Audited) -> None:
+async def test_documents_not_yet_written_to_the_stores_are_pending_and_not_a_difference(audited: Audited) -> None:
     await audited.library.put(*named("settled", "edited"))
     await audited.library.accept(*named("fresh"), document("edited", text("something else")))
     await audited.library.execute(
@@ -177,7 +177,7 @@ async def test_what_is_on_its_way_is_pending_and_no_difference(audited: Audited)
     ]
 
 
-async def test_an_audit_during_writes_reports_nothing_false(audited: Audited) -> None:
+async def test_an_audit_during_writes_reports_no_false_difference(audited: Audited) -> None:
     library = audited.library
     dice = random.Random(5)
     names = [f"d{n}" for n in range(30)]
@@ -212,7 +212,7 @@ async def test_an_audit_during_writes_reports_nothing_false(audited: Audited) ->
     assert (await audited.audit())[1] == set()
 
 
-async def test_an_interrupted_audit_goes_on_where_it_was(audited: Audited) -> None:
+async def test_an_interrupted_audit_resumes_where_it_stopped(audited: Audited) -> None:
     await audited.library.put(*named(*(f"d{n}" for n in range(40))))
     everything = sorted(id_of(f"d{n}") for n in range(40))
     broken = [everything[2], everything[35]]
@@ -242,7 +242,7 @@ async def test_an_interrupted_audit_goes_on_where_it_was(audited: Audited) -> No
     assert len(found) == 2
 
 
-async def test_since_looks_only_at_what_moved(audited: Audited) -> None:
+async def test_an_audit_since_a_moment_compares_only_documents_changed_after_it(audited: Audited) -> None:
     await audited.library.put(*named("old", "edited", "restored"))
     await audited.library.execute(f"DELETE FROM {audited.table} WHERE document_id = %s", id_of("old"))
     moment = datetime.now(UTC)
@@ -259,7 +259,7 @@ async def test_since_looks_only_at_what_moved(audited: Audited) -> None:
         assert (await (await connection.execute("SELECT count(*) FROM audit_documents")).fetchone()) == (0,)
 
 
-async def test_memory_is_bounded_by_the_limits_whatever_the_stores_hold(audited: Audited) -> None:
+async def test_an_audits_memory_is_bounded_by_its_limits(audited: Audited) -> None:
     await audited.library.put(*named(*(f"d{n}" for n in range(60))))
     [(template,)] = await audited.library.execute(f"SELECT id FROM {audited.table} LIMIT 1")
     unheard = uuid4()
@@ -286,7 +286,7 @@ async def test_memory_is_bounded_by_the_limits_whatever_the_stores_hold(audited:
     assert len(pages) >= 60 / SMALL.documents
 
 
-async def test_both_stores_sort_documents_alike(audited: Audited) -> None:
+async def test_both_stores_return_documents_in_the_same_order(audited: Audited) -> None:
     ids = [*sorted(uuid4() for _ in range(50)), UUID(int=2**128 - 1)]
     await audited.library.put(*named("template"))
     [(template,)] = await audited.library.execute(f"SELECT id FROM {audited.table} LIMIT 1")
@@ -310,7 +310,7 @@ async def test_both_stores_sort_documents_alike(audited: Audited) -> None:
         assert set(inside) <= set(in_vectors) <= {*inside, id_of("template")}
 
 
-async def test_orphans_of_documents_nobody_heard_of_are_swept_from_both_stores(audited: Audited) -> None:
+async def test_chunks_of_documents_unknown_to_the_ledger_are_removed_from_both_stores(audited: Audited) -> None:
     await audited.library.put(*named("sound"))
     rows_before = await audited.rows(id_of("sound"))
     version, body = await audited.entry(rows_before[0])
@@ -333,7 +333,7 @@ async def test_orphans_of_documents_nobody_heard_of_are_swept_from_both_stores(a
     assert documents == 1, "no stub is left behind"
 
 
-async def test_an_entry_whose_document_is_no_id_is_named(audited: Audited) -> None:
+async def test_an_entry_whose_document_id_is_invalid_is_reported(audited: Audited) -> None:
     await audited.library.put(*named("sound"))
     version, body = await audited.entry((await audited.rows(id_of("sound")))[0])
     await audited.write_entry("not-an-id", version, {**body, "document_id": "nor is this"})
@@ -343,7 +343,7 @@ async def test_an_entry_whose_document_is_no_id_is_named(audited: Audited) -> No
     assert found == {(str(UUID(int=0)), "keywords", "unknown_document")}
 
 
-async def test_a_rotten_body_is_named_and_only_publishing_again_mends_it(audited: Audited) -> None:
+async def test_a_damaged_body_is_reported_and_repaired_only_by_publishing_the_document_again(audited: Audited) -> None:
     rotten, gone, sound = named("rotten", "gone", "sound")
     await audited.library.put(rotten, gone, sound)
     await audited.library.execute(
@@ -360,7 +360,7 @@ async def test_a_rotten_body_is_named_and_only_publishing_again_mends_it(audited
     assert (await audited.audit())[1] == set()
 
 
-async def test_nothing_is_made_from_a_rotten_body(audited: Audited) -> None:
+async def test_a_damaged_body_is_not_indexed(audited: Audited) -> None:
     rotten, gone = named("rotten", "gone")
     await audited.library.put(rotten, gone)
     await audited.library.execute(
@@ -380,7 +380,7 @@ async def test_nothing_is_made_from_a_rotten_body(audited: Audited) -> None:
     assert (version > 0, body["acl_tags"]) == (True, ["wiki/board"]), "access is the newest, not that of the replay"
 
 
-async def test_an_entry_under_the_wrong_document_goes_home(audited: Audited) -> None:
+async def test_an_entry_under_the_wrong_document_is_moved_back_by_repair(audited: Audited) -> None:
     await audited.library.put(*named("home", "away"))
     row = (await audited.rows(id_of("home")))[0]
     version, body = await audited.entry(row)
@@ -393,7 +393,7 @@ async def test_an_entry_under_the_wrong_document_goes_home(audited: Audited) -> 
     assert (await audited.audit())[1] == set()
 
 
-async def test_without_workers_the_repair_is_written_down_and_done_later(audited: Audited) -> None:
+async def test_a_repair_without_running_workers_is_recorded_and_done_later(audited: Audited) -> None:
     await audited.library.put(*named("a", "b"))
     await audited.library.execute(f"DELETE FROM {audited.table} WHERE document_id = %s", id_of("a"))
     run, _ = await audited.audit()
@@ -405,19 +405,19 @@ async def test_without_workers_the_repair_is_written_down_and_done_later(audited
     assert (await audited.audit())[1] == set()
 
 
-async def test_chunks_that_can_never_be_embedded_are_no_loss(audited: Audited) -> None:
+async def test_refused_chunks_are_not_reported_as_missing(audited: Audited) -> None:
     await audited.library.put(document("partial", text("fine") + "\n\n" + text("unspeakable")))
     assert (await audited.audit())[1] == set()
 
 
-async def test_an_index_that_is_gone_is_an_error_with_what_to_do(audited: Audited) -> None:
+async def test_a_missing_keyword_index_is_an_error_that_names_the_rebuild_command(audited: Audited) -> None:
     await audited.library.put(*named("a"))
     await audited.library.es.indices.delete(index=audited.index)
     with pytest.raises(Misconfigured, match="penstock rebuild keywords"):
         await audited.audit()
 
 
-async def test_a_repair_is_not_announced_and_counts_for_no_freshness(audited: Audited) -> None:
+async def test_a_repair_is_not_announced_and_not_counted_in_freshness(audited: Audited) -> None:
     await audited.library.put(*named("d"))
     [before] = await audited.library.execute("SELECT seq, announced_seq FROM documents")
     assert before[0] == before[1]

@@ -38,7 +38,7 @@ def id_of(name: str) -> UUID:
     return document_id("acme", "wiki", name)
 
 
-async def let_rot(audited: Audited, *names: str) -> None:
+async def put_unreachable_in_graph(audited: Audited, *names: str) -> None:
     """Write documents while Postgres believes that the HNSW index takes no rows: they are in the table, and not in the
     graph, as after a bug of the index or a crash of its storage."""
     ready = f"UPDATE pg_index SET indisready = %s WHERE indexrelid = '{audited.table}_hnsw'::regclass"
@@ -54,10 +54,12 @@ async def put(audited: Audited, *documents: DocumentUpserted, batch: int = 64) -
         await graph.move(connection, audited.library.generation, limit=1_000)
 
 
-async def test_a_rotten_graph_is_noticed_and_mended_without_embedding(audited: Audited) -> None:
+async def test_rows_unreachable_in_the_vector_graph_are_reported_and_repaired_without_embedding(
+    audited: Audited,
+) -> None:
     await put(audited, *named(*(f"d{n}" for n in range(20))))
     assert (await audited.audit(sampled=200))[1] == set()
-    await let_rot(audited, "rotten-1", "rotten-2")
+    await put_unreachable_in_graph(audited, "rotten-1", "rotten-2")
     await audited.library.put(*named("outside"))
     lost = {("rotten-1", "vectors", "unreachable"), ("rotten-2", "vectors", "unreachable")}
     run, found = await audited.audit(sampled=400)
@@ -76,7 +78,7 @@ async def test_a_rotten_graph_is_noticed_and_mended_without_embedding(audited: A
     assert again == rows
 
 
-async def test_rows_with_equal_vectors_are_found_whichever_comes_first(audited: Audited) -> None:
+async def test_rows_with_equal_vectors_are_all_reachable(audited: Audited) -> None:
     boilerplate = "The same words stand in each of these documents, at the same place, for the same reason."
     await put(audited, *(document(f"d{n}", boilerplate) for n in range(130)), batch=130)
     ids = [i for (i,) in await audited.library.execute(f"SELECT id FROM {audited.table} WHERE in_graph")]
@@ -84,7 +86,7 @@ async def test_rows_with_equal_vectors_are_found_whichever_comes_first(audited: 
     assert (await reach(audited.library.pool, audited.library.generation, ids)).unreachable == ()
 
 
-async def test_a_large_table_without_its_graph_is_a_problem_and_not_a_slow_success(
+async def test_a_large_chunk_table_without_a_usable_graph_is_reported_as_a_problem(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await put(audited, *named("a", "b"))
@@ -97,7 +99,7 @@ async def test_a_large_table_without_its_graph_is_a_problem_and_not_a_slow_succe
     assert "no usable HNSW index" in told.problem
 
 
-async def test_rows_that_wait_outside_of_the_graph_are_not_lost(audited: Audited) -> None:
+async def test_rows_waiting_outside_the_graph_are_reachable(audited: Audited) -> None:
     await audited.library.put(*named("a", "b", "c"))
     assert await sample(audited.library.pool, audited.library.generation, 50) == Sample(0)
     outside = [i for (i,) in await audited.library.execute(f"SELECT id FROM {audited.table} WHERE NOT in_graph")]
@@ -132,7 +134,7 @@ async def rounds(audited: Audited) -> list[tuple[int, bool]]:
     )
 
 
-async def whole_round(audited: Audited, audit: BackgroundAudit) -> None:
+async def finish_round(audited: Audited, audit: BackgroundAudit) -> None:
     finished = sum(done for _, done in await rounds(audited))
     for _ in range(30):
         await audited.library.execute(
@@ -144,19 +146,19 @@ async def whole_round(audited: Audited, audit: BackgroundAudit) -> None:
     raise AssertionError("the round did not end")
 
 
-async def test_the_background_audit_walks_everything_and_shows_what_differs(audited: Audited) -> None:
+async def test_the_background_audit_covers_every_document_and_exports_the_differences(audited: Audited) -> None:
     await audited.library.put(*named(*(f"d{n}" for n in range(20))))
     metrics = Metrics()
     audit = background(audited, metrics, repair="none")
-    await whole_round(audited, audit)
+    await finish_round(audited, audit)
     assert divergent(metrics) == {}
     assert metrics.registry.get_sample_value("penstock_audited_documents_total") == 20
     await audited.library.execute(f"DELETE FROM {audited.table} WHERE document_id = %s", id_of("d4"))
     other = background(audited, metrics, repair="none")  # a restarted worker, or another one
-    await whole_round(audited, other)
+    await finish_round(audited, other)
     assert divergent(metrics) == {("vectors", "missing"): 1}
     assert audited.waking.hinted == [], "it was told to report, and no more"
-    await whole_round(audited, audit)
+    await finish_round(audited, audit)
     assert divergent(metrics) == {("vectors", "missing"): 1}, "not counted once a round"
     assert [n for n, _ in await rounds(audited)] == [20, 20, 20]
     age = metrics.registry.get_sample_value("penstock_audit_age_seconds")
@@ -164,22 +166,22 @@ async def test_the_background_audit_walks_everything_and_shows_what_differs(audi
     assert 0 <= age < 60
 
 
-async def test_the_background_audit_repairs_when_told_to_and_the_metric_falls_at_once(audited: Audited) -> None:
+async def test_the_background_audit_repairs_when_configured_and_the_metric_falls(audited: Audited) -> None:
     await audited.library.put(*named(*(f"d{n}" for n in range(10))))
     await audited.drop_entries(await audited.rows(id_of("d4")))
     before = len(audited.embedder.texts)
     metrics = Metrics()
     audit = background(audited, metrics, repair="all")
-    await whole_round(audited, audit)
+    await finish_round(audited, audit)
     await audited.waking.rest()
     assert audited.waking.hinted == [id_of("d4")]
     assert (await audited.audit())[1] == set()
     assert len(audited.embedder.texts) == before
-    await whole_round(audited, audit)
+    await finish_round(audited, audit)
     assert divergent(metrics) == {}
 
 
-async def test_what_needs_no_embedding_is_mended_without_anybody_asking(audited: Audited) -> None:
+async def test_the_background_audit_repairs_what_needs_no_embedding_by_default(audited: Audited) -> None:
     names = ["k-missing", "k-access", "k-text", "v-orphan", "v-access", "v-missing", "v-both", "both", "sound"]
     await audited.library.put(*named(*names))
     first = {name: (await audited.rows(id_of(name)))[0] for name in names}
@@ -209,16 +211,16 @@ async def test_what_needs_no_embedding_is_mended_without_anybody_asking(audited:
 
     metrics = Metrics()
     audit = background(audited, metrics)
-    await whole_round(audited, audit)
+    await finish_round(audited, audit)
     await audited.waking.rest()
     needing = {("v-missing", "missing"), ("v-both", "missing"), ("v-both", "wrong_access"), ("both", "missing")}
     assert (await audited.audit())[1] == {(name, "vectors", kind) for name, kind in needing}
     assert len(audited.embedder.texts) == before
-    await whole_round(audited, audit)
+    await finish_round(audited, audit)
     assert divergent(metrics) == {("vectors", "missing"): 3, ("vectors", "wrong_access"): 1}
 
 
-async def test_a_page_of_the_audit_asks_each_store_once_however_many_documents_it_has(
+async def test_an_audit_page_queries_each_store_once_however_many_documents_it_has(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: Counter[str] = Counter()
@@ -255,7 +257,7 @@ async def test_a_page_of_the_audit_asks_each_store_once_however_many_documents_i
     assert one == {f"POST /{audited.index}/_search": 1}
 
 
-async def test_workers_share_one_position_and_one_pace(audited: Audited) -> None:
+async def test_workers_share_the_position_and_pace_of_the_background_audit(audited: Audited) -> None:
     await audited.library.put(*named(*(f"d{n}" for n in range(20))))
     metrics = Metrics()
     first, second = background(audited, metrics, pace=2.0), background(audited, metrics, pace=2.0)
@@ -270,7 +272,7 @@ async def test_workers_share_one_position_and_one_pace(audited: Audited) -> None
     assert due > 1
 
 
-async def test_the_background_audit_waits_for_a_world_that_is_down(audited: Audited) -> None:
+async def test_the_background_audit_waits_out_an_outage(audited: Audited) -> None:
     await audited.library.put(*named("a"))
     audit = background(audited, Metrics())
     running = asyncio.create_task(audit.run())

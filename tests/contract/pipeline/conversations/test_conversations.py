@@ -38,7 +38,7 @@ from topics.registry import CONVERSATIONS
 pytestmark = pytest.mark.stack
 
 
-async def test_below_the_gate_everything_is_served_newest_first_and_nothing_is_chunked(desk: Desk) -> None:
+async def test_a_history_below_the_gate_is_served_whole_newest_first_and_not_chunked(desk: Desk) -> None:
     pairs = [sent(n) for n in range(5)]
     await desk.take(recorded(*pairs))
     assert await desk.member() == (tokens_of(pairs), False)
@@ -55,7 +55,7 @@ async def test_below_the_gate_everything_is_served_newest_first_and_nothing_is_c
     assert trimmed.notes == ["the history's 3 oldest pairs did not fit the budget"]
 
 
-async def test_at_the_gate_a_history_is_chunked_for_good(desk: Desk) -> None:
+async def test_a_history_that_reaches_the_gate_is_chunked_permanently(desk: Desk) -> None:
     pairs = [sent(n) for n in range(60)]
     edge = next(n for n in range(60) if tokens_of(pairs[:n]) >= GATE)
     await desk.take(recorded(*pairs[: edge - 1]))
@@ -74,7 +74,7 @@ async def test_at_the_gate_a_history_is_chunked_for_good(desk: Desk) -> None:
         await desk.space.execute("UPDATE conversation_members SET is_chunked = false, chunked_at = NULL")
 
 
-async def test_any_order_any_batches_duplicates_and_a_replay_end_alike(desk: Desk) -> None:
+async def test_messages_in_any_order_batches_and_repetitions_give_the_same_history(desk: Desk) -> None:
     """The same messages three times over, torn into other batches each time, and a history that a plain model says."""
     dice = random.Random(7)
     said = [
@@ -117,7 +117,7 @@ async def test_any_order_any_batches_duplicates_and_a_replay_end_alike(desk: Des
     assert held == alive
 
 
-async def test_forgetting_leaves_nothing_and_a_replay_brings_nothing_back(desk: Desk) -> None:
+async def test_forgetting_a_member_removes_everything_and_a_replay_restores_nothing(desk: Desk) -> None:
     canary = Sent(question="Where is canary-81d?", answer="In canary-81d.", asked_at=moment(3))
     said = recorded(*(sent(n) for n in range(40)), canary)
     await desk.take(said, recorded(sent(1), member="bob"))
@@ -134,7 +134,7 @@ async def test_forgetting_leaves_nothing_and_a_replay_brings_nothing_back(desk: 
     assert len((await desk.history()).pieces) == 1, "who speaks again begins anew"
 
 
-async def test_what_was_said_in_two_conversations_stays_while_one_of_them_does(desk: Desk) -> None:
+async def test_a_pair_recorded_in_two_conversations_stays_until_both_are_forgotten(desk: Desk) -> None:
     shared = sent(1)
     later = shared.model_copy(update={"asked_at": moment(50)})
     await desk.take(recorded(shared, sent(2), conversation="a"), recorded(later, conversation="b", observed=1))
@@ -146,7 +146,7 @@ async def test_what_was_said_in_two_conversations_stays_while_one_of_them_does(d
     assert await desk.member() is None
 
 
-async def test_a_conversation_is_its_sources_own_and_a_member_is_everybodys(desk: Desk) -> None:
+async def test_forgetting_a_conversation_is_limited_to_its_source_and_forgetting_a_member_is_not(desk: Desk) -> None:
     await desk.take(recorded(sent(1), source="chat"), recorded(sent(2), source="phone"))
     await desk.take(forgotten(2, "c"))
     assert [p.first_at for p in (await desk.history()).pieces] == [moment(2)]
@@ -154,7 +154,7 @@ async def test_a_conversation_is_its_sources_own_and_a_member_is_everybodys(desk
     assert (await desk.history()).pieces == ()
 
 
-async def test_nobody_reads_anothers_history(desk: Desk) -> None:
+async def test_a_members_history_is_never_served_to_another_member_or_tenant(desk: Desk) -> None:
     """Every member of every tenant, short histories and long ones, asked with everybody's words."""
     askers = [(tenant, member) for tenant in ("acme", "rival") for member in ("ada", "bob", "ADA", "ad")]
     for n, (tenant, member) in enumerate(askers):
@@ -179,7 +179,7 @@ async def test_nobody_reads_anothers_history(desk: Desk) -> None:
         assert (await desk.history("secret", tenant=tenant, member=member)).pieces == ()
 
 
-async def test_the_nearest_chunks_are_exactly_the_nearest(desk: Desk) -> None:
+async def test_the_nearest_chunks_of_a_history_are_exact(desk: Desk) -> None:
     words = ["holiday", "router", "salary", "kitchen", "parking", "laptop", "visa", "printer"]
     pairs = [sent(n, topic=f"{words[n // PAIRS_PER_CHUNK]} office") for n in range(80)]
     await desk.take(recorded(*pairs))
@@ -204,7 +204,7 @@ async def test_the_nearest_chunks_are_exactly_the_nearest(desk: Desk) -> None:
     assert not any("hnsw" in line for (line,) in plan)
 
 
-async def test_bad_records_are_dead_letters_and_the_good_ones_of_their_batch_stand(desk: Desk) -> None:
+async def test_bad_conversation_records_become_dead_letters_and_the_good_ones_are_stored(desk: Desk) -> None:
     good = recorded(sent(1))
     wrong_key = desk.record(recorded(sent(2)), key=b"acme/bob")
     future = datetime.now(UTC) + timedelta(hours=1)
@@ -224,7 +224,7 @@ async def test_bad_records_are_dead_letters_and_the_good_ones_of_their_batch_sta
     assert len((await desk.history()).pieces) == 1
 
 
-async def test_a_database_from_a_backup_hears_again_what_was_said_and_forgotten_since(desk: Desk, space: Space) -> None:
+async def test_a_recovery_rewinds_the_conversations_consumer_group(desk: Desk, space: Space) -> None:
     """`penstock recover` takes the conversations' group back too."""
     async with groups(space.settings.kafka) as consumers, open_recovery(space.settings, lambda *_: None) as recovery:
         start = datetime.now(UTC)

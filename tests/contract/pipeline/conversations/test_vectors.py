@@ -30,7 +30,7 @@ from topics.messages import Pair as Sent
 pytestmark = pytest.mark.stack
 
 
-async def test_a_pair_more_embeds_the_last_chunk_alone(desk: Desk) -> None:
+async def test_one_more_pair_embeds_only_the_last_chunk(desk: Desk) -> None:
     pairs = [sent(n) for n in range(34)]
     await desk.take(recorded(*pairs))
     await desk.embed()
@@ -46,7 +46,7 @@ async def test_a_pair_more_embeds_the_last_chunk_alone(desk: Desk) -> None:
     assert desk.metrics.conversation_chunks._value.get() == embedded + 1
 
 
-async def test_missing_embeddings_are_counted_and_block_nothing(desk: Desk) -> None:
+async def test_missing_embeddings_are_noted_and_the_history_is_served_without_them(desk: Desk) -> None:
     await desk.take(recorded(*(sent(n) for n in range(30))))
     await desk.embed()
     await desk.take(recorded(*(sent(n) for n in range(30, 45))))
@@ -75,7 +75,7 @@ class Other:
         return Embedded(np.roll(embedded.vectors, 1, axis=1), embedded.refused, embedded.tokens)
 
 
-async def test_models_never_mix(desk: Desk) -> None:
+async def test_vectors_of_different_models_are_never_mixed_in_a_history(desk: Desk) -> None:
     await desk.take(recorded(*(sent(n) for n in range(40))))
     await desk.embed()
     first = await desk.chunks()
@@ -93,7 +93,7 @@ async def test_models_never_mix(desk: Desk) -> None:
     assert (await desk.history("rule 3")).without_embedding == 0
 
 
-async def test_a_generation_that_only_cuts_otherwise_costs_nothing(desk: Desk) -> None:
+async def test_a_generation_with_other_chunk_params_does_not_re_embed_conversations(desk: Desk) -> None:
     await desk.take(recorded(*(sent(n) for n in range(40))))
     await desk.embed()
     before = await desk.chunks()
@@ -102,7 +102,7 @@ async def test_a_generation_that_only_cuts_otherwise_costs_nothing(desk: Desk) -
     assert await desk.chunks() == before
 
 
-async def test_a_chunk_longer_than_the_window_is_embedded_with_its_end(desk: Desk) -> None:
+async def test_a_conversation_chunk_longer_than_the_window_is_embedded_including_its_end(desk: Desk) -> None:
     """The local model reads 254 tokens: what is asked last must be found too."""
     filler = " ".join(f"Item {n} of the inventory is stored on shelf {n}." for n in range(60))
     long = [Sent(question=f"List {n}?", answer=filler, asked_at=moment(n)) for n in range(2)]
@@ -133,7 +133,9 @@ class Noting:
         return await self.real.embed_documents(texts)
 
 
-async def test_documents_go_first_and_never_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_conversations_are_embedded_after_documents_but_are_not_starved(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await desk.take(recorded(*(sent(n) for n in range(100))), recorded(*(sent(n) for n in range(100)), member="bob"))
     busy = [True]
     model = Noting(desk, busy)
@@ -172,7 +174,9 @@ class Failing:
         return await self.real.embed_documents(texts)
 
 
-async def test_one_chunk_that_always_fails_holds_up_no_other(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_chunk_that_always_fails_does_not_block_the_others(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await desk.take(recorded(*(sent(n) for n in range(50))))
     monkeypatch.setattr(embed, "RETRY_BASE_SECONDS", 0.01)
     model = Failing(desk, "number 27?")
@@ -190,7 +194,7 @@ async def test_one_chunk_that_always_fails_holds_up_no_other(desk: Desk, monkeyp
     assert model.failed < 15, "later and later"
 
 
-async def test_what_is_regrouped_or_forgotten_while_it_is_embedded_stays_gone(desk: Desk) -> None:
+async def test_a_chunk_regrouped_or_forgotten_during_embedding_gets_no_vector(desk: Desk) -> None:
     await desk.take(recorded(*(sent(n) for n in range(40))))
     real = desk.embedder
 

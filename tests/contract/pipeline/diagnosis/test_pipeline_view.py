@@ -47,16 +47,16 @@ async def library(shared: Library) -> Library:
     return shared
 
 
-async def nothing_waits() -> dict[str, Any]:
+async def no_lag() -> dict[str, Any]:
     return {"records": 0, "groups": []}
 
 
 async def look(library: Library) -> dict[str, Any]:
     """Without Kafka: a library has none."""
-    return await pipeline_view(library.pool, library.es, library.settings, lag=nothing_waits)
+    return await pipeline_view(library.pool, library.es, library.settings, lag=no_lag)
 
 
-async def test_an_empty_library_is_told_without_a_fault(library: Library) -> None:
+async def test_an_empty_system_is_shown_without_errors(library: Library) -> None:
     found = await look(library)
     assert found["away"] == []
     assert found["freshness"]["now"] == {"documents": 0, "p50": None, "p99": None, "window_seconds": 900}
@@ -67,7 +67,7 @@ async def test_an_empty_library_is_told_without_a_fault(library: Library) -> Non
     json.dumps(found)
 
 
-async def test_freshness_is_from_the_sources_change_to_the_second_store_and_of_live_changes_only(
+async def test_freshness_is_measured_from_the_sources_change_to_the_second_store_for_live_changes(
     library: Library,
 ) -> None:
     names = [f"d{n}" for n in range(6)]
@@ -96,7 +96,7 @@ async def test_freshness_is_from_the_sources_change_to_the_second_store_and_of_l
     assert sum(counted) == sum(counted[-2:]) == 4, "all of it lately, each document once"
 
 
-async def test_what_happened_yesterday_stands_in_its_half_hour(library: Library) -> None:
+async def test_freshness_over_the_last_day_is_shown_in_half_hour_buckets(library: Library) -> None:
     await library.put(*(document(f"d{n}", f"Text of {n}") for n in range(4)))
     for n, hours in enumerate((3, 3, 7, 30)):
         [(id_,)] = await library.execute("SELECT id FROM documents WHERE external_id = %s", f"d{n}")
@@ -118,14 +118,14 @@ async def test_what_happened_yesterday_stands_in_its_half_hour(library: Library)
     assert fresh["now"]["documents"] == 0
 
 
-async def test_stores_say_what_they_hold(library: Library) -> None:
+async def test_the_view_shows_what_each_store_holds(library: Library) -> None:
     await library.put(*(document(f"d{n}", f"Text of {n}") for n in range(3)))
     held = {store["name"]: store["holds"] for store in (await look(library))["stores"]}
     assert held["Postgres"].startswith("3 documents, ")
     assert held["Elasticsearch"].endswith(" entries")
 
 
-async def test_canaries_are_no_documents_of_the_company(library: Library) -> None:
+async def test_canaries_are_counted_separately_from_documents(library: Library) -> None:
     """They stand on a line of their own, and in none of the totals."""
     mine = Canary("acme", "wiki")
     await library.put(document("d1", "Text of one"), mine.published("Some words.", "k1", datetime.now(UTC), 1))
@@ -143,7 +143,7 @@ async def test_canaries_are_no_documents_of_the_company(library: Library) -> Non
     assert [found["pending"][store]["documents"] for store in ("vectors", "keywords")] == [0, 0]
 
 
-async def test_what_waits_is_counted_by_store_with_the_oldest(library: Library) -> None:
+async def test_pending_documents_are_counted_by_store_with_the_oldest_age(library: Library) -> None:
     ids = await library.accept(*(document(f"d{n}", f"Text of {n}") for n in range(3)))
     await library.keywords.converge(library.generation, ids[:1])
     await library.execute(
@@ -156,7 +156,7 @@ async def test_what_waits_is_counted_by_store_with_the_oldest(library: Library) 
     assert 90 <= waiting["oldest_seconds"] < 150
 
 
-async def test_dead_letters_are_told_by_reason_and_never_with_what_they_hold(library: Library) -> None:
+async def test_dead_letters_are_counted_by_code_without_their_content(library: Library) -> None:
     records = [Incoming("documents.live.v1", 0, n, b"acme/wiki/x", b"{not json", [], "live") for n in (901, 902)]
     await library.detect.handle(records)
     found = await look(library)
@@ -166,7 +166,7 @@ async def test_dead_letters_are_told_by_reason_and_never_with_what_they_hold(lib
     assert "not json" not in json.dumps(found)
 
 
-async def test_divergence_is_what_the_background_audit_left(library: Library) -> None:
+async def test_divergence_shows_the_differences_of_the_background_audit(library: Library) -> None:
     async with library.pool.connection() as connection:
         run = await runs.start(connection, library.generation.name, "background")
         missing = Finding(uuid4(), "keywords", "missing", 2, "a")
@@ -180,7 +180,7 @@ async def test_divergence_is_what_the_background_audit_left(library: Library) ->
     assert 0 <= differs["age_seconds"] < 60
 
 
-async def test_connectors_that_need_somebody_come_first(library: Library) -> None:
+async def test_connectors_that_need_attention_are_listed_first(library: Library) -> None:
     well = {
         "changes": {"state": "idle", "succeeded_at": "2026-11-21T10:00:00.000+00:00"},
         "sweep": {"state": "idle", "succeeded_at": "2026-11-21T09:00:00.000+00:00"},
@@ -246,7 +246,7 @@ async def test_status_page_and_why_report_the_same_connector_state_and_dead_lett
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_lag_is_what_the_workers_have_not_taken(space: Space) -> None:
+async def test_lag_counts_records_the_workers_have_not_consumed(space: Space) -> None:
     await space.publish(*(document(f"d{n}", "Text") for n in range(3)))
     found = await kafka_lag(space.settings)
     assert found["records"] == 3
@@ -255,7 +255,7 @@ async def test_lag_is_what_the_workers_have_not_taken(space: Space) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_records_that_expired_unread_are_not_shown_as_lag_for_ever(space: Space) -> None:
+async def test_records_that_expired_unread_are_not_counted_as_lag(space: Space) -> None:
     await space.publish(*(document(f"d{n}", "Text") for n in range(9)))
     kafka = space.settings.kafka
     now = datetime.now(UTC)
@@ -273,7 +273,7 @@ async def test_records_that_expired_unread_are_not_shown_as_lag_for_ever(space: 
     assert (await kafka_lag(space.settings))["records"] == len(gone)
 
 
-async def test_what_is_away_is_named_and_the_rest_is_told(library: Library) -> None:
+async def test_unreachable_services_are_named_and_the_rest_is_shown(library: Library) -> None:
     nowhere = connect(ElasticsearchSettings(url="http://127.0.0.1:1"))
     try:
         found = await pipeline_view(library.pool, nowhere, library.settings)
@@ -289,17 +289,17 @@ async def test_what_is_away_is_named_and_the_rest_is_told(library: Library) -> N
     assert found["freshness"] is not None
 
 
-async def test_without_the_ledger_only_that_is_told(library: Library) -> None:
+async def test_an_unreachable_ledger_is_named_and_what_depends_on_it_is_left_out(library: Library) -> None:
     async with open_pool(library.settings.postgres) as closed:
         pass
-    found = await pipeline_view(closed, library.es, library.settings, lag=nothing_waits)
+    found = await pipeline_view(closed, library.es, library.settings, lag=no_lag)
     assert [line.split(":")[0] for line in found["away"]] == ["the ledger"]
     assert found["stores"][0]["up"] is False
     assert found["stores"][1]["up"] is None, "which index to ask is not known"
     assert found["freshness"] is found["connectors"] is None
 
 
-async def test_many_who_look_ask_as_much_as_one(library: Library) -> None:
+async def test_the_pipeline_view_is_cached_between_requests(library: Library) -> None:
     view = PipelineView(library.pool, library.es, library.settings)
     first = await view.look()
     assert await view.look() is first

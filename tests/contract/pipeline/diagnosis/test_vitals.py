@@ -41,7 +41,7 @@ def upserted(n: int) -> DocumentUpserted:
     )
 
 
-async def test_what_waits_is_shown_also_while_nobody_works(space: Space) -> None:
+async def test_lag_and_pending_age_are_exported_while_no_worker_consumes(space: Space) -> None:
     metrics = Metrics()
     await space.publish(upserted(1), upserted(2))
     async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
@@ -95,7 +95,7 @@ async def test_what_waits_is_shown_also_while_nobody_works(space: Space) -> None
     assert 40 <= seen < 1000 <= access
 
 
-async def test_a_connector_that_was_stopped_in_good_order_is_silent_too(space: Space) -> None:
+async def test_ages_are_exported_for_a_stopped_connector_but_not_for_a_paused_or_removed_one(space: Space) -> None:
     await space.execute(
         "INSERT INTO connectors (tenant, source, kind, paused, activities) VALUES"
         " ('acme', 'wiki', 'folder', false, jsonb_build_object("
@@ -120,7 +120,7 @@ async def test_a_connector_that_was_stopped_in_good_order_is_silent_too(space: S
     assert value(metrics, "access_interval_seconds", source="wiki") == 86400
 
 
-async def test_one_worker_shows_it_at_a_time_and_another_takes_over(space: Space) -> None:
+async def test_one_worker_at_a_time_exports_the_vitals_and_another_takes_over(space: Space) -> None:
     both = [Metrics(), Metrics()]
 
     def shown(metrics: Metrics) -> bool:
@@ -139,7 +139,7 @@ async def test_one_worker_shows_it_at_a_time_and_another_takes_over(space: Space
         await asyncio.wait([second])
 
 
-async def test_without_kafka_the_lag_is_absent_and_the_rest_is_there(space: Space) -> None:
+async def test_without_kafka_only_the_lag_metric_is_absent(space: Space) -> None:
     metrics = Metrics()
     nowhere = KafkaSettings(bootstrap="127.0.0.1:1")
     topics: dict[str, dict[Lane, Topic]] = {"detect": {"live": DOCUMENTS_LIVE}}
@@ -150,7 +150,7 @@ async def test_without_kafka_the_lag_is_absent_and_the_rest_is_there(space: Spac
     assert value(metrics, "oldest_pending_seconds", store="vectors", lane="live") == 0
 
 
-async def test_what_is_said_to_have_been_handled_was_sent_and_handled_before_that(space: Space) -> None:
+async def test_the_handled_time_advances_only_after_records_sent_before_it_were_handled(space: Space) -> None:
     """Connectors publish again what the ledger lacks of that."""
 
     async def handled() -> list[tuple[Any, ...]]:

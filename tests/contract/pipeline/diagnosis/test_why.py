@@ -49,7 +49,7 @@ async def why(library: Library, tenant: str, name: str) -> dict[str, Any]:
     return answer
 
 
-async def test_a_document_that_both_stores_hold(library: Library, tenant: str) -> None:
+async def test_why_describes_a_document_that_both_stores_hold(library: Library, tenant: str) -> None:
     await library.put(document("a.md", "# One\n\nText.", tenant=tenant, title="First", required_tags=["r"]))
     told = await why(library, tenant, "a.md")
     assert told["searchable"] is True
@@ -70,7 +70,7 @@ async def test_a_document_that_both_stores_hold(library: Library, tenant: str) -
         assert datetime.fromisoformat(generation[store]["at"]).tzinfo is not None
 
 
-async def test_one_that_waits_for_a_store(library: Library, tenant: str) -> None:
+async def test_why_describes_a_document_pending_in_a_store(library: Library, tenant: str) -> None:
     [id_] = await library.accept(document("a.md", "Some text.", tenant=tenant))
     told = await why(library, tenant, "a.md")
     assert told["searchable"] is False
@@ -85,7 +85,7 @@ async def test_one_that_waits_for_a_store(library: Library, tenant: str) -> None
     assert told["generations"][0]["keywords"]["state"] == "settled"
 
 
-async def test_one_that_failed_and_will_be_tried_again(library: Library, tenant: str) -> None:
+async def test_why_describes_a_failed_document_and_its_next_retry(library: Library, tenant: str) -> None:
     [id_] = await library.accept(document("a.md", "Some text.", tenant=tenant))
     await library.execute(
         "UPDATE index_state SET attempts = 3, error = 'the row is too big', next_at = now() + interval '1 hour'"
@@ -100,7 +100,7 @@ async def test_one_that_failed_and_will_be_tried_again(library: Library, tenant:
     assert "next attempt at" in told["reason"]
 
 
-async def test_one_whose_passages_can_not_all_be_embedded(library: Library, tenant: str) -> None:
+async def test_why_describes_a_document_with_refused_chunks_as_partial(library: Library, tenant: str) -> None:
     text = "# One\n\n" + "Plain words here. " * 60 + "\n\n# Two\n\n" + "An unspeakable word. " * 60
     await library.put(document("a.md", text, tenant=tenant))
     told = await why(library, tenant, "a.md")
@@ -109,7 +109,7 @@ async def test_one_whose_passages_can_not_all_be_embedded(library: Library, tena
     assert "can never be embedded" in told["reason"]
 
 
-async def test_a_deleted_one(library: Library, tenant: str) -> None:
+async def test_why_describes_a_deleted_document(library: Library, tenant: str) -> None:
     one = document("a.md", "Some text.", tenant=tenant)
     await library.put(one)
     await library.put(deletion(one))
@@ -121,7 +121,7 @@ async def test_a_deleted_one(library: Library, tenant: str) -> None:
     assert told["generations"][0]["chunks"] == 0
 
 
-async def test_one_that_nobody_may_read(library: Library, tenant: str) -> None:
+async def test_why_describes_a_document_with_an_empty_access_set(library: Library, tenant: str) -> None:
     one = document("a.md", "Some text.", tenant=tenant)
     await library.put(one)
     await library.put(access(one, []))
@@ -132,7 +132,7 @@ async def test_one_that_nobody_may_read(library: Library, tenant: str) -> None:
     assert [told["generations"][0][s]["state"] for s in ("vectors", "keywords")] == ["withdrawn", "withdrawn"]
 
 
-async def test_a_stub_and_an_empty_one(library: Library, tenant: str) -> None:
+async def test_why_describes_a_document_without_content_and_one_with_empty_text(library: Library, tenant: str) -> None:
     unseen = document("unseen.md", "x", tenant=tenant)
     await library.put(access(unseen, ["staff"]), document("empty.md", "", tenant=tenant))
     stub = await why(library, tenant, "unseen.md")
@@ -143,7 +143,7 @@ async def test_a_stub_and_an_empty_one(library: Library, tenant: str) -> None:
     assert "its text is empty" in empty["reason"]
 
 
-async def test_the_history_is_in_order_and_bounded(library: Library, tenant: str) -> None:
+async def test_the_events_of_a_document_are_in_order_and_limited_in_number(library: Library, tenant: str) -> None:
     for n in range(20):
         await library.accept(document("a.md", f"Text number {n}.", tenant=tenant))
     told = await why(library, tenant, "a.md")
@@ -153,15 +153,15 @@ async def test_the_history_is_in_order_and_bounded(library: Library, tenant: str
     assert seqs[-1] == told["document"]["seq"]
 
 
-async def bury(library: Library, tenant: str, external_id: str) -> None:
+async def make_dead_letter(library: Library, tenant: str, external_id: str) -> None:
     library.offset += 1
     key = f"{tenant}/wiki/{external_id}".encode()
     await library.detect.handle([Incoming("documents", 0, library.offset, key, b"{broken", [], "live")])
 
 
-async def test_dead_letters_are_part_of_the_story(library: Library, tenant: str) -> None:
+async def test_why_includes_the_dead_letters_of_a_document(library: Library, tenant: str) -> None:
     await library.put(document("a.md", "Some text.", tenant=tenant))
-    await bury(library, tenant, "a.md")
+    await make_dead_letter(library, tenant, "a.md")
     told = await why(library, tenant, "a.md")
     [dead] = told["dead"]
     assert dead["stage"] == "detect"
@@ -169,7 +169,7 @@ async def test_dead_letters_are_part_of_the_story(library: Library, tenant: str)
     assert "not its newest version" in told["reason"]
 
 
-async def test_names_that_mean_a_document(library: Library, tenant: str, tmp_path: Path) -> None:
+async def test_why_finds_a_document_by_id_address_path_or_title(library: Library, tenant: str, tmp_path: Path) -> None:
     file = tmp_path / "notes on ships.md"
     await library.put(
         document(str(file), "Ships.", tenant=tenant, source="folder", title="Ships", source_url=file.as_uri()),

@@ -29,7 +29,7 @@ async def library(stack: Stack) -> AsyncIterator[Library]:
         yield library
 
 
-async def bury(library: Library, tenant: str, external_id: str) -> None:
+async def make_dead_letter(library: Library, tenant: str, external_id: str) -> None:
     library.offset += 1
     key = f"{tenant}/wiki/{external_id}".encode()
     await library.detect.handle([Incoming("documents", 0, library.offset, key, b"{broken", [], "live")])
@@ -47,21 +47,23 @@ def home(library: Library, tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def told(home: Path, tenant: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+async def run_why(home: Path, tenant: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit code and answer."""
     done = await penstock(home, *arguments, "--tenant", tenant, "--json")
     assert done.stdout, done.stderr
     return done.exit_code, json.loads(done.stdout)
 
 
-async def test_the_command(library: Library, tenant: str, home: Path) -> None:
+async def test_penstock_why_shows_a_document_and_reports_ambiguous_and_unknown_names(
+    library: Library, tenant: str, home: Path
+) -> None:
     await library.put(
         document("one/guide.md", "Text.", tenant=tenant), document("two/guide.md", "Text.", tenant=tenant)
     )
     await library.put(document("guide.md", "Text.", tenant=tenant, source="drive", source_url="https://drive/guide"))
-    await bury(library, tenant, "never.md")
+    await make_dead_letter(library, tenant, "never.md")
 
-    code, one = await told(home, tenant, "one/guide.md")
+    code, one = await run_why(home, tenant, "one/guide.md")
     assert (code, one["searchable"], one["state"], one["stores"]) == (0, True, "searchable", [])
     shown = await penstock(home, "one/guide.md", "--tenant", tenant)
     assert shown.exit_code == 0
@@ -74,7 +76,7 @@ async def test_the_command(library: Library, tenant: str, home: Path) -> None:
     assert "wiki/one/guide.md" in ambiguous.stderr
     assert "wiki/two/guide.md" in ambiguous.stderr
     for arguments in (("https://drive/guide",), ("guide.md", "--source", "drive")):
-        assert (await told(home, tenant, *arguments))[1]["document"]["source"] == "drive"
+        assert (await run_why(home, tenant, *arguments))[1]["document"]["source"] == "drive"
     unknown = await penstock(home, "nothing.md", "--tenant", tenant)
     assert (unknown.exit_code, unknown.stdout) == (1, "")
     dead = await penstock(home, "never.md", "--tenant", tenant, "--json")
@@ -82,48 +84,50 @@ async def test_the_command(library: Library, tenant: str, home: Path) -> None:
     assert len(json.loads(dead.stdout)["dead"]) == 1
 
 
-async def test_what_the_dead_letter_of_an_unknown_document_needs(library: Library, tenant: str, home: Path) -> None:
-    await bury(library, tenant, "never.md")
-    _, waits = await told(home, tenant, "never.md")
+async def test_why_says_what_the_dead_letter_of_an_unknown_document_needs(
+    library: Library, tenant: str, home: Path
+) -> None:
+    await make_dead_letter(library, tenant, "never.md")
+    _, waits = await run_why(home, tenant, "never.md")
     [letter] = waits["dead"]
     assert (waits["state"], waits["next"]) == ("dead_letter", f"penstock dead show {letter['id']}")
     async with library.pool.connection() as connection:
         await letters.dismiss(connection, [letter["id"]], by="ann", reason="a test run")
-    _, dismissed = await told(home, tenant, "never.md")
+    _, dismissed = await run_why(home, tenant, "never.md")
     assert dismissed["state"] == "dismissed"
     assert "ann dismissed the last one" in dismissed["reason"]
     assert "--undo" in dismissed["next"]
     async with library.pool.connection() as connection:
         await letters.undo_dismissal(connection, [letter["id"]], by="ann", reason=None)
         await letters.mark_replayed(connection, [(letter["id"], None)])
-    assert (await told(home, tenant, "never.md"))[1]["state"] == "replayed"
+    assert (await run_why(home, tenant, "never.md"))[1]["state"] == "replayed"
     shown = await penstock(home, "never.md", "--tenant", tenant)
     assert letter["id"] in shown.stdout
 
 
-async def test_a_dismissed_letter_says_nothing_of_the_newest_version(library: Library, tenant: str, home: Path) -> None:
+async def test_a_dismissed_dead_letter_no_longer_affects_the_verdict(library: Library, tenant: str, home: Path) -> None:
     await library.put(document("a.md", "Some text.", tenant=tenant))
-    await bury(library, tenant, "a.md")
-    _, before = await told(home, tenant, "a.md")
+    await make_dead_letter(library, tenant, "a.md")
+    _, before = await run_why(home, tenant, "a.md")
     assert before["next"] == f"fix the cause, then run `penstock dead replay {before['dead'][0]['id']}`"
     async with library.pool.connection() as connection:
         await letters.dismiss(connection, [before["dead"][0]["id"]], by="ann", reason="a test run")
-    code, after = await told(home, tenant, "a.md")
+    code, after = await run_why(home, tenant, "a.md")
     assert (code, after["reason"], after["next"]) == (0, "both stores hold its 1 chunks", None)
 
 
-async def test_a_store_that_lost_a_row_is_seen_at_once(library: Library, tenant: str, home: Path) -> None:
+async def test_why_detects_a_row_missing_from_a_store(library: Library, tenant: str, home: Path) -> None:
     await library.put(document("a.md", "Some text.", tenant=tenant))
     [(id_,)] = await library.execute("SELECT id FROM documents WHERE tenant = %s", tenant)
     await library.execute("DELETE FROM chunks_g1 WHERE document_id = %s", id_)
-    code, differs = await told(home, tenant, "a.md")
+    code, differs = await run_why(home, tenant, "a.md")
     assert (code, differs["searchable"], differs["state"]) == (0, False, "differs")
     assert differs["next"] == "penstock audit --repair"
     assert differs["stores"] == [{"generation": "g1", "store": "vectors", "kind": "missing", "chunks": 1}]
     assert "vectors: a wanted chunk is not in the store (1 of 1 chunks)" in differs["reason"]
 
 
-async def test_a_copy_of_older_access_in_a_store_is_seen(library: Library, tenant: str, home: Path) -> None:
+async def test_why_detects_outdated_access_in_a_store(library: Library, tenant: str, home: Path) -> None:
     one, other = document("a.md", "Some text.", tenant=tenant), document("b.md", "x", tenant=tenant, acl_tags=["old"])
     await library.put(one, other)
     await library.execute(
@@ -132,12 +136,12 @@ async def test_a_copy_of_older_access_in_a_store_is_seen(library: Library, tenan
         tenant,
         tenant,
     )
-    _, differs = await told(home, tenant, "a.md")
+    _, differs = await run_why(home, tenant, "a.md")
     assert [(h["store"], h["kind"]) for h in differs["stores"]] == [("vectors", "wrong_access")]
     assert differs["searchable"] is False
 
 
-async def test_a_row_that_is_left_of_a_deleted_document_is_a_note(library: Library, tenant: str, home: Path) -> None:
+async def test_why_notes_a_row_left_of_a_deleted_document(library: Library, tenant: str, home: Path) -> None:
     one = document("a.md", "Some text.", tenant=tenant)
     await library.put(one)
     [(id_,)] = await library.execute("SELECT id FROM documents WHERE tenant = %s", tenant)
@@ -146,7 +150,7 @@ async def test_a_row_that_is_left_of_a_deleted_document_is_a_note(library: Libra
     await library.put(deletion(one))
     await library.execute(rows)
     await library.execute("DROP TABLE kept")
-    code, deleted = await told(home, tenant, "a.md")
+    code, deleted = await run_why(home, tenant, "a.md")
     assert (code, deleted["state"]) == (0, "deleted")
     assert (await penstock(home, "a.md", "--tenant", tenant)).exit_code == 1
     assert "by an event of source wiki" in deleted["reason"]
@@ -154,10 +158,10 @@ async def test_a_row_that_is_left_of_a_deleted_document_is_a_note(library: Libra
     assert any("no query shows that" in note for note in deleted["notes"])
 
 
-async def test_how_many_wait_before_it(library: Library, tenant: str, home: Path) -> None:
+async def test_why_says_how_many_documents_are_pending_before_it(library: Library, tenant: str, home: Path) -> None:
     await library.accept(*(document(f"{n}.md", "Text.", tenant=tenant) for n in range(3)))
     await library.accept(document("last.md", "Text.", tenant=tenant))
-    code, waits = await told(home, tenant, "last.md")
+    code, waits = await run_why(home, tenant, "last.md")
     assert (code, waits["state"]) == (0, "waiting")
     assert waits["generations"][0]["vectors"]["before"] >= 3
     assert "documents before it" in waits["reason"]
@@ -165,22 +169,26 @@ async def test_how_many_wait_before_it(library: Library, tenant: str, home: Path
     await library.execute("UPDATE index_state SET seq = want_seq WHERE seq < want_seq")
 
 
-async def test_a_stale_event_and_one_that_lost_by_its_version(library: Library, tenant: str, home: Path) -> None:
+async def test_why_notes_a_stale_event_and_one_superseded_by_a_higher_version(
+    library: Library, tenant: str, home: Path
+) -> None:
     late = document("a.md", "Old text.", tenant=tenant)
     newer = document("a.md", "New text.", tenant=tenant)
     await library.put(newer)
     await library.accept(late)
-    _, stale = await told(home, tenant, "a.md")
+    _, stale = await run_why(home, tenant, "a.md")
     assert stale["events"][-1]["outcome"] == "stale"
     assert any("was stale: older than the accepted one" in note for note in stale["notes"])
     lost = document("a.md", "Restored text.", tenant=tenant).model_copy(update={"version": 1})
     await library.accept(lost)
-    _, superseded = await told(home, tenant, "a.md")
+    _, superseded = await run_why(home, tenant, "a.md")
     assert superseded["superseded"] == [1]
     assert any("was observed later, but lost to version" in note for note in superseded["notes"])
 
 
-async def test_another_generation_alone_holds_it(library: Library, tenant: str, home: Path) -> None:
+async def test_why_notes_that_only_another_generation_holds_the_document(
+    library: Library, tenant: str, home: Path
+) -> None:
     await library.put(document("a.md", "Some text.", tenant=tenant))
     [(id_,)] = await library.execute("SELECT id FROM documents WHERE tenant = %s", tenant)
     await library.execute(
@@ -204,7 +212,7 @@ async def test_another_generation_alone_holds_it(library: Library, tenant: str, 
         await library.execute(
             "UPDATE index_state SET want_seq = seq + 1 WHERE document_id = %s AND generation = 'g1'", id_
         )
-        _, elsewhere = await told(home, tenant, "a.md")
+        _, elsewhere = await run_why(home, tenant, "a.md")
         assert elsewhere["state"] == "waiting"
         assert "generation g0 (previous) holds it, but queries use g1" in elsewhere["notes"]
     finally:
@@ -214,7 +222,7 @@ async def test_another_generation_alone_holds_it(library: Library, tenant: str, 
         await library.execute("UPDATE index_state SET seq = want_seq WHERE document_id = %s", id_)
 
 
-async def test_whether_a_person_may_read_it_and_since_when_that_is_known(
+async def test_why_says_whether_a_principal_may_read_it_and_when_memberships_were_observed(
     library: Library, tenant: str, home: Path
 ) -> None:
     await library.put(document("a.md", "Some text.", tenant=tenant, acl_tags=["crew"], required_tags=["nda"]))
@@ -227,45 +235,43 @@ async def test_whether_a_person_may_read_it_and_since_when_that_is_known(
             groups,
             at,
         )
-    code, ann = await told(home, tenant, "a.md", "--as", "ann")
+    code, ann = await run_why(home, tenant, "a.md", "--as", "ann")
     assert (code, ann["searchable"], ann["state"]) == (0, True, "unreadable")
     assert ann["readable_by"] == {"principals": ["ann"], "may_read": False, "by": ["wiki/crew"], "lacks": ["wiki/nda"]}
     assert "ann may not read it: they lack the required wiki/nda" in ann["reason"]
     assert ann["next"] == "add ann to wiki/nda at the source"
-    code, eve = await told(home, tenant, "a.md", "--as", "eve")
+    code, eve = await run_why(home, tenant, "a.md", "--as", "eve")
     assert "eve may not read it: they hold none of its access tags (wiki/crew)" in eve["reason"]
-    code, both = await told(home, tenant, "a.md", "--as", "ann", "--tag", "wiki/nda")
+    code, both = await run_why(home, tenant, "a.md", "--as", "ann", "--tag", "wiki/nda")
     assert (code, both["readable_by"]["may_read"], both["state"]) == (0, True, "searchable")
     shown = await penstock(home, "a.md", "--as", "ann", "--tenant", tenant)
     assert shown.exit_code == 1
     assert "ann's groups in wiki as of 2026-11-20 08:00:00" in shown.stdout
 
 
-async def test_a_store_that_does_not_answer_is_named_and_the_rest_is_told(
-    library: Library, tenant: str, tmp_path: Path
-) -> None:
+async def test_why_names_an_unreachable_store_and_shows_the_rest(library: Library, tenant: str, tmp_path: Path) -> None:
     await library.put(document("a.md", "Some text.", tenant=tenant))
     library.write_home(tmp_path)
     written = json.loads((tmp_path / "endpoints.json").read_text())
     written["elasticsearch"]["url"] = "http://127.0.0.1:9"
     (tmp_path / "endpoints.json").write_text(json.dumps(written))
-    code, away = await told(tmp_path, tenant, "a.md")
+    code, away = await run_why(tmp_path, tenant, "a.md")
     assert (code, away["searchable"], away["stores"]) == (0, True, None)
     assert any(one.startswith("the stores") for one in away["away"])
     assert any(note.startswith("not checked: the stores") for note in away["notes"])
 
 
-async def test_at_which_rank_a_query_finds_it(library: Library, tenant: str, home: Path) -> None:
+async def test_why_shows_at_which_rank_a_query_finds_the_document(library: Library, tenant: str, home: Path) -> None:
     """The library's own model is not one that the command could load: words alone find it, and that is said."""
     await library.put(
         document("a.md", "The turbine turns.", tenant=tenant),
         document("b.md", "The turbine turns and the turbine hums: turbine.", tenant=tenant),
     )
-    _, found = await told(home, tenant, "a.md", "--query", "turbine turns")
+    _, found = await run_why(home, tenant, "a.md", "--query", "turbine turns")
     assert found["query"]["rank"] in (1, 2)
     assert found["query"]["of"] == 2
     assert found["query"]["ranks"]["keyword"] in (1, 2)
-    _, other = await told(home, tenant, "a.md", "--query", "hums", "--tag", "nobody")
+    _, other = await run_why(home, tenant, "a.md", "--query", "hums", "--tag", "nobody")
     assert other["query"]["rank"] is None
     assert other["query"]["reason"]
     assert (await penstock(home, "a.md", "--tenant", tenant, "--query", " ")).exit_code == 2

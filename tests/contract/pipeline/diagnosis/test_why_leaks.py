@@ -48,7 +48,7 @@ def penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_a_store_that_lies_about_whose_passage_it_is_is_not_believed(paths: Paths) -> None:
+async def test_a_candidate_with_a_forged_document_id_is_not_returned(paths: Paths) -> None:
     library = paths.library
     mine, theirs = document("mine.md", "Open."), document("theirs.md", "Secret.", acl_tags=["board"])
     elsewhere = document("mine.md", "Secret elsewhere.", tenant="globex")
@@ -76,11 +76,13 @@ async def test_a_store_that_lies_about_whose_passage_it_is_is_not_believed(paths
 # why: an operator's command; of the named tenant all, of any other nothing
 
 
-async def test_why_never_leaves_the_tenant(paths: Paths) -> None:
+async def test_why_never_shows_documents_of_another_tenant(paths: Paths) -> None:
     worlds = [World(11_000 + n, f"w{n}") for n in range(8)]
     await paths.learn(event for world in worlds for event in world.first)
     for world in worlds:
-        await bury(paths.library, *(f"{tenant}/wiki/letter-{n}.md" for n, tenant in enumerate(world.tenants)))
+        await make_dead_letters(
+            paths.library, *(f"{tenant}/wiki/letter-{n}.md" for n, tenant in enumerate(world.tenants))
+        )
     rows = await paths.library.execute("SELECT id, tenant, source, external_id, title FROM documents")
     tenants = {tenant for _, tenant, *_ in rows}
     asked = 0
@@ -106,7 +108,7 @@ async def test_why_never_leaves_the_tenant(paths: Paths) -> None:
     assert asked == 450
 
 
-async def bury(library: Library, *keys: str) -> None:
+async def make_dead_letters(library: Library, *keys: str) -> None:
     records = []
     for key in keys:
         library.offset += 1
@@ -114,7 +116,9 @@ async def bury(library: Library, *keys: str) -> None:
     await library.detect.handle(records)
 
 
-async def test_the_command_says_the_same_of_another_tenant_s_document_as_of_none(paths: Paths, tmp_path: Path) -> None:
+async def test_why_gives_the_same_error_for_another_tenants_document_as_for_an_unknown_one(
+    paths: Paths, tmp_path: Path
+) -> None:
     library = paths.library
     await library.put(
         document("plan.md", "A.", tenant="acme", title="Ours"),
@@ -133,7 +137,7 @@ async def test_the_command_says_the_same_of_another_tenant_s_document_as_of_none
         assert refused.stderr.replace(name, nothing) == unknown.stderr
 
 
-async def test_why_says_whether_somebody_may_read_it_and_by_what(paths: Paths, tmp_path: Path) -> None:
+async def test_why_says_whether_a_principal_may_read_it_and_by_which_tags(paths: Paths, tmp_path: Path) -> None:
     library = paths.library
     await library.put(document("a.md", "Text.", acl_tags=["crew", "user:bob"], required_tags=["nda"]))
     crew = IdentityChanged(tenant="acme", source="wiki", principal="ann", groups=["crew"], observed_at=NOW)
@@ -154,7 +158,7 @@ async def test_why_says_whether_somebody_may_read_it_and_by_what(paths: Paths, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["\udcff", "a\udcffb"])
-async def test_names_that_are_no_text_get_an_answer(paths: Paths, tmp_path: Path, name: str) -> None:
+async def test_commands_handle_names_that_are_not_valid_text(paths: Paths, tmp_path: Path, name: str) -> None:
     """A shell hands over any bytes."""
     await paths.library.put(document("a.md", "Some text."))
     paths.library.write_home(tmp_path)

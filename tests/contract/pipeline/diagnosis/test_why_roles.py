@@ -44,7 +44,9 @@ async def place(stack: Stack) -> AsyncIterator[Place]:
             yield Place(library, PostgresSettings(dsn=dsns["penstock_worker"]))  # type: ignore[arg-type]
 
 
-async def test_a_document_s_story_is_told_without_the_connector_s_cursor(place: Place, tenant: str) -> None:
+async def test_the_worker_role_reads_a_documents_history_but_not_the_connectors_cursor(
+    place: Place, tenant: str
+) -> None:
     await place.library.put(document("a.md", "Some text.", tenant=tenant))
     await place.library.execute(
         "INSERT INTO connectors (tenant, source, kind, changes_cursor) VALUES (%s, 'wiki', 'confluence', '{}')",
@@ -67,7 +69,7 @@ async def test_a_document_s_story_is_told_without_the_connector_s_cursor(place: 
         assert source.cursor == {}
 
 
-async def test_a_letter_is_dismissed_and_its_trail_cannot_be_changed(place: Place, tenant: str) -> None:
+async def test_the_worker_role_dismisses_dead_letters_but_cannot_change_their_trail(place: Place, tenant: str) -> None:
     record = Incoming("documents", 0, 1, f"{tenant}/wiki/a.md".encode(), b"{broken", [], "live")
     await place.library.detect.handle([record])
     async with open_pool(place.worker) as pool, pool.connection() as connection:
@@ -80,7 +82,7 @@ async def test_a_letter_is_dismissed_and_its_trail_cannot_be_changed(place: Plac
                     await connection.execute(statement.encode())
 
 
-async def test_the_whole_system_is_told(place: Place) -> None:
+async def test_the_worker_role_reads_the_whole_status_report(place: Place) -> None:
     async with open_pool(place.worker) as pool:
         metrics = Metrics()
         metrics.embedding_billed(1_000)

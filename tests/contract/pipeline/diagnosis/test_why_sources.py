@@ -86,7 +86,7 @@ async def town(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
         yield Town(space, pool)
 
 
-async def test_nobody_knows_it(town: Town, tenant: str) -> None:
+async def test_an_unknown_document_is_reported_together_with_the_paused_sources(town: Town, tenant: str) -> None:
     code, told = await town.why(tenant, "nothing.md")
     assert code == 1
     assert "no event about it has ever arrived" in told["error"]
@@ -104,7 +104,9 @@ async def test_nobody_knows_it(town: Town, tenant: str) -> None:
         ("rule", "left out by exclude = ['*.md']", "fix it at the source"),
     ],
 )
-async def test_the_connector_refuses_it(town: Town, tenant: str, code: str, message: str, step: str) -> None:
+async def test_why_gives_the_connectors_reason_for_refusing_a_document(
+    town: Town, tenant: str, code: str, message: str, step: str
+) -> None:
     await town.connector(tenant, Row(external_id="a.pdf", problem_code=code, problem_message=message))
     exit_code, told = await town.why(tenant, "a.pdf")
     assert (exit_code, told["document"], told["state"]) == (1, None, "refused")
@@ -129,7 +131,7 @@ async def test_the_connector_refuses_it(town: Town, tenant: str, code: str, mess
         ({}, "unknown", "penstock connector run wiki --document a.md"),
     ],
 )
-async def test_how_the_source_is_explains_a_document_that_never_came(
+async def test_the_state_of_the_source_explains_a_document_that_never_arrived(
     town: Town, tenant: str, how: dict[str, Any], state: str, step: str
 ) -> None:
     await town.connector(tenant, **how)
@@ -145,7 +147,7 @@ async def test_how_the_source_is_explains_a_document_that_never_came(
         assert "changes: the token is refused" in str(done.exception)
 
 
-async def test_it_differed_from_what_the_connector_had_published(town: Town, tenant: str) -> None:
+async def test_why_reports_a_document_whose_published_state_is_in_doubt(town: Town, tenant: str) -> None:
     await town.connector(tenant)
     await Rows(town.pool, Holder(tenant, "wiki", 1)).mark_in_doubt({"a.md": (3, "unknown")}, NOW)
     _, told = await town.why(tenant, "a.md")
@@ -157,7 +159,7 @@ async def test_it_differed_from_what_the_connector_had_published(town: Town, ten
     assert "differed from the ledger (unknown)" in done.stdout + done.stderr + str(done.exception)
 
 
-async def test_it_was_published_and_waits_in_its_partition(town: Town, tenant: str) -> None:
+async def test_why_reports_a_published_document_that_is_queued_in_its_partition(town: Town, tenant: str) -> None:
     published = document("a.md", "Some text.", tenant=tenant)
     await town.connector(tenant, Row(external_id="a.md", version=published.version, content_at=NOW))
     await town.space.publish(published, topic=DOCUMENTS_BACKFILL)
@@ -177,7 +179,7 @@ async def test_it_was_published_and_waits_in_its_partition(town: Town, tenant: s
     assert all(q["behind"] == 0 for q in taken["queues"])
 
 
-async def test_a_sweep_that_no_longer_lists_it_is_held_back(town: Town, tenant: str) -> None:
+async def test_why_notes_a_sweep_held_back_by_the_mass_delete_guard(town: Town, tenant: str) -> None:
     """The runner's guard stands in its row; the document is not in the ledger's way of knowing."""
     guard = {"missing": 80, "published": 100, "at": (NOW + timedelta(days=1)).isoformat()}
     await town.connector(tenant, Row(external_id="a.md", version=1, content_at=NOW), guard=guard)
@@ -198,7 +200,7 @@ async def test_a_sweep_that_no_longer_lists_it_is_held_back(town: Town, tenant: 
     assert "penstock connector run wiki --allow-mass-delete" in note
 
 
-async def test_two_sources_of_one_name_are_asked_about(town: Town, tenant: str) -> None:
+async def test_why_asks_for_the_source_when_two_sources_have_the_same_document_name(town: Town, tenant: str) -> None:
     await town.connector(tenant, Row(external_id="a.md", problem_code="empty", problem_message="no text"))
     async with town.pool.connection() as connection:
         await connection.execute("INSERT INTO connectors (tenant, source, kind) VALUES (%s, 'drive', 'x')", [tenant])
@@ -213,7 +215,7 @@ async def test_two_sources_of_one_name_are_asked_about(town: Town, tenant: str) 
     assert (await town.why(tenant, "wiki/a.md"))[1]["source"]["name"] == "wiki"
 
 
-async def test_a_file_that_ingest_skipped_says_so_until_a_good_version_comes(
+async def test_why_reports_a_file_that_ingest_skipped_until_a_good_version_is_published(
     town: Town, tenant: str, tmp_path: Path
 ) -> None:
     """Asked of the folder's own command, which leaves no runner's row."""

@@ -82,13 +82,13 @@ async def test_a_query_is_embedded_like_a_passage(embedder: Embedder) -> None:
     assert float(query @ passage) > 0.99999
 
 
-async def test_nothing_gives_nothing(embedder: Embedder) -> None:
+async def test_embedding_no_texts_returns_no_rows(embedder: Embedder) -> None:
     nothing = await embedder.embed_documents([])
     assert nothing.vectors.shape == (0, embedder.dimensions)
     assert nothing.refused == {}
 
 
-async def test_what_cannot_be_embedded_is_refused_and_the_rest_is_not(embedder: Embedder) -> None:
+async def test_unembeddable_texts_are_refused_and_the_others_embedded(embedder: Embedder) -> None:
     embedded = await embedder.embed_documents(["", PASSAGES[0], " \n\t", "lone \ud800 surrogate", PASSAGES[1]])
     assert embedded.refused == {0: "empty text", 2: "empty text", 3: "not valid Unicode"}
     np.testing.assert_array_equal(np.linalg.norm(embedded.vectors, axis=1) > 0.5, [False, True, False, False, True])
@@ -96,7 +96,7 @@ async def test_what_cannot_be_embedded_is_refused_and_the_rest_is_not(embedder: 
     np.testing.assert_allclose(embedded.vectors[[1, 4]], whole.vectors, atol=1e-5)
 
 
-async def test_only_refused_texts(embedder: Embedder) -> None:
+async def test_a_batch_of_only_unembeddable_texts_returns_zero_vectors(embedder: Embedder) -> None:
     embedded = await embedder.embed_documents(["", " "])
     assert embedded.refused.keys() == {0, 1}
     assert not embedded.vectors.any()
@@ -109,7 +109,7 @@ async def test_a_query_that_cannot_be_embedded_is_poison(embedder: Embedder, que
     assert caught.value.code == "unembeddable_query"
 
 
-async def test_what_is_beyond_the_window_is_not_read(embedder: Embedder) -> None:
+async def test_text_beyond_the_input_window_is_truncated_and_counted(embedder: Embedder) -> None:
     kept = "word " * embedder.input_window
     counted: list[int] = []
     embedder.on_truncated = counted.append  # type: ignore[attr-defined]  # both have it; it is no part of the port
@@ -120,13 +120,13 @@ async def test_what_is_beyond_the_window_is_not_read(embedder: Embedder) -> None
     np.testing.assert_allclose(np.linalg.norm(embedded.vectors, axis=1), 1.0, atol=1e-5)
 
 
-async def test_counts_of_tokens(embedder: Embedder) -> None:
+async def test_token_counts_are_correct_for_empty_short_and_long_texts(embedder: Embedder) -> None:
     assert embedder.count_tokens([]) == []
     assert embedder.count_tokens(["", "hello", "hello world", "hello " * 2_000])[:3] == [0, 1, 2]
     assert embedder.count_tokens(["hello " * 2_000])[0] in (2_000, 2_001)
 
 
-async def test_many_calls_at_once(embedder: Embedder) -> None:
+async def test_concurrent_calls_give_the_same_vectors_as_one_batch(embedder: Embedder) -> None:
     results = await asyncio.gather(*(embedder.embed_documents([text]) for text in PASSAGES))
     together = await embedder.embed_documents(PASSAGES)
     for result, row in zip(results, together.vectors, strict=True):

@@ -50,7 +50,7 @@ async def build(site: Site, change: Change = SMALLER, limits: Limits | None = No
         return await work.run(change, limits or Limits(), wait=True)
 
 
-async def test_a_way_of_cutting_is_changed_and_what_comes_out_the_same_is_not_embedded_again(site: Site) -> None:
+async def test_a_generation_with_other_chunk_sizes_embeds_only_the_chunks_that_differ(site: Site) -> None:
     """Short documents are one chunk in either; the first cut is of 200 tokens, the second of 100."""
     short = [document(f"short{n}.md", f"A note about subject {n}.") for n in range(6)]
     long = [document(f"long{n}.md", sections(f"first {n}", f"second {n}")) for n in range(2)]
@@ -143,7 +143,7 @@ class Away:
         (Misconfigured("no key for that server", service="embedding"), "no key for that server"),
     ],
 )
-async def test_a_model_that_only_the_next_generation_has_holds_up_nobody_when_it_is_away(
+async def test_an_unavailable_model_of_the_building_generation_does_not_delay_the_active_one(
     site: Site, error: Exception, recorded: str | None
 ) -> None:
     async with site.pool.connection() as connection:
@@ -209,7 +209,7 @@ async def begun(site: Site, **fields: Any) -> Generation:
     return new
 
 
-async def test_the_reference_of_a_model_is_taken_over_only_where_it_says_the_same_of_a_text(site: Site) -> None:
+async def test_a_models_reference_vector_is_reused_only_with_the_same_model_and_document_prefix(site: Site) -> None:
     stored = [1.0] * 384
     await site.space.execute("UPDATE generations SET reference = %s::real[]", stored)
     for fields, same in (({"document_prefix": "passage: "}, False), ({"query_prefix": "query: "}, True)):
@@ -229,7 +229,9 @@ async def test_the_reference_of_a_model_is_taken_over_only_where_it_says_the_sam
             await generations.check_model(connection, new, embedder)
 
 
-async def test_a_model_that_is_away_is_asked_once_for_everybody_and_keeps_nobody_from_another(site: Site) -> None:
+async def test_an_unavailable_model_is_requested_once_for_all_callers_and_does_not_block_other_models(
+    site: Site,
+) -> None:
     new = await begun(site, model="other", dimensions=64)
     async with site.pool.connection() as connection:
         active = await generations.active(connection)
@@ -255,7 +257,7 @@ async def test_a_model_that_is_away_is_asked_once_for_everybody_and_keeps_nobody
     assert made[new.name].asked == 1
 
 
-async def test_a_model_goes_with_the_last_generation_that_it_is_of(site: Site) -> None:
+async def test_a_model_is_closed_after_its_last_generation_is_retired(site: Site) -> None:
     new = await begun(site, model="other", dimensions=64)
     async with site.pool.connection() as connection:
         active = await generations.active(connection)
@@ -279,7 +281,7 @@ async def test_a_model_goes_with_the_last_generation_that_it_is_of(site: Site) -
     assert kept.closed
 
 
-async def test_what_a_build_comes_from_stays_until_it_is_done_and_a_price_may_be_said_later(site: Site) -> None:
+async def test_the_base_generation_of_a_build_cannot_be_retired_and_its_price_can_be_changed(site: Site) -> None:
     await site.put(*(document(f"{n}.md", sections(f"first {n}", f"second {n}")) for n in range(4)))
     await build(site)
     assert (await cutover(site)).active == "g2"
@@ -306,7 +308,7 @@ async def test_what_a_build_comes_from_stays_until_it_is_done_and_a_price_may_be
         assert [(await lifecycle.retire(builder, name)).left for name in ("g3", "g2")] == [None, None]
 
 
-async def test_no_build_leads_away_from_a_model_whose_place_nobody_knows(site: Site) -> None:
+async def test_a_build_is_rejected_while_the_active_models_service_is_unknown(site: Site) -> None:
     await site.space.execute("UPDATE generations SET service = NULL")
     with pytest.raises(Misconfigured, match=r"where the model of generation g1 is, is not known.* `penstock migrate`"):
         await build(site)

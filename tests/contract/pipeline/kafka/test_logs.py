@@ -219,7 +219,7 @@ async def world(own_kafka: Stack, space: Space, monkeypatch: pytest.MonkeyPatch)
     return world
 
 
-async def test_a_topic_made_anew_while_nobody_read_is_said_and_read_whole(world: World) -> None:
+async def test_a_topic_recreated_while_no_worker_ran_is_reported_once_and_read_from_the_beginning(world: World) -> None:
     await world.handle_all("old", 20)
     await world.make_anew()
     new = await world.send("new", 30)
@@ -233,7 +233,7 @@ async def test_a_topic_made_anew_while_nobody_read_is_said_and_read_whole(world:
         assert (world.moved(), set(stage.handled)) == ({}, last), "it is said once, and the new log is accepted"
 
 
-async def test_a_topic_made_anew_under_a_worker_loses_no_record(world: World) -> None:
+async def test_a_topic_recreated_under_a_running_worker_loses_no_record(world: World) -> None:
     async with world.worker() as stage:
         old = await world.send("old", 20)
         await until(lambda: old <= set(stage.handled))
@@ -248,7 +248,7 @@ async def test_a_topic_made_anew_under_a_worker_loses_no_record(world: World) ->
 
 
 @pytest.mark.parametrize(("count", "kind"), [(5, "truncated"), (40, "regrown")])
-async def test_what_came_after_a_lost_tail_is_read(world: World, count: int, kind: str) -> None:
+async def test_records_sent_after_a_lost_tail_are_read_by_the_next_worker(world: World, count: int, kind: str) -> None:
     await world.handle_all("kept", 20)
     copy = await world.keep_a_copy()
     await world.handle_all("lost", 20)
@@ -266,7 +266,7 @@ async def test_what_came_after_a_lost_tail_is_read(world: World, count: int, kin
         assert (world.moved(), set(stage.handled)) == ({}, last), "it is said once"
 
 
-async def test_what_comes_after_a_lost_tail_is_read_by_a_worker_that_runs_meanwhile(world: World) -> None:
+async def test_records_sent_after_a_lost_tail_are_read_by_a_running_worker(world: World) -> None:
     async with world.worker() as stage:
         kept = await world.send("kept", 20)
         await until(lambda: kept <= set(stage.handled))
@@ -284,7 +284,7 @@ async def test_what_comes_after_a_lost_tail_is_read_by_a_worker_that_runs_meanwh
         await world.until_committed()
 
 
-async def test_a_log_that_grows_again_past_what_was_read_is_read_by_a_worker_that_runs_meanwhile(world: World) -> None:
+async def test_a_log_that_lost_all_and_regrew_past_the_position_is_read_by_a_running_worker(world: World) -> None:
     grown = replace(world, topic=replace(world.topic, name="grown.v1"))
     await grown.make()
     new = await grown.send("new", 60)
@@ -302,7 +302,7 @@ async def test_a_log_that_grows_again_past_what_was_read_is_read_by_a_worker_tha
         await world.until_committed()
 
 
-async def test_a_worker_that_lost_its_partition_does_not_overwrite_the_mark_of_the_next_one(
+async def test_a_worker_that_lost_its_partition_does_not_overwrite_the_next_owners_mark(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = kafka_marks.save
@@ -325,7 +325,7 @@ async def test_a_worker_that_lost_its_partition_does_not_overwrite_the_mark_of_t
     assert await world.space.query(rows) == before
 
 
-async def test_a_worker_whose_marks_another_one_claimed_stores_none_until_it_has_proved_that_it_is_a_member(
+async def test_a_worker_whose_marks_were_claimed_stores_none_until_its_membership_is_confirmed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_member, asked, answers = Consumption.is_member, asyncio.Event(), asyncio.Event()
@@ -353,7 +353,7 @@ async def test_a_worker_whose_marks_another_one_claimed_stores_none_until_it_has
         await world.until_committed()
 
 
-async def test_a_worker_that_is_not_told_what_is_committed_ends_and_the_next_one_reads(
+async def test_a_worker_that_cannot_seek_to_committed_offsets_ends_and_the_next_one_reads(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka goes away while partitions are assigned, and stays away for longer than faust waits."""
@@ -366,7 +366,7 @@ async def test_a_worker_that_is_not_told_what_is_committed_ends_and_the_next_one
     await world.handle_all("two", 1)
 
 
-async def test_records_that_expired_unread_are_counted_and_the_rest_is_read(world: World) -> None:
+async def test_records_that_expired_unread_are_counted_and_the_others_read(world: World) -> None:
     await world.handle_all("old", 20)
     unread = sorted(await world.send("unread", 30), key=lambda text: int(text.partition("-")[2]))
     await world.expire(before=35)
@@ -382,7 +382,7 @@ async def test_records_that_expired_unread_are_counted_and_the_rest_is_read(worl
         assert (world.moved(), world.expired()) == ({}, 0), "what was read may expire"
 
 
-async def test_a_log_that_did_not_move_is_read_once_and_nothing_is_said(world: World) -> None:
+async def test_an_unchanged_log_is_read_once_without_an_alarm(world: World) -> None:
     await world.send("before", 10)
     await world.expire(before=5)
     async with world.worker() as stage:  # without a committed offset, and without a mark
@@ -399,7 +399,7 @@ async def test_a_log_that_did_not_move_is_read_once_and_nothing_is_said(world: W
             assert (world.moved(), world.expired()) == ({}, 0)
 
 
-async def test_marks_restored_from_a_backup_neither_alarm_nor_hide_anything(world: World) -> None:
+async def test_marks_restored_from_a_backup_cause_no_false_alarm_and_hide_no_loss(world: World) -> None:
     await world.handle_all("old", 20)
     rows = "SELECT log_id, offsets, sent_ms, digests FROM kafka_marks WHERE consumer_group = %s"
     group = f"{world.kafka.topic_prefix}penstock-keeps"
@@ -430,7 +430,7 @@ async def test_another_cluster_is_read_from_its_beginning(world: World) -> None:
         await world.until_committed()
 
 
-async def test_a_worker_that_cannot_store_its_marks_commits_nothing_and_reads_nothing_over(
+async def test_a_worker_retries_storing_its_marks_before_it_commits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.handle_all("kept", 20)

@@ -43,7 +43,7 @@ async def admin(bootstrap: str) -> AsyncIterator[Any]:
     await client.close()
 
 
-async def test_groups_that_a_new_cluster_never_had_have_no_members_and_are_not_refused(
+async def test_unknown_consumer_groups_of_a_new_cluster_have_no_members_and_raise_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`penstock status` before any worker was started said that Kafka does not describe the second group that it asked
@@ -67,7 +67,7 @@ async def test_groups_that_a_new_cluster_never_had_have_no_members_and_are_not_r
         await asyncio.to_thread(mine.down)
 
 
-async def test_creates_all_topics_once(bootstrap: str, prefix: str, admin: Any) -> None:
+async def test_ensure_topics_creates_all_topics_once(bootstrap: str, prefix: str, admin: Any) -> None:
     first = await ensure_topics(bootstrap, prefix=prefix)
     assert sorted(first) == sorted(f"topic {prefix}{t.name}: created ({t.partitions} partitions)" for t in TOPICS)
     found = {t["topic"]: t for t in await admin.describe_topics(None)}
@@ -78,13 +78,15 @@ async def test_creates_all_topics_once(bootstrap: str, prefix: str, admin: Any) 
     assert await ensure_topics(bootstrap, prefix=prefix) == []
 
 
-async def test_many_processes_may_create_them_at_once(bootstrap: str, prefix: str) -> None:
+async def test_concurrent_processes_create_each_topic_once(bootstrap: str, prefix: str) -> None:
     results = await asyncio.gather(*(ensure_topics(bootstrap, prefix=prefix) for _ in range(5)))
     created = sorted(line.split()[1] for lines in results for line in lines)
     assert created == sorted(f"{prefix}{topic.name}:" for topic in TOPICS)
 
 
-async def test_a_differing_topic_is_reported_and_left_alone(bootstrap: str, prefix: str, admin: Any) -> None:
+async def test_a_topic_with_other_settings_is_reported_and_left_unchanged(
+    bootstrap: str, prefix: str, admin: Any
+) -> None:
     live, identities = f"{prefix}{DOCUMENTS_LIVE.name}", f"{prefix}{IDENTITIES.name}"
     await admin.create_topics(
         [
@@ -105,7 +107,7 @@ async def test_a_differing_topic_is_reported_and_left_alone(bootstrap: str, pref
     assert (found[live], found[identities]) == (2, 32)
 
 
-async def test_more_replicas_than_brokers_is_refused(bootstrap: str, prefix: str, admin: Any) -> None:
+async def test_more_replicas_than_brokers_are_rejected(bootstrap: str, prefix: str, admin: Any) -> None:
     with pytest.raises(TopicRefused, match=r"cannot be created: InvalidReplicationFactor"):
         await ensure_topics(bootstrap, prefix=prefix, replication=3)
     await ensure_topics(bootstrap, prefix=prefix)
@@ -113,13 +115,13 @@ async def test_more_replicas_than_brokers_is_refused(bootstrap: str, prefix: str
     assert f"topic {prefix}documents.live.v1: 1 replicas, the setting asks for 3; reassign its partitions" in lines
 
 
-async def test_no_kafka_is_one_line() -> None:
+async def test_an_unreachable_kafka_is_reported_in_one_line() -> None:
     with pytest.raises(TopicsNotReady, match=r"Kafka at 127\.0\.0\.1:9: \w+; is it running") as raised:
         await ensure_topics("127.0.0.1:9")
     assert "\n" not in str(raised.value)
 
 
-async def test_a_topic_without_a_leader_is_waited_for(
+async def test_a_topic_that_stays_without_a_leader_raises_topics_not_ready(
     bootstrap: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_module, "LEADER_SECONDS", 0.5)

@@ -114,7 +114,7 @@ async def ledger(space: Space) -> AsyncIterator[AsyncConnection[Any]]:
         yield connection
 
 
-async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledger: AsyncConnection[Any]) -> None:
+async def test_hot_statements_read_few_rows_in_a_large_ledger(ledger: AsyncConnection[Any]) -> None:
     cursor = await ledger.execute("SELECT id FROM documents ORDER BY md5(id::text) LIMIT 100")
     ids = [id_ for (id_,) in await cursor.fetchall()]
     offered = [cache.ChunkKey(id_, id_) for id_ in ids]
@@ -155,7 +155,7 @@ async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledge
     assert {name: rows for name, rows in most.items() if rows > MOST_ROWS} == {}
 
 
-async def test_a_remembered_answers_look_does_not_grow_while_somebodys_transaction_stays_open(
+async def test_checking_a_cached_answer_reads_few_rows_during_a_long_open_transaction(
     space: Space, ledger: AsyncConnection[Any]
 ) -> None:
     """As under a backup that takes hours: whatever is settled meanwhile is newer than the oldest open transaction."""
@@ -183,7 +183,7 @@ async def test_a_remembered_answers_look_does_not_grow_while_somebodys_transacti
     assert await cache.changed_since(ledger, taken, generation, caller, everything)
 
 
-async def test_a_connectors_comparison_reads_one_page_at_a_time(ledger: AsyncConnection[Any]) -> None:
+async def test_a_connectors_comparison_with_the_ledger_reads_one_page_at_a_time(ledger: AsyncConnection[Any]) -> None:
     """Functions hide their plans: what counts is what was read."""
     await ledger.execute(
         "INSERT INTO memberships SELECT 'acme', 'wiki', 'p' || n, '{}', now() FROM generate_series(1, 20000) n"

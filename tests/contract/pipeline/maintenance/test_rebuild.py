@@ -52,7 +52,7 @@ async def assert_rebuilt(site: Site, store: Store, documents: Sequence[DocumentU
     return chunks
 
 
-async def test_an_index_that_was_deleted_behind_our_back_comes_back_without_embedding(site: Site) -> None:
+async def test_a_deleted_keyword_index_is_rebuilt_without_embedding(site: Site) -> None:
     documents = library()
     await site.put(*documents)
     embedded = len(site.embedder.texts)
@@ -65,7 +65,7 @@ async def test_an_index_that_was_deleted_behind_our_back_comes_back_without_embe
     assert next(iter(settings.body.values()))["settings"]["index"]["refresh_interval"] == REFRESH_INTERVAL
 
 
-async def test_vectors_of_equal_chunks_are_copied_not_embedded(site: Site) -> None:
+async def test_a_rebuild_of_vectors_copies_equal_chunks_instead_of_embedding_them(site: Site) -> None:
     documents = library()
     await site.put(*documents)
     embedded = len(site.embedder.texts)
@@ -79,7 +79,7 @@ async def test_vectors_of_equal_chunks_are_copied_not_embedded(site: Site) -> No
 
 
 @pytest.mark.parametrize("loss", ["TRUNCATE chunks_g1", "DROP TABLE chunks_g1 CASCADE"])
-async def test_vectors_that_are_lost_are_embedded_again(site: Site, loss: str) -> None:
+async def test_a_rebuild_embeds_lost_vectors_again(site: Site, loss: str) -> None:
     documents = library(3)
     await site.put(*documents)
     async with site.pool.connection() as connection:
@@ -94,7 +94,7 @@ async def test_vectors_that_are_lost_are_embedded_again(site: Site, loss: str) -
     assert chunks >= result.written == len(site.embedder.texts) - embedded > 3
 
 
-async def test_twice_in_a_row_and_then_the_other_store(site: Site) -> None:
+async def test_repeated_rebuilds_of_both_stores_leave_one_table_and_one_index(site: Site) -> None:
     documents = [*library(3), document("poison.md", sections("sound", "poison"))]
     await site.put(*documents)
     await site.put(deletion(documents.pop(0)), access(documents[0]))
@@ -111,7 +111,7 @@ async def test_twice_in_a_row_and_then_the_other_store(site: Site) -> None:
 
 
 @pytest.mark.parametrize("store", STORES)
-async def test_live_changes_follow_in_both_while_the_new_store_fills(
+async def test_live_changes_reach_both_generations_during_a_rebuild(
     site: Site, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "PAGE", 2)
@@ -203,7 +203,7 @@ def kill() -> None:
         ("vectors", tables, "drop_table", 1),
     ],
 )
-async def test_killed_anywhere_it_goes_on_when_it_is_run_again(
+async def test_a_rebuild_killed_at_any_step_is_completed_by_the_next_run(
     site: Site, store: Store, module: Any, step: str, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "PAGE", 2)
@@ -222,7 +222,7 @@ async def test_killed_anywhere_it_goes_on_when_it_is_run_again(
     assert len(site.embedder.texts) - embedded <= 3
 
 
-async def test_hints_that_a_killed_run_never_sent_are_sent_by_the_next(
+async def test_hints_a_killed_rebuild_did_not_send_are_sent_by_the_next_run(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "PAGE", 2)
@@ -241,7 +241,9 @@ async def test_hints_that_a_killed_run_never_sent_are_sent_by_the_next(
     await assert_rebuilt(site, "keywords", documents)
 
 
-async def test_a_build_whose_new_index_was_deleted_is_begun_anew(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_build_whose_new_index_was_deleted_is_started_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = library(3)
     await site.put(*documents)
     with monkeypatch.context() as patch:
@@ -253,7 +255,7 @@ async def test_a_build_whose_new_index_was_deleted_is_begun_anew(site: Site, mon
     await assert_rebuilt(site, "keywords", documents, "g3")
 
 
-async def test_it_is_not_swapped_while_a_document_is_pending_or_failed(site: Site) -> None:
+async def test_a_rebuild_does_not_cut_over_while_a_document_is_failed(site: Site) -> None:
     documents = library(3)
     await site.put(*documents)
     site.store.failing = frozenset({"1.md"})
@@ -270,14 +272,14 @@ async def test_it_is_not_swapped_while_a_document_is_pending_or_failed(site: Sit
     await assert_rebuilt(site, "keywords", documents)
 
 
-async def test_a_partial_document_is_no_hold(site: Site) -> None:
+async def test_a_partly_embedded_document_does_not_block_a_rebuild(site: Site) -> None:
     documents = [document("a.md", sections("sound", "poison"))]
     await site.put(*documents)
     await site.run("vectors")
     await assert_rebuilt(site, "vectors", documents)
 
 
-async def test_without_a_worker_it_says_so_and_begins_nothing(site: Site) -> None:
+async def test_a_rebuild_without_a_running_worker_is_rejected_before_it_begins(site: Site) -> None:
     async def nobody(_store: Store) -> bool:
         return False
 
@@ -286,7 +288,7 @@ async def test_without_a_worker_it_says_so_and_begins_nothing(site: Site) -> Non
     assert await site.states() == {"g1": "active"}
 
 
-async def test_only_one_runs_at_a_time_and_only_one_store(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_one_rebuild_of_one_store_runs_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     await site.put(*library(2))
     async with site.rebuild():
         with pytest.raises(Misconfigured, match="another rebuild"):
@@ -299,7 +301,7 @@ async def test_only_one_runs_at_a_time_and_only_one_store(site: Site, monkeypatc
         await site.run("vectors")
 
 
-async def test_a_worker_paused_over_the_swap_cannot_bring_back_what_was_deleted(site: Site) -> None:
+async def test_a_worker_paused_during_the_cut_over_cannot_restore_deleted_chunks(site: Site) -> None:
     """The index is shared by the old generation and the new; the old one's worker slept through its retirement."""
     documents = library(2)
     await site.put(*documents)
@@ -359,7 +361,7 @@ async def test_a_retired_generation_writes_no_row_into_a_table_that_another_uses
     await assert_rebuilt(site, "keywords", documents)
 
 
-async def test_what_only_the_old_generation_knew_to_stand_in_the_shared_index_is_deleted(
+async def test_entries_of_a_shared_index_known_only_to_the_retired_generation_are_deleted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Edited before it was filled in, converged by the new generation alone, and the old one retired before it was."""

@@ -66,7 +66,7 @@ async def publish_five(space: Space, topic: Any = DOCUMENTS_LIVE) -> datetime:
     return moment
 
 
-async def test_offsets_go_back_to_the_moment_and_never_forwards(
+async def test_a_rewind_moves_offsets_back_to_a_moment_and_never_forwards(
     space: Space, recovery: Recovery, consumers: Groups, site: Site
 ) -> None:
     await site.accept(document("handled before the backup.md", "text"))
@@ -89,7 +89,7 @@ async def test_offsets_go_back_to_the_moment_and_never_forwards(
     assert await consumers.committed(DETECT) == back
 
 
-async def test_where_detect_lagged_at_the_backup_it_goes_back_further(
+async def test_a_rewind_goes_back_further_where_detect_lagged_at_the_backup(
     space: Space, recovery: Recovery, consumers: Groups, site: Site
 ) -> None:
     """Sent before the backup, and not handled by then: the moment of the backup alone would lose it."""
@@ -107,7 +107,7 @@ async def test_where_detect_lagged_at_the_backup_it_goes_back_further(
     assert rewound.records == 10
 
 
-async def test_what_the_topic_no_longer_keeps_is_named(
+async def test_a_rewind_names_partitions_whose_records_have_expired(
     space: Space, recovery: Recovery, consumers: Groups, site: Site
 ) -> None:
     start = now()
@@ -128,7 +128,9 @@ async def test_what_the_topic_no_longer_keeps_is_named(
     assert "3 hours" in rewound.missing[0]
 
 
-async def test_identities_are_read_from_the_beginning(space: Space, recovery: Recovery, consumers: Groups) -> None:
+async def test_a_rewind_reads_identities_from_the_beginning(
+    space: Space, recovery: Recovery, consumers: Groups
+) -> None:
     await space.publish(
         *(
             IdentityChanged(tenant="acme", source="wiki", principal=f"p{n}", observed_at=now(), groups=["staff"])
@@ -141,7 +143,9 @@ async def test_identities_are_read_from_the_beginning(space: Space, recovery: Re
     assert at_end(await consumers.committed(IDENTITY), IDENTITIES.name) == 0
 
 
-async def test_a_group_with_members_is_left_alone(space: Space, recovery: Recovery, consumers: Groups) -> None:
+async def test_offsets_are_not_changed_while_workers_of_the_group_run(
+    space: Space, recovery: Recovery, consumers: Groups
+) -> None:
     space.start("detect")
     with pytest.raises(Misconfigured, match=r"detect workers run on 127\.0\.0\.1: stop them"):
         await recovery.require_stopped()
@@ -152,7 +156,9 @@ async def test_a_group_with_members_is_left_alone(space: Space, recovery: Recove
     await recovery.require_stopped()
 
 
-async def test_numbers_go_on_above_what_elasticsearch_holds(recovery: Recovery, site: Site) -> None:
+async def test_sequence_numbers_continue_above_the_highest_version_in_elasticsearch(
+    recovery: Recovery, site: Site
+) -> None:
     await site.put(document("a.md", sections("one")))
     [(before,)] = await site.space.query("SELECT last_value FROM ledger_seq")
     async with site.pool.connection() as connection:
@@ -167,7 +173,7 @@ async def test_numbers_go_on_above_what_elasticsearch_holds(recovery: Recovery, 
     assert (await recovery.settled()).failed == 0
 
 
-async def test_a_rebuild_of_the_lost_time_is_told_and_its_index_never_filled_up(recovery: Recovery, site: Site) -> None:
+async def test_an_index_rebuilt_after_the_backup_is_reported_and_never_reused(recovery: Recovery, site: Site) -> None:
     """The backup knows g1 and its index; the lost timeline had rebuilt it as g2, dropped the old one and went on."""
     prefix = site.space.settings.elasticsearch.index_prefix
     documents = [document(f"{n}.md", sections(f"subject {n}")) for n in range(3)]

@@ -19,17 +19,17 @@ from tests.support.query.library import Library, deletion, document
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 
-async def one_turn(library: Library, most: int = 500, **days: float) -> bool:
+async def run_retention(library: Library, most: int = 500, **days: float) -> bool:
     return await Retention(library.pool, library.metrics, RetentionSettings(**days), most=most).turn()
 
 
-async def known(library: Library, tenant: str) -> list[tuple[Any, ...]]:
+async def document_fields(library: Library, tenant: str) -> list[tuple[Any, ...]]:
     return await library.execute(
         "SELECT external_id, title, author, source_url FROM documents WHERE tenant = %s ORDER BY external_id", tenant
     )
 
 
-async def test_a_document_deleted_at_its_source_loses_every_personal_field_after_a_time_and_stays_deleted(
+async def test_a_deleted_document_loses_its_personal_fields_after_the_retention_and_stays_deleted(
     library: Library, tenant: str
 ) -> None:
     fields = {"title": "Termination of Jane Doe", "author": "boss@acme.com", "source_url": "https://hr/jane-doe"}
@@ -39,33 +39,35 @@ async def test_a_document_deleted_at_its_source_loses_every_personal_field_after
     await library.put(other)
     gone = deletion(jane)
     await library.put(gone)
-    await one_turn(library)
-    assert await known(library, tenant) != [], "not before its time"
-    assert ("termination-jane-doe.md", *fields.values()) in await known(library, tenant)
+    await run_retention(library)
+    assert await document_fields(library, tenant) != [], "not before its time"
+    assert ("termination-jane-doe.md", *fields.values()) in await document_fields(library, tenant)
     await library.execute(
         "UPDATE documents SET deleted_at = now() - interval '31 days' WHERE tenant = %s AND deleted_at IS NOT NULL",
         tenant,
     )
     await library.execute("UPDATE documents SET announced_seq = seq WHERE tenant = %s", tenant)
-    await one_turn(library, deleted_days=0)
-    assert ("termination-jane-doe.md", *fields.values()) in await known(library, tenant), "0: for ever"
-    await one_turn(library)
-    [erased, kept] = await known(library, tenant)
+    await run_retention(library, deleted_days=0)
+    assert ("termination-jane-doe.md", *fields.values()) in await document_fields(library, tenant), "0: for ever"
+    await run_retention(library)
+    [erased, kept] = await document_fields(library, tenant)
     assert kept[0] == "rules.md"
     assert re.fullmatch(r"erased:[0-9a-f-]{36}", erased[0])
     assert erased[1:] == (None, None, None)
 
     await library.put(jane)  # from Kafka once more: the floor stands
-    assert (await known(library, tenant))[0][1] is None
+    assert (await document_fields(library, tenant))[0][1] is None
     again = jane.model_copy(update={"observed_at": gone.observed_at + timedelta(seconds=1), "version": 1})
     await library.put(again)
-    assert ("termination-jane-doe.md", *fields.values()) in await known(library, tenant), "made anew by its source"
+    assert ("termination-jane-doe.md", *fields.values()) in await document_fields(library, tenant), (
+        "made anew by its source"
+    )
     assert await library.execute(
         "SELECT erased_at FROM documents WHERE tenant = %s AND title = %s", tenant, fields["title"]
     ) == [(None,)]
 
 
-async def test_what_both_stores_have_not_let_go_of_yet_keeps_its_name(library: Library, tenant: str) -> None:
+async def test_a_deleted_document_keeps_its_name_until_both_stores_have_followed(library: Library, tenant: str) -> None:
     """Who repairs or announces it needs it."""
     one = document("one.md", "text", tenant=tenant)
     await library.put(one)
@@ -78,11 +80,11 @@ async def test_what_both_stores_have_not_let_go_of_yet_keeps_its_name(library: L
         " (SELECT id FROM documents WHERE tenant = %s)",
         tenant,
     )
-    await one_turn(library)
-    assert [row[0] for row in await known(library, tenant)] == ["one.md"]
+    await run_retention(library)
+    assert [row[0] for row in await document_fields(library, tenant)] == ["one.md"]
     await library.execute("UPDATE index_state SET want_seq = seq WHERE seq < want_seq")
-    await one_turn(library)
-    assert [row[0][:7] for row in await known(library, tenant)] == ["erased:"]
+    await run_retention(library)
+    assert [row[0][:7] for row in await document_fields(library, tenant)] == ["erased:"]
 
 
 PLANTED = {
@@ -106,7 +108,7 @@ PLANTED = {
 }
 
 
-async def plant(library: Library, statement: str, tenant: str, days: int) -> None:
+async def insert_aged(library: Library, statement: str, tenant: str, days: int) -> None:
     async with library.pool.connection() as connection:
         await connection.execute(statement.encode(), {"tenant": tenant, "age": timedelta(days=days)})
 
@@ -122,29 +124,29 @@ async def counts(library: Library, tenant: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("days", "left"), [(29, 1), (121, 0)])
-async def test_review_answers_feedback_lost_people_old_texts_and_dead_letters_go_by_age(
+async def test_reviews_feedback_memberships_and_dead_letters_are_erased_after_their_retention(
     library: Library, tenant: str, days: int, left: int
 ) -> None:
     await library.put(document("one.md", "text", tenant=tenant))
     for statement in PLANTED.values():
-        await plant(library, statement, tenant, days)
+        await insert_aged(library, statement, tenant, days)
     await library.execute(
         "INSERT INTO dead_letter_trail (letter_id, action, by) SELECT id, 'undone', 'jane' FROM dead_letters"
         " WHERE tenant = %s",
         tenant,
     )
-    await one_turn(library, golden_days=120)
+    await run_retention(library, golden_days=120)
     assert await counts(library, tenant) == dict.fromkeys(PLANTED, left)
 
 
-async def test_a_role_that_may_erase_by_age_cannot_erase_what_is_of_today(library: Library, tenant: str) -> None:
+async def test_erase_by_age_cannot_erase_rows_of_today(library: Library, tenant: str) -> None:
     for kind in ("memberships", "connector_items", "answer_reviews", "answer_feedback", "eval_queries"):
-        await plant(library, PLANTED[kind], tenant, 0)
+        await insert_aged(library, PLANTED[kind], tenant, 0)
         await library.execute("SELECT FROM erase_by_age(%s, %s, 500)", kind, -9e3)
     assert sum((await counts(library, tenant)).values()) == 5
 
 
-async def test_what_is_still_in_use_stays_however_old_it_is(library: Library, tenant: str) -> None:
+async def test_rows_still_in_use_are_retained_whatever_their_age(library: Library, tenant: str) -> None:
     await library.execute("INSERT INTO memberships VALUES (%s, 'wiki', 'ann', '{staff}', '-infinity')", tenant)
     await library.execute(
         "INSERT INTO connector_items (tenant, source, external_id, scope, gone, withdrawn_at, content_at) VALUES"
@@ -153,13 +155,15 @@ async def test_what_is_still_in_use_stays_however_old_it_is(library: Library, te
         tenant,
         tenant,
     )
-    await plant(library, PLANTED["eval_queries"], tenant, 5000)
-    await one_turn(library)
+    await insert_aged(library, PLANTED["eval_queries"], tenant, 5000)
+    await run_retention(library)
     found = await counts(library, tenant)
     assert (found["memberships"], found["connector_items"], found["eval_queries"]) == (1, 2, 1)
 
 
-async def test_only_what_is_deleted_and_followed_may_be_erased_on_demand(library: Library, tenant: str) -> None:
+async def test_only_deleted_documents_that_both_stores_followed_can_be_erased_on_demand(
+    library: Library, tenant: str
+) -> None:
     gone, alive, behind = (document(f"{name}.md", "text", tenant=tenant) for name in ("gone", "alive", "behind"))
     await library.put(gone, alive, behind)
     await library.put(deletion(gone), deletion(behind))
@@ -171,7 +175,7 @@ async def test_only_what_is_deleted_and_followed_may_be_erased_on_demand(library
     await library.execute("UPDATE index_state SET want_seq = seq WHERE document_id = %s", ids["behind.md"])
 
 
-async def test_access_sets_are_erased_though_events_are_accepted_meanwhile(library: Library, tenant: str) -> None:
+async def test_access_sets_are_erased_while_events_are_accepted_concurrently(library: Library, tenant: str) -> None:
     await library.put(document("one.md", "text", tenant=tenant))
     await library.execute(
         "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) SELECT %s, n::text::bytea, '{user:jane}',"
@@ -189,14 +193,14 @@ async def test_access_sets_are_erased_though_events_are_accepted_meanwhile(libra
     assert len(await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)) == 1
 
 
-async def test_much_is_erased_in_small_batches_one_after_another(library: Library, tenant: str) -> None:
-    while await one_turn(library):  # what other tests left behind
+async def test_retention_erases_in_small_batches(library: Library, tenant: str) -> None:
+    while await run_retention(library):  # what other tests left behind
         pass
     for _ in range(5):
-        await plant(library, PLANTED["answer_reviews"], tenant, 40)
-    assert await one_turn(library, most=3), "there may be more"
+        await insert_aged(library, PLANTED["answer_reviews"], tenant, 40)
+    assert await run_retention(library, most=3), "there may be more"
     assert (await counts(library, tenant))["answer_reviews"] == 2
-    assert not await one_turn(library, most=3)
+    assert not await run_retention(library, most=3)
     assert (await counts(library, tenant))["answer_reviews"] == 0
 
 
@@ -209,7 +213,7 @@ def oldest_first(statement: str) -> str:
     return found[1]
 
 
-async def test_each_is_found_by_an_index_however_much_is_kept(library: Library) -> None:
+async def test_every_retention_statement_uses_an_index(library: Library) -> None:
     [migration] = [one.statements for one in migrations() if one.name == "0038_erasure"]
     by_owner = migration.partition("CASE kind")[2].partition("END CASE")[0].split("WHEN ")[1:]
     [later] = [one.statements for one in migrations() if one.name == "0047_overviews"]
@@ -228,7 +232,7 @@ async def test_each_is_found_by_an_index_however_much_is_kept(library: Library) 
             assert "Sort" not in plan, f"{statement}:\n{plan}"
 
 
-async def test_an_access_set_is_taken_away_without_reading_all_documents(library: Library) -> None:
+async def test_deleting_an_access_set_uses_an_index_on_documents(library: Library) -> None:
     """As the foreign key asks for each, while whoever accepts events waits."""
     async with library.pool.connection() as connection:
         await connection.execute("SET LOCAL enable_seqscan = off")
@@ -255,8 +259,8 @@ async def test_every_column_is_listed_as_personal_or_as_free_of_personal_data(li
     assert listed.keys() <= {table for table, _ in rows}
 
 
-async def test_a_second_worker_leaves_it_to_the_first(library: Library, tenant: str) -> None:
-    await plant(library, PLANTED["answer_reviews"], tenant, 40)
+async def test_a_second_worker_skips_retention_while_the_first_runs_it(library: Library, tenant: str) -> None:
+    await insert_aged(library, PLANTED["answer_reviews"], tenant, 40)
     async with library.pool.connection() as connection, connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(7300038)")
         assert not await Retention(library.pool, Metrics(), RetentionSettings()).turn()

@@ -42,7 +42,7 @@ async def work(endpoint: str, *, spans: int = 3, **environment: str) -> list[dic
     return [json.loads(line) for line in ended.stderr.splitlines()]
 
 
-async def test_the_last_spans_of_a_process_arrive_compressed_or_not() -> None:
+async def test_the_last_spans_of_a_process_reach_the_collector_compressed_or_not() -> None:
     async with FakeCollector() as collector:
         [over] = await work(collector.endpoint, OTEL_EXPORTER_OTLP_COMPRESSION="gzip")
         await work(collector.endpoint, OTEL_SERVICE_NAME="mine")
@@ -55,14 +55,14 @@ async def test_the_last_spans_of_a_process_arrive_compressed_or_not() -> None:
     assert collector.stats.statuses == {"200": collector.stats.requests}
 
 
-async def test_a_sampler_by_the_standard_variables_keeps_what_it_says() -> None:
+async def test_the_sampler_of_the_standard_variables_is_used() -> None:
     async with FakeCollector() as collector:
         await work(collector.endpoint, OTEL_TRACES_SAMPLER="parentbased_traceidratio", OTEL_TRACES_SAMPLER_ARG="0")
     assert collector.spans == []
 
 
 @pytest.mark.parametrize("fault", ["hang", "errors", "disconnect", "not_json", "throttle"])
-async def test_a_collector_in_trouble_ends_no_process_and_is_a_few_lines_of_the_log(fault: str) -> None:
+async def test_a_failing_collector_ends_no_process_and_causes_few_log_lines(fault: str) -> None:
     async with FakeCollector() as collector:
         setattr(collector.faults, fault, 1_000)
         told = await work(collector.endpoint, spans=2_000)
@@ -71,7 +71,7 @@ async def test_a_collector_in_trouble_ends_no_process_and_is_a_few_lines_of_the_
     assert len(told) <= 5
 
 
-async def test_where_no_collector_listens_the_loss_is_said_once() -> None:
+async def test_an_unreachable_collector_causes_few_log_lines() -> None:
     told = await work("http://127.0.0.1:1", spans=2_000, OTEL_EXPORTER_OTLP_TIMEOUT="1")
     assert told[-1]["event"] == "over"
     assert len(told) <= 5

@@ -44,7 +44,7 @@ def home(library: Library, tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def bury(library: Library, tenant: str, *names: str, value: bytes | None = b"{broken") -> list[str]:
+async def make_dead_letters(library: Library, tenant: str, *names: str, value: bytes | None = b"{broken") -> list[str]:
     """Ids of new letters of these documents."""
     records = []
     for name in names:
@@ -66,7 +66,7 @@ async def answer(home: Path, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-async def counted(library: Library) -> tuple[float | None, int]:
+async def waiting_letter_counts(library: Library) -> tuple[float | None, int]:
     """How many letters wait, by the metric behind the alert and by the page's tab."""
     metrics = Metrics()
     async with library.pool.connection() as connection:
@@ -77,12 +77,14 @@ async def counted(library: Library) -> tuple[float | None, int]:
     return found, shown["waiting"]
 
 
-async def test_a_dismissed_letter_counts_no_more_and_is_kept(library: Library, tenant: str, home: Path) -> None:
-    mine, other = await bury(library, tenant, "a.md", "b.md")
-    before, shown_before = await counted(library)
+async def test_a_dismissed_dead_letter_is_no_longer_counted_but_stays_listed(
+    library: Library, tenant: str, home: Path
+) -> None:
+    mine, other = await make_dead_letters(library, tenant, "a.md", "b.md")
+    before, shown_before = await waiting_letter_counts(library)
     told = await answer(home, "dismiss", mine, "--reason", WHY, "--by", "ann")
     assert told == [{"id": mine, "changed": True, "would_change": True, "reason": None}]
-    after, shown_after = await counted(library)
+    after, shown_after = await waiting_letter_counts(library)
     assert before is not None
     assert (after, shown_after) == (before - 1, shown_before - 1)
     assert [one["id"] for one in await answer(home, "list", "--tenant", tenant)] == [other]
@@ -93,8 +95,10 @@ async def test_a_dismissed_letter_counts_no_more_and_is_kept(library: Library, t
     assert f"[dismissed by ann: {WHY}]" in (await penstock(home, "list", "--tenant", tenant, "--dismissed")).stdout
 
 
-async def test_an_undo_makes_it_wait_again_and_the_trail_tells_both(library: Library, tenant: str, home: Path) -> None:
-    [mine] = await bury(library, tenant, "a.md")
+async def test_undoing_a_dismissal_makes_the_dead_letter_wait_again_and_both_are_in_the_trail(
+    library: Library, tenant: str, home: Path
+) -> None:
+    [mine] = await make_dead_letters(library, tenant, "a.md")
     await answer(home, "dismiss", mine, "--reason", WHY, "--by", "ann")
     undone = await penstock(home, "dismiss", mine, "--undo", "--by", "bob", "--reason", "it was no test")
     assert (undone.exit_code, undone.stdout) == (0, "1 of 1 dead letters set to waiting\n")
@@ -109,19 +113,21 @@ async def test_an_undo_makes_it_wait_again_and_the_trail_tells_both(library: Lib
     assert trail[0].at < trail[1].at
 
 
-async def test_a_new_failure_of_the_same_document_is_a_new_letter(library: Library, tenant: str, home: Path) -> None:
-    [first] = await bury(library, tenant, "a.md")
+async def test_a_new_failure_of_the_same_document_is_a_new_dead_letter(
+    library: Library, tenant: str, home: Path
+) -> None:
+    [first] = await make_dead_letters(library, tenant, "a.md")
     await answer(home, "dismiss", first, "--reason", WHY)
     record = Incoming("documents", 0, int(first.split(":")[2]), f"{tenant}/wiki/a.md".encode(), b"{broken", [], "live")
     await library.detect.handle([record])  # the same record once more, as after a rewind: it stays judged
     assert await answer(home, "list", "--tenant", tenant) == []
-    [second] = await bury(library, tenant, "a.md")
+    [second] = await make_dead_letters(library, tenant, "a.md")
     assert [one["id"] for one in await answer(home, "list", "--tenant", tenant)] == [second]
 
 
-async def test_many_by_a_filter(library: Library, tenant: str, home: Path) -> None:
-    broken = await bury(library, tenant, "a.md", "b.md", "c.md")
-    [none] = await bury(library, tenant, "d.md", value=None)
+async def test_dead_letters_are_dismissed_in_bulk_by_a_filter(library: Library, tenant: str, home: Path) -> None:
+    broken = await make_dead_letters(library, tenant, "a.md", "b.md", "c.md")
+    [none] = await make_dead_letters(library, tenant, "d.md", value=None)
     chosen = ("dismiss", "--all", "--tenant", tenant, "--code", "no_value", "--reason", WHY)
 
     refused = await penstock(home, *chosen)
@@ -139,10 +145,10 @@ async def test_many_by_a_filter(library: Library, tenant: str, home: Path) -> No
     assert len(await answer(home, "list", "--tenant", tenant)) == 4
 
 
-async def test_letters_that_need_no_dismissal_are_named_and_the_others_are_dismissed(
+async def test_dead_letters_that_cannot_be_dismissed_are_named_and_the_others_dismissed(
     library: Library, tenant: str, home: Path
 ) -> None:
-    replayed, before, mine = await bury(library, tenant, "a.md", "b.md", "c.md")
+    replayed, before, mine = await make_dead_letters(library, tenant, "a.md", "b.md", "c.md")
     async with library.pool.connection() as connection:
         await letters.mark_replayed(connection, [(replayed, None)])
     await answer(home, "dismiss", before, "--reason", "earlier", "--by", "bob")
@@ -171,13 +177,15 @@ async def test_letters_that_need_no_dismissal_are_named_and_the_others_are_dismi
         (("a:0:1", "--reason", "x", "--by", " "), "--by"),
     ],
 )
-async def test_used_wrongly(home: Path, arguments: tuple[str, ...], says: str) -> None:
+async def test_wrong_arguments_of_dead_dismiss_are_rejected_with_advice(
+    home: Path, arguments: tuple[str, ...], says: str
+) -> None:
     done = await penstock(home, "dismiss", *arguments)
     assert done.exit_code == 2
     assert says in " ".join(done.stderr.split())
 
 
-def on_a_terminal(home: Path, typed: bytes, *arguments: str) -> tuple[int, str]:
+def run_on_terminal(home: Path, typed: bytes, *arguments: str) -> tuple[int, str]:
     """Exit code, and all that the terminal showed."""
     terminal, theirs = pty.openpty()
     with subprocess.Popen(
@@ -202,16 +210,16 @@ def on_a_terminal(home: Path, typed: bytes, *arguments: str) -> tuple[int, str]:
     return process.returncode, shown.decode()
 
 
-async def test_on_a_terminal_many_are_asked_about(library: Library, tenant: str, home: Path) -> None:
-    ids = await bury(library, tenant, "a.md", "b.md")
+async def test_on_a_terminal_a_bulk_dismissal_asks_for_confirmation(library: Library, tenant: str, home: Path) -> None:
+    ids = await make_dead_letters(library, tenant, "a.md", "b.md")
     chosen = ("dismiss", "--all", "--tenant", tenant, "--reason", WHY)
-    code, shown = on_a_terminal(home, b"n\n", *chosen)
+    code, shown = run_on_terminal(home, b"n\n", *chosen)
     assert code == 1
     assert "Dismiss 2 letters?" in shown
     assert all(id_ in shown for id_ in ids)
     assert "nothing was changed" in shown
     assert len(await answer(home, "list", "--tenant", tenant)) == 2
-    code, shown = on_a_terminal(home, b"y\n", *chosen)
+    code, shown = run_on_terminal(home, b"y\n", *chosen)
     assert code == 0
     assert "2 of 2 dead letters dismissed" in shown
     assert await answer(home, "list", "--tenant", tenant) == []

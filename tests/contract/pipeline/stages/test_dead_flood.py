@@ -31,7 +31,7 @@ def bad(desk: Desk, count: int, source: str = "drive") -> list[Incoming]:
     return [desk.record(f"other/{source}/{n}".encode(), b"{%d" % n, [("n", b"%d" % n)]) for n in range(count)]
 
 
-def poisonous(records: Sequence[Incoming]) -> list[tuple[Incoming, Poison]]:
+def with_errors(records: Sequence[Incoming]) -> list[tuple[Incoming, Poison]]:
     return [(record, INVALID) for record in records]
 
 
@@ -53,30 +53,30 @@ async def letters(desk: Desk) -> int:
         return sum(count for _, count in await counts(connection, Filter()))
 
 
-async def test_the_letters_of_a_batch_are_one_transaction(desk: Desk) -> None:
+async def test_the_dead_letters_of_a_batch_are_written_in_one_transaction(desk: Desk) -> None:
     records = bad(desk, 200)
-    await desk.letters(1_000).bury_all(poisonous(records), stage="detect")
+    await desk.letters(1_000).bury_all(with_errors(records), stage="detect")
     assert await desk.space.query("SELECT count(*), count(DISTINCT xmin::text) FROM dead_letters") == [(200, 1)]
     sent = await desk.on_topic(DEAD_LETTERS)
     assert sorted((r.key, r.value) for r in sent) == sorted((r.key, r.value) for r in records)
 
 
-async def test_a_batch_that_is_tried_again_sends_nothing_twice(desk: Desk) -> None:
+async def test_a_retried_batch_sends_no_dead_letter_twice(desk: Desk) -> None:
     dead, records = desk.letters(1_000), bad(desk, 50)
-    await dead.bury_all(poisonous(records[:30]), stage="detect")
-    await dead.bury_all(poisonous(records), stage="detect")
+    await dead.bury_all(with_errors(records[:30]), stage="detect")
+    await dead.bury_all(with_errors(records), stage="detect")
     assert len(await desk.on_topic(DEAD_LETTERS)) == await letters(desk) == 50
 
 
-async def test_what_was_too_much_is_named_and_the_others_of_its_batch_are_buried(desk: Desk) -> None:
+async def test_records_beyond_the_limit_are_returned_and_the_others_become_dead_letters(desk: Desk) -> None:
     records = bad(desk, 30)
     with pytest.raises(Flooded) as flood:
-        await desk.letters(20).bury_all(poisonous(records), stage="detect")
+        await desk.letters(20).bury_all(with_errors(records), stage="detect")
     assert list(flood.value.records) == records[20:]
     assert await letters(desk) == 20
 
 
-async def test_bad_live_records_beyond_the_limit_stand_on_the_backfill_topic_as_they_were(desk: Desk) -> None:
+async def test_bad_live_records_beyond_the_limit_move_unchanged_to_the_backfill_topic(desk: Desk) -> None:
     """So they stop nobody's live changes, and nothing of them is lost: there they wait for their turn."""
     stage, records = detect(desk, 20), bad(desk, 30)
     await stage.handle(records)
@@ -93,7 +93,7 @@ async def test_bad_live_records_beyond_the_limit_stand_on_the_backfill_topic_as_
     assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 10, "nothing goes round in a circle"
 
 
-async def test_once_another_source_gets_through_each_bad_record_is_a_letter(desk: Desk) -> None:
+async def test_once_another_source_succeeds_every_bad_record_becomes_a_dead_letter(desk: Desk) -> None:
     stage, records = detect(desk, 20), bad(desk, 30)
     backfilled = [replace(record, lane="backfill") for record in records]
     with pytest.raises(Flooded):
@@ -106,7 +106,7 @@ async def test_once_another_source_gets_through_each_bad_record_is_a_letter(desk
     assert await desk.on_topic(DOCUMENTS_BACKFILL) == []
 
 
-async def test_a_record_that_no_topic_takes_is_buried_though_there_are_too_many(desk: Desk) -> None:
+async def test_an_oversized_record_becomes_a_dead_letter_even_beyond_the_limit(desk: Desk) -> None:
     """It could not be moved: only its size and digest are kept."""
     stage = detect(desk, 1)
     await stage.handle([desk.record(), desk.record(value=b"x" * (MAX_MESSAGE_BYTES + 1))])
@@ -114,7 +114,7 @@ async def test_a_record_that_no_topic_takes_is_buried_though_there_are_too_many(
     assert await desk.on_topic(DOCUMENTS_BACKFILL) == []
 
 
-def deferring(desk: Desk, live_per_second: float) -> Detect:
+def detect_with_live_budget(desk: Desk, live_per_second: float) -> Detect:
     """With a burst of ten times the rate."""
     return Detect(
         desk.pool,
@@ -134,8 +134,8 @@ def upserts(desk: Desk, count: int, **fields: object) -> list[Incoming]:
     return [desk.record(e.key, e.value, e.headers) for e in encoded]
 
 
-async def test_valid_documents_beyond_a_sources_budget_wait_on_the_backfill_topic_as_they_were(desk: Desk) -> None:
-    stage, records = deferring(desk, 2), upserts(desk, 30)
+async def test_valid_documents_beyond_a_sources_budget_move_unchanged_to_the_backfill_topic(desk: Desk) -> None:
+    stage, records = detect_with_live_budget(desk, 2), upserts(desk, 30)
     await stage.handle(records)
     moved = await desk.on_topic(DOCUMENTS_BACKFILL)
     assert len(moved) >= 9
@@ -150,14 +150,14 @@ async def test_valid_documents_beyond_a_sources_budget_wait_on_the_backfill_topi
     assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == len(moved), "the backfill topic moves nothing anywhere"
 
 
-async def test_one_sources_flood_of_valid_documents_defers_nothing_of_another(desk: Desk) -> None:
-    stage = deferring(desk, 1)
+async def test_a_flood_of_one_source_does_not_defer_documents_of_another(desk: Desk) -> None:
+    stage = detect_with_live_budget(desk, 1)
     await stage.handle(upserts(desk, 30) + upserts(desk, 3, source="drive"))
     assert await desk.space.query("SELECT count(*) FROM documents WHERE source = 'drive'") == [(3,)]
 
 
-async def test_deletes_and_access_changes_never_wait_for_their_sources_budget(desk: Desk) -> None:
-    stage = deferring(desk, 0.1)
+async def test_deletes_and_access_changes_are_never_deferred_by_the_sources_budget(desk: Desk) -> None:
+    stage = detect_with_live_budget(desk, 0.1)
     documents = [document(f"{n}.md", f"Some text {n}.") for n in range(20)]
     backfilled = [encode(of) for of in documents]
     await stage.handle([replace(desk.record(e.key, e.value, e.headers), lane="backfill") for e in backfilled])
@@ -171,9 +171,9 @@ async def test_deletes_and_access_changes_never_wait_for_their_sources_budget(de
     assert not await desk.on_topic(DOCUMENTS_BACKFILL)
 
 
-async def test_an_edit_that_waits_withdraws_access_at_once(desk: Desk) -> None:
+async def test_a_deferred_edit_withdraws_access_at_once(desk: Desk) -> None:
     """An edited document that fewer people may read now: its text may wait, the people who lost it may not."""
-    stage = deferring(desk, 0.1)
+    stage = detect_with_live_budget(desk, 0.1)
     await stage.handle([replace(record, lane="backfill") for record in upserts(desk, 20)])
     await stage.handle(upserts(desk, 20, acl_tags=["boss"]))
     assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 19
@@ -182,8 +182,8 @@ async def test_an_edit_that_waits_withdraws_access_at_once(desk: Desk) -> None:
     ) == [(["wiki/boss"], 20)]
 
 
-async def test_an_edit_that_waits_closes_at_once_what_another_event_of_its_batch_opens(desk: Desk) -> None:
-    stage = deferring(desk, 0.1)
+async def test_a_deferred_edit_narrows_at_once_the_access_another_event_of_its_batch_grants(desk: Desk) -> None:
+    stage = detect_with_live_budget(desk, 0.1)
     wide = document("a.md", "Some text.", acl_tags=["everyone"])
     narrow = document("a.md", "Other text.", acl_tags=["boss"])
     await stage.handle([desk.record(e.key, e.value, e.headers) for e in map(encode, (wide, narrow))])

@@ -31,7 +31,7 @@ async def desk(space: Space) -> AsyncIterator[Desk]:
         yield desk
 
 
-async def test_the_letter_is_the_record_and_says_where_and_why(desk: Desk) -> None:
+async def test_a_dead_letter_holds_the_record_and_where_and_why_it_failed(desk: Desk) -> None:
     before = datetime.now(UTC)
     record = desk.record(value=b"{broken", headers=[("ce_type", b"x")])
     await desk.bury(record)
@@ -74,7 +74,7 @@ RECORDS: list[tuple[bytes, bytes | None, Headers]] = [
 ]
 
 
-async def test_whatever_the_record_is_it_comes_back_byte_for_byte(desk: Desk) -> None:
+async def test_any_record_is_replayed_byte_for_byte(desk: Desk) -> None:
     ids = [await desk.bury(desk.record(*parts)) for parts in RECORDS]
     results = await desk.replay(*ids)
     assert [r.reason for r in results.values()] == [None] * len(RECORDS)
@@ -89,7 +89,7 @@ async def test_whatever_the_record_is_it_comes_back_byte_for_byte(desk: Desk) ->
         assert (marks["penstock.replay.of"], marks["penstock.replay.attempt"]) == (id_.encode(), b"1")
 
 
-async def test_repeats_are_listed_once_and_sent_once_by_one_process(desk: Desk) -> None:
+async def test_a_record_that_fails_repeatedly_is_listed_as_one_dead_letter(desk: Desk) -> None:
     record = desk.record()
     for _ in range(3):
         await desk.bury(record)
@@ -101,20 +101,20 @@ async def test_repeats_are_listed_once_and_sent_once_by_one_process(desk: Desk) 
     assert (await desk.listed(f"{record.topic}:2:1")).letter_offset == 0
 
 
-async def test_text_that_postgres_or_utf_8_refuses_does_not_stop_a_burial(desk: Desk) -> None:
+async def test_an_error_message_invalid_in_postgres_or_utf_8_does_not_prevent_a_dead_letter(desk: Desk) -> None:
     record = desk.record()
     await desk.dead.bury(record, stage="detect", error=Poison("odd", "nul \x00 and lone \ud800"))
     assert (await desk.listed(f"{record.topic}:2:1")).message == "nul \N{REPLACEMENT CHARACTER} and lone \\ud800"
 
 
-async def test_a_fault_of_ours_is_a_letter_without_the_faults_text(desk: Desk) -> None:
+async def test_an_unexpected_exception_becomes_a_dead_letter_without_its_message(desk: Desk) -> None:
     record = desk.record()
     await desk.dead.bury(record, stage="detect", error=ZeroDivisionError("secret"))
     listed = await desk.listed(f"{record.topic}:2:1")
     assert (listed.code, listed.message) == ("bug", "ZeroDivisionError in detect")
 
 
-async def test_of_a_record_that_no_topic_takes_size_and_digest_are_kept(desk: Desk) -> None:
+async def test_an_oversized_record_becomes_a_dead_letter_with_only_its_size_and_digest(desk: Desk) -> None:
     largest = await desk.bury(desk.record(b"k", b"x" * (MAX_MESSAGE_BYTES - 1)))
     value = await desk.bury(desk.record(value=b"x" * (MAX_MESSAGE_BYTES + 1)))
     headers = await desk.bury(desk.record(headers=[("h", b"x" * MAX_MESSAGE_BYTES)]))
@@ -128,7 +128,7 @@ async def test_of_a_record_that_no_topic_takes_size_and_digest_are_kept(desk: De
 # The limit
 
 
-async def test_beyond_the_limit_nothing_is_buried_until_the_pause_is_over(
+async def test_beyond_the_limit_no_dead_letter_is_written_until_the_pause_is_over(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead = desk.dead = desk.letters(20)
@@ -162,7 +162,7 @@ async def test_beyond_the_limit_nothing_is_buried_until_the_pause_is_over(
         assert await counts(connection, Filter()) == [("invalid", 200)]
 
 
-async def test_a_valid_event_is_accepted_although_the_poison_of_its_batch_has_to_wait(desk: Desk) -> None:
+async def test_a_valid_event_is_accepted_while_the_poison_of_its_batch_is_deferred(desk: Desk) -> None:
     good = encode(document("good.md", "Some text."))
     batch = [desk.record(value=b"{"), desk.record(good.key, good.value, good.headers)]
     batch = [replace(record, lane="backfill") for record in batch]
@@ -191,7 +191,7 @@ async def test_a_valid_event_is_accepted_although_the_poison_of_its_batch_has_to
 # A world that is away
 
 
-async def test_kafka_that_refuses_the_letter_is_waited_for(desk: Desk) -> None:
+async def test_a_dead_letter_refused_by_kafka_is_retryable(desk: Desk) -> None:
     record = desk.record(value=bytes(range(256)) * 4_000)
     await desk.configure(DEAD_LETTERS, max_message_bytes="1000")
     with pytest.raises(Retryable) as away:
@@ -204,7 +204,7 @@ async def test_kafka_that_refuses_the_letter_is_waited_for(desk: Desk) -> None:
     assert [r.value for r in await desk.on_topic(DEAD_LETTERS)] == [record.value]
 
 
-async def test_a_burial_that_was_cut_off_in_the_middle_is_done_again(desk: Desk) -> None:
+async def test_an_interrupted_dead_letter_is_written_by_the_next_attempt(desk: Desk) -> None:
     record = desk.record()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.005):  # the producer gathers a batch for four times as long
@@ -216,7 +216,7 @@ async def test_a_burial_that_was_cut_off_in_the_middle_is_done_again(desk: Desk)
     assert (await desk.listed(id_)).letter_offset in {r.offset for r in found}
 
 
-async def test_postgres_away_after_the_letter_was_sent_loses_nothing_and_sends_it_once(desk: Desk) -> None:
+async def test_an_outage_of_postgres_after_a_dead_letter_was_sent_neither_loses_nor_repeats_it(desk: Desk) -> None:
     record = desk.record()
     dsn = desk.space.settings.postgres.dsn.get_secret_value()
     database = conninfo_to_dict(dsn)["dbname"]
@@ -229,12 +229,12 @@ async def test_postgres_away_after_the_letter_was_sent_loses_nothing_and_sends_i
         assert away.value.service == "postgres"
         assert len(await desk.on_topic(DEAD_LETTERS)) == 1
         connection.execute(f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS true')
-    id_ = await _until_back(desk, record)
+    id_ = await _bury_after_outage(desk, record)
     assert len(await desk.on_topic(DEAD_LETTERS)) == 1
     assert (await desk.listed(id_)).letter_offset == 0
 
 
-async def _until_back(desk: Desk, record: object) -> str:
+async def _bury_after_outage(desk: Desk, record: object) -> str:
     for _ in range(50):
         try:
             return await desk.bury(record)  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ async def _until_back(desk: Desk, record: object) -> str:
 # The list
 
 
-async def test_the_list_is_filtered_and_paged_newest_first(desk: Desk) -> None:
+async def test_the_list_of_dead_letters_is_filtered_and_paged_newest_first(desk: Desk) -> None:
     for n in range(5):
         await desk.bury(desk.record(key=f"acme/wiki/{n}.md".encode()))
     await desk.dead.bury(desk.record(key=b"other/drive/x"), stage="identities", error=Poison("wrong_topic", "x"))

@@ -32,7 +32,7 @@ async def waiting(desk: Desk) -> list[str]:
         return await ids(connection, Filter())
 
 
-async def test_a_replayed_letter_is_marked_and_no_longer_waits(desk: Desk) -> None:
+async def test_a_replayed_dead_letter_is_marked_and_no_longer_waits(desk: Desk) -> None:
     one, two = [await desk.bury(desk.record()) for _ in range(2)]
     results = await desk.replay(one, one)
     assert list(results) == [one]
@@ -47,7 +47,7 @@ async def test_a_replayed_letter_is_marked_and_no_longer_waits(desk: Desk) -> No
         assert len(await page(connection, Filter(show="all"), after=None, limit=None)) == 2
 
 
-async def test_what_fails_again_is_a_new_letter_that_names_the_old_one_and_its_first_failure(desk: Desk) -> None:
+async def test_a_replay_that_fails_again_is_a_new_dead_letter_that_refers_to_the_previous_one(desk: Desk) -> None:
     chain = [await desk.bury(desk.record(value=b"{bad", headers=[("own", b"1")]))]
     for attempt in (2, 3):
         [result] = (await desk.replay(chain[-1])).values()
@@ -74,7 +74,7 @@ async def test_what_fails_again_is_a_new_letter_that_names_the_old_one_and_its_f
     assert headers["penstock.dead.first-failed-at"] < headers["penstock.dead.failed-at"]
 
 
-async def test_what_cannot_be_replayed_is_named_and_the_rest_goes_on(desk: Desk) -> None:
+async def test_dead_letters_that_cannot_be_replayed_are_named_and_the_others_replayed(desk: Desk) -> None:
     gone, kept, strange, foreign, moved = [
         await desk.bury(record)
         for record in (
@@ -102,7 +102,7 @@ async def test_what_cannot_be_replayed_is_named_and_the_rest_goes_on(desk: Desk)
     assert sorted(await waiting(desk)) == sorted([gone, strange, foreign, moved])
 
 
-async def test_many_letters_are_replayed_in_the_order_they_were_buried(desk: Desk) -> None:
+async def test_dead_letters_are_replayed_in_the_order_they_were_written(desk: Desk) -> None:
     desk.dead = desk.letters(1_000)
     buried = [await desk.bury(desk.record(value=b"%d" % n)) for n in range(250)]
     assert await waiting(desk) == buried
@@ -117,7 +117,7 @@ def identity(groups: list[str], minutes: float) -> IdentityChanged:
     )
 
 
-async def test_an_older_set_of_groups_does_not_push_the_newest_out_of_the_compacted_topic(desk: Desk) -> None:
+async def test_replaying_an_older_identity_does_not_replace_the_newest_in_the_compacted_topic(desk: Desk) -> None:
     """identities.v1 keeps the record that was sent last: a ledger restored from a backup would read the older one."""
     stage = Identities(desk.pool, desk.dead)
 
@@ -143,7 +143,7 @@ async def test_an_older_set_of_groups_does_not_push_the_newest_out_of_the_compac
     assert listed.replayed_offset is None
 
 
-async def test_valid_identities_are_taken_before_the_bad_ones_of_their_batch_are_buried(desk: Desk) -> None:
+async def test_valid_identities_are_accepted_before_the_bad_ones_of_their_batch_become_dead_letters(desk: Desk) -> None:
     desk.dead = desk.letters(0)
     good = encode(identity(["staff"], 0))
     batch = [

@@ -39,7 +39,7 @@ async def library(stack: Stack) -> AsyncIterator[Library]:
         yield library
 
 
-def emptied(of: DocumentUpserted, kind: str) -> DocumentUpserted | AccessChanged:
+def without_access(of: DocumentUpserted, kind: str) -> DocumentUpserted | AccessChanged:
     match kind:
         case "access":
             return access(of, [])
@@ -50,7 +50,7 @@ def emptied(of: DocumentUpserted, kind: str) -> DocumentUpserted | AccessChanged
 
 
 @pytest.mark.parametrize("kind", ["access", "same text", "other text"])
-async def test_empty_tags_withdraw_what_could_be_read(library: Library, kind: str) -> None:
+async def test_empty_access_tags_withdraw_a_readable_document_at_once(library: Library, kind: str) -> None:
     announced, detect = Announced(), library.detect
     detect._announcer = Announcer(library.pool, announced, Metrics())  # type: ignore[arg-type]
     name = f"{kind}.md"
@@ -60,7 +60,7 @@ async def test_empty_tags_withdraw_what_could_be_read(library: Library, kind: st
     counter = detect._metrics.events.labels("nobody", "live")
     counted = counter._value.get()
 
-    [id_] = await library.accept(emptied(before, kind))  # the stores have not followed
+    [id_] = await library.accept(without_access(before, kind))  # the stores have not followed
 
     for mode in MODES:
         assert (await library.search.search("text harbour", caller, mode=mode)).results == []
@@ -81,7 +81,7 @@ async def test_empty_tags_withdraw_what_could_be_read(library: Library, kind: st
     assert [r.passage.external_id for r in again.results] == [name]
 
 
-async def test_what_nobody_may_read_from_the_start_is_accepted_reported_and_nowhere_indexed(library: Library) -> None:
+async def test_a_document_created_with_empty_access_tags_is_recorded_but_never_indexed(library: Library) -> None:
     announced, detect = Announced(), library.detect
     detect._announcer = Announcer(library.pool, announced, Metrics())  # type: ignore[arg-type]
     await library.put(document("never.md", "The text of the harbour.", acl_tags=[]))
@@ -95,7 +95,7 @@ async def test_what_nobody_may_read_from_the_start_is_accepted_reported_and_nowh
     assert await library.execute("SELECT FROM readers.chunks WHERE doc_id = %s", id_) == []
 
 
-async def test_of_canaries_other_teams_hear_nothing(library: Library) -> None:
+async def test_canaries_are_not_announced_to_other_teams(library: Library) -> None:
     announced, canary = Announced(), Canary("acme", "wiki")
     announcer = library.detect._announcer = Announcer(library.pool, announced, Metrics())  # type: ignore[arg-type]
     beside = document("beside.md", "The text of the harbour.")

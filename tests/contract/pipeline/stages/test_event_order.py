@@ -54,7 +54,7 @@ def access(name: str, second: int, *acl: str) -> AccessChanged:
     )
 
 
-async def held(library: Library, name: str) -> tuple[list[str], list[str], list[str]]:
+async def store_contents(library: Library, name: str) -> tuple[list[str], list[str], list[str]]:
     """Texts in pgvector, texts in Elasticsearch, and the tags there."""
     id_ = document_id("acme", "wiki", name)
     rows = await library.execute(
@@ -68,8 +68,8 @@ async def held(library: Library, name: str) -> tuple[list[str], list[str], list[
     return [t for (t,) in rows], sorted(s["text"] for s in sources), [t for s in sources for t in s["acl_tags"]]
 
 
-async def stands(library: Library, name: str, *texts: str) -> None:
-    in_vectors, in_keywords, _ = await held(library, name)
+async def assert_stored_texts(library: Library, name: str, *texts: str) -> None:
+    in_vectors, in_keywords, _ = await store_contents(library, name)
     assert (in_vectors, in_keywords) == (list(texts), list(texts)), name
 
 
@@ -84,21 +84,23 @@ async def test_a_recreated_document_survives_every_order_of_its_four_events(libr
         ]
         for step in order:
             await library.put(events[step])
-        await stands(library, name, "made anew")
+        await assert_stored_texts(library, name, "made anew")
     [(left,)] = await library.execute("SELECT count(*) FROM superseded")
     assert left <= 24, "at most the stale read of each stays, for a delete that may still come"
 
 
-async def test_a_source_that_counts_backwards_keeps_a_bounded_memory(library: Library) -> None:
+async def test_a_source_whose_versions_decrease_keeps_a_bounded_number_of_superseded_revisions(
+    library: Library,
+) -> None:
     for n in range(40):
         await library.put(upsert("backwards", 100 - n, n))
-    await stands(library, "backwards", "content 100 seen at 0")
+    await assert_stored_texts(library, "backwards", "content 100 seen at 0")
     [(left,)] = await library.execute("SELECT count(*) FROM superseded")
     assert left <= 8
 
 
 @pytest.mark.parametrize("late_second", range(0, 24, 2))
-async def test_a_document_seen_again_after_a_late_delete_is_never_lost(library: Library, late_second: int) -> None:
+async def test_a_document_observed_after_a_late_delete_is_not_lost(library: Library, late_second: int) -> None:
     """Twelve upserts, each observed later under a lower version; a delete observed between two of them arrives last."""
     name = f"late-{late_second}"
     for n in range(12):
@@ -113,43 +115,43 @@ async def test_a_document_seen_again_after_a_late_delete_is_never_lost(library: 
     assert rows == ([(expected, True)] if first_seen_after < 12 else [])
 
 
-async def test_equal_versions_with_different_content_end_alike_in_either_order(library: Library) -> None:
+async def test_equal_versions_with_different_content_give_the_same_result_in_either_order(library: Library) -> None:
     for name, order in (("ab", (0, 1)), ("ba", (1, 0))):
         events = [upsert(name, 7, 10, "one text"), upsert(name, 7, 10, "another text")]
         for n in order:
             await library.put(events[n])
-    assert (await held(library, "ab"))[0] == (await held(library, "ba"))[0]
-    assert (await held(library, "ab"))[1] == (await held(library, "ba"))[1]
+    assert (await store_contents(library, "ab"))[0] == (await store_contents(library, "ba"))[0]
+    assert (await store_contents(library, "ab"))[1] == (await store_contents(library, "ba"))[1]
 
 
-async def test_a_backfill_with_access_read_before_a_live_revocation_does_not_open_it_again(library: Library) -> None:
+async def test_an_upsert_with_access_observed_before_a_revocation_does_not_undo_it(library: Library) -> None:
     await library.put(upsert("secret", 1, 10, acl=("staff", "guests")))
     await library.put(access("secret", 30, "staff"))
     await library.put(upsert("secret", 2, 20, "newer text, older access", acl=("staff", "guests")))
-    await stands(library, "secret", "newer text, older access")
-    assert (await held(library, "secret"))[2] == ["wiki/staff"]
+    await assert_stored_texts(library, "secret", "newer text, older access")
+    assert (await store_contents(library, "secret"))[2] == ["wiki/staff"]
 
 
-async def test_a_delete_or_an_access_change_may_come_before_the_first_upsert(library: Library) -> None:
+async def test_a_delete_or_access_change_before_the_first_upsert_takes_effect(library: Library) -> None:
     await library.put(access("early", 20, "board"))
     await library.put(upsert("early", 1, 10, acl=("staff",)))
-    await stands(library, "early", "content 1 seen at 10")
-    assert (await held(library, "early"))[2] == ["wiki/board"]
+    await assert_stored_texts(library, "early", "content 1 seen at 10")
+    assert (await store_contents(library, "early"))[2] == ["wiki/board"]
     await library.put(deletion("gone", 20))
     await library.put(upsert("gone", 9, 10))
-    await stands(library, "gone")
+    await assert_stored_texts(library, "gone")
     await library.put(upsert("gone", 1, 30))
-    await stands(library, "gone", "content 1 seen at 30")
+    await assert_stored_texts(library, "gone", "content 1 seen at 30")
 
 
-async def test_a_restored_old_file_counts_as_newer(library: Library) -> None:
+async def test_old_content_restored_under_a_higher_version_wins(library: Library) -> None:
     await library.put(upsert("file", 1, 10, "old"))
     await library.put(upsert("file", 2, 20, "new"))
     await library.put(upsert("file", 3, 30, "old"))
-    await stands(library, "file", "old")
+    await assert_stored_texts(library, "file", "old")
 
 
-async def test_replayed_from_the_beginning_nothing_changes_and_nothing_is_embedded(library: Library) -> None:
+async def test_replaying_all_events_changes_nothing(library: Library) -> None:
     events = [
         upsert("a", 1, 1),
         upsert("b", 1, 2),
@@ -160,15 +162,15 @@ async def test_replayed_from_the_beginning_nothing_changes_and_nothing_is_embedd
         upsert("b", 1, 7, "again"),
     ]
     await library.put(*events)
-    before = {n: await held(library, n) for n in "abc"}
+    before = {n: await store_contents(library, n) for n in "abc"}
     seqs = await library.execute("SELECT id, seq FROM documents ORDER BY id")
     for event in events:
         await library.put(event)
-    assert {n: await held(library, n) for n in "abc"} == before
+    assert {n: await store_contents(library, n) for n in "abc"} == before
     assert await library.execute("SELECT id, seq FROM documents ORDER BY id") == seqs
 
 
-async def test_a_clock_a_little_ahead_is_borne_and_one_far_ahead_blocks_nothing(library: Library) -> None:
+async def test_a_source_clock_slightly_ahead_is_accepted_and_one_far_ahead_is_poison(library: Library) -> None:
     ahead = timedelta(minutes=4)
     first = upsert("skew", 1, 0).model_copy(update={"observed_at": now() + ahead, "acl_tags": ["staff"]})
     await library.put(first)
@@ -177,4 +179,4 @@ async def test_a_clock_a_little_ahead_is_borne_and_one_far_ahead_blocks_nothing(
     assert letters == 1
     later = access("skew", 0, "board").model_copy(update={"observed_at": now() + ahead + timedelta(seconds=1)})
     await library.put(later)
-    assert (await held(library, "skew"))[2] == ["wiki/board"]
+    assert (await store_contents(library, "skew"))[2] == ["wiki/board"]

@@ -116,7 +116,7 @@ async def site(built: Site) -> Site:
     return built
 
 
-async def test_a_deleted_text_that_a_dead_workers_late_bulk_brings_back_is_removed_by_itself(site: Site) -> None:
+async def test_a_deleted_text_restored_by_a_dead_workers_late_bulk_is_removed_again(site: Site) -> None:
     library = site.library
     one = document("late.md", "The plans of the merger are for the board alone.")
     ids = await library.accept(one)
@@ -130,15 +130,15 @@ async def test_a_deleted_text_that_a_dead_workers_late_bulk_brings_back_is_remov
     await site.forget_deletes()
     for request in held:
         request.set()
-    await until(lambda: _is(site.entries(*ids), 1))  # accepted, for Elasticsearch knows nothing of a delete
+    await until(lambda: _equals(site.entries(*ids), 1))  # accepted, for Elasticsearch knows nothing of a delete
 
     await library.execute("UPDATE open_bulks SET next_at = now()")
     async with site.another_worker():
-        await until(lambda: _is(site.entries(*ids), 0))
+        await until(lambda: _equals(site.entries(*ids), 0))
     assert await site.open_bulks() == 1, "it may have been sent twice: it is watched until it can no longer arrive"
 
 
-async def test_deletes_are_repeated_so_that_a_late_bulk_is_refused(site: Site) -> None:
+async def test_deletes_are_repeated_so_that_elasticsearch_rejects_a_late_bulk(site: Site) -> None:
     """Nobody ever sees the entry: the delete is repeated before Elasticsearch forgets it."""
     library, index = site.library, site.library.generation.keyword_index
     one = document("refused.md", "The plans of the second merger.")
@@ -155,7 +155,7 @@ async def test_deletes_are_repeated_so_that_a_late_bulk_is_refused(site: Site) -
     assert (await library.es.indices.get_settings(index=index))[index]["settings"]["index"]["gc_deletes"] == GC_DELETES
 
 
-async def test_a_bulk_that_was_answered_leaves_nothing_to_watch(site: Site) -> None:
+async def test_an_answered_bulk_is_not_recorded_as_open(site: Site) -> None:
     library = site.library
     one = document("answered.md", "Everything went well.")
     await library.put(one)
@@ -163,7 +163,7 @@ async def test_a_bulk_that_was_answered_leaves_nothing_to_watch(site: Site) -> N
     assert await site.open_bulks() == 0
 
 
-async def test_what_is_wanted_is_never_removed_and_an_old_bulk_is_forgotten(site: Site) -> None:
+async def test_desired_entries_of_a_late_bulk_stay_and_an_expired_bulk_is_forgotten(site: Site) -> None:
     library = site.library
     one = document("kept.md", "It is edited while a bulk of its first text is lost.")
     ids = await library.accept(one)
@@ -173,11 +173,11 @@ async def test_what_is_wanted_is_never_removed_and_an_old_bulk_is_forgotten(site
     assert await site.open_bulks() == 1, "a repetition that was answered says nothing of the first one"
     await library.execute("UPDATE open_bulks SET next_at = now()")
     async with site.another_worker(expire_seconds=0.0):
-        await until(lambda: _is(site.open_bulks(), 0))
+        await until(lambda: _equals(site.open_bulks(), 0))
     assert await site.entries(*ids) == 1
 
 
-async def test_an_answer_of_a_proxy_that_gave_up_is_no_answer(site: Site) -> None:
+async def test_a_bulk_answered_with_503_by_a_proxy_stays_recorded_as_open(site: Site) -> None:
     library = site.library
     ids = await library.accept(document("proxy.md", "A proxy says 503, and sends the request on all the same."))
     await (await site.send(*ids, bulk="broken"))
@@ -185,13 +185,13 @@ async def test_an_answer_of_a_proxy_that_gave_up_is_no_answer(site: Site) -> Non
     assert await site.open_bulks() == 1
 
 
-async def test_a_worker_that_slept_too_long_after_its_claim_sends_nothing(site: Site) -> None:
+async def test_a_worker_that_stalls_too_long_after_its_claim_sends_nothing(site: Site) -> None:
     index = site.library.generation.keyword_index
     with pytest.raises(Retryable, match="too old"):
         await site.keywords.apply([Write(index, uuid4(), 1, {"text": "late"})], send_before=time.monotonic() - 1)
 
 
-async def test_entries_of_a_document_that_was_removed_from_the_ledger_go_too(site: Site) -> None:
+async def test_late_entries_of_a_document_removed_from_the_ledger_are_deleted(site: Site) -> None:
     library, index = site.library, site.library.generation.keyword_index
     document_id, chunk = uuid4(), uuid4()
     async with library.pool.connection() as connection:
@@ -203,12 +203,12 @@ async def test_entries_of_a_document_that_was_removed_from_the_ledger_go_too(sit
     assert await site.open_bulks() == 1, "of an index that nobody uses any more nothing is watched"
 
 
-async def test_an_index_of_an_older_version_remembers_deletes_longer_after_the_next_migrate(site: Site) -> None:
+async def test_migrating_raises_the_delete_retention_of_an_older_index(site: Site) -> None:
     es, index = site.library.es, site.library.generation.keyword_index
     await es.indices.put_settings(index=index, settings={"index.gc_deletes": None})
     await create_index(es, index)
     assert (await es.indices.get_settings(index=index))[index]["settings"]["index"]["gc_deletes"] == GC_DELETES
 
 
-async def _is(count: Awaitable[int], expected: int) -> bool:
+async def _equals(count: Awaitable[int], expected: int) -> bool:
     return await count == expected

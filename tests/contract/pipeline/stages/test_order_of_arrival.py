@@ -33,7 +33,7 @@ def delete(name: str, second: int) -> DocumentDeleted:
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-async def stands(site: Site, *names: str) -> dict[str, tuple[int, str] | None]:
+async def live_documents(site: Site, *names: str) -> dict[str, tuple[int, str] | None]:
     """(version, text) of each document; None: deleted, or never there."""
     rows = await site.space.query(
         "SELECT d.external_id, d.version, b.text, d.deleted_at FROM documents d"
@@ -46,36 +46,36 @@ async def stands(site: Site, *names: str) -> dict[str, tuple[int, str] | None]:
     return {name: alive.get(name) for name in names}
 
 
-async def test_a_restored_old_file_that_is_deleted_in_the_same_batch_leaves_the_recreated_document(site: Site) -> None:
+async def test_a_batch_that_overwrites_and_deletes_an_older_version_keeps_the_recreated_document(site: Site) -> None:
     """Its own content was written over for a moment only: nothing kept it, and the document stayed deleted."""
     await site.put(upsert("a", 1, 30, "the new one"))
     await site.put(upsert("a", 2, 10, "the old one"), delete("a", 20))
-    assert await stands(site, "a") == {"a": (1, "the new one")}
+    assert await live_documents(site, "a") == {"a": (1, "the new one")}
     [(rows,)] = await site.space.query("SELECT count(*) FROM chunks_g1")
     assert (rows, len(site.embedder.texts)) == (1, 1)
 
 
-async def test_of_two_superseded_alike_the_greater_comes_back_whichever_came_first(site: Site) -> None:
+async def test_of_two_superseded_revisions_the_same_one_is_restored_in_either_order(site: Site) -> None:
     for name, order in (("a", ("x", "y")), ("b", ("y", "x"))):
         await site.accept(upsert(name, 5, 10, "first"))
         for content in order:
             await site.accept(upsert(name, 1, 30, content))
         await site.accept(delete(name, 20))
-    found = await stands(site, "a", "b")
+    found = await live_documents(site, "a", "b")
     assert found["a"] == found["b"] is not None
 
 
-async def test_a_source_that_went_back_to_one_version_fills_no_table(site: Site) -> None:
+async def test_repeated_observations_of_one_lower_version_keep_one_superseded_row(site: Site) -> None:
     """Each crawl observes the document anew under a version that loses: only the last of them can ever come back."""
     await site.accept(upsert("a", 9, 0, "nine"))
     for second in range(1, 30):
         await site.accept(upsert("a", 1, second, f"one, {second}"))
     assert await site.space.query("SELECT count(*) FROM superseded") == [(1,)]
     await site.accept(delete("a", 15))
-    assert await stands(site, "a") == {"a": (1, "one, 29")}
+    assert await live_documents(site, "a") == {"a": (1, "one, 29")}
 
 
-async def test_whatever_the_order_and_the_batches_the_ledger_ends_alike(site: Site) -> None:
+async def test_events_in_any_order_and_batches_give_the_same_ledger_state(site: Site) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -95,11 +95,11 @@ async def test_whatever_the_order_and_the_batches_the_ledger_ends_alike(site: Si
             rounds[place].append(message)
     for batch in rounds:
         await site.accept(*batch)
-    found = await stands(site, *events)
-    assert {name: found[name] for name in events} == {name: shall_stand(its) for name, its in events.items()}
+    found = await live_documents(site, *events)
+    assert {name: found[name] for name in events} == {name: expected_document(its) for name, its in events.items()}
 
 
-def shall_stand(events: Sequence[Event]) -> tuple[int, str] | None:
+def expected_document(events: Sequence[Event]) -> tuple[int, str] | None:
     floor = max((e.observed_at for e in events if isinstance(e, DocumentDeleted)), default=START)
     upserts = [e for e in events if isinstance(e, DocumentUpserted) and e.observed_at > floor]
     won = max(upserts, key=lambda e: (e.version, e.observed_at, content_hash(e.content)), default=None)

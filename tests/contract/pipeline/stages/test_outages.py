@@ -35,13 +35,15 @@ async def site(space: Space) -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
     monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.01)
     monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.05)
 
 
-async def test_a_sink_that_announces_again_says_that_kafka_is_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_successful_announcement_closes_the_circuit_breaker_after_a_kafka_outage(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
     monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.01)
     monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.05)
@@ -81,7 +83,7 @@ async def test_a_sink_that_announces_again_says_that_kafka_is_back(site: Site, m
     assert lanes.trouble is None
 
 
-async def test_while_the_index_takes_no_writes_no_document_is_blamed_for_it(site: Site, hurried: None) -> None:
+async def test_while_the_index_is_read_only_no_document_counts_as_failed(site: Site, short_pauses: None) -> None:
     """What has nothing to write gets through all the same, and proves nothing about the index."""
     site.keywords.batch_size = 1
     settled = [f"{n}.md" for n in range(20)]
@@ -102,7 +104,7 @@ async def test_while_the_index_takes_no_writes_no_document_is_blamed_for_it(site
     assert await site.entries_of(document_id("acme", "wiki", "new"))
 
 
-async def test_a_full_disk_under_large_texts_makes_no_dead_letters(site: Site, hurried: None) -> None:
+async def test_a_full_disk_under_large_texts_makes_no_dead_letters(site: Site, short_pauses: None) -> None:
     """Small changes still find room in the pages that are there."""
     await site.space.execute(
         "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS"
@@ -113,7 +115,7 @@ async def test_a_full_disk_under_large_texts_makes_no_dead_letters(site: Site, h
         " WHEN (length(NEW.text) > 2000) EXECUTE FUNCTION full_disk()"
     )
     buried: list[Incoming] = []
-    site.detect.set_aside = lambda record, error: _note(buried, record)  # type: ignore[assignment, method-assign]
+    site.detect.set_aside = lambda record, error: _append(buried, record)  # type: ignore[assignment, method-assign]
     site.detect.batch_size = 1
     async with Working(site.detect) as working:
         await working.lanes.put(event(document("large", sections(*"abcd"))), "large")
@@ -126,12 +128,12 @@ async def test_a_full_disk_under_large_texts_makes_no_dead_letters(site: Site, h
         await working.until(lambda: "large" in working.done)
 
 
-async def _note(noted: list[Incoming], record: Incoming) -> None:
+async def _append(noted: list[Incoming], record: Incoming) -> None:
     noted.append(record)
 
 
-async def test_a_kafka_partition_without_leader_makes_no_dead_letters_of_what_was_accepted(
-    site: Site, hurried: None, monkeypatch: pytest.MonkeyPatch
+async def test_a_kafka_partition_without_leader_makes_no_dead_letters_of_accepted_events(
+    site: Site, short_pauses: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other partitions take their hints."""
     down, send, letters = True, site.hints.send, list[object]()
@@ -162,7 +164,7 @@ async def test_a_kafka_partition_without_leader_makes_no_dead_letters_of_what_wa
     assert await site.space.query("SELECT count(*) FROM dead_letters") == [(0,)]
 
 
-async def test_a_revocation_that_kafka_does_not_take_at_once_is_announced_at_the_next_try(
+async def test_a_revocation_kafka_did_not_accept_is_announced_once_by_the_next_attempt(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second time the event is a duplicate, which changes nothing any more."""
@@ -189,7 +191,7 @@ async def test_a_revocation_that_kafka_does_not_take_at_once_is_announced_at_the
     assert len(said) == 1
 
 
-async def test_a_document_that_is_set_aside_is_logged_without_its_text(site: Site, hurried: None) -> None:
+async def test_a_document_that_is_set_aside_is_logged_without_its_text(site: Site, short_pauses: None) -> None:
     """Postgres quotes the row that breaks a constraint, and psycopg repeats it."""
     await site.space.execute("ALTER TABLE chunks_g1 ADD CHECK (text NOT LIKE '%%hush%%')")
     await site.accept(document("a", "hush, this is between us"))
@@ -204,8 +206,8 @@ async def test_a_document_that_is_set_aside_is_logged_without_its_text(site: Sit
     assert "hush" not in shown
 
 
-async def test_a_building_index_that_takes_no_writes_does_not_hold_up_the_active_one(
-    site: Site, hurried: None, monkeypatch: pytest.MonkeyPatch
+async def test_a_read_only_index_of_a_building_generation_does_not_delay_the_active_one(
+    site: Site, short_pauses: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches hold hints of both generations: each one failed, was waited for, and halved, for every document."""
     async with site.pool.connection() as connection:

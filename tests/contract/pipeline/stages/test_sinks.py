@@ -204,7 +204,7 @@ def sections(*names: str) -> str:
     return "\n\n".join(f"# {name}\n\nThis is about {name}. {filler}" for name in names)
 
 
-async def test_an_edit_within_the_hour_writes_only_the_entries_that_it_changed(bench: Bench) -> None:
+async def test_an_edit_within_the_same_hour_writes_only_the_changed_entries(bench: Bench) -> None:
     names = ["one", "two", "three", "four", "five", "six"]
     at = datetime(2026, 3, 1, 10, 5, tzinfo=UTC)
 
@@ -229,7 +229,9 @@ async def test_an_edit_within_the_hour_writes_only_the_entries_that_it_changed(b
     await assert_equal(bench.space, [last])
 
 
-async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backfill_waits_while_enough_of_it_is_pending_in_the_stores(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(detecting, "MAX_PENDING_BACKFILL_DOCUMENTS", 2)
     monkeypatch.setattr(detecting, "BACKLOG_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(detecting, "BACKLOG_CHECK_PAUSE_FACTOR", 0)
@@ -254,7 +256,7 @@ async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, m
     assert not await bench.detect.is_backlogged()
 
 
-async def test_a_keyword_worker_paused_between_claim_and_bulk_loses(bench: Bench) -> None:
+async def test_a_keyword_worker_paused_between_claim_and_bulk_does_not_overwrite_a_newer_revision(bench: Bench) -> None:
     old = document(sections("one", "two", "three"), 1)
     new = document(sections("one", "four"), 2)
     await bench.accept(old)
@@ -285,7 +287,7 @@ async def test_a_paused_worker_does_not_resurrect_a_deleted_document(bench: Benc
     await assert_equal(bench.space, [])
 
 
-async def test_a_document_that_changes_while_it_is_embedded_keeps_what_still_holds(bench: Bench) -> None:
+async def test_a_document_changed_during_embedding_does_not_embed_unchanged_chunks_again(bench: Bench) -> None:
     old, new = document(sections("one", "two", "three"), 1), document(sections("one", "two", "four"), 2)
     await bench.accept(old)
 
@@ -299,7 +301,7 @@ async def test_a_document_that_changes_while_it_is_embedded_keeps_what_still_hol
     assert len(bench.embedder.texts) < 2 * chunks
 
 
-async def test_an_index_that_is_ahead_of_the_ledger_is_overtaken(bench: Bench) -> None:
+async def test_the_ledger_overwrites_entries_of_an_index_that_is_ahead(bench: Bench) -> None:
     message = document(sections("one"), 1)
     await bench.accept(message)
     await bench.converge(ID)
@@ -316,7 +318,7 @@ async def test_an_index_that_is_ahead_of_the_ledger_is_overtaken(bench: Bench) -
     await assert_equal(bench.space, [renamed])
 
 
-async def test_chunks_that_can_never_be_embedded_leave_the_rest_searchable(bench: Bench) -> None:
+async def test_refused_chunks_leave_the_rest_of_a_document_searchable(bench: Bench) -> None:
     await bench.accept(document(sections("one", "poison", "three"), 1))
     await bench.converge(ID)
     states = await bench.states(ID)
@@ -331,7 +333,7 @@ async def test_chunks_that_can_never_be_embedded_leave_the_rest_searchable(bench
     assert getattr(bench.recorder.sent[-1], "state", None) == "partial"
 
 
-async def test_while_the_model_is_down_keyword_search_stays_fresh(bench: Bench) -> None:
+async def test_keyword_search_is_updated_while_the_embedding_model_is_down(bench: Bench) -> None:
     message = document(sections("one"), 1)
     await bench.accept(message)
     bench.embedder.down = True
@@ -345,7 +347,7 @@ async def test_while_the_model_is_down_keyword_search_stays_fresh(bench: Bench) 
     await assert_equal(bench.space, [message])
 
 
-async def test_a_revocation_is_told_at_once_and_costs_no_embedding(bench: Bench) -> None:
+async def test_a_revocation_is_announced_at_once_and_embeds_nothing(bench: Bench) -> None:
     message = document(sections("one", "two"), 1)
     await bench.accept(message)
     await bench.converge(ID)
@@ -357,7 +359,7 @@ async def test_a_revocation_is_told_at_once_and_costs_no_embedding(bench: Bench)
     await assert_equal(bench.space, [message.model_copy(update={"acl_tags": ["board"]})])
 
 
-async def test_a_large_document_is_written_in_parts(bench: Bench) -> None:
+async def test_a_document_of_hundreds_of_chunks_is_written_completely(bench: Bench) -> None:
     message = document(sections(*(f"subject-{n}" for n in range(260))), time.time_ns())
     await bench.accept(message)
     await bench.converge(ID)
@@ -368,7 +370,7 @@ def access(*tags: str) -> AccessChanged:
     return AccessChanged(tenant="acme", source="wiki", external_id="a.md", observed_at=now(), acl_tags=list(tags))
 
 
-async def test_a_grant_that_comes_while_a_revocation_is_being_refreshed_is_not_lost(bench: Bench) -> None:
+async def test_a_grant_during_the_refresh_of_a_revocation_is_not_lost(bench: Bench) -> None:
     message = document(sections("one", "two"), 1)
     await bench.accept(message)
     await bench.converge(ID)
@@ -383,7 +385,7 @@ async def test_a_grant_that_comes_while_a_revocation_is_being_refreshed_is_not_l
     await assert_equal(bench.space, [message])
 
 
-async def test_access_that_was_written_and_put_back_before_it_was_confirmed_is_put_back(bench: Bench) -> None:
+async def test_access_restored_before_its_change_was_confirmed_is_written_back(bench: Bench) -> None:
     message = document(sections("one"), 1)
     await bench.accept(message)
     await bench.converge(ID)
@@ -400,7 +402,7 @@ async def test_access_that_was_written_and_put_back_before_it_was_confirmed_is_p
     await assert_equal(bench.space, [message])
 
 
-async def test_a_bulk_that_lands_after_a_delete_was_settled_is_taken_back(bench: Bench) -> None:
+async def test_a_bulk_that_lands_after_a_delete_was_confirmed_is_removed_again(bench: Bench) -> None:
     """A worker whose refresh failed never confirms; its bulk landed after another worker settled the deletion."""
     await bench.accept(document(sections("one", "two"), 1))
 
@@ -427,7 +429,7 @@ async def test_a_bulk_that_lands_after_a_delete_was_settled_is_taken_back(bench:
     await assert_equal(bench.space, [])
 
 
-async def test_vectors_belong_to_their_texts_though_the_document_changes_at_any_moment(
+async def test_each_chunk_keeps_the_vector_of_its_own_text_while_the_document_changes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = document(sections("one", "two", "three"), 1), document(sections("zero", "one", "two", "four"), 2)
@@ -449,7 +451,7 @@ async def test_vectors_belong_to_their_texts_though_the_document_changes_at_any_
         assert values.index(max(values)) == hash(text) % bench.generation.dimensions
 
 
-async def test_hundreds_of_refused_chunks_at_the_front_do_not_stop_the_rest(bench: Bench) -> None:
+async def test_hundreds_of_refused_chunks_do_not_block_the_rest_of_the_document(bench: Bench) -> None:
     await bench.accept(document(sections(*(f"poison-{n}" for n in range(210)), "sound"), 1))
     async with asyncio.timeout(60):
         await bench.converge(ID)
@@ -458,7 +460,7 @@ async def test_hundreds_of_refused_chunks_at_the_front_do_not_stop_the_rest(benc
     assert (await bench.states(ID))["vectors"][0]
 
 
-async def test_a_renamed_document_and_a_row_lost_beside_its_twin_cost_no_embedding(bench: Bench) -> None:
+async def test_a_document_with_text_already_embedded_elsewhere_copies_its_vectors(bench: Bench) -> None:
     old = document(sections("one", "two", "three"), 1)
     await bench.accept(old)
     await bench.converge(ID)
@@ -475,7 +477,7 @@ async def test_a_renamed_document_and_a_row_lost_beside_its_twin_cost_no_embeddi
     assert set(rows) == {(1,)}, "the twin's very vector"
 
 
-async def test_the_question_whether_a_text_was_embedded_is_answered_by_an_index(bench: Bench) -> None:
+async def test_the_lookup_of_already_embedded_texts_uses_an_index(bench: Bench) -> None:
     await bench.accept(*(document(sections(f"topic-{n}"), n + 1) for n in range(2)))
     await bench.converge(ID)
     async with bench.pool.connection() as connection:
@@ -491,7 +493,7 @@ async def test_the_question_whether_a_text_was_embedded_is_answered_by_an_index(
     assert any(f"{bench.generation.chunk_table}_text" in line for (line,) in plan), plan
 
 
-async def test_the_active_index_that_is_gone_does_not_hold_up_the_one_that_replaces_it(bench: Bench) -> None:
+async def test_a_missing_active_index_does_not_delay_the_generation_that_replaces_it(bench: Bench) -> None:
     """The hints of both generations come in one batch of one lane, and nobody else gets through to prove anything."""
     new = replace(bench.generation, name="g2", state="building", keyword_index=f"{bench.generation.keyword_index}-new")
     await create_index(bench.es, new.keyword_index)
@@ -517,7 +519,7 @@ async def test_the_active_index_that_is_gone_does_not_hold_up_the_one_that_repla
     assert attempts.breaker.trouble is None
 
 
-async def test_what_embedding_cost_reaches_the_build_once_and_nothing_is_bought_again(bench: Bench) -> None:
+async def test_embedding_costs_are_charged_to_the_build_once_despite_failures(bench: Bench) -> None:
     """A call that fails in part, then a bill that cannot be written."""
     building = replace(bench.generation, state="building")
     message = document(" ".join(f"Sentence {n} says what it has to." for n in range(200)), 1)

@@ -36,7 +36,7 @@ async def one(pool: Pool) -> int:
 
 
 @pytest.mark.parametrize("use", ["queries", "intake", "stores"])
-async def test_no_connection_is_given_out_until_the_ledger_is_accepted(fenced: Space, use: Use) -> None:
+async def test_the_pool_refuses_connections_until_the_ledgers_identity_is_accepted(fenced: Space, use: Use) -> None:
     told: list[bool] = []
     async with (
         open_pool(fenced.settings.postgres, use, on_fence=told.append) as pool,
@@ -55,7 +55,7 @@ async def test_no_connection_is_given_out_until_the_ledger_is_accepted(fenced: S
     assert told == [True] * 30 + [False]
 
 
-async def test_a_recovery_lets_in_first_the_stores_then_what_writes_the_ledger_then_questions(space: Space) -> None:
+async def test_a_recovery_admits_the_stores_first_then_intake_then_queries(space: Space) -> None:
     async def admitted() -> set[Use]:
         found: set[Use] = set()
         uses: tuple[Use, ...] = ("queries", "intake", "stores")
@@ -75,7 +75,7 @@ async def test_a_recovery_lets_in_first_the_stores_then_what_writes_the_ledger_t
     assert seen == [{"stores"}, {"stores", "intake"}, {"stores", "intake", "queries"}]
 
 
-async def test_connections_besides_the_pool_are_refused_as_well(fenced: Space) -> None:
+async def test_connections_outside_the_pool_are_fenced_too(fenced: Space) -> None:
     with pytest.raises(Fenced):
         async with unlimited(fenced.settings.postgres, "graph"):
             pass
@@ -88,7 +88,9 @@ async def test_connections_besides_the_pool_are_refused_as_well(fenced: Space) -
     assert await fenced.query("SELECT count(*) FROM connectors") == [(0,)]
 
 
-async def test_behind_a_pooler_a_connection_is_looked_at_again(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pooled_connection_is_checked_against_the_fence_again_after_an_interval(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stores, "FENCE_SECONDS", 0.2)
     async with open_pool(space.settings.postgres) as pool:
         assert await one(pool) == 1
@@ -98,7 +100,7 @@ async def test_behind_a_pooler_a_connection_is_looked_at_again(space: Space, mon
             await one(pool)
 
 
-async def test_a_connection_that_was_looked_at_has_no_transaction_open(space: Space) -> None:
+async def test_the_fence_check_leaves_no_transaction_open(space: Space) -> None:
     async with open_pool(space.settings.postgres) as pool:
         connection = await pool.getconn()
         try:
@@ -109,7 +111,7 @@ async def test_a_connection_that_was_looked_at_has_no_transaction_open(space: Sp
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_running_service_refuses_and_answers_again_without_a_restart(world: World, tenant: str) -> None:
+async def test_a_fenced_query_service_answers_503_and_recovers_without_a_restart(world: World, tenant: str) -> None:
     await world.library.put(document("a.md", "The harbour.", tenant=tenant, acl_tags=["user:ann"]))
 
     async def search() -> tuple[int, str]:
@@ -122,7 +124,7 @@ async def test_a_running_service_refuses_and_answers_again_without_a_restart(wor
                 await asyncio.sleep(0.1)
 
     assert await search() == (200, "")
-    await _behind_its_back(world.library, ELSEWHERE)
+    await _execute_without_fence(world.library, ELSEWHERE)
     try:
         await until((503, "ledger-fenced"))
         for path in ("/v1/documents", "/v1/facets"):
@@ -130,10 +132,10 @@ async def test_a_running_service_refuses_and_answers_again_without_a_restart(wor
             assert response.status_code in {404, 405, 503}
             assert "harbour" not in response.text
     finally:
-        await _behind_its_back(world.library, BACK)
+        await _execute_without_fence(world.library, BACK)
     await until((200, ""))
 
 
-async def _behind_its_back(library: Library, statement: str) -> None:
+async def _execute_without_fence(library: Library, statement: str) -> None:
     async with open_pool(library.settings.postgres, "any") as pool, pool.connection() as connection:
         await connection.execute(statement.encode())

@@ -65,7 +65,7 @@ class Keeper:
 
 
 @asynccontextmanager
-async def keeping_(library: Library) -> AsyncIterator[Keeper]:
+async def open_keeper(library: Library) -> AsyncIterator[Keeper]:
     async with unlimited(library.settings.postgres, "test") as connection:
         await connection.execute("SET enable_seqscan = off")
         yield Keeper(library, connection)
@@ -94,7 +94,7 @@ async def nearest(library: Library, scan: vectors.Scan | None = None) -> tuple[l
     return [c.text for c in found], used
 
 
-async def test_what_is_written_is_found_at_once_and_wherever_it_stands(library: Library) -> None:
+async def test_chunks_are_searchable_at_once_inside_and_outside_the_vector_graph(library: Library) -> None:
     await library.put(*pages(60))
     assert await outside(library) == 60
     exact, _ = await nearest(library, "exact")
@@ -108,7 +108,7 @@ async def test_what_is_written_is_found_at_once_and_wherever_it_stands(library: 
         assert found == exact
 
 
-async def test_what_a_walk_hands_over_is_sorted_by_distance_whatever_order_it_claims(library: Library) -> None:
+async def test_results_of_a_graph_scan_are_sorted_by_distance_explicitly(library: Library) -> None:
     await library.put(*pages(60))
     async with library.pool.connection() as connection:
         await graph.move(connection, library.generation, limit=60)
@@ -126,7 +126,7 @@ async def test_what_a_walk_hands_over_is_sorted_by_distance_whatever_order_it_cl
     assert "Merge Append" not in plan
 
 
-async def test_no_search_misses_a_row_that_is_on_its_way_or_finds_it_twice(library: Library) -> None:
+async def test_a_search_finds_rows_that_move_into_the_graph_exactly_once(library: Library) -> None:
     await library.put(*pages(29))
     exact, _ = await nearest(library, "exact")
     stop = asyncio.Event()
@@ -148,9 +148,9 @@ async def test_no_search_misses_a_row_that_is_on_its_way_or_finds_it_twice(libra
     assert await moving > 60
 
 
-async def test_rows_are_let_in_and_counted(library: Library) -> None:
+async def test_waiting_rows_are_moved_into_the_graph_and_counted(library: Library) -> None:
     await library.put(*pages(40))
-    async with keeping_(library) as keeper:
+    async with open_keeper(library) as keeper:
         assert await keeper.turn()
         waiting = keeper.metrics.registry.get_sample_value("penstock_front_rows", {"generation": "g1"})
         assert waiting == 40
@@ -160,16 +160,16 @@ async def test_rows_are_let_in_and_counted(library: Library) -> None:
     assert await outside(library) == 0
 
 
-async def test_a_row_that_a_sink_holds_is_passed_over(library: Library) -> None:
+async def test_a_row_locked_by_a_sink_is_skipped(library: Library) -> None:
     await library.put(*pages(5))
     async with library.pool.connection() as sink, sink.transaction():
         await sink.execute("SELECT FROM chunks_g1 WHERE text LIKE '%page 3 %' FOR UPDATE")
-        async with keeping_(library) as keeper:
+        async with open_keeper(library) as keeper:
             await asyncio.wait_for(keeper.rest(), 20)
         assert await outside(library) == 1
 
 
-async def test_a_backfill_writes_into_the_graph_when_as_many_wait_as_a_query_can_read(
+async def test_backfill_writes_into_the_graph_once_too_many_rows_wait_outside(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph, "FRONT_ROWS", 10)
@@ -185,7 +185,7 @@ async def test_a_backfill_writes_into_the_graph_when_as_many_wait_as_a_query_can
     assert await outside(library) == 13, "a live change never waits for the graph"
 
 
-async def test_a_backfill_does_not_write_into_a_graph_that_is_being_built_but_for_too_many(
+async def test_backfill_writes_outside_the_graph_only_while_it_is_being_built_and_few_rows_wait(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph, "FRONT_ROWS", 1)
@@ -201,7 +201,7 @@ async def test_a_backfill_does_not_write_into_a_graph_that_is_being_built_but_fo
             assert await graph.writes_outside(connection, library.generation, {"backfill"}) == lanes
 
 
-async def test_beside_other_work_a_graph_is_built_by_one_process(library: Library) -> None:
+async def test_a_graph_is_built_by_one_process_during_other_work_and_by_more_otherwise(library: Library) -> None:
     await library.put(*pages(3))
     async with unlimited(library.settings.postgres, "test") as connection:
         for alone, processes in ((True, "0"), (False, "2")):
@@ -210,12 +210,12 @@ async def test_beside_other_work_a_graph_is_built_by_one_process(library: Librar
             assert await cursor.fetchone() == (processes,)
 
 
-async def test_while_a_live_change_is_late_and_a_little_longer_nothing_moves(
+async def test_no_rows_move_into_the_graph_while_a_live_change_is_late_and_shortly_after(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await library.put(*pages(10))
     [late] = await library.accept(*pages(1, first=50))
-    async with keeping_(library) as keeper:
+    async with open_keeper(library) as keeper:
         for seconds, lane, moves in ((4, "live", False), (4, "backfill", True)):
             await library.execute("UPDATE chunks_g1 SET in_graph = false")
             await library.execute("UPDATE documents SET lane = %s WHERE id = %s", lane, late)
@@ -237,7 +237,7 @@ async def test_while_a_live_change_is_late_and_a_little_longer_nothing_moves(
         assert await keeper.turn()
 
 
-async def test_a_first_load_is_searched_without_a_graph_which_is_built_when_it_has_settled(
+async def test_a_first_load_is_searched_exactly_until_its_graph_is_built(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (deciding, keeping):
@@ -245,7 +245,7 @@ async def test_a_first_load_is_searched_without_a_graph_which_is_built_when_it_h
     monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
     await library.put(*pages(20))
     exact, _ = await nearest(library, "exact")
-    async with keeping_(library) as keeper:
+    async with open_keeper(library) as keeper:
         assert await keeper.turn()
         assert await names(library) == {}, "it is dropped: building it anew is cheaper than letting all of them in"
         assert (await nearest(library)) == (exact, "exact")
@@ -266,14 +266,14 @@ async def test_a_first_load_is_searched_without_a_graph_which_is_built_when_it_h
     assert (await nearest(library)) == (exact, "graph")
 
 
-async def test_an_older_versions_graph_serves_until_its_successor_is_there(library: Library) -> None:
+async def test_an_older_versions_graph_is_used_until_its_successor_is_ready(library: Library) -> None:
     await library.execute("DROP INDEX chunks_g1_hnsw, chunks_g1_waiting")
     await library.execute(OLDER)
     await library.put(*pages(40))
     assert await outside(library) == 0, "every row is in it"
     exact, _ = await nearest(library, "exact")
     steps = []
-    async with keeping_(library) as keeper:
+    async with open_keeper(library) as keeper:
         for _ in range(10):
             found, used = await nearest(library)
             assert found == exact
@@ -290,7 +290,7 @@ async def test_an_older_versions_graph_serves_until_its_successor_is_there(libra
 
 
 @pytest.mark.parametrize("name", ["chunks_g1_hnsw", "chunks_g1_hnsw_new"])
-async def test_what_a_killed_build_left_is_removed_and_made_again(
+async def test_a_graph_left_invalid_by_a_killed_build_is_dropped_and_rebuilt(
     library: Library, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
@@ -303,7 +303,7 @@ async def test_what_a_killed_build_left_is_removed_and_made_again(
     await library.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass", name)
     exact, _ = await nearest(library, "exact")
     assert (await nearest(library))[0] == exact
-    async with keeping_(library) as keeper:
+    async with open_keeper(library) as keeper:
         await keeper.rest()
         await keeper.rest()
     assert [(g.name, g.valid, g.partial) for g in (await names(library)).values()] == [("chunks_g1_hnsw", True, True)]
@@ -311,8 +311,8 @@ async def test_what_a_killed_build_left_is_removed_and_made_again(
     assert await nearest(library) == (exact, "graph")
 
 
-async def test_one_worker_at_a_time_keeps_the_graphs(library: Library) -> None:
-    async with keeping_(library) as first, keeping_(library) as second:
+async def test_one_worker_at_a_time_maintains_the_graphs(library: Library) -> None:
+    async with open_keeper(library) as first, open_keeper(library) as second:
         mine = asyncio.create_task(first.keeper._hold(first.connection))
         await library.put(*pages(10))
         while await outside(library):
@@ -323,7 +323,9 @@ async def test_one_worker_at_a_time_keeps_the_graphs(library: Library) -> None:
         await asyncio.gather(mine, return_exceptions=True)
 
 
-async def test_both_halves_are_found_by_their_index_whatever_the_statistics_say(library: Library) -> None:
+async def test_rows_inside_and_outside_the_graph_are_read_by_index_whatever_the_statistics_say(
+    library: Library,
+) -> None:
     await library.put(*pages(30))
     await library.execute(
         "INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding, in_graph)"
@@ -346,7 +348,7 @@ async def test_both_halves_are_found_by_their_index_whatever_the_statistics_say(
     assert "Seq Scan" not in plan
 
 
-async def test_a_table_that_an_older_version_made_is_completed_by_migrate(library: Library) -> None:
+async def test_migrate_completes_a_chunk_table_made_by_an_older_version(library: Library) -> None:
     await library.execute("ALTER TABLE chunks_g1 DROP COLUMN in_graph")
     with pytest.raises(UndefinedColumn):
         await library.execute("SELECT in_graph FROM chunks_g1")

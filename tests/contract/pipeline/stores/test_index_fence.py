@@ -67,7 +67,7 @@ async def search(audited: Audited, mode: Any = "hybrid") -> SearchResults:
     return await asked.search("length", caller, mode=mode, top=50)
 
 
-def shown(found: SearchResults) -> set[str]:
+def result_ids(found: SearchResults) -> set[str]:
     return {result.passage.external_id for result in found.results}
 
 
@@ -161,13 +161,13 @@ async def prepared(audited: Audited, incident: Remade) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("incident", [Remade(), Restored(), RestoredOver()], ids=lambda one: type(one).__name__)
-async def test_an_index_that_was_replaced_is_not_searched_until_it_is_right_again(
+async def test_a_replaced_index_is_not_searched_until_it_matches_the_ledger_again(
     audited: Audited, incident: Remade
 ) -> None:
     guard = guard_of(audited)
     async with prepared(audited, incident):
         assert await guard.look() == []
-        before = shown(await search(audited, mode="keyword"))
+        before = result_ids(await search(audited, mode="keyword"))
         assert before == {"same", "edited", "narrowed", "on-its-way", "new"}
         embedded = len(audited.embedder.texts)
         await incident.happens(audited)
@@ -184,7 +184,7 @@ async def test_an_index_that_was_replaced_is_not_searched_until_it_is_right_agai
         await audited.waking.rest()
 
         assert await change_of(audited) is None
-        assert shown(await search(audited, mode="keyword")) == before
+        assert result_ids(await search(audited, mode="keyword")) == before
         assert not (await search(audited)).degraded
         assert len(audited.embedder.texts) == embedded + 1, "nothing but the edit that was on its way"
         for name in ("revoked", "deleted"):
@@ -197,7 +197,7 @@ async def test_an_index_that_was_replaced_is_not_searched_until_it_is_right_agai
     assert counted("penstock_keyword_index_fenced") == 0
 
 
-async def test_an_index_that_is_made_anew_while_everything_goes_on_is_filled_again(audited: Audited) -> None:
+async def test_an_index_recreated_during_writes_is_filled_again(audited: Audited) -> None:
     library, stop = audited.library, asyncio.Event()
     await library.put(*(document(f"old{n}", text(f"old{n}")) for n in range(20)))
     guard = asyncio.create_task(guard_of(audited).run())
@@ -230,10 +230,10 @@ async def test_an_index_that_is_made_anew_while_everything_goes_on_is_filled_aga
     await audited.waking.rest()
     await cancel_and_wait([guard])
     assert (await audited.audit())[1] == set()
-    assert shown(await search(audited, mode="keyword")) == {f"old{n}" for n in range(20)}
+    assert result_ids(await search(audited, mode="keyword")) == {f"old{n}" for n in range(20)}
 
 
-async def test_a_second_change_while_the_first_is_compared_begins_it_again(audited: Audited) -> None:
+async def test_a_second_index_change_restarts_the_comparison(audited: Audited) -> None:
     await audited.library.put(*(document(f"d{n}", text(f"d{n}")) for n in range(5)))
     guard = guard_of(audited)
     await guard.look()
@@ -252,7 +252,7 @@ async def test_a_second_change_while_the_first_is_compared_begins_it_again(audit
     assert (await audited.audit())[1] == set()
 
 
-async def test_it_is_not_searched_before_what_it_lacked_has_been_written(audited: Audited) -> None:
+async def test_a_fenced_index_is_not_searched_before_its_missing_entries_are_written(audited: Audited) -> None:
     await audited.library.put(document("d", text("d")))
     guard = guard_of(audited)
     await guard.look()
@@ -263,10 +263,10 @@ async def test_it_is_not_searched_before_what_it_lacked_has_been_written(audited
         await search(audited, mode="keyword")
     await audited.library.converge(*audited.waking.hinted)
     assert await guard.finish(30)
-    assert shown(await search(audited, mode="keyword")) == {"d"}
+    assert result_ids(await search(audited, mode="keyword")) == {"d"}
 
 
-async def test_a_shard_that_lost_operations_is_noticed(audited: Audited) -> None:
+async def test_a_shard_that_lost_operations_is_detected(audited: Audited) -> None:
     """As when the disk of a node was set back. (Here the ledger is told of operations that never were.)"""
     await audited.library.put(document("d", text("d")))
     guard = guard_of(audited)
@@ -283,7 +283,7 @@ async def test_a_shard_that_lost_operations_is_noticed(audited: Audited) -> None
     assert (await audited.audit())[1] == set()
 
 
-async def test_ordinary_work_on_an_index_is_no_change(audited: Audited) -> None:
+async def test_routine_index_maintenance_is_not_reported_as_a_change(audited: Audited) -> None:
     es, index = audited.library.es, audited.index
     guard = guard_of(audited)
     await audited.library.put(document("d", text("d")))
@@ -297,7 +297,7 @@ async def test_ordinary_work_on_an_index_is_no_change(audited: Audited) -> None:
     assert await change_of(audited) is None
 
 
-async def test_an_index_that_is_away_does_not_hold_up_another_one(audited: Audited) -> None:
+async def test_an_unavailable_index_does_not_delay_the_comparison_of_another(audited: Audited) -> None:
     library = audited.library
     await library.put(document("d", text("d")))
     guard = guard_of(audited)
@@ -318,11 +318,11 @@ async def test_an_index_that_is_away_does_not_hold_up_another_one(audited: Audit
     with pytest.raises(Misconfigured, match="a-that-is-away"):
         await guard.finish(30)
     await audited.waking.rest()
-    assert shown(await search(audited, mode="keyword")) == {"d"}
+    assert result_ids(await search(audited, mode="keyword")) == {"d"}
     assert await Keywords(library.es).count(audited.index) == len(await entries(audited, "d")), "no stranger is left"
 
 
-async def test_a_worker_that_repairs_nothing_still_says_so(audited: Audited) -> None:
+async def test_a_worker_without_repair_reports_a_fenced_index(audited: Audited) -> None:
     await audited.library.put(document("d", text("d")))
     looking = guard_of(audited)
     looking._repairs = False
@@ -342,15 +342,15 @@ async def test_a_worker_that_repairs_nothing_still_says_so(audited: Audited) -> 
     assert "0% compared: it is not searched until then" in line
 
 
-async def test_an_index_that_nobody_has_looked_at_yet_is_searched(audited: Audited) -> None:
+async def test_an_index_without_a_recorded_state_is_searched(audited: Audited) -> None:
     await audited.library.put(document("d", text("d")))
-    assert shown(await search(audited, mode="keyword")) == {"d"}
+    assert result_ids(await search(audited, mode="keyword")) == {"d"}
     async with audited.library.pool.connection() as connection:
         assert await index_fence.load(connection, audited.index) is None
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_running_service_answers_without_keywords_and_says_why(
+async def test_the_query_service_answers_without_a_fenced_keyword_index_and_says_why(
     world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offers, "INDEX_CHECK_SECONDS", 0.0)

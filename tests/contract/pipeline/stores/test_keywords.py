@@ -99,13 +99,13 @@ async def found(es: AsyncElasticsearch, index: str, query: Mapping[str, object])
 # --- the index ------------------------------------------------------------------------------------------------------
 
 
-async def test_creating_the_index_again_changes_nothing(es: AsyncElasticsearch, index: str) -> None:
+async def test_creating_the_keyword_index_again_changes_nothing(es: AsyncElasticsearch, index: str) -> None:
     before = (await es.indices.get(index=index)).body
     await asyncio.gather(*(es_store.create_index(es, index) for _ in range(3)))
     assert (await es.indices.get(index=index)).body == before
 
 
-async def test_two_processes_may_create_the_index_at_once(es: AsyncElasticsearch) -> None:
+async def test_concurrent_creation_of_the_index_succeeds(es: AsyncElasticsearch) -> None:
     name = f"chunks-test-{uuid4().hex[:12]}"
     await asyncio.gather(*(es_store.create_index(es, name) for _ in range(4)))
     assert await es.indices.exists(index=name)
@@ -114,7 +114,7 @@ async def test_two_processes_may_create_the_index_at_once(es: AsyncElasticsearch
     await es.indices.delete_index_template(name=name)
 
 
-async def test_an_index_of_another_mapping_is_refused_by_name(es: AsyncElasticsearch) -> None:
+async def test_an_index_with_another_mapping_is_misconfigured(es: AsyncElasticsearch) -> None:
     name = f"chunks-test-{uuid4().hex[:12]}"
     await es.indices.create(index=name, mappings={"properties": {"text": {"type": "keyword"}, "own": {"type": "long"}}})
     with pytest.raises(Misconfigured, match=rf"{name} was made otherwise") as raised:
@@ -124,7 +124,7 @@ async def test_an_index_of_another_mapping_is_refused_by_name(es: AsyncElasticse
     await es.indices.delete_index_template(name=name)
 
 
-async def test_tuning_a_live_index(es: AsyncElasticsearch, index: str) -> None:
+async def test_a_live_index_can_be_tuned(es: AsyncElasticsearch, index: str) -> None:
     await es_store.tune_index(es, index, replicas=0, refresh_interval="-1")
     settings = (await es.indices.get_settings(index=index))[index]["settings"]["index"]
     assert (settings["refresh_interval"], settings["translog"]["durability"]) == ("-1", "request")
@@ -134,7 +134,9 @@ async def test_tuning_a_live_index(es: AsyncElasticsearch, index: str) -> None:
 # --- searching what was written -------------------------------------------------------------------------------------
 
 
-async def test_english_is_stemmed_and_exact_is_not(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
+async def test_english_text_is_stemmed_and_the_exact_field_is_not(
+    es: AsyncElasticsearch, index: str, store: Keywords
+) -> None:
     a, b = uuid4(), uuid4()
     writes = [
         Write(index, a, 1, entry("The runners were running, see PROJ-4821.", title="Connections")),
@@ -149,7 +151,7 @@ async def test_english_is_stemmed_and_exact_is_not(es: AsyncElasticsearch, index
     assert await found(es, index, {"term": {"title.raw": "Connections"}}) == {str(a)}
 
 
-async def test_bm25_has_the_agreed_parameters(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
+async def test_bm25_uses_the_configured_parameters(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
     chunk = uuid4()
     await store.apply([Write(index, chunk, 1, entry("turbine water"))])
     await store.refreshed(index)
@@ -160,7 +162,9 @@ async def test_bm25_has_the_agreed_parameters(es: AsyncElasticsearch, index: str
         assert "'value': 0.75, 'description': 'b" in explained
 
 
-async def test_all_required_tags_are_needed(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
+async def test_an_entry_is_matched_only_with_all_required_tags(
+    es: AsyncElasticsearch, index: str, store: Keywords
+) -> None:
     free, bound, broken = uuid4(), uuid4(), uuid4()
     await store.apply(
         [
@@ -182,7 +186,7 @@ async def test_all_required_tags_are_needed(es: AsyncElasticsearch, index: str, 
 # --- versions -------------------------------------------------------------------------------------------------------
 
 
-async def test_the_same_version_passes_and_an_older_one_loses(index: str, store: Keywords) -> None:
+async def test_a_write_of_the_same_version_succeeds_and_an_older_one_is_stale(index: str, store: Keywords) -> None:
     chunk = uuid4()
     assert await store.apply([Write(index, chunk, 7, entry("first"))]) == [WRITTEN]
     assert await store.apply([Write(index, chunk, 7, entry("retried"))]) == [WRITTEN]
@@ -193,7 +197,7 @@ async def test_the_same_version_passes_and_an_older_one_loses(index: str, store:
     assert (stands[0], stands[1]["text"]) == (7, "retried")
 
 
-async def test_a_late_write_loses_to_a_delete(index: str, store: Keywords) -> None:
+async def test_a_write_older_than_a_delete_is_stale(index: str, store: Keywords) -> None:
     chunk = uuid4()
     await store.apply([Write(index, chunk, 3, entry("old"))])
     assert await store.apply([Write(index, chunk, 5, None)]) == [WRITTEN]
@@ -202,7 +206,7 @@ async def test_a_late_write_loses_to_a_delete(index: str, store: Keywords) -> No
     assert await store.apply([Write(index, chunk, 5, None)]) == [WRITTEN]  # a repeat
 
 
-async def test_deleting_what_was_never_there_is_done_and_remembered(index: str, store: Keywords) -> None:
+async def test_deleting_a_missing_entry_succeeds_and_makes_older_writes_stale(index: str, store: Keywords) -> None:
     chunk = uuid4()
     assert await store.apply([Write(index, chunk, 9, None)]) == [WRITTEN]
     assert await store.apply([Write(index, chunk, 8, entry("late"))]) == [Outcome("stale", newer_version=9)]
@@ -220,7 +224,7 @@ async def test_one_call_may_hold_several_writes_of_one_chunk(index: str, store: 
 # --- faults ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_refused_entry_harms_only_itself_and_is_not_quoted(index: str, store: Keywords) -> None:
+async def test_a_refused_entry_does_not_affect_others_and_is_not_quoted(index: str, store: Keywords) -> None:
     writes = [
         Write(index, uuid4(), 1, entry("good")),
         Write(index, uuid4(), 1, entry("x", surprise=CANARY)),
@@ -237,7 +241,9 @@ async def test_a_refused_entry_harms_only_itself_and_is_not_quoted(index: str, s
     assert all(len(outcome.reason) < 250 for outcome in outcomes)
 
 
-async def test_metadata_of_any_legal_kind_is_kept(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
+async def test_metadata_with_unusual_names_and_long_values_is_accepted(
+    es: AsyncElasticsearch, index: str, store: Keywords
+) -> None:
     """Names with dots or odd signs, and values longer than Lucene takes, harm nothing."""
     values = {"short": "yes", "list": [1, 2.5, True], "null": None, "long": "ß" * 40_000, "한" * 200: "한" * 8_000}
     names = {"a": 1, "a.b": 2, "a..c": 3, ".": 4, "..": 5, " ": 6, "a.": 7, ".a": 8, "_id": 9, "🏖": "🏖" * 8_000}
@@ -250,7 +256,7 @@ async def test_metadata_of_any_legal_kind_is_kept(es: AsyncElasticsearch, index:
     assert await found(es, index, {"term": {"metadata.a.b": "2"}}) == {str(chunks[1])}
 
 
-async def test_the_longest_fields_that_the_wire_lets_through_are_taken(index: str, store: Keywords) -> None:
+async def test_the_longest_fields_allowed_on_the_wire_are_accepted(index: str, store: Keywords) -> None:
     longest = entry(
         "x",
         external_id="한" * 2_000,
@@ -285,7 +291,7 @@ async def test_a_dropped_index_stays_dropped(
         await es.cluster.put_settings(transient={"action.auto_create_index": None})
 
 
-async def test_a_request_that_is_too_large_is_cut(
+async def test_a_bulk_request_rejected_as_too_large_is_split(
     proxy: Proxy, behind_proxy: Keywords, index: str, store: Keywords
 ) -> None:
     """Proxies take less than Elasticsearch does (nginx: 1 MB unless told otherwise)."""
@@ -299,7 +305,9 @@ async def test_a_request_that_is_too_large_is_cut(
     assert await store.count(index) == 10
 
 
-async def test_requests_stay_within_their_bounds(proxy: Proxy, behind_proxy: Keywords, index: str) -> None:
+async def test_bulk_requests_stay_within_their_size_and_operation_limits(
+    proxy: Proxy, behind_proxy: Keywords, index: str
+) -> None:
     large = [Write(index, uuid4(), 1, entry("ü " * 130_000)) for _ in range(4)]
     small = [Write(index, uuid4(), 1, None) for _ in range(1_500)]
     assert await behind_proxy.apply([*large, *small]) == [WRITTEN] * 1_504
@@ -309,7 +317,7 @@ async def test_requests_stay_within_their_bounds(proxy: Proxy, behind_proxy: Key
     assert operations == [2, 1_000, 502]
 
 
-async def test_only_the_items_put_off_are_sent_again(
+async def test_only_throttled_bulk_items_are_sent_again(
     proxy: Proxy, behind_proxy: Keywords, index: str, store: Keywords
 ) -> None:
     proxy.put_off = 8
@@ -331,7 +339,7 @@ async def test_a_server_that_stays_overloaded_is_retryable(proxy: Proxy, behind_
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-async def test_an_overloaded_server_is_asked_again(
+async def test_an_overloaded_server_is_retried_and_then_retryable(
     proxy: Proxy, behind_proxy: Keywords, index: str, status: int
 ) -> None:
     proxy.fault = lambda path, body: api_error(status, "busy") if len(proxy.requests) == 1 else None
@@ -341,7 +349,7 @@ async def test_an_overloaded_server_is_asked_again(
         await behind_proxy.apply([Write(index, uuid4(), 1, entry("x"))])
 
 
-async def test_a_server_may_say_how_long_to_wait(proxy: Proxy, behind_proxy: Keywords, index: str) -> None:
+async def test_a_retry_after_header_is_passed_to_the_caller(proxy: Proxy, behind_proxy: Keywords, index: str) -> None:
     proxy.fault = lambda path, body: answer(429, {"error": {"type": "busy"}}, **{"retry-after": "60"})
     with pytest.raises(Retryable) as raised:
         await behind_proxy.apply([Write(index, uuid4(), 1, entry("x"))])
@@ -364,7 +372,7 @@ async def test_a_server_may_say_how_long_to_wait(proxy: Proxy, behind_proxy: Key
         ),
     ],
 )
-async def test_other_answers(
+async def test_error_responses_are_classified_and_not_quoted(
     proxy: Proxy, behind_proxy: Keywords, index: str, reply: Callable[[], web.Response], kind: type[Exception]
 ) -> None:
     proxy.fault = lambda path, body: reply()
@@ -374,7 +382,7 @@ async def test_other_answers(
     assert "\n" not in str(raised.value)
 
 
-async def test_no_server_is_retryable() -> None:
+async def test_an_unreachable_server_is_retryable() -> None:
     store = Keywords(es_store.connect(ElasticsearchSettings(url="http://127.0.0.1:9")))
     with pytest.raises(Retryable, match="cannot be reached"):
         await store.apply([Write("chunks-none", uuid4(), 1, None)])
@@ -383,7 +391,9 @@ async def test_no_server_is_retryable() -> None:
     await store.aclose()
 
 
-async def test_a_missing_primary_is_no_refresh(es: AsyncElasticsearch, proxy: Proxy, behind_proxy: Keywords) -> None:
+async def test_a_refresh_without_all_primary_shards_is_retryable(
+    es: AsyncElasticsearch, proxy: Proxy, behind_proxy: Keywords
+) -> None:
     """Elasticsearch answers the refresh of a missing shard, after a minute (not waited for here), as this proxy does:
     200, nothing failed. What was written is not found then."""
     name = f"chunks-test-{uuid4().hex[:12]}"
@@ -396,7 +406,7 @@ async def test_a_missing_primary_is_no_refresh(es: AsyncElasticsearch, proxy: Pr
     await es_store.drop_index(es, name)
 
 
-async def test_a_failed_refresh_is_retryable_for_all_who_wait(proxy: Proxy, behind_proxy: Keywords, index: str) -> None:
+async def test_a_failed_refresh_is_retryable_for_all_waiters(proxy: Proxy, behind_proxy: Keywords, index: str) -> None:
     proxy.fault = lambda path, body: answer(200, {"_shards": {"total": 2, "successful": 1, "failed": 1}})
     done = await asyncio.gather(*(behind_proxy.refreshed(index) for _ in range(3)), return_exceptions=True)
     assert [type(result) for result in done] == [Retryable] * 3
@@ -412,7 +422,7 @@ async def refreshes(es: AsyncElasticsearch, index: str) -> int:
     return int(stats["_all"]["primaries"]["refresh"]["external_total"])
 
 
-async def test_many_waiters_share_refreshes(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
+async def test_concurrent_waiters_share_refreshes(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
     await es_store.tune_index(es, index, replicas=0, refresh_interval="-1")
     before = await refreshes(es, index)
     clock = asyncio.get_running_loop()
@@ -430,7 +440,7 @@ async def test_many_waiters_share_refreshes(es: AsyncElasticsearch, index: str, 
     assert 1 <= await refreshes(es, index) - before <= most
 
 
-async def test_after_a_pause_a_few_refreshes_follow_at_once_and_no_more(es: AsyncElasticsearch, index: str) -> None:
+async def test_after_a_pause_only_a_few_refreshes_run_without_delay(es: AsyncElasticsearch, index: str) -> None:
     clock = asyncio.get_running_loop()
     refresher = Refresher(es, index, interval_seconds=5.0)
     began = clock.time()
@@ -441,7 +451,7 @@ async def test_after_a_pause_a_few_refreshes_follow_at_once_and_no_more(es: Asyn
     assert clock.time() - began >= 5
 
 
-async def test_a_patient_waiter_waits_for_those_who_write_unless_somebody_else_is_in_a_hurry(
+async def test_a_patient_waiter_joins_a_later_refresh_unless_another_waiter_needs_one_sooner(
     es: AsyncElasticsearch, index: str
 ) -> None:
     await es_store.tune_index(es, index, replicas=0, refresh_interval="-1")
@@ -462,7 +472,9 @@ async def test_a_patient_waiter_waits_for_those_who_write_unless_somebody_else_i
 
 
 @pytest.mark.parametrize("how", ["come to wait", "leave"])
-async def test_patience_ends_when_all_who_write(es: AsyncElasticsearch, index: str, how: str) -> None:
+async def test_a_patient_waiter_is_served_once_no_other_writer_is_left(
+    es: AsyncElasticsearch, index: str, how: str
+) -> None:
     clock = asyncio.get_running_loop()
     refresher = Refresher(es, index, interval_seconds=5.0)
     await refresher.refreshed()
@@ -482,7 +494,7 @@ async def test_patience_ends_when_all_who_write(es: AsyncElasticsearch, index: s
     assert clock.time() - began < 5, "nobody could have joined: it would be ten"
 
 
-async def test_a_waiter_who_leaves_takes_nobody_along(index: str, store: Keywords) -> None:
+async def test_a_cancelled_waiter_does_not_cancel_the_others(index: str, store: Keywords) -> None:
     waiters = [asyncio.create_task(store.refreshed(index)) for _ in range(3)]
     await asyncio.sleep(0)
     waiters[0].cancel()
@@ -491,7 +503,9 @@ async def test_a_waiter_who_leaves_takes_nobody_along(index: str, store: Keyword
     assert done[1:] == [None, None]
 
 
-async def test_closing_ends_the_waiting(elasticsearch_settings: ElasticsearchSettings, index: str) -> None:
+async def test_closing_the_store_ends_waiting_for_a_refresh(
+    elasticsearch_settings: ElasticsearchSettings, index: str
+) -> None:
     store = Keywords(es_store.connect(elasticsearch_settings))
     await store.refreshed(index)
     with store.writing(index), store.writing(index):
@@ -502,7 +516,7 @@ async def test_closing_ends_the_waiting(elasticsearch_settings: ElasticsearchSet
             await waiter
 
 
-async def test_few_requests_of_a_backfill_are_under_way_at_once_and_nothing_waits_for_them(
+async def test_backfill_bulks_are_limited_in_number_and_do_not_delay_live_ones(
     index: str, store: Keywords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bulk, under_way, go_on = store._bulk, 0, asyncio.Event()
@@ -561,7 +575,7 @@ async def sent_until_done(store: Keywords, writes: list[Write]) -> list[Outcome]
     raise TimeoutError("the server did not come back")
 
 
-async def test_a_server_that_hangs_is_waited_for(
+async def test_a_hanging_server_is_retryable_and_the_repeated_write_succeeds(
     stack: Stack, elasticsearch_settings: ElasticsearchSettings, index: str
 ) -> None:
     """Paused, the server neither answers nor refuses. The caller sends all again, and nothing was harmed."""
@@ -583,7 +597,7 @@ async def test_a_server_that_hangs_is_waited_for(
     await store.aclose()
 
 
-async def test_a_server_that_is_killed_loses_nothing_acknowledged(stack: Stack, index: str, store: Keywords) -> None:
+async def test_a_killed_server_loses_no_acknowledged_write(stack: Stack, index: str, store: Keywords) -> None:
     before = [Write(index, uuid4(), 5, entry("x")) for _ in range(500)]
     gone = uuid4()
     await store.apply([*before, Write(index, gone, 9, None)])

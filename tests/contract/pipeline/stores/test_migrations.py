@@ -52,7 +52,7 @@ async def columns(settings: PostgresSettings) -> set[object]:
     return {name for (name,) in rows}
 
 
-async def test_a_database_that_lacks_a_migration_is_refused_until_it_was_run(
+async def test_a_database_that_lacks_a_migration_is_rejected_until_it_is_migrated(
     database: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Misconfigured, match=r"lacks migration 0001_ledger: run `penstock migrate`"):
@@ -67,7 +67,7 @@ async def test_a_database_that_lacks_a_migration_is_refused_until_it_was_run(
     assert await migrate(database) == []
 
 
-async def test_a_version_works_on_what_a_newer_one_added_and_not_where_it_took_something_away(
+async def test_a_version_works_with_newer_additive_migrations_and_not_with_destructive_ones(
     database: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This version is the older one here: only ``newer`` knows of the next migrations."""
@@ -89,7 +89,7 @@ async def test_a_version_works_on_what_a_newer_one_added_and_not_where_it_took_s
         await require_migrated(database)
 
 
-async def test_a_database_that_was_migrated_before_needs_were_written_down_is_understood(
+async def test_a_database_without_the_needs_column_of_migrations_is_supported(
     database: PostgresSettings,
 ) -> None:
     await migrate(database)
@@ -99,7 +99,7 @@ async def test_a_database_that_was_migrated_before_needs_were_written_down_is_un
     await require_migrated(database)
 
 
-async def test_a_migration_that_waits_for_a_table_holds_up_nobody_behind_it(
+async def test_a_migration_waiting_for_a_table_lock_does_not_block_other_queries(
     database: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(database)
@@ -119,7 +119,7 @@ async def test_a_migration_that_waits_for_a_table_holds_up_nobody_behind_it(
     assert "next_tier" in await columns(database)
 
 
-async def test_a_backup_holds_up_no_migrate_that_has_nothing_to_do(database: PostgresSettings) -> None:
+async def test_a_backup_does_not_block_a_migrate_with_nothing_to_do(database: PostgresSettings) -> None:
     await migrate(database)
     async with await psycopg.AsyncConnection.connect(database.dsn.get_secret_value()) as backup:
         await backup.execute("LOCK TABLE schema_migrations IN ACCESS SHARE MODE")  # as pg_dump does, to its very end
@@ -127,7 +127,7 @@ async def test_a_backup_holds_up_no_migrate_that_has_nothing_to_do(database: Pos
             assert await migrate(database) == []
 
 
-async def test_a_backup_holds_up_nobody_behind_a_migrate_that_adds_the_column(
+async def test_a_migrate_blocked_by_a_backup_gives_up_and_succeeds_later(
     database: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(database)
@@ -143,7 +143,7 @@ async def test_a_backup_holds_up_nobody_behind_a_migrate_that_adds_the_column(
     await require_migrated(database)
 
 
-async def test_a_migration_that_gets_no_lock_gives_up_and_has_changed_nothing(
+async def test_a_migration_that_gets_no_lock_gives_up_without_changes(
     database: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(database)

@@ -16,7 +16,7 @@ from tests.support.space import Space
 CONNECTIONS = 6
 
 
-async def test_after_the_first_dead_connection_no_other_is_given_out(stack: Stack, tmp_path: Path) -> None:
+async def test_after_one_dead_connection_the_pool_gives_out_no_other_dead_one(stack: Stack, tmp_path: Path) -> None:
     """Found by the fault suite: each dead connection of a pool cost a breaker's trial, and and
     work stood still for two minutes after a cut of half a second."""
     async with Space.create(stack, tmp_path) as space, open_pool(space.settings.postgres) as pool:
@@ -37,7 +37,7 @@ async def test_after_the_first_dead_connection_no_other_is_given_out(stack: Stac
                 await connection.execute("SELECT 1")
 
 
-async def test_the_server_gives_up_a_client_that_vanished_after_half_a_minute(stack: Stack, tmp_path: Path) -> None:
+async def test_tcp_keepalives_end_a_vanished_client_after_half_a_minute(stack: Stack, tmp_path: Path) -> None:
     """Found in review: a machine that vanished held the canaries' lock, and the sweeper's, for two hours."""
     async with (
         Space.create(stack, tmp_path) as space,

@@ -53,7 +53,7 @@ async def shown(library: Library, view: str = "documents", column: str = "extern
 # The role
 
 
-async def test_a_member_of_the_role_reads_the_contract_and_nothing_else(library: Library) -> None:
+async def test_the_reader_role_reads_the_published_views_and_nothing_else(library: Library) -> None:
     await library.put(document("role.md", "Text of the harbour."))
     rows = await library.execute(
         "SELECT c.oid::regclass::text, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -81,7 +81,7 @@ async def test_a_member_of_the_role_reads_the_contract_and_nothing_else(library:
                 await team.execute(statement.encode())
 
 
-async def test_nobody_but_the_role_may_call_the_functions(library: Library) -> None:
+async def test_only_the_reader_role_may_call_the_functions(library: Library) -> None:
     name = f"passer_{secrets.token_hex(4)}"
     await library.execute(f"CREATE ROLE {name}")
     try:
@@ -96,7 +96,7 @@ async def test_nobody_but_the_role_may_call_the_functions(library: Library) -> N
         await library.execute(f"DROP ROLE {name}")
 
 
-async def test_a_database_whose_owner_may_create_no_role_says_what_to_run(library: Library) -> None:
+async def test_migrating_without_the_right_to_create_roles_says_what_to_run(library: Library) -> None:
     """The role is all databases' of a server, so another one of its kind is looked for."""
     role, owner = f"reader_{secrets.token_hex(4)}", f"owner_{secrets.token_hex(4)}"
     database = f"o{secrets.token_hex(5)}"
@@ -129,7 +129,7 @@ async def test_a_database_whose_owner_may_create_no_role_says_what_to_run(librar
 # The views
 
 
-async def test_what_was_promised_is_there(library: Library) -> None:
+async def test_the_views_and_functions_match_the_golden_file(library: Library) -> None:
     """Columns may be added at the end; those of the golden file stay as they are, in this order."""
     for view in VIEWS:
         rows = await library.execute(
@@ -147,7 +147,7 @@ async def test_what_was_promised_is_there(library: Library) -> None:
         assert found == GOLDEN[function]
 
 
-async def test_deleted_unindexed_and_nobodys_documents_are_not_shown(library: Library) -> None:
+async def test_the_views_hide_deleted_unindexed_and_unreadable_documents(library: Library) -> None:
     kept, gone, closed = (document(f"shown {n}.md", f"Anchor and buoy {n}.") for n in range(3))
     await library.put(kept, gone, closed)
     await library.accept(document("shown new.md", "Not in the stores yet."))
@@ -161,7 +161,7 @@ async def test_deleted_unindexed_and_nobodys_documents_are_not_shown(library: Li
         assert not {"shown 1.md", "shown 2.md"} & names
 
 
-async def test_a_document_on_its_way_is_shown_as_pending_with_todays_access(library: Library) -> None:
+async def test_a_pending_document_is_shown_as_pending_with_its_current_access(library: Library) -> None:
     before = document("way.md", "The crane lifts.", metadata={"team": "docks"})
     [id_] = await library.accept(before)
     await library.converge(id_)
@@ -175,7 +175,7 @@ async def test_a_document_on_its_way_is_shown_as_pending_with_todays_access(libr
     assert await library.execute("SELECT acl_tags FROM readers.chunks WHERE doc_id = %s", id_) == [(["wiki/board"],)]
 
 
-async def test_chunks_are_whole_and_in_reading_order(library: Library) -> None:
+async def test_the_chunks_view_has_all_chunks_in_reading_order(library: Library) -> None:
     text = "".join(f"# Part {n}\n\n{f'dock {n} ' * 80}.\n\n" for n in range(5))
     [id_] = await library.accept(document("long.md", text))
     await library.converge(id_)
@@ -191,7 +191,7 @@ async def test_chunks_are_whole_and_in_reading_order(library: Library) -> None:
     assert all(tokens > 0 and place == "wikilong.md" and same for _, _, tokens, _, place, same, _ in rows)
 
 
-async def test_a_cut_over_replaces_the_view_at_one_moment_also_under_what_others_built_on_it(library: Library) -> None:
+async def test_a_cut_over_switches_the_views_atomically_including_views_built_on_them(library: Library) -> None:
     """To a model of another dimension; the old table may go as soon as it is done."""
     await library.put(document("cut.md", "The gull."))
     await library.execute("CREATE VIEW theirs AS SELECT id, text, embedding FROM readers.chunks")
@@ -237,7 +237,7 @@ async def test_a_cut_over_replaces_the_view_at_one_moment_also_under_what_others
     await library.execute("DROP TABLE chunks_g2")
 
 
-async def test_canaries_are_nobody_else_s(library: Library) -> None:
+async def test_canaries_are_hidden_from_other_teams(library: Library) -> None:
     """Found in review: each stood in other teams' views, and every user carried a tag more for it."""
     canary, beside = Canary("cn", "wiki"), document("beside.md", "Anchor and buoy.", tenant="cn")
     await library.put(canary.published("Anchor and buoy.", "4f2a", beside.observed_at, 1), beside)
@@ -253,7 +253,7 @@ async def test_canaries_are_nobody_else_s(library: Library) -> None:
 # The functions, against the rule written down in plain Python
 
 
-async def test_whoever_asks_by_sql_finds_exactly_what_a_plain_filter_allows(paths: Paths) -> None:
+async def test_a_query_by_sql_finds_exactly_the_documents_a_principal_may_read(paths: Paths) -> None:
     worlds, asked, found = [World(900 + n, f"sql{n}") for n in range(4)], 0, 0
     models = {id(world): Model() for world in worlds}
     question = HalfVector(WordEmbedder()._vector("harbour ledger"))
@@ -283,7 +283,7 @@ async def test_whoever_asks_by_sql_finds_exactly_what_a_plain_filter_allows(path
     assert found > 80, "worlds in which nobody reads anything prove nothing"
 
 
-async def test_nearest_is_nearest_and_forgets_what_was_revoked_at_once(library: Library) -> None:
+async def test_nearest_returns_the_nearest_chunks_and_applies_a_revocation_at_once(library: Library) -> None:
     one, two = document("near 1.md", "keel keel mast", tenant="nt"), document("near 2.md", "oar net pier", tenant="nt")
     await library.put(one, two)
     asked = (

@@ -46,7 +46,7 @@ async def run(team: psycopg.AsyncConnection[Any], statement: str, **values: obje
         return await cursor.fetchall()
 
 
-def asked(tenant: str, tags: list[str], question: str) -> dict[str, Any]:
+def keyword_query(tenant: str, tags: list[str], question: str) -> dict[str, Any]:
     """The page's query, filled in."""
 
     def filled(part: Any) -> Any:
@@ -60,7 +60,7 @@ def asked(tenant: str, tags: list[str], question: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-async def test_every_statement_of_the_page_answers(paths: Paths, statement: str) -> None:
+async def test_every_statement_of_the_readers_page_works(paths: Paths, statement: str) -> None:
     id_ = document_id("acme", "wiki", "page.md")
     [(chunk,)] = await paths.library.execute("SELECT id FROM readers.chunks WHERE doc_id = %s", id_)
     async with another_team(paths.library) as team:
@@ -82,7 +82,7 @@ async def test_every_statement_of_the_page_answers(paths: Paths, statement: str)
                 assert await run(team, statement, query=HalfVector(WordEmbedder()._vector("crane")), **values) == []
 
 
-async def test_keywords_and_then_the_check_are_what_a_plain_filter_allows(paths: Paths) -> None:
+async def test_the_documented_keyword_search_returns_only_readable_documents(paths: Paths) -> None:
     """While the index is behind, too."""
     worlds = [World(500 + n, f"page{n}") for n in range(2)]
     models = {id(world): Model() for world in worlds}
@@ -112,7 +112,9 @@ async def answer(paths: Paths, team: psycopg.AsyncConnection[Any], tenant: str, 
     """The documents that a reader who follows the page finds."""
     [(tags,)] = await run(team, STATEMENTS[0], tenant=tenant, principal=principal)
     [(_, _, _, _, index)] = await run(team, next(s for s in STATEMENTS if "readers.generation" in s))
-    hits = await paths.library.es.search(index=index, query=asked(tenant, tags, COMMON), size=1_000, source=False)
+    hits = await paths.library.es.search(
+        index=index, query=keyword_query(tenant, tags, COMMON), size=1_000, source=False
+    )
     ids = [UUID(hit["_id"]) for hit in hits["hits"]["hits"]]
     return {row[1] for row in await run(team, CHECK, ids=ids, tenant=tenant, tags=tags)}
 
@@ -120,21 +122,21 @@ async def answer(paths: Paths, team: psycopg.AsyncConnection[Any], tenant: str, 
 # The frozen mapping
 
 
-def missing(promised: Any, found: Any, at: str = "") -> list[str]:
+def differences(promised: Any, found: Any, at: str = "") -> list[str]:
     """Where something that was promised is not there as it was: more is fine, less and other are not."""
     if isinstance(promised, dict) and isinstance(found, dict):
-        return [line for key in promised for line in missing(promised[key], found.get(key), f"{at}/{key}")]
+        return [line for key in promised for line in differences(promised[key], found.get(key), f"{at}/{key}")]
     return [] if str(promised).lower() == str(found).lower() else [at]
 
 
-async def test_the_mapping_is_the_one_that_was_promised(paths: Paths) -> None:
+async def test_the_index_mapping_matches_the_golden_file_and_the_readers_page(paths: Paths) -> None:
     index = paths.library.generation.keyword_index
     found = (await paths.library.es.indices.get(index=index)).body[index]
     settings = found["settings"]["index"]
     real = {"mappings": found["mappings"], "analysis": settings["analysis"], "similarity": settings["similarity"]}
-    assert missing(GOLDEN, real) == []
+    assert differences(GOLDEN, real) == []
     fields = real["mappings"]["properties"]
-    assert missing(GOLDEN, {**real, "mappings": {"dynamic": "strict", "properties": {**fields, "text": {}}}}) != []
+    assert differences(GOLDEN, {**real, "mappings": {"dynamic": "strict", "properties": {**fields, "text": {}}}}) != []
     named = set(
         re.findall(
             r"`([a-z_.]+)`",

@@ -59,7 +59,7 @@ async def library(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator
         yield library
 
 
-def asked(seed: int) -> HalfVector:
+def random_vector(seed: int) -> HalfVector:
     return HalfVector(np.random.default_rng(seed).standard_normal(8))
 
 
@@ -75,13 +75,13 @@ async def scans(library: Library, statement: str, *values: object) -> list[tuple
     return found
 
 
-async def test_ordering_the_view_by_distance_reads_everything(library: Library) -> None:
+async def test_ordering_the_chunks_view_by_distance_scans_the_whole_table(library: Library) -> None:
     naive = (
         "SELECT id, text FROM readers.chunks c WHERE tenant = 'acme' AND acl_tags && %s"
         " ORDER BY embedding <=> %s LIMIT 10"
     )
     for groups in (GROUPS[:10], GROUPS):
-        used = await scans(library, naive, groups, asked(1))
+        used = await scans(library, naive, groups, random_vector(1))
         assert ("Seq Scan", "chunks_g1") in used
         assert "chunks_g1_hnsw" not in {name for _, name in used}
 
@@ -92,7 +92,7 @@ CHECKED = """
 """
 
 
-async def test_what_was_found_is_looked_up_by_its_key_and_then_filtered(library: Library) -> None:
+async def test_the_documented_access_check_looks_chunks_up_by_primary_key(library: Library) -> None:
     """In one step it would be driven from the access sets: how many hold a tag is guessed far too low."""
     ids = [id_ for (id_,) in await library.execute("SELECT id FROM chunks_g1 LIMIT 50")]
     used = {name for _, name in await scans(library, CHECKED, ids, GROUPS, GROUPS)}
@@ -119,16 +119,16 @@ async def nearest(library: Library, query: HalfVector, tags: Sequence[str]) -> t
 
 
 @pytest.mark.parametrize(("groups", "walked"), [(GROUPS, True), (GROUPS[:16], True), (GROUPS[:3], False)])
-async def test_nearest_walks_the_graph_for_much_and_is_exact_for_little(
+async def test_nearest_uses_the_graph_for_many_readable_chunks_and_is_exact_for_few(
     library: Library, groups: list[str], walked: bool
 ) -> None:
     hits = 0
     for seed in range(10):
-        found, through_graph = await nearest(library, asked(seed), groups)
+        found, through_graph = await nearest(library, random_vector(seed), groups)
         exact = await library.execute(
             "SELECT id FROM readers.chunks WHERE acl_tags && %s ORDER BY (embedding <=> %s) + 0, id LIMIT 10",
             groups,
-            asked(seed),
+            random_vector(seed),
         )
         assert through_graph == walked
         assert len(found) == 10

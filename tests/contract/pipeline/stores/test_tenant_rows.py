@@ -180,7 +180,9 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         await question()
 
 
-async def test_a_statement_that_forgot_its_tenant_shows_and_changes_nothing_of_another(place: Place) -> None:
+async def test_a_statement_without_its_tenant_condition_shows_and_changes_no_row_of_another_tenant(
+    place: Place,
+) -> None:
     """Each is asked without its conditions in a transaction of one tenant, first beside another one's rows, then
     without those: nobody could tell which."""
     known = sorted(sites("query"), key=lambda site: (site.file, site.text))
@@ -213,7 +215,7 @@ async def test_a_statement_that_forgot_its_tenant_shows_and_changes_nothing_of_a
     assert wanted - leaking == set(), "without policies these show no more without their condition: is it one?"
 
 
-async def test_a_statement_without_a_tenant_condition_finds_nothing_of_another(place: Place) -> None:
+async def test_statements_by_id_find_no_row_of_another_tenant(place: Place) -> None:
     """By ids alone: a chunk's text, its embedding, where it stands, a document's story."""
     ids, generation = await ids_of(place.library), place.library.generation
     [mine] = {len(ids.chunks) // 2}
@@ -237,7 +239,7 @@ VOTE = (
 )
 
 
-async def test_what_is_written_for_another_tenant_is_refused(place: Place) -> None:
+async def test_writing_a_row_of_another_tenant_is_refused(place: Place) -> None:
     async with connected(place.query) as connection:
         await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -248,7 +250,7 @@ async def test_what_is_written_for_another_tenant_is_refused(place: Place) -> No
         await connection.rollback()
 
 
-async def test_whoever_names_no_tenant_sees_no_row_of_any(place: Place) -> None:
+async def test_without_a_tenant_setting_no_row_of_any_tenant_is_visible(place: Place) -> None:
     """Every table that is divided, and every table that should be: a new one says which it is."""
     rows = await place.library.execute(
         "SELECT c.relname, c.relrowsecurity, has_table_privilege('penstock_query', c.oid, 'SELECT') FROM pg_class c"
@@ -270,14 +272,14 @@ async def test_whoever_names_no_tenant_sees_no_row_of_any(place: Place) -> None:
                 assert shown == (there // share if share else 0), (tenant, name)
 
 
-async def test_what_counts_all_tenants_documents_names_none_of_them(place: Place) -> None:
+async def test_the_overview_of_all_tenants_documents_contains_no_names(place: Place) -> None:
     async with connected(place.query) as connection:
         cursor = await connection.execute("SELECT count(*), count(external_id) FROM overview_documents")
         [(documents, named)] = await cursor.fetchall()
-    assert (documents, named) == (await _all(place), 0)
+    assert (documents, named) == (await _count_all(place), 0)
 
 
-async def test_a_tenant_does_not_stay_with_a_connection_that_goes_back_to_the_pool(
+async def test_the_tenant_setting_is_cleared_when_a_connection_returns_to_the_pool(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = PostgresSettings(dsn=place.query, pool_max_size=1)  # type: ignore[arg-type]
@@ -338,14 +340,14 @@ async def test_a_tenant_does_not_stay_with_a_connection_that_goes_back_to_the_po
         assert await seen() == 0
 
 
-async def test_a_tenant_s_name_is_never_sql(pool: Pool) -> None:
+async def test_a_tenants_name_is_never_interpreted_as_sql(pool: Pool) -> None:
     for name in (f"x', true), set_config('penstock.tenant', '{HELD}", f"{HELD}\x00", "\\", "'; COMMIT; --", "\ud800"):
         async with rows_of(pool, name) as connection:
             cursor = await connection.execute("SELECT count(*) FROM documents")
             assert (await cursor.fetchall())[0][0] == 0
 
 
-async def test_canaries_that_a_killed_process_left_are_found_by_the_query_services_login(
+async def test_canaries_left_by_a_killed_process_are_visible_to_the_query_services_login(
     place: Place, pool: Pool, tenant: str
 ) -> None:
     await place.library.put(document("canary", "It sings.", tenant=tenant, source="canary.wiki"))
@@ -360,7 +362,7 @@ async def test_canaries_that_a_killed_process_left_are_found_by_the_query_servic
 # Everybody else
 
 
-async def test_a_worker_sees_every_row_and_pays_nothing(place: Place) -> None:
+async def test_the_worker_role_sees_every_row_with_unchanged_query_plans(place: Place) -> None:
     statement = (
         "EXPLAIN (COSTS OFF) SELECT * FROM documents d JOIN chunks_g1 c ON c.document_id = d.id"
         " JOIN manifests m ON m.document_id = d.id WHERE d.tenant = 'anna' ORDER BY d.id"
@@ -375,7 +377,7 @@ async def test_a_worker_sees_every_row_and_pays_nothing(place: Place) -> None:
     assert plans[0] == plans[1]
 
 
-async def test_a_new_generation_is_divided_from_its_first_row(place: Place) -> None:
+async def test_the_chunk_table_of_a_new_generation_has_row_policies_from_its_first_row(place: Place) -> None:
     later = replace(place.library.generation, name="g2", state="building", chunk_table="chunks_g2")
     async with place.library.pool.connection() as connection:
         await generations.add(connection, later)
@@ -390,7 +392,7 @@ async def test_a_new_generation_is_divided_from_its_first_row(place: Place) -> N
     await place.library.execute("DELETE FROM generations WHERE name = 'g2'")
 
 
-async def test_a_search_takes_the_same_ways_below_the_policies(place: Place) -> None:
+async def test_row_policies_do_not_change_the_plans_of_a_search(place: Place) -> None:
     """The walk through the graph asks for a document's tenant only of the rows that it returns; where the statement has
     the condition itself, the server's is asked once."""
     generation, ids = place.library.generation, await ids_of(place.library)
@@ -418,36 +420,36 @@ async def test_a_search_takes_the_same_ways_below_the_policies(place: Place) -> 
 # Upgrading, and going back
 
 
-async def _visible(connection: Connection) -> int:
+async def _count_visible(connection: Connection) -> int:
     cursor = await connection.execute("SELECT count(*) FROM documents")
     [[count]] = await cursor.fetchall()
     await connection.rollback()
     return int(count)
 
 
-async def _all(place: Place) -> int:
+async def _count_all(place: Place) -> int:
     [[count]] = await place.library.execute("SELECT count(*) FROM documents")
     return int(count)
 
 
-async def test_nothing_is_divided_while_a_query_service_of_the_version_before_is_connected(place: Place) -> None:
+async def test_rows_are_not_divided_while_a_query_service_of_the_previous_version_is_connected(place: Place) -> None:
     admin = place.library.settings.postgres
     await place.library.execute("SELECT undivide_rows()")
     async with await psycopg.AsyncConnection.connect(place.query, application_name="penstock") as older:
         [said] = await divide_rows(admin)
         assert said.startswith("rows are not divided by tenant yet: a query service of the version before is connected")
         run_file(admin.dsn.get_secret_value(), "2-grants.sql")  # nor by this
-        assert await _visible(older) == await _all(place)  # it names no tenant, and goes on as before
+        assert await _count_visible(older) == await _count_all(place)  # it names no tenant, and goes on as before
     for _ in range(50):  # until the server has seen it go
         if (told := await divide_rows(admin)) and "are divided" in told[-1]:
             break
         await asyncio.sleep(0.1)
     assert await divide_rows(admin) == []
     async with connected(place.query) as connection:
-        assert await _visible(connection) == 0
+        assert await _count_visible(connection) == 0
 
 
-async def test_a_program_of_the_version_before_does_not_start_on_divided_rows(place: Place) -> None:
+async def test_a_program_of_the_previous_version_does_not_start_on_divided_rows(place: Place) -> None:
     known = [one.name for one in migrations() if one.name < "0041"]
 
     async def applied() -> dict[str, str | None]:
@@ -460,7 +462,7 @@ async def test_a_program_of_the_version_before_does_not_start_on_divided_rows(pl
     try:
         assert refusal(known, await applied()) is None
         async with connected(place.query) as connection:
-            assert await _visible(connection) == await _all(place)
+            assert await _count_visible(connection) == await _count_all(place)
         away: list[str] = []
         await ledger_report(PostgresSettings(dsn=place.query), {}, away)  # type: ignore[arg-type]
         assert NOT_DIVIDED in away
@@ -495,7 +497,7 @@ async def dropped(place: Place, name: str) -> None:
     await place.library.execute(f"DROP ROLE {name}")
 
 
-async def test_a_reader_that_is_bound_to_a_tenant_reads_that_tenant_and_cannot_change_it(place: Place) -> None:
+async def test_a_reader_bound_to_a_tenant_reads_only_that_tenant_and_cannot_switch(place: Place) -> None:
     name = f"team_{uuid4().hex[:8]}"
     dsn = await bound(place, name, HELD)
     vector = "[" + ",".join(["0.1"] * 64) + "]"
@@ -541,7 +543,7 @@ async def test_a_reader_that_is_bound_to_a_tenant_reads_that_tenant_and_cannot_c
         await dropped(place, name)
 
 
-async def test_a_reader_by_sql_stops_no_revocation_and_writes_nothing(place: Place) -> None:
+async def test_a_reader_cannot_take_advisory_locks_or_write(place: Place) -> None:
     """Detect takes the lock of generations for every batch: whoever held it kept all tenants' access as it was."""
     name = f"team_{uuid4().hex[:8]}"
     one_tenants = await bound(place, name, HELD)
@@ -565,7 +567,7 @@ async def test_a_reader_by_sql_stops_no_revocation_and_writes_nothing(place: Pla
         await worker.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
 
 
-async def test_an_error_quotes_a_bound_reader_no_other_tenant_s_text(place: Place) -> None:
+async def test_error_messages_quote_no_other_tenants_text_to_a_bound_reader(place: Place) -> None:
     name = f"team_{uuid4().hex[:8]}"
     dsn = await bound(place, name, HELD)
     try:
@@ -586,7 +588,7 @@ async def test_an_error_quotes_a_bound_reader_no_other_tenant_s_text(place: Plac
         await dropped(place, name)
 
 
-async def test_who_is_bound_to_no_tenant_or_sees_them_all_is_no_tenant_s_reader(place: Place) -> None:
+async def test_bind_reader_requires_a_tenant_and_a_role_that_does_not_see_all_tenants(place: Place) -> None:
     name = f"team_{uuid4().hex[:8]}"
     await bound(place, name, None)
     try:
@@ -611,7 +613,7 @@ async def test_who_is_bound_to_no_tenant_or_sees_them_all_is_no_tenant_s_reader(
         await dropped(place, name)
 
 
-async def test_a_reader_of_all_tenants_reads_as_before(place: Place) -> None:
+async def test_a_reader_of_all_tenants_reads_the_undivided_views(place: Place) -> None:
     async with another_team(place.library) as connection:
         cursor = await connection.execute("SELECT array_agg(DISTINCT tenant ORDER BY tenant) FROM readers.documents")
         assert (await cursor.fetchall())[0][0] == [HELD, OTHER]

@@ -45,7 +45,7 @@ async def fake() -> AsyncIterator[FakeChat]:
 # What is promised
 
 
-async def test_an_answer_is_streamed_cited_and_checked(fake: FakeChat) -> None:
+async def test_an_answer_is_streamed_with_citations_and_checked_for_support(fake: FakeChat) -> None:
     metrics = QueryMetrics()
     async with answering(PUMPS, fake, metrics=metrics) as answers:
         happened = await events(answers, QUESTION)
@@ -66,7 +66,7 @@ async def test_an_answer_is_streamed_cited_and_checked(fake: FakeChat) -> None:
     assert [s.name for s in answer.steps] == ["context", "chat", "check"]
 
 
-async def test_the_plain_answer_has_the_contracts_fields(fake: FakeChat) -> None:
+async def test_the_plain_answer_has_the_documented_fields(fake: FakeChat) -> None:
     plain = json.loads(json.dumps(answer_json(await ask(PUMPS, fake, QUESTION))))
     assert {
         "answer",
@@ -86,7 +86,7 @@ async def test_the_plain_answer_has_the_contracts_fields(fake: FakeChat) -> None
     assert plain["citations"][0]["text"] == PUMPS.passages[0].text
 
 
-async def test_the_sources_event_shows_passages_as_a_search_does(fake: FakeChat) -> None:
+async def test_the_sources_event_has_the_fields_of_a_search_result(fake: FakeChat) -> None:
     async with answering(PUMPS, fake) as answers:
         first = (await events(answers, QUESTION))[0]
     assert isinstance(first, Sources)
@@ -95,21 +95,21 @@ async def test_the_sources_event_shows_passages_as_a_search_does(fake: FakeChat)
     assert {"n", "chunk_id", "score", "ranks", "headings", "also", "text"} <= set(shown["passages"][0])
 
 
-async def test_the_model_is_given_no_tools_and_is_not_asked_twice(fake: FakeChat) -> None:
+async def test_the_chat_request_has_no_tools_and_is_sent_once(fake: FakeChat) -> None:
     await ask(PUMPS, fake, QUESTION, answer_tokens=100)
     [asked] = fake.asked
     assert set(asked) == {"model", "messages", "max_tokens", "stream", "stream_options"}
     assert asked["max_tokens"] == 100
 
 
-async def test_nothing_relevant_is_said_without_asking_the_model(fake: FakeChat) -> None:
+async def test_without_relevant_passages_the_answer_says_so_without_calling_the_model(fake: FakeChat) -> None:
     for nothing in (material(relevant=False), material(), material(*PUMPS.passages, relevant=False)):
         answer = await ask(nothing, fake, QUESTION)
         assert (answer.text, answer.relevant, answer.grounded, answer.cited) == (NO_INFORMATION, False, True, ())
     assert fake.stats.requests == 0
 
 
-async def test_the_model_says_that_it_is_not_in_the_passages(fake: FakeChat) -> None:
+async def test_the_model_may_say_that_the_passages_hold_no_answer(fake: FakeChat) -> None:
     answer = await ask(PUMPS, fake, "Who painted the zeppelin hangar?")
     assert fake.stats.requests == 1
     assert (answer.text, answer.relevant, answer.grounded, answer.review) == (NO_INFORMATION, False, True, False)
@@ -127,14 +127,14 @@ async def test_without_a_model_the_passages_are_quoted() -> None:
     assert [type(e) for e in happened] == [Sources, Delta, Done]
 
 
-async def test_without_a_model_a_whole_document_is_quoted_where_it_is_about_the_question() -> None:
+async def test_without_a_model_the_matching_part_of_a_whole_document_is_quoted() -> None:
     parts = [result(f"Chapter {n} is about weather.", "Book", document="b", chunk_index=n) for n in range(9)]
     parts.append(result("The reactor is cooled by two pumps.", "Book", document="b", chunk_index=9))
     answer = await ask(material(*parts, whole=True, budget_tokens=5_000, mode="focused"), None, QUESTION)
     assert answer.text.startswith("> The reactor is cooled by two pumps. [10]")
 
 
-async def test_what_the_material_lacks_is_said(fake: FakeChat) -> None:
+async def test_notes_say_what_is_missing_from_the_material(fake: FakeChat) -> None:
     long = [result(f"The reactor number {n} is cooled by pumps. " * 40, f"Doc {n}") for n in range(8)]
     metrics = QueryMetrics()
     given = material(*long, notes=("half a store is away",))
@@ -153,14 +153,14 @@ async def test_the_prompt_fits_the_models_window(fake: FakeChat) -> None:
     assert answer.usage.prompt > 3_000
 
 
-async def test_a_question_that_fills_the_window_is_answered_with_the_passages(fake: FakeChat) -> None:
+async def test_a_question_that_fills_the_models_window_is_answered_with_quoted_passages(fake: FakeChat) -> None:
     answer = await ask(PUMPS, fake, f"{QUESTION} {'pump ' * 1_500}", window_tokens=2_048, answer_tokens=500)
     assert (answer.degraded, answer.notes) == (True, (NO_ROOM,))
     assert "> The reactor is cooled by two pumps." in answer.text
     assert fake.stats.requests == 0
 
 
-async def test_history_is_quoted_and_cannot_be_cited(fake: FakeChat) -> None:
+async def test_conversation_history_is_quoted_and_cannot_be_cited(fake: FakeChat) -> None:
     at = datetime.now(UTC)
     history = History("whole", [Piece("Question: pumps?\nAnswer: the reactor pumps are blue [1]", at, at, 9)], 0, 9)
     await ask(material(*PUMPS.passages, history=history), fake, QUESTION)
@@ -172,7 +172,7 @@ async def test_history_is_quoted_and_cannot_be_cited(fake: FakeChat) -> None:
 # What the model gets wrong
 
 
-async def test_an_unsupported_sentence_is_named(fake: FakeChat) -> None:
+async def test_an_unsupported_sentence_is_reported_and_the_answer_is_not_grounded(fake: FakeChat) -> None:
     fake.faults.hallucinate = True
     metrics = QueryMetrics()
     answer = await ask(PUMPS, fake, QUESTION, metrics=metrics)
@@ -183,7 +183,7 @@ async def test_an_unsupported_sentence_is_named(fake: FakeChat) -> None:
     assert metric(metrics, "penstock_query_answer_support_sum") == pytest.approx(answer.support)
 
 
-async def test_citations_of_no_passage_are_taken_out_and_flagged(fake: FakeChat) -> None:
+async def test_citations_of_missing_passages_are_removed_and_flagged(fake: FakeChat) -> None:
     fake.faults.wrong_citation = 7
     answer = await ask(PUMPS, fake, QUESTION)
     assert "[7]" not in answer.text
@@ -198,14 +198,14 @@ async def test_an_answer_without_citations_is_not_grounded(fake: FakeChat) -> No
     assert (answer.grounded, answer.density) == (False, 0.0)
 
 
-async def test_a_citation_of_the_wrong_passage_supports_nothing(fake: FakeChat) -> None:
+async def test_a_sentence_citing_the_wrong_passage_is_unsupported(fake: FakeChat) -> None:
     fake.faults.say = "The reactor is cooled by two pumps [3]."
     answer = await ask(PUMPS, fake, QUESTION)
     assert answer.unsupported == ("The reactor is cooled by two pumps.",)
 
 
 @pytest.mark.parametrize(("reason", "said"), [("length", "cut at the model's limit"), ("content_filter", "filter")])
-async def test_an_answer_that_was_ended_early_says_so(fake: FakeChat, reason: str, said: str) -> None:
+async def test_an_answer_cut_by_the_model_has_a_note(fake: FakeChat, reason: str, said: str) -> None:
     fake.faults.finish_reason = reason
     answer = await ask(PUMPS, fake, QUESTION)
     assert any(said in note for note in answer.notes)
@@ -221,7 +221,7 @@ class Unanswerable:
 
 
 @pytest.mark.parametrize("error", [BadQuery("too long"), Retryable("Postgres is away")])
-async def test_without_material_there_is_no_answer(error: BadQuery | Retryable) -> None:
+async def test_an_error_while_gathering_material_fails_the_answer(error: BadQuery | Retryable) -> None:
     answers = Answers(Unanswerable(error), None, None, ChatSettings())
     assert await events(answers, QUESTION) == [Failed(error)]
     with pytest.raises(type(error)):
@@ -231,7 +231,7 @@ async def test_without_material_there_is_no_answer(error: BadQuery | Retryable) 
 # The client
 
 
-async def test_a_plain_completion_and_json(fake: FakeChat) -> None:
+async def test_the_chat_client_completes_plain_text_and_json(fake: FakeChat) -> None:
     settings = ChatSettings(base_url=fake.url, model=fake.model)
     chat = OpenAIChat(settings)
     fake.faults.say = "Hello there."
@@ -253,7 +253,7 @@ async def test_a_plain_completion_and_json(fake: FakeChat) -> None:
     await chat.aclose()
 
 
-async def test_a_key_or_a_model_that_is_wrong_names_its_setting(fake: FakeChat) -> None:
+async def test_a_wrong_chat_key_or_model_is_misconfigured_and_names_its_setting(fake: FakeChat) -> None:
     fake.api_key = "right"
     for fields, setting in (({"api_key": "wrong"}, "API_KEY"), ({"api_key": "right", "model": "other"}, "MODEL")):
         chat = OpenAIChat(ChatSettings(**{"base_url": fake.url, "model": fake.model, **fields}))

@@ -45,7 +45,7 @@ FAILING: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("faults", "said"), FAILING, ids=[next(iter(f)) for f, _ in FAILING])
-async def test_a_model_that_fails_is_one_note_and_the_passages(
+async def test_a_failing_chat_model_leads_to_one_note_and_quoted_passages(
     fake: FakeChat, faults: dict[str, Any], said: str
 ) -> None:
     fake.faults = Faults(**faults)
@@ -60,10 +60,10 @@ async def test_a_model_that_fails_is_one_note_and_the_passages(
         assert metric(metrics, "penstock_query_degraded_total", part="chat") == 1
         fake.faults = Faults()
         assert not (await answers.whole(Question(QUESTION), CALLER)).degraded
-    assert await gone(fake)
+    assert await no_open_requests(fake)
 
 
-async def gone(fake: FakeChat) -> bool:
+async def no_open_requests(fake: FakeChat) -> bool:
     """No request is open at the server any more."""
     ends = time.monotonic() + 5
     while fake.stats.open and time.monotonic() < ends:
@@ -71,7 +71,7 @@ async def gone(fake: FakeChat) -> bool:
     return fake.stats.open == 0
 
 
-async def test_a_server_that_is_not_there() -> None:
+async def test_an_unreachable_chat_server_leads_to_a_degraded_answer() -> None:
     async with FakeChat() as fake:
         pass
     answer = await ask(PUMPS, fake, QUESTION)
@@ -79,7 +79,7 @@ async def test_a_server_that_is_not_there() -> None:
     assert "cannot be reached" in answer.notes[0]
 
 
-async def test_a_server_that_asks_to_be_left_alone_is() -> None:
+async def test_a_chat_server_that_sent_retry_after_is_not_called_again_before_it() -> None:
     async with FakeChat(faults=Faults(throttle=1, throttle_headers={"retry-after": "30"})) as fake:
         async with answering(PUMPS, fake) as answers:
             assert (await answers.whole(Question(QUESTION), CALLER)).degraded
@@ -88,14 +88,14 @@ async def test_a_server_that_asks_to_be_left_alone_is() -> None:
         assert "requested a pause" in second.notes[0]
 
 
-async def test_whoever_leaves_takes_the_request_to_the_model_along(fake: FakeChat) -> None:
+async def test_a_client_that_leaves_cancels_the_request_to_the_chat_model(fake: FakeChat) -> None:
     fake.faults.token_seconds = 0.2
     async with answering(PUMPS, fake) as answers:
         async with aclosing(answers.answer(Question(QUESTION), CALLER)) as stream:
             async for event in stream:
                 if isinstance(event, Delta):
                     break
-        assert await gone(fake)
+        assert await no_open_requests(fake)
         assert fake.stats.left == 1
 
         task = asyncio.create_task(answers.whole(Question(QUESTION), CALLER))
@@ -104,7 +104,7 @@ async def test_whoever_leaves_takes_the_request_to_the_model_along(fake: FakeCha
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await gone(fake)
+        assert await no_open_requests(fake)
         assert fake.stats.left == 2
 
 
@@ -120,7 +120,7 @@ CHARGED: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("faults", "is_charged"), CHARGED, ids=[next(iter(f)) for f, _ in CHARGED])
-async def test_a_question_over_which_the_model_thinks_for_too_long_is_charged_and_one_that_it_refuses_is_not(
+async def test_a_question_that_times_out_in_the_model_is_charged_and_a_refused_one_is_not(
     fake: FakeChat, faults: dict[str, Any], is_charged: bool
 ) -> None:
     """Else whoever asks what takes long to think about has the model read for nothing, without end."""

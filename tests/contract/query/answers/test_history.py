@@ -156,7 +156,7 @@ async def member_of(library: Library, tenant: str, *groups: str) -> None:
 QUESTION = "Where is the parking, free behind which gate?"
 
 
-async def test_answers_are_read_along_while_their_documents_may_be_read(assistant: Assistant) -> None:
+async def test_earlier_answers_are_shown_to_the_model_while_their_documents_are_readable(assistant: Assistant) -> None:
     told = await assistant.ask(QUESTION)
     assert told["notes"] == []
     prompt = await assistant.prompt(QUESTION)
@@ -178,24 +178,24 @@ async def withheld(assistant: Assistant) -> None:
     assert SECRET not in json.dumps(told)
 
 
-async def test_a_document_that_was_revoked_is_not_read_through_an_earlier_answer(assistant: Assistant) -> None:
+async def test_an_earlier_answer_from_a_revoked_document_is_withheld(assistant: Assistant) -> None:
     await assistant.share("budget.md", "auditors")
     await withheld(assistant)
     await assistant.share("budget.md", "staff")
     assert SECRET in await assistant.prompt(QUESTION)
 
 
-async def test_a_document_that_was_deleted_is_not_read_through_an_earlier_answer(assistant: Assistant) -> None:
+async def test_an_earlier_answer_from_a_deleted_document_is_withheld(assistant: Assistant) -> None:
     await assistant.remove("budget.md")
     await withheld(assistant)
 
 
-async def test_who_left_a_group_does_not_read_its_documents_through_earlier_answers(assistant: Assistant) -> None:
+async def test_an_earlier_answer_is_withheld_from_a_member_who_left_the_group(assistant: Assistant) -> None:
     await member_of(assistant.library, assistant.tenant, "staff")
     await withheld(assistant)
 
 
-async def test_revoking_another_document_takes_no_answer_away(assistant: Assistant) -> None:
+async def test_revoking_an_unrelated_document_withholds_no_earlier_answer(assistant: Assistant) -> None:
     await assistant.share("parking.md", "auditors")
     await assistant.publish("gate.md", "The harbour gate is behind the parking.", "staff")
     prompt = await assistant.prompt("Where is the harbour gate?")
@@ -204,7 +204,7 @@ async def test_revoking_another_document_takes_no_answer_away(assistant: Assista
     assert "Parking is free" not in prompt
 
 
-async def test_what_an_answer_read_along_is_withheld_with_it(assistant: Assistant) -> None:
+async def test_an_answer_that_used_an_earlier_answer_is_withheld_with_it(assistant: Assistant) -> None:
     """A model may repeat in an answer about parking what it read of the budget in an earlier answer."""
     assistant.chat.faults.say = f"Parking is free, and the budget was {SECRET} million [1]."
     assert SECRET in await assistant.converse("And is the parking free behind the gate?")
@@ -216,7 +216,7 @@ async def test_what_an_answer_read_along_is_withheld_with_it(assistant: Assistan
     assert "lentil" in prompt
 
 
-async def test_an_answer_of_which_nobody_knows_what_it_was_made_from_is_not_read_along(assistant: Assistant) -> None:
+async def test_an_earlier_answer_of_unknown_provenance_is_withheld(assistant: Assistant) -> None:
     for answer_id in (None, uuid4()):  # as before answers were named; a name that no answer of this tenant has
         await assistant.record(f"Which word is it, {answer_id}?", "The word is xyzzy.", answer_id)
     prompt = await assistant.prompt(QUESTION)
@@ -225,7 +225,7 @@ async def test_an_answer_of_which_nobody_knows_what_it_was_made_from_is_not_read
     assert SECRET in prompt
 
 
-async def test_an_answer_of_another_tenant_proves_nothing(assistant: Assistant) -> None:
+async def test_provenance_recorded_for_another_tenant_is_ignored(assistant: Assistant) -> None:
     other = "no" + assistant.tenant
     await assistant.library.execute(
         "INSERT INTO conversation_provenance SELECT %s, answer_id, '{}' FROM conversation_provenance WHERE tenant = %s",
@@ -238,7 +238,7 @@ async def test_an_answer_of_another_tenant_proves_nothing(assistant: Assistant) 
     assert prompt.count(WITHHELD) == 2
 
 
-async def test_the_same_conversation_sent_again_stays_readable_and_forgetting_leaves_nothing(
+async def test_a_resent_conversation_keeps_its_provenance_and_forgetting_it_removes_all(
     assistant: Assistant,
 ) -> None:
     library, tenant = assistant.library, assistant.tenant
@@ -252,7 +252,7 @@ async def test_the_same_conversation_sent_again_stays_readable_and_forgetting_le
 
 
 @pytest.mark.parametrize("first_is_newer", [True, False])
-async def test_an_answer_that_no_conversation_names_any_more_leaves_no_documents_behind(
+async def test_provenance_of_an_answer_replaced_in_the_conversation_is_removed(
     assistant: Assistant, first_is_newer: bool
 ) -> None:
     """The same pair is said twice, as two answers: the second message corrects the first, or comes too late."""
@@ -270,7 +270,7 @@ async def test_an_answer_that_no_conversation_names_any_more_leaves_no_documents
 
 
 @pytest.mark.parametrize("served", ["nearest", "newest"])
-async def test_a_history_in_chunks_is_held_to_the_same(library: Library, tenant: str, served: str) -> None:
+async def test_a_chunked_history_withholds_answers_like_a_whole_one(library: Library, tenant: str, served: str) -> None:
     """Chunks hold ten pairs each, answers included: what is shown of one is made anew."""
     async with assistant_over(library, tenant, gate=1) as assistant:
         await begin(assistant)

@@ -51,14 +51,14 @@ async def put(library: Library, tenant: str) -> None:
     )
 
 
-async def asked(library: Library, tenant: str, *tags: str, **faults: object) -> Answer:
+async def answer_question(library: Library, tenant: str, *tags: str, **faults: object) -> Answer:
     async with FakeChat() as fake, answers(library, fake) as ready:
         for name, value in faults.items():
             setattr(fake.faults, name, value)
         return await ready.whole(Question(QUESTION), await library.caller(tenant, *tags))
 
 
-async def waiting(library: Library, operator: Caller, **fields: object) -> list[ReviewEntry]:
+async def review_queue(library: Library, operator: Caller, **fields: object) -> list[ReviewEntry]:
     async with library.pool.connection() as connection:
         return await review.list_pending(connection, operator, **fields)  # type: ignore[arg-type]
 
@@ -68,22 +68,24 @@ async def waiting(library: Library, operator: Caller, **fields: object) -> list[
 
 async def test_an_answer_from_both_stores_cites_what_the_caller_may_read(library: Library, tenant: str) -> None:
     await put(library, tenant)
-    answer = await asked(library, tenant, "staff")
+    answer = await answer_question(library, tenant, "staff")
     assert [p.result.passage.external_id for p in answer.cited] == ["pumps.md"]
     assert (answer.grounded, answer.review) == (True, False)
     assert "night" not in answer.text
     assert {"context", "chat", "check"} <= {step.name for step in answer.steps}
-    both = await asked(library, tenant, "staff", "night")
+    both = await answer_question(library, tenant, "staff", "night")
     assert {p.result.passage.external_id for p in both.cited} == {"pumps.md", "night.md"}
 
 
-async def test_who_may_read_nothing_is_answered_like_who_finds_nothing(library: Library, tenant: str) -> None:
+async def test_a_caller_without_readable_documents_is_answered_with_no_information(
+    library: Library, tenant: str
+) -> None:
     await put(library, tenant)
-    answer = await asked(library, tenant, "nobody")
+    answer = await answer_question(library, tenant, "nobody")
     assert (answer.text, answer.cited, answer.relevant) == (NO_INFORMATION, (), False)
 
 
-async def test_a_named_document_is_read_whole(library: Library, tenant: str) -> None:
+async def test_a_document_named_in_the_question_is_read_whole(library: Library, tenant: str) -> None:
     await put(library, tenant)
     [(named,)] = await library.execute(
         "SELECT id FROM documents WHERE tenant = %s AND external_id = 'pumps.md'", tenant
@@ -98,12 +100,12 @@ async def test_a_named_document_is_read_whole(library: Library, tenant: str) -> 
 # The queue
 
 
-async def test_a_doubtful_answer_waits_for_somebody_to_look_at_it(library: Library, tenant: str) -> None:
+async def test_a_doubtful_answer_is_queued_for_review(library: Library, tenant: str) -> None:
     await put(library, tenant)
-    answer = await asked(library, tenant, "staff", hallucinate=True)
+    answer = await answer_question(library, tenant, "staff", hallucinate=True)
     assert answer.review
     operator = await library.caller(tenant, "staff")
-    [entry] = await waiting(library, operator)
+    [entry] = await review_queue(library, operator)
     assert (entry.answer_id, entry.question, entry.reasons) == (answer.answer_id, QUESTION, ["unsupported"])
     assert entry.answer == answer.text
     assert entry.unsupported == [UNSUPPORTED]
@@ -113,36 +115,40 @@ async def test_a_doubtful_answer_waits_for_somebody_to_look_at_it(library: Libra
         assert not await review.resolve(connection, f"{tenant}x", answer.answer_id, "wrong")
         assert await review.resolve(connection, tenant, answer.answer_id, "wrong")
         assert not await review.resolve(connection, tenant, answer.answer_id, "right")
-    assert await waiting(library, operator) == []
+    assert await review_queue(library, operator) == []
 
 
-async def test_an_operator_reads_no_answer_made_of_what_it_may_not_read(library: Library, tenant: str) -> None:
+async def test_the_review_queue_hides_answers_made_of_documents_the_operator_may_not_read(
+    library: Library, tenant: str
+) -> None:
     await put(library, tenant)
-    answer = await asked(library, tenant, "staff", "night", hallucinate=True)
+    answer = await answer_question(library, tenant, "staff", "night", hallucinate=True)
     for tags in (("staff",), ("night",), ()):
-        [entry] = await waiting(library, await library.caller(tenant, *tags))
+        [entry] = await review_queue(library, await library.caller(tenant, *tags))
         assert (entry.answer_id, entry.answer, entry.unsupported) == (answer.answer_id, None, None)
         assert len(entry.documents) == 2
-    [entry] = await waiting(library, await library.caller(tenant, "staff", "night"))
+    [entry] = await review_queue(library, await library.caller(tenant, "staff", "night"))
     assert entry.answer == answer.text
 
 
 @pytest.mark.parametrize("change", ["revoked", "deleted"])
-async def test_an_answer_goes_with_the_access_to_its_documents(library: Library, tenant: str, change: str) -> None:
+async def test_a_queued_answer_is_hidden_once_its_document_is_revoked_or_deleted(
+    library: Library, tenant: str, change: str
+) -> None:
     made_of = document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant)
     await library.put(made_of)
-    await asked(library, tenant, "staff", hallucinate=True)
+    await answer_question(library, tenant, "staff", hallucinate=True)
     operator = await library.caller(tenant, "staff")
-    assert (await waiting(library, operator))[0].answer is not None
+    assert (await review_queue(library, operator))[0].answer is not None
     await library.accept(access(made_of, ["board"]) if change == "revoked" else deletion(made_of))
-    assert (await waiting(library, operator))[0].answer is None
+    assert (await review_queue(library, operator))[0].answer is None
 
 
-async def test_another_tenants_operator_sees_nothing(library: Library, tenant: str) -> None:
+async def test_the_review_queue_and_feedback_are_hidden_from_other_tenants(library: Library, tenant: str) -> None:
     await put(library, tenant)
-    await asked(library, tenant, "staff", hallucinate=True)
+    await answer_question(library, tenant, "staff", hallucinate=True)
     other = await library.caller(f"{tenant}x", "staff")
-    assert await waiting(library, other) == []
+    assert await review_queue(library, other) == []
     async with library.pool.connection() as connection:
         assert await review.list_feedback(connection, other.tenant) == []
 
@@ -159,7 +165,7 @@ class Remembering:
         return replace(await self.modes.gather(question, caller, caller_class), history=history)
 
 
-async def test_what_was_written_with_somebodys_history_is_not_kept(library: Library, tenant: str) -> None:
+async def test_the_text_of_an_answer_that_used_a_members_history_is_not_stored(library: Library, tenant: str) -> None:
     await put(library, tenant)
     async with FakeChat() as fake:
         fake.faults.hallucinate = True
@@ -176,24 +182,24 @@ async def test_what_was_written_with_somebodys_history_is_not_kept(library: Libr
     ) == [(None, None)]
 
 
-async def test_a_queue_that_is_away_holds_no_answer_up(library: Library, tenant: str) -> None:
+async def test_an_unavailable_review_queue_does_not_block_an_answer(library: Library, tenant: str) -> None:
     await put(library, tenant)
     await library.execute("ALTER TABLE answer_reviews RENAME TO answer_reviews_away")
     try:
-        answer = await asked(library, tenant, "staff", hallucinate=True)
+        answer = await answer_question(library, tenant, "staff", hallucinate=True)
     finally:
         await library.execute("ALTER TABLE answer_reviews_away RENAME TO answer_reviews")
     assert (answer.review, answer.reasons) == (False, ("unsupported",))
     assert next(step for step in answer.steps if step.name == "review").degraded
 
 
-async def test_what_is_old_goes(library: Library, tenant: str) -> None:
+async def test_old_reviews_are_erased_by_retention(library: Library, tenant: str) -> None:
     await put(library, tenant)
-    first = await asked(library, tenant, "staff", hallucinate=True)
+    first = await answer_question(library, tenant, "staff", hallucinate=True)
     await library.execute(
         "UPDATE answer_reviews SET asked_at = now() - interval '31 days' WHERE answer_id = %s", first.answer_id
     )
-    second = await asked(library, tenant, "staff", hallucinate=True)
+    second = await answer_question(library, tenant, "staff", hallucinate=True)
     await Retention(library.pool, library.metrics, RetentionSettings()).turn()
     assert await library.execute("SELECT answer_id FROM answer_reviews WHERE tenant = %s", tenant) == [
         (second.answer_id,)
@@ -206,16 +212,16 @@ async def test_what_is_old_goes(library: Library, tenant: str) -> None:
 KEYS = [b"the installation's key, long and random"]
 
 
-def voice(tenant: str, name: str, *, keys: list[bytes] = KEYS, api_key: str | None = None) -> list[bytes]:
+def digests_of_author(tenant: str, name: str, *, keys: list[bytes] = KEYS, api_key: str | None = None) -> list[bytes]:
     return review.author_digests(keys, tenant, principal=name, key=api_key)
 
 
-async def give(library: Library, caller: Caller, by: list[bytes], feedback: Feedback) -> None:
+async def give_feedback(library: Library, caller: Caller, by: list[bytes], feedback: Feedback) -> None:
     async with library.pool.connection() as connection:
         await review.store_feedback(connection, caller, by, feedback)
 
 
-async def stored(library: Library, tenant: str) -> list[tuple[bytes, str, object, object]]:
+async def stored_feedback(library: Library, tenant: str) -> list[tuple[bytes, str, object, object]]:
     return await library.execute(
         "SELECT giver, verdict, answer_id, chunk_id FROM answer_feedback WHERE tenant = %s ORDER BY given_at", tenant
     )
@@ -229,13 +235,13 @@ async def passages(library: Library, tenant: str) -> list[UUID]:
     return [id_ for (id_,) in rows]
 
 
-async def test_one_voice_a_person(library: Library, tenant: str) -> None:
+async def test_each_person_has_one_verdict_per_answer(library: Library, tenant: str) -> None:
     await put(library, tenant)
-    answer = await asked(library, tenant, "staff", hallucinate=True)
+    answer = await answer_question(library, tenant, "staff", hallucinate=True)
     staff = await library.caller(tenant, "staff")
     for name, api_key, thumb in (("ann", None, "up"), ("ann", "anns-bot", "down"), ("bob", None, "down")):
         feedback = Feedback(thumb, answer.answer_id, note="hm")  # type: ignore[arg-type]
-        await give(library, staff, voice(tenant, name, api_key=api_key), feedback)
+        await give_feedback(library, staff, digests_of_author(tenant, name, api_key=api_key), feedback)
     async with library.pool.connection() as connection:
         given = await review.list_feedback(connection, tenant)
     [(names,)] = await library.execute(
@@ -243,17 +249,20 @@ async def test_one_voice_a_person(library: Library, tenant: str) -> None:
     )
     assert [(g.verdict, g.answer_id, g.note) for g in given] == [("down", answer.answer_id, "hm")] * 2
     assert "ann" not in names
-    [entry] = await waiting(library, await library.caller(tenant, "staff"))
+    [entry] = await review_queue(library, await library.caller(tenant, "staff"))
     assert (entry.up, entry.down) == (0, 2)
 
 
-async def test_whoever_reads_the_table_cannot_find_out_by_guessing_who_gave_feedback(
-    library: Library, tenant: str
-) -> None:
+async def test_authors_of_feedback_cannot_be_guessed_from_the_stored_digests(library: Library, tenant: str) -> None:
     await put(library, tenant)
-    answer = await asked(library, tenant, "staff")
-    await give(library, await library.caller(tenant, "staff"), voice(tenant, "ann"), Feedback("up", answer.answer_id))
-    [(giver, *_)] = await stored(library, tenant)
+    answer = await answer_question(library, tenant, "staff")
+    await give_feedback(
+        library,
+        await library.caller(tenant, "staff"),
+        digests_of_author(tenant, "ann"),
+        Feedback("up", answer.answer_id),
+    )
+    [(giver, *_)] = await stored_feedback(library, tenant)
     guesses = [
         text
         for kind in ("person", "token", "development")
@@ -269,19 +278,23 @@ async def test_whoever_reads_the_table_cannot_find_out_by_guessing_who_gave_feed
     assert giver in review.author_digests_of_person(KEYS, tenant, "ann")
 
 
-async def test_one_voice_a_person_although_the_key_is_another_one_now(library: Library, tenant: str) -> None:
+async def test_each_person_has_one_verdict_per_answer_after_a_key_rotation(library: Library, tenant: str) -> None:
     await put(library, tenant)
-    answer = await asked(library, tenant, "staff")
+    answer = await answer_question(library, tenant, "staff")
     staff, rotated = await library.caller(tenant, "staff"), [b"the new key, long and random as well", *KEYS]
-    await give(library, staff, voice(tenant, "ann"), Feedback("up", answer.answer_id))
-    await give(library, staff, voice(tenant, "ann", keys=rotated), Feedback("down", answer.answer_id))
-    [(giver, verdict, *_)] = await stored(library, tenant)
-    assert (giver, verdict) == (voice(tenant, "ann", keys=rotated[:1])[0], "down")
+    await give_feedback(library, staff, digests_of_author(tenant, "ann"), Feedback("up", answer.answer_id))
+    await give_feedback(
+        library, staff, digests_of_author(tenant, "ann", keys=rotated), Feedback("down", answer.answer_id)
+    )
+    [(giver, verdict, *_)] = await stored_feedback(library, tenant)
+    assert (giver, verdict) == (digests_of_author(tenant, "ann", keys=rotated[:1])[0], "down")
 
 
-async def test_feedback_about_what_somebody_was_not_shown_is_not_kept(library: Library, tenant: str) -> None:
+async def test_feedback_about_answers_or_passages_the_caller_may_not_read_is_not_stored(
+    library: Library, tenant: str
+) -> None:
     await put(library, tenant)
-    answer = await asked(library, tenant, "staff")
+    answer = await answer_question(library, tenant, "staff")
     mine = await passages(library, tenant)
     strangers = [
         await library.caller(tenant, "night"),
@@ -289,14 +302,18 @@ async def test_feedback_about_what_somebody_was_not_shown_is_not_kept(library: L
         await library.caller("another", "staff"),
     ]
     for caller in strangers:
-        await give(library, caller, voice(caller.tenant, "eve"), Feedback("down", answer.answer_id))
+        await give_feedback(
+            library, caller, digests_of_author(caller.tenant, "eve"), Feedback("down", answer.answer_id)
+        )
     staff = await library.caller(tenant, "staff")
     for invented in (Feedback("up", uuid4()), Feedback("up", chunk_id=uuid4())):
-        await give(library, staff, voice(tenant, "ann"), invented)
-    assert await stored(library, tenant) == []
+        await give_feedback(library, staff, digests_of_author(tenant, "ann"), invented)
+    assert await stored_feedback(library, tenant) == []
     for passage in mine:
-        await give(library, staff, voice(tenant, "ann"), Feedback("up", chunk_id=passage, query="pumps"))
-    [(_, _, _, kept)] = await stored(library, tenant)
+        await give_feedback(
+            library, staff, digests_of_author(tenant, "ann"), Feedback("up", chunk_id=passage, query="pumps")
+        )
+    [(_, _, _, kept)] = await stored_feedback(library, tenant)
     assert await library.execute(
         f"SELECT external_id FROM documents WHERE id = (SELECT document_id FROM {library.generation.chunk_table}"
         " WHERE id = %s)",
@@ -304,11 +321,11 @@ async def test_feedback_about_what_somebody_was_not_shown_is_not_kept(library: L
     ) == [("pumps.md",)]
     pumps = document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant, acl_tags=["staff"])
     await library.put(access(pumps, ["board"]))
-    await give(library, staff, voice(tenant, "bob"), Feedback("down", answer.answer_id))
-    assert len(await stored(library, tenant)) == 1
+    await give_feedback(library, staff, digests_of_author(tenant, "bob"), Feedback("down", answer.answer_id))
+    assert len(await stored_feedback(library, tenant)) == 1
 
 
-async def test_a_caller_keeps_one_row_a_passage_and_no_more_than_the_newest(
+async def test_feedback_is_limited_to_one_row_per_passage_and_the_newest_of_a_caller(
     library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(review, "MAX_FEEDBACK_PER_CALLER", 3)
@@ -316,12 +333,14 @@ async def test_a_caller_keeps_one_row_a_passage_and_no_more_than_the_newest(
     staff, chunks = await library.caller(tenant, "staff"), await passages(library, tenant)
     assert len(chunks) == 5
     for n in range(20):
-        await give(library, staff, voice(tenant, "ann"), Feedback("up", chunk_id=chunks[0], query=f"query {n}"))
-    assert len(await stored(library, tenant)) == 1
+        await give_feedback(
+            library, staff, digests_of_author(tenant, "ann"), Feedback("up", chunk_id=chunks[0], query=f"query {n}")
+        )
+    assert len(await stored_feedback(library, tenant)) == 1
     for chunk in chunks:
-        await give(library, staff, voice(tenant, "ann"), Feedback("down", chunk_id=chunk))
-    await give(library, staff, voice(tenant, "bob"), Feedback("up", chunk_id=chunks[0]))
-    assert [(verdict, chunk) for _, verdict, _, chunk in await stored(library, tenant)] == [
+        await give_feedback(library, staff, digests_of_author(tenant, "ann"), Feedback("down", chunk_id=chunk))
+    await give_feedback(library, staff, digests_of_author(tenant, "bob"), Feedback("up", chunk_id=chunks[0]))
+    assert [(verdict, chunk) for _, verdict, _, chunk in await stored_feedback(library, tenant)] == [
         *(("down", chunk) for chunk in chunks[2:]),
         ("up", chunks[0]),
     ]
@@ -336,11 +355,11 @@ async def test_a_caller_keeps_one_row_a_passage_and_no_more_than_the_newest(
         Feedback("up", chunk_id=uuid4(), query="a\x00b"),
     ],
 )
-async def test_feedback_that_cannot_be_stored(library: Library, tenant: str, feedback: Feedback) -> None:
+async def test_invalid_feedback_is_rejected(library: Library, tenant: str, feedback: Feedback) -> None:
     with pytest.raises(BadQuery):
-        await give(library, await library.caller(tenant), voice(tenant, "ann"), feedback)
+        await give_feedback(library, await library.caller(tenant), digests_of_author(tenant, "ann"), feedback)
 
 
-async def test_the_list_is_bounded(library: Library, tenant: str) -> None:
+async def test_the_limit_of_the_review_list_is_validated(library: Library, tenant: str) -> None:
     with pytest.raises(BadQuery):
-        await waiting(library, await library.caller(tenant), limit=0)
+        await review_queue(library, await library.caller(tenant), limit=0)

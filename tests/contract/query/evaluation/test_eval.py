@@ -73,7 +73,7 @@ def databases(library: Library) -> set[str]:
 # A collection
 
 
-async def test_a_collection_is_measured_in_a_place_of_its_own_that_leaves_nothing_behind(library: Library) -> None:
+async def test_a_collection_is_evaluated_in_a_temporary_database_and_index(library: Library) -> None:
     model = WordEmbedder()
     async with place.opened(library.settings, model, dataset()) as here:
         assert await here.load(dataset().documents) == len(PLANETS)
@@ -94,7 +94,7 @@ async def test_a_collection_is_measured_in_a_place_of_its_own_that_leaves_nothin
     assert found["degraded"] == {}
 
 
-async def test_what_is_there_already_is_untouched_and_can_be_judged_itself(library: Library) -> None:
+async def test_the_existing_documents_can_be_evaluated_as_they_are(library: Library) -> None:
     caller = await library.caller("acme", "staff")
     found = report(dataset(), *await rank(library.search, caller, dataset(), MODES))
     assert found["runs"]["keyword"]["MRR"] == 1.0
@@ -103,7 +103,7 @@ async def test_what_is_there_already_is_untouched_and_can_be_judged_itself(libra
     assert all(run["recall@50"] == 0 for run in unseen["runs"].values())
 
 
-async def test_the_command_prints_one_document(stack: Stack, tmp_path: Path) -> None:
+async def test_penstock_eval_prints_one_json_document(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
     (tmp_path / "corpus.jsonl").write_text(
         "".join(json.dumps({"_id": name, "title": name, "text": text}) + "\n" for name, text in PLANETS.items())
@@ -142,8 +142,8 @@ def _penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_judgements_are_added_exported_taken_in_and_measured_by_command(library: Library, tmp_path: Path) -> None:
-    await kept(library)
+async def test_penstock_golden_adds_exports_imports_and_removes_judgements(library: Library, tmp_path: Path) -> None:
+    await replace_golden(library)
     library.write_home(tmp_path)
 
     async def golden(*arguments: str) -> Result:
@@ -175,7 +175,7 @@ def by_keyword(found: SearchResults) -> set[str]:
     return {result.passage.external_id for result in found.results if "keyword" in result.ranks}
 
 
-async def test_the_second_look_asks_for_words_that_the_question_does_not_have(library: Library) -> None:
+async def test_relevance_feedback_finds_documents_by_words_missing_from_the_question(library: Library) -> None:
     caller = await library.caller("acme", "staff")
     model = QueryEmbedder(WordEmbedder)
     once = Search(library.pool, library.es, model, settings=RetrievalSettings(feedback=False))
@@ -183,7 +183,7 @@ async def test_the_second_look_asks_for_words_that_the_question_does_not_have(li
     assert {"mars", "saturn"} <= by_keyword(await library.search.search("Phobos", caller)), "both speak of moons"
 
 
-async def test_the_second_look_compares_what_only_words_found(
+async def test_relevance_feedback_scores_keyword_candidates_by_vector_too(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What pgvector did not offer, too; what it does not hold has no say there, and is shown all the same."""
@@ -213,7 +213,7 @@ async def test_the_second_look_compares_what_only_words_found(
     assert await ranks(feedback=True) == {"keyword"}
 
 
-async def test_words_that_the_second_look_adds_rank_what_was_offered_and_find_nothing_else(
+async def test_words_added_by_relevance_feedback_rank_candidates_and_add_none(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenant = f"t{uuid4().hex[:8]}"
@@ -239,7 +239,7 @@ async def test_words_that_the_second_look_adds_rank_what_was_offered_and_find_no
     assert await ranks(feedback=True) == set(), "neither store had offered it: nobody has asked whether it may be shown"
 
 
-async def test_a_second_look_that_takes_too_long_leaves_the_first_and_says_so(
+async def test_relevance_feedback_that_times_out_leaves_the_first_results_and_a_note(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = await library.caller("acme", "staff")
@@ -249,7 +249,9 @@ async def test_a_second_look_that_takes_too_long_leaves_the_first_and_says_so(
     assert found.degraded == ("relevance feedback did not answer within 0 s",)
 
 
-async def test_while_many_ask_one_look_has_to_do_and_that_answer_is_not_remembered(library: Library) -> None:
+async def test_concurrent_searches_beyond_the_limit_skip_relevance_feedback_and_are_not_cached(
+    library: Library,
+) -> None:
     caller = await library.caller("acme", "staff")
     settings = RetrievalSettings(feedback_at_once=1)
     search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=settings)
@@ -260,7 +262,7 @@ async def test_while_many_ask_one_look_has_to_do_and_that_answer_is_not_remember
     assert {"mars", "saturn"} <= by_keyword(await search.search("Phobos", caller))
 
 
-async def test_nobody_learns_from_passages_that_only_others_read(library: Library) -> None:
+async def test_relevance_feedback_uses_only_passages_the_caller_may_read(library: Library) -> None:
     staff = await library.caller("acme", "staff")
     forgetful = Search(
         library.pool, library.es, QueryEmbedder(WordEmbedder), settings=RetrievalSettings(cached_queries=0)
@@ -285,7 +287,7 @@ def golden(text: str, *judged: Judged, tenant: str = "acme") -> Golden:
     return Golden(tenant, text, judged, tags=("staff",), reference="It is so.")
 
 
-async def kept(library: Library, *all_of: Golden) -> None:
+async def replace_golden(library: Library, *all_of: Golden) -> None:
     await library.execute("DELETE FROM eval_queries")
     await library.execute("DELETE FROM eval_runs")
     async with library.pool.connection() as connection:
@@ -305,11 +307,11 @@ def evaluation(library: Library, *, moment: datetime | None = None, **fields: ob
     )
 
 
-async def test_a_judgement_stands_while_its_words_do_and_is_lost_with_them(library: Library) -> None:
+async def test_a_judgement_with_an_anchor_is_lost_when_its_words_leave_the_document(library: Library) -> None:
     text = "Neptune has storms.\n\nIts moon Triton goes round the wrong way."
     await library.put(document("neptune", text))
     anchored = golden("which moon goes the wrong way", Judged("wiki", "neptune", "Triton  goes\nround"))
-    await kept(library, anchored)
+    await replace_golden(library, anchored)
     one = evaluation(library)
     means = await one.run()
     assert means is not None
@@ -328,20 +330,24 @@ async def test_a_judgement_stands_while_its_words_do_and_is_lost_with_them(libra
     assert await one.run() is None
 
 
-async def test_the_answer_with_the_words_counts_and_another_of_the_document_does_not(library: Library) -> None:
-    await kept(library, golden("rings of ice", Judged("wiki", "saturn", "no such words"), Judged("wiki", "saturn")))
+async def test_a_judgement_whose_anchor_is_not_in_the_document_is_lost(library: Library) -> None:
+    await replace_golden(
+        library, golden("rings of ice", Judged("wiki", "saturn", "no such words"), Judged("wiki", "saturn"))
+    )
     async with library.pool.connection() as connection:
         left, lost = await judgements.current(connection, await judgements.load(connection))
     assert ([one.judged for one in left], lost) == ([(Judged("wiki", "saturn"),)], 1)
 
 
-async def test_one_run_is_due_every_quarter_of_an_hour_and_is_compared_with_the_one_before(library: Library) -> None:
+async def test_an_evaluation_runs_every_quarter_of_an_hour_and_is_compared_with_the_previous_one(
+    library: Library,
+) -> None:
     right = golden("rings of ice", Judged("wiki", "saturn"))
-    await kept(library, right)
+    await replace_golden(library, right)
     start = datetime.now(UTC)
     assert await run_if_due(evaluation(library, moment=start))
     assert not await run_if_due(evaluation(library, moment=start + timedelta(minutes=14)))
-    await kept_also(library, golden("rings of ice and of nothing else", Judged("wiki", "venus", gain=3)))
+    await add_golden(library, golden("rings of ice and of nothing else", Judged("wiki", "venus", gain=3)))
     later = evaluation(library, moment=start + timedelta(minutes=15))
     assert await run_if_due(later)
     async with library.pool.connection() as connection:
@@ -356,7 +362,7 @@ async def test_one_run_is_due_every_quarter_of_an_hour_and_is_compared_with_the_
     assert other.metrics.floor.labels("nDCG@5")._value.get() == 0.82
 
 
-async def kept_also(library: Library, one: Golden) -> None:
+async def add_golden(library: Library, one: Golden) -> None:
     async with library.pool.connection() as connection:
         await judgements.store(connection, one)
 
@@ -365,8 +371,8 @@ def unreachable() -> WordEmbedder:
     raise Retryable("the model's server is away")
 
 
-async def test_half_a_world_measures_nothing(library: Library) -> None:
-    await kept(library, golden("rings of ice", Judged("wiki", "saturn")))
+async def test_an_evaluation_with_a_degraded_search_is_not_recorded(library: Library) -> None:
+    await replace_golden(library, golden("rings of ice", Judged("wiki", "saturn")))
     one = evaluation(library)
     one.search = Search(library.pool, library.es, QueryEmbedder(unreachable))
     with pytest.raises(Retryable, match="not whole"):
@@ -378,7 +384,7 @@ async def test_half_a_world_measures_nothing(library: Library) -> None:
 # Answers
 
 
-async def test_an_answer_is_graded_by_the_published_definitions() -> None:
+async def test_answers_are_graded_for_faithfulness_relevancy_and_context_precision() -> None:
     contexts = ["Saturn has rings of ice and dust.", "Bread is baked from flour."]
     async with FakeChat() as fake:
         chat = OpenAIChat(ChatSettings(base_url=fake.url, model=fake.model))
@@ -407,7 +413,7 @@ async def test_an_answer_is_graded_by_the_published_definitions() -> None:
     ("useful", "expected"),
     [([], None), ([False, False], 0.0), ([True, False], 1.0), ([False, True], 0.5), ([True, False, True], 5 / 6)],
 )
-async def test_context_precision_asks_whether_the_useful_ones_come_first(
+async def test_context_precision_rewards_useful_passages_that_come_first(
     useful: list[bool], expected: float | None
 ) -> None:
     assert precision(useful) == (None if expected is None else pytest.approx(expected))

@@ -82,7 +82,7 @@ def by_hand(rankings: Mapping[str, Sequence[str]]) -> dict[str, float]:
     }
 
 
-async def searched(site: Site, name: str) -> dict[str, float]:
+async def measured_by_search(site: Site, name: str) -> dict[str, float]:
     """One question after another, by the search that the service has."""
     embedders = site.embedders()
     search = Search(site.library.pool, site.library.es, embedders)
@@ -105,8 +105,8 @@ def same(comparison: Comparison, before: Mapping[str, float], after: Mapping[str
     assert comparison.difference.low <= comparison.difference.mean <= comparison.difference.high
 
 
-async def test_the_numbers_are_those_that_a_hand_works_out(site: Site, tmp_path: Path) -> None:
-    before, after = await searched(site, "g1"), await searched(site, "g3")
+async def test_the_comparison_of_generations_matches_measures_computed_by_hand(site: Site, tmp_path: Path) -> None:
+    before, after = await measured_by_search(site, "g1"), await measured_by_search(site, "g3")
     assert before["MRR"] == 1.0, "g1 knows every answer"
     assert after["nDCG@5"] < 0.9 * before["nDCG@5"], "else nothing would be compared"
     with pytest.raises(NothingJudged, match="penstock golden add"):
@@ -147,7 +147,7 @@ def write(folder: Path) -> None:
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
 
 
-async def test_the_commands_ask_the_active_generation_whatever_model_the_settings_name(
+async def test_eval_and_search_commands_use_the_active_generations_model_whatever_the_settings_name(
     site: Site, tmp_path: Path
 ) -> None:
     write(tmp_path)
@@ -160,7 +160,7 @@ async def test_the_commands_ask_the_active_generation_whatever_model_the_setting
         assert found.exit_code == 0, found.output
         return json.loads(found.stdout)
 
-    expected = await searched(site, "g3")
+    expected = await measured_by_search(site, "g3")
     await site.state(g3="active", g1="previous", g2="building")
     try:
         judged = (await command("eval", str(tmp_path), "--no-load"))["runs"]["hybrid"]
@@ -172,7 +172,7 @@ async def test_the_commands_ask_the_active_generation_whatever_model_the_setting
     assert site.models["g3"].asked[-1] == TEXTS["fen.md"]
 
 
-async def test_what_cannot_be_compared_is_said(site: Site) -> None:
+async def test_an_unknown_generation_or_degraded_search_cannot_be_compared(site: Site) -> None:
     await judge(site)
     with pytest.raises(Misconfigured, match="no generation g7"):
         await compare(site.settings, site.library.pool, "g7")
@@ -185,7 +185,7 @@ async def test_what_cannot_be_compared_is_said(site: Site) -> None:
     assert (await compare(site.settings, site.library.pool, "g3")).change < 0
 
 
-async def test_a_judgement_whose_document_is_gone_is_left_out_of_both(site: Site) -> None:
+async def test_a_judgement_whose_document_was_deleted_is_left_out_of_the_comparison(site: Site) -> None:
     gone = document("gone.md", "The survey of the quarry tells of its birds and its soil.")
     await site.put(gone)
     await judge(site)
@@ -196,7 +196,7 @@ async def test_a_judgement_whose_document_is_gone_is_left_out_of_both(site: Site
     assert (await compare(site.settings, site.library.pool, "g3")).questions == len(QUESTIONS)
 
 
-async def test_what_shadowing_measured_of_the_two_is_shown_beside(site: Site) -> None:
+async def test_the_comparison_includes_the_measurements_of_shadow_queries(site: Site) -> None:
     await judge(site)
     async with site.library.pool.connection() as connection:
         for active, candidate, measured in (

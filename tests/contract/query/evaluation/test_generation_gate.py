@@ -82,7 +82,9 @@ async def cutover(site: Site, home: Path, *options: str, **environment: str) -> 
     return process.returncode or 0, out.decode(), lines
 
 
-async def test_a_model_that_says_nothing_is_refused_with_both_numbers_unless_forced(site: Site, tmp_path: Path) -> None:
+async def test_a_cut_over_to_a_worse_generation_is_refused_with_both_measures_unless_forced(
+    site: Site, tmp_path: Path
+) -> None:
     await judge(site)
     found = await compare(site.settings, site.library.pool, "g3")
     before, after = found.before["nDCG@5"], found.after["nDCG@5"]
@@ -102,7 +104,7 @@ async def test_a_model_that_says_nothing_is_refused_with_both_numbers_unless_for
     assert done["evaluation"]["change"] == pytest.approx(after - 1)
 
 
-async def test_one_that_finds_as_much_needs_no_force(site: Site, tmp_path: Path) -> None:
+async def test_a_cut_over_to_an_equally_good_generation_needs_no_force(site: Site, tmp_path: Path) -> None:
     await judge(site)
     site.models["g3"].near |= site.models["g1"].near
     code, out, lines = await cutover(site, tmp_path, "--json")
@@ -110,7 +112,9 @@ async def test_one_that_finds_as_much_needs_no_force(site: Site, tmp_path: Path)
     assert not any("Forced" in line for line in lines)
 
 
-async def test_without_a_golden_question_somebody_has_to_say_that_nothing_is_judged(site: Site, tmp_path: Path) -> None:
+async def test_a_cut_over_without_golden_questions_requires_no_evaluation_to_be_stated(
+    site: Site, tmp_path: Path
+) -> None:
     code, _, lines = await cutover(site, tmp_path)
     assert code == 1
     assert "penstock golden add" in lines[-1]
@@ -118,7 +122,7 @@ async def test_without_a_golden_question_somebody_has_to_say_that_nothing_is_jud
     assert (await cutover(site, tmp_path, "--no-evaluation"))[0] == 0
 
 
-async def test_what_is_pending_refuses_it_before_a_question_is_asked_force_or_not(site: Site, tmp_path: Path) -> None:
+async def test_a_cut_over_with_pending_documents_is_refused_even_with_force(site: Site, tmp_path: Path) -> None:
     await judge(site)
     asked = len(site.models["g3"].asked)
     ids = await site.library.accept(document("late.md", "The survey of the quarry came late."))
@@ -135,7 +139,9 @@ async def test_what_is_pending_refuses_it_before_a_question_is_asked_force_or_no
         await library.converge(*ids)
 
 
-async def test_what_cannot_be_removed_afterwards_is_no_reason_to_say_that_it_failed(site: Site, tmp_path: Path) -> None:
+async def test_a_cut_over_succeeds_though_the_retired_generation_cannot_be_removed_yet(
+    site: Site, tmp_path: Path
+) -> None:
     await site.state(g1="active", g3="building", g2="previous")
     nobody = f"127.0.0.1:{free_port()}"
     code, out, lines = await cutover(site, tmp_path, "--no-evaluation", "--json", PENSTOCK_KAFKA_BOOTSTRAP=nobody)
@@ -143,7 +149,7 @@ async def test_what_cannot_be_removed_afterwards_is_no_reason_to_say_that_it_fai
     assert "Cut over. What is left of g2 is removed by the next build: " in lines[-1]
 
 
-async def test_a_generation_that_is_retired_is_told_so_though_a_store_could_not_be_cleared(
+async def test_retiring_a_generation_succeeds_though_a_store_could_not_be_cleared(
     site: Site, stack: Stack, tmp_path: Path
 ) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"

@@ -71,7 +71,7 @@ async def world(around: World) -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-async def test_no_request_breaks_the_service(world: World, mode: GenerationMode) -> None:
+async def test_no_generated_request_causes_a_server_error(world: World, mode: GenerationMode) -> None:
     """Every described operation, with what its description allows and with what it does not."""
     async with world.client() as client:
         described = (await client.get("/openapi.json")).json()
@@ -107,7 +107,7 @@ async def test_no_request_breaks_the_service(world: World, mode: GenerationMode)
     assert all(asked)
 
 
-async def test_what_is_no_request_at_all(world: World) -> None:
+async def test_malformed_http_gets_a_4xx_or_a_closed_connection(world: World) -> None:
     """Bytes that are no HTTP, nothing at all, half a head, a body that never ends or never comes."""
     head = f"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\n{ANN}Content-Type: application/json\r\n".encode()
     sent = (
@@ -131,24 +131,26 @@ async def test_what_is_no_request_at_all(world: World) -> None:
 # Clients that are slow or leave
 
 
-async def test_who_never_takes_a_long_answer_holds_nothing_up(world: World, library: Library) -> None:
+async def test_a_client_that_never_reads_a_long_response_is_disconnected_and_delays_no_one(
+    world: World, library: Library
+) -> None:
     [(long,)] = await library.execute("SELECT id FROM documents WHERE external_id = 'long'")
     async with world.unharmed():
-        stuck = [await unread(world, f"/v1/documents/{long}") for _ in range(4)]
+        stuck = [await connect_without_reading(world, f"/v1/documents/{long}") for _ in range(4)]
         async with world.client() as client:
             assert (await world.search(client, "pump in hall 5"))["results"]
             whole = (await client.get(f"/v1/documents/{long}")).json()
             assert len(whole["text"]) > 3_000_000
         try:
             async with asyncio.timeout(BOUND_SECONDS):
-                while taken(world):  # the server gives up, although nobody has closed anything here
+                while open_connections(world):  # the server gives up, although nobody has closed anything here
                     await asyncio.sleep(0.05)
         finally:
             for one in stuck:
                 one.close()
 
 
-def taken(world: World) -> int:
+def open_connections(world: World) -> int:
     """Connections that the server's end holds open and cannot write to."""
     port = urlsplit(world.address).port
     return sum(
@@ -157,7 +159,7 @@ def taken(world: World) -> int:
     )
 
 
-async def unread(world: World, path: str) -> socket.socket:
+async def connect_without_reading(world: World, path: str) -> socket.socket:
     """A connection whose answer is asked for and not read."""
     host, port = urlsplit(world.address).hostname, urlsplit(world.address).port
     one = socket.socket()
@@ -169,7 +171,7 @@ async def unread(world: World, path: str) -> socket.socket:
     return one
 
 
-async def test_who_reads_a_byte_a_second_takes_nobodys_place(world: World) -> None:
+async def test_a_client_that_reads_one_byte_a_second_occupies_no_slot(world: World) -> None:
     async with world.unharmed(), world.client() as client:
         async with world.stream(client) as slow:
             read = slow.aiter_raw(1)
@@ -183,7 +185,7 @@ async def test_who_reads_a_byte_a_second_takes_nobodys_place(world: World) -> No
         assert b"event: done" in rest
 
 
-async def test_who_leaves_a_stream_stops_the_model_too(world: World) -> None:
+async def test_a_client_that_leaves_a_stream_stops_the_chat_model(world: World) -> None:
     world.chat.faults.token_seconds = 0.2
     left = world.chat.stats.left
     async with world.unharmed():
@@ -197,7 +199,7 @@ async def test_who_leaves_a_stream_stops_the_model_too(world: World) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_who_resets_the_connection_in_mid_answer(world: World) -> None:
+async def test_a_client_that_resets_the_connection_mid_response_leaves_nothing_behind(world: World) -> None:
     """Not a goodbye: the connection is gone, as when a phone loses its network and comes back with another address."""
     world.chat.faults.token_seconds = 0.2
     host, port = urlsplit(world.address).hostname, urlsplit(world.address).port
@@ -214,7 +216,7 @@ async def test_who_resets_the_connection_in_mid_answer(world: World) -> None:
             writer.transport.abort()
 
 
-async def test_who_leaves_a_search_stops_it(world: World) -> None:
+async def test_a_client_that_leaves_a_search_stops_it(world: World) -> None:
     async with world.unharmed_after(world.restore):
         world.elastic.silent = True
         async with world.client() as client:
@@ -237,7 +239,9 @@ async def test_who_leaves_a_search_stops_it(world: World) -> None:
     ("silence", "found_by"),
     [("elastic", ["vector"]), ("model", ["keyword"])],
 )
-async def test_half_an_answer_comes_in_time(world: World, silence: str, found_by: list[str]) -> None:
+async def test_with_one_silent_dependency_a_degraded_response_arrives_in_time(
+    world: World, silence: str, found_by: list[str]
+) -> None:
     async with world.unharmed_after(world.restore):
         getattr(world, silence).silent = True
         async with world.client() as client:
@@ -250,7 +254,7 @@ async def test_half_an_answer_comes_in_time(world: World, silence: str, found_by
             assert {tuple(result["stores"]) for result in answer["results"]} == {tuple(found_by)}
 
 
-async def test_with_both_silent_the_end_comes_in_time(world: World) -> None:
+async def test_with_both_retrievers_silent_a_503_or_504_arrives_in_time(world: World) -> None:
     async with world.unharmed_after(world.restore):
         world.elastic.silent = world.model.silent = True
         async with world.client() as client:
@@ -259,7 +263,7 @@ async def test_with_both_silent_the_end_comes_in_time(world: World) -> None:
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_a_ledger_that_is_locked(world: World, library: Library) -> None:
+async def test_a_locked_ledger_leads_to_503_or_504(world: World, library: Library) -> None:
     """Somebody's migration holds every table of the ledger: nothing can be verified, so nothing is shown."""
     async with world.unharmed_after(world.restore):
         dsn = library.settings.postgres.dsn.get_secret_value()
@@ -272,7 +276,7 @@ async def test_a_ledger_that_is_locked(world: World, library: Library) -> None:
 
 
 @pytest.mark.parametrize("fault", ["hang", "stall"])
-async def test_a_model_that_stops_writing(world: World, fault: str) -> None:
+async def test_a_chat_model_that_stops_writing_leads_to_a_bounded_response(world: World, fault: str) -> None:
     async with world.unharmed():
         setattr(world.chat.faults, fault, AT_ONCE)
         async with world.client() as client:
@@ -280,7 +284,7 @@ async def test_a_model_that_stops_writing(world: World, fault: str) -> None:
         assert {answer.status_code for answer in answers} <= {200, 503, 504}
 
 
-async def test_a_model_that_never_loads(library: Library) -> None:
+async def test_while_the_embedding_model_is_loading_search_is_degraded_and_not_ready(library: Library) -> None:
     """A file system that hangs: keywords answer meanwhile, and the service stops when it is told to."""
     go = Event()
 

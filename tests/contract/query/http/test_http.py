@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 # Reading
 
 
-async def test_search_answers_in_the_described_shape(world: World, tenant: str) -> None:
+async def test_a_search_response_matches_the_openapi_description(world: World, tenant: str) -> None:
     await world.library.put(
         document(
             "dam.md",
@@ -58,7 +58,7 @@ def assert_described(path: str, method: str, told: Any) -> None:
     Draft202012Validator({**schema, "components": description["components"]}).validate(told)
 
 
-async def test_a_document_and_its_story_are_for_its_readers(world: World, tenant: str) -> None:
+async def test_a_document_and_its_why_are_readable_only_with_access(world: World, tenant: str) -> None:
     text = "# Plan\n\nMove the crane.\n\n## Later\n\nMove it back."
     shared = document("plan.md", text, tenant=tenant, acl_tags=["user:ann", "crew"], title="The plan")
     await world.library.put(shared)
@@ -79,7 +79,7 @@ async def test_a_document_and_its_story_are_for_its_readers(world: World, tenant
         assert (await world.client.get(path, headers=as_("ann", tenant))).status_code == 404
 
 
-async def test_an_operator_sees_the_whole_story_in_its_own_tenant(world: World, tmp_path: Path) -> None:
+async def test_an_operator_sees_the_full_why_only_in_its_own_tenant(world: World, tmp_path: Path) -> None:
     mine, theirs = document("a.md", "Text.", tenant="opsone"), document("a.md", "Text.", tenant="opstwo")
     await world.library.put(mine, theirs)
     keys = write_keys(
@@ -102,7 +102,7 @@ async def test_an_operator_sees_the_whole_story_in_its_own_tenant(world: World, 
         assert (await client.get("/v1/review", headers={"X-Api-Key": "ops"})).json() == {"waiting": []}
 
 
-async def test_what_may_not_be_read_is_answered_like_what_does_not_exist(world: World, tenant: str) -> None:
+async def test_an_unreadable_document_gets_the_same_response_as_a_missing_one(world: World, tenant: str) -> None:
     """Byte for byte, by the same statements."""
     await world.library.put(
         document("secret.md", "The merger.", tenant=tenant, acl_tags=["board"]),
@@ -148,7 +148,7 @@ def statements() -> Iterator[list[str]]:
         yield sent
 
 
-async def test_facets_are_of_what_is_read(world: World, tenant: str) -> None:
+async def test_facets_are_computed_only_from_readable_documents(world: World, tenant: str) -> None:
     await world.library.put(
         document("a.md", "One.", tenant=tenant, acl_tags=["user:ann"], author="Ada"),
         document("b.md", "Two.", tenant=tenant, acl_tags=["user:ann"], author="Ada", source="drive"),
@@ -169,7 +169,7 @@ async def test_facets_are_of_what_is_read(world: World, tenant: str) -> None:
 # For machines
 
 
-async def test_a_half_is_away_and_the_service_is_ready(world: World) -> None:
+async def test_the_service_is_ready_but_degraded_without_elasticsearch(world: World) -> None:
     assert (await world.client.get("/livez")).text == "ok\n"
     ready = await world.client.get("/readyz")
     assert (ready.status_code, ready.text) == (200, "ready\n")
@@ -184,7 +184,7 @@ async def test_a_half_is_away_and_the_service_is_ready(world: World) -> None:
         assert service.metrics.registry.get_sample_value("penstock_query_degraded_total", {"part": "keywords"}) == 1
 
 
-async def test_metrics_are_for_this_machine_and_for_operators(world: World, tmp_path: Path) -> None:
+async def test_metrics_are_served_only_to_this_machine_and_to_operators(world: World, tmp_path: Path) -> None:
     await world.client.post("/v1/search", json={"query": "x", "mode": "keyword"}, headers=as_("ann"))
     text = (await world.client.get("/metrics")).text
     assert 'penstock_query_seconds_count{mode="keyword",route="/v1/search"}' in text
@@ -201,7 +201,9 @@ async def test_metrics_are_for_this_machine_and_for_operators(world: World, tmp_
             assert (await client.get("/metrics", headers={**from_elsewhere, **headers})).status_code == status
 
 
-async def test_feedback_by_an_api_key_is_found_by_the_persons_export(world: World, tenant: str, tmp_path: Path) -> None:
+async def test_feedback_sent_with_an_api_key_is_included_in_the_persons_export(
+    world: World, tenant: str, tmp_path: Path
+) -> None:
     await world.library.put(document("a.md", "The harbour opens at six.", tenant=tenant, acl_tags=["user:ann"]))
     keys = write_keys(tmp_path / "keys.toml", bot={"key": "bot", "tenant": tenant, "principal": "ann"})
     async with service_over(world.library, auth={"keys_file": keys}) as (client, _):
@@ -227,7 +229,7 @@ async def test_feedback_by_an_api_key_is_found_by_the_persons_export(world: Worl
     assert (row["note"], row["verdict"]) == ("too early for me", "down")
 
 
-async def test_without_a_key_of_the_installation_no_feedback_is_kept(
+async def test_without_feedback_keys_feedback_is_rejected(
     world: World, tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
@@ -239,7 +241,7 @@ async def test_without_a_key_of_the_installation_no_feedback_is_kept(
         assert "PENSTOCK_FEEDBACK_KEYS" in refused.json()["detail"]
 
 
-async def test_headers_keep_browsers_careful(world: World) -> None:
+async def test_responses_have_security_headers_and_cors_is_limited_to_configured_origins(world: World) -> None:
     for path in ("/", "/v1/me", "/v1/nothing", "/nothing"):
         headers = (await world.client.get(path)).headers
         assert "script-src 'self'" in headers["content-security-policy"]
@@ -256,7 +258,7 @@ async def test_headers_keep_browsers_careful(world: World) -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
-async def test_the_log_names_no_question_and_no_person(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_the_log_contains_no_question_and_no_principal(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     await world.client.post("/v1/search", json={"query": "swordfish"}, headers=as_("ann@example.org"))
     await world.client.get("/v1/documents/swordfish", headers=as_("ann@example.org"))
     out, err = capfd.readouterr()

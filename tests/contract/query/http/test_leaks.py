@@ -95,7 +95,9 @@ class Told:
             assert set(text.split()) <= set(now[key].content.split()), "a text that the document no longer has"
 
 
-async def ok(client: httpx.AsyncClient, method: str, path: str, caller: HttpCaller, body: Any = None) -> dict[str, Any]:
+async def request_ok(
+    client: httpx.AsyncClient, method: str, path: str, caller: HttpCaller, body: Any = None
+) -> dict[str, Any]:
     answer = await client.request(method, path, json=body, headers=caller.headers)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
@@ -146,7 +148,7 @@ class Asking:
         self, caller: HttpCaller, now: dict[DocumentKey, Living], expected: set[DocumentKey], *, exactly: bool
     ) -> None:
         body = {"query": self.questions[id(caller.world)], "mode": next(self.modes), "top": ALL}
-        told = await ok(self.client, "POST", "/v1/search", caller, body)
+        told = await request_ok(self.client, "POST", "/v1/search", caller, body)
         seen = Told(caller.asker)
         for result in told["results"]:
             seen.passage(result)
@@ -159,7 +161,7 @@ class Asking:
     async def _answer(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
         """Of found passages, or of everything that is readable."""
         body = {"question": self.questions[id(caller.world)], "mode": next(self.answer_modes)}
-        told = await ok(self.client, "POST", "/v1/answers", caller, body)
+        told = await request_ok(self.client, "POST", "/v1/answers", caller, body)
         seen = Told(caller.asker)
         for citation in told["citations"]:
             seen.passage(citation)
@@ -187,13 +189,13 @@ class Asking:
                 assert answer.json()["text"] == now[key].content, key
 
     async def _facets(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
-        told = await ok(self.client, "GET", "/v1/facets", caller)
+        told = await request_ok(self.client, "GET", "/v1/facets", caller)
         assert set(told["sources"]) == {source for _, source, _ in now}
         assert set(told["media_types"]) == ({"text/markdown"} if now else set())
 
 
 @asynccontextmanager
-async def asking(paths: Paths, folder: Path, seed: int) -> AsyncIterator[Asking]:
+async def open_asking(paths: Paths, folder: Path, seed: int) -> AsyncIterator[Asking]:
     worlds = [World(seed * 1000 + n, f"h{seed}w{n}") for n in range(WORLDS)]
     async with issuing() as issuer:
         everybody = callers(worlds, issuer, folder / "keys.toml")
@@ -203,9 +205,11 @@ async def asking(paths: Paths, folder: Path, seed: int) -> AsyncIterator[Asking]
 
 
 @pytest.mark.parametrize("seed", [1, None])
-async def test_every_answer_is_what_a_plain_filter_allows(paths: Paths, tmp_path: Path, seed: int | None) -> None:
+async def test_every_http_response_shows_only_what_a_plain_access_filter_allows(
+    paths: Paths, tmp_path: Path, seed: int | None
+) -> None:
     drawn = random.randrange(10, 10**6) if seed is None else seed
-    async with asking(paths, tmp_path, drawn) as asked:
+    async with open_asking(paths, tmp_path, drawn) as asked:
         await paths.library.converge(*await asked.learn("first"))
         await asked.check("settled")
         before = deepcopy(asked.models)

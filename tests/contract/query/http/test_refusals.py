@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 # Who asks
 
 
-async def test_groups_count_from_the_next_request_on(world: World, tenant: str) -> None:
+async def test_a_membership_change_takes_effect_at_the_next_request(world: World, tenant: str) -> None:
     await world.library.put(document("a.md", "The crew's harbour.", tenant=tenant, acl_tags=["crew"]))
     id_ = await world.id(tenant, "a.md")
 
@@ -54,7 +54,9 @@ async def issuer() -> AsyncIterator[Issuer]:
         yield issuer
 
 
-async def test_only_a_proven_caller_is_answered(world: World, issuer: Issuer, tenant: str, tmp_path: Path) -> None:
+async def test_only_an_authenticated_caller_is_served(
+    world: World, issuer: Issuer, tenant: str, tmp_path: Path
+) -> None:
     await world.library.put(document("a.md", "The harbour.", tenant=tenant, acl_tags=["user:ann"]))
     keys = write_keys(tmp_path / "keys.toml", bot={"key": "k-1", "tenant": tenant, "tags": ["user:ann"]})
     id_ = await world.id(tenant, "a.md")
@@ -117,7 +119,7 @@ async def test_only_a_proven_caller_is_answered(world: World, issuer: Issuer, te
         assert [result["external_id"] for result in claimed.json()["results"]] == ["a.md"]
 
 
-async def test_an_issuer_that_is_away_is_no_refusal(world: World, issuer: Issuer) -> None:
+async def test_an_unavailable_token_issuer_leads_to_503_and_not_401(world: World, issuer: Issuer) -> None:
     issuer.status = 503
     async with service_over(world.library, auth=issuer.settings()) as (client, _):
         refused = await client.get("/v1/me", headers=bearer(issuer.token()))
@@ -128,7 +130,7 @@ async def test_an_issuer_that_is_away_is_no_refusal(world: World, issuer: Issuer
 # How a request is refused
 
 
-async def test_what_cannot_be_asked_says_where_it_is_wrong_and_repeats_nothing(world: World) -> None:
+async def test_an_invalid_request_names_the_wrong_field_and_does_not_repeat_its_value(world: World) -> None:
     async def post(body: Any) -> httpx.Response:
         return await world.client.post("/v1/search", json=body, headers=as_("ann"))
 
@@ -161,7 +163,7 @@ async def test_what_cannot_be_asked_says_where_it_is_wrong_and_repeats_nothing(w
     assert problem(await world.client.get("/nothing")) == (404, "not-found")
 
 
-async def test_a_body_is_capped_before_it_is_read(world: World) -> None:
+async def test_a_body_beyond_the_size_limit_is_rejected_with_413(world: World) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(40):
             yield b"x" * 65_536
@@ -173,7 +175,7 @@ async def test_a_body_is_capped_before_it_is_read(world: World) -> None:
     assert (await world.client.post("/v1/search", content=fits, headers=raw)).status_code == 200
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(world: World) -> None:
+async def test_a_body_that_does_not_arrive_is_answered_with_408(world: World) -> None:
     async with service_over(world.library, serve={"body_seconds": 0.2}) as (client, service):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         proof = f"Authorization: Bearer {token()}\r\n".encode()
@@ -184,7 +186,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(world: World) -> None
         assert service.metrics.registry.get_sample_value("penstock_query_in_work") == 0, "it never had a place"
 
 
-async def test_limits_of_a_caller_are_its_own(world: World) -> None:
+async def test_rate_limits_apply_to_each_caller_separately(world: World) -> None:
     async with service_over(world.library, serve={"requests_per_minute": 2}) as (client, service):
         for _ in range(2):
             assert (await client.get("/v1/me", headers=as_("ann"))).status_code == 200
@@ -196,7 +198,7 @@ async def test_limits_of_a_caller_are_its_own(world: World) -> None:
         assert sample("penstock_query_requests_total", {"route": "none", "outcome": "limited"}) == 1
 
 
-async def test_another_user_of_the_machine_is_nobody_in_development_mode(world: World) -> None:
+async def test_another_user_of_the_machine_is_not_authenticated_in_development_mode(world: World) -> None:
     """It reaches the port, may name whomever it likes, and cannot read the token."""
     async with httpx.AsyncClient(base_url=world.client.base_url, timeout=60) as stranger:
         for headers in ({}, {"X-Penstock-As": local_user()}, {"X-Penstock-As": "ann", "X-Penstock-Tenant": "acme"}):
@@ -218,7 +220,7 @@ async def test_another_user_of_the_machine_is_nobody_in_development_mode(world: 
     assert (await world.client.get("/v1/me")).json()["principal"] == local_user()
 
 
-async def test_a_web_page_elsewhere_makes_a_browser_do_nothing_in_development_mode(world: World) -> None:
+async def test_cross_site_browser_requests_are_rejected_in_development_mode(world: World) -> None:
     """A browser sends what a page may send: simple requests without a proof, and it obeys the missing CORS headers."""
     evil = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
     async with httpx.AsyncClient(base_url=world.client.base_url, timeout=60) as browser:
@@ -242,7 +244,7 @@ async def test_a_web_page_elsewhere_makes_a_browser_do_nothing_in_development_mo
         assert problem(await browser.post("/mcp", headers=rebound, json={})) == (400, "bad-request")
 
 
-async def test_development_mode_is_for_this_machine_by_its_own_name(world: World) -> None:
+async def test_development_mode_accepts_only_loopback_host_names(world: World) -> None:
     for headers in (
         {"Host": "penstock.example.org"},
         {"Host": "127.0.0.1.nip.io"},

@@ -60,17 +60,17 @@ async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, dict[str, A
             yield name, json.loads(value)
 
 
-def now(service: Service, name: str) -> float:
+def metric_value(service: Service, name: str) -> float:
     return service.metrics.registry.get_sample_value(f"penstock_query_{name}") or 0
 
 
-async def becomes(holds: Any) -> None:
+async def wait_until(holds: Any) -> None:
     async with asyncio.timeout(20):
         while not holds():
             await asyncio.sleep(0.01)
 
 
-async def test_an_answer_is_told_as_it_is_written_and_at_once(library: Library, chat: FakeChat) -> None:
+async def test_an_answer_is_available_as_an_event_stream_and_as_one_response(library: Library, chat: FakeChat) -> None:
     async with service_over(library, chat=model(chat)) as (client, service):
         async with client.stream("POST", "/v1/answers", json=STREAMED, headers=as_("ann")) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
@@ -92,10 +92,10 @@ async def test_an_answer_is_told_as_it_is_written_and_at_once(library: Library, 
         nothing = (await client.post("/v1/answers", json=ASKED, headers=as_("eve"))).json()
         assert (nothing["relevant"], nothing["citations"]) == (False, [])
         assert chat.stats.requests == 3, "nothing was readable, so no model was asked"
-        assert (now(service, "open_streams"), now(service, "first_token_seconds_count")) == (0, 2)
+        assert (metric_value(service, "open_streams"), metric_value(service, "first_token_seconds_count")) == (0, 2)
 
 
-async def test_a_question_that_cannot_be_asked_is_an_error_in_either_form(library: Library) -> None:
+async def test_an_invalid_question_is_an_error_plain_and_streamed(library: Library) -> None:
     async with service_over(library) as (client, _):
         plain = await client.post("/v1/answers", json={"question": " "}, headers=as_("ann"))
         streamed = await client.post("/v1/answers", json={"question": " ", "stream": True}, headers=as_("ann"))
@@ -103,25 +103,25 @@ async def test_a_question_that_cannot_be_asked_is_an_error_in_either_form(librar
         assert streamed.text == f"event: error\ndata: {json.dumps(plain.json())}\n\n"
 
 
-async def test_a_client_that_leaves_ends_its_work(library: Library, chat: FakeChat) -> None:
+async def test_a_client_that_leaves_ends_its_work_and_frees_its_slot(library: Library, chat: FakeChat) -> None:
     """The model is not kept writing, no place and no connection is kept."""
     chat.faults.token_seconds = 0.5
     async with service_over(library, chat=model(chat)) as (client, service):
         for body in (STREAMED, ASKED):
             leaving = asyncio.create_task(client.post("/v1/answers", json=body, headers=as_("ann")))
-            await becomes(lambda: chat.stats.open == 1)
+            await wait_until(lambda: chat.stats.open == 1)
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
-            await becomes(lambda: chat.stats.open == 0 and now(service, "in_work") == 0)
+            await wait_until(lambda: chat.stats.open == 0 and metric_value(service, "in_work") == 0)
         assert chat.stats.left == 2
-        assert now(service, "open_streams") == 0
+        assert metric_value(service, "open_streams") == 0
         statistics = service.pool.get_stats()
         assert statistics["pool_available"] == statistics["pool_size"]
         left = {"route": "/v1/answers", "outcome": "cancelled"}
         assert service.metrics.registry.get_sample_value("penstock_query_requests_total", left) == 2
 
 
-async def test_more_than_there_are_places_for_is_sent_away_and_the_rest_is_answered(
+async def test_requests_beyond_the_slots_are_shed_with_503_and_the_others_answered(
     library: Library, chat: FakeChat
 ) -> None:
     chat.faults.latency_seconds = 0.5
@@ -144,7 +144,7 @@ async def test_more_than_there_are_places_for_is_sent_away_and_the_rest_is_answe
         assert {answer.status_code for answer in mine} == {200, 429}
 
 
-async def test_the_stack_serves_and_a_stop_cuts_what_is_still_streamed(
+async def test_stopping_the_query_service_ends_its_open_streams_in_bounded_time(
     library: Library, chat: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`penstock up` starts the service as a process; SIGTERM ends it with its streams, in bounded time."""
@@ -202,7 +202,7 @@ async def test_the_stack_serves_and_a_stop_cuts_what_is_still_streamed(
         ([], {"PENSTOCK_AUTH_KEYS_FILE": "/nowhere/keys.toml"}, "/nowhere/keys.toml"),
     ],
 )
-async def test_a_service_that_would_believe_too_much_does_not_start(
+async def test_a_service_with_missing_or_unsafe_authentication_does_not_start(
     library: Library, tmp_path: Path, arguments: list[str], env: dict[str, str], says: str
 ) -> None:
     library.write_home(tmp_path)

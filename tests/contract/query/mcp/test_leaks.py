@@ -73,7 +73,7 @@ def ids(found: dict[str, object]) -> set[str]:
     return named | {other["id"] for one in results for other in one["metadata"].get("also", [])}
 
 
-async def test_every_answer_is_what_a_plain_filter_allows(served: Served) -> None:
+async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(served: Served) -> None:
     models = [Model() for _ in served.worlds]
     asked = found = fetched = 0
     for part in ("first", "then"):
@@ -137,7 +137,7 @@ async def shared(served: Served) -> AsyncIterator[str]:
     await served.paths.library.put(deletion(of))
 
 
-async def test_nothing_but_a_good_token_opens_it(served: Served) -> None:
+async def test_the_mcp_endpoint_accepts_only_valid_tokens_and_keys(served: Served) -> None:
     issuer = served.issuer
     async with shared(served) as id_:
         good = issuer.token(email="ann")
@@ -161,7 +161,7 @@ async def test_nothing_but_a_good_token_opens_it(served: Served) -> None:
         assert (await served.http.post("/mcp", json=body(), headers=WAY_IN)).status_code == 401
 
 
-async def test_a_session_is_nobodys(served: Served) -> None:
+async def test_each_mcp_call_is_authorised_by_its_own_token(served: Served) -> None:
     """Whoever shows the next token on the same connection is who asks."""
     issuer = served.issuer
     async with shared(served) as id_:
@@ -179,7 +179,7 @@ async def test_a_session_is_nobodys(served: Served) -> None:
             assert "the document does not exist" in await refused(client, "fetch", id=id_)
 
 
-async def test_nothing_in_a_request_widens_what_is_read(served: Served) -> None:
+async def test_no_header_argument_or_claim_widens_the_callers_access(served: Served) -> None:
     async with shared(served) as id_:
         bob = WAY_IN | bearer(served.issuer.token(email="bob", tags=["wiki/mcp-board"], groups=["mcp-board"]))
         claims = {
@@ -199,7 +199,7 @@ async def test_nothing_in_a_request_widens_what_is_read(served: Served) -> None:
                     assert id_ not in answer.text
 
 
-async def test_a_revocation_counts_at_the_next_call(served: Served) -> None:
+async def test_a_revocation_takes_effect_at_the_next_mcp_call(served: Served) -> None:
     of = document("mcp revoked.md", f"{COMMON} of the crew.", acl_tags=["user:ann"])
     await served.paths.library.put(of)
     id_ = str(document_id("acme", "wiki", "mcp revoked.md"))

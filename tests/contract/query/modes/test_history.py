@@ -54,7 +54,7 @@ def step(material: Material) -> dict[str, object]:
     return dict(one.facts)
 
 
-async def test_a_short_history_is_read_whole_and_takes_from_the_budget(library: Library, tenant: str) -> None:
+async def test_a_short_history_is_read_whole_and_reduces_the_budget(library: Library, tenant: str) -> None:
     await record(library, tenant, "ada", 3)
     await library.put(document("a.md", "Rules of leave.", tenant=tenant))
     found = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
@@ -70,7 +70,7 @@ async def test_a_short_history_is_read_whole_and_takes_from_the_budget(library: 
     assert [r.passage.external_id for r in found.passages] == ["a.md"]
 
 
-async def test_a_long_history_is_searched_by_meaning(library: Library, tenant: str) -> None:
+async def test_a_long_history_is_searched_by_vector(library: Library, tenant: str) -> None:
     await record(library, tenant, "ada", 80, topic="travel")
     found = await gather(library, tenant, Question("travel number 7", member="ada"))
     assert found.history is not None
@@ -82,7 +82,7 @@ async def test_a_long_history_is_searched_by_meaning(library: Library, tenant: s
     assert small.notes == [f"the history's {small.history.left_out} chunks did not fit the budget"]
 
 
-async def test_without_the_model_a_long_history_is_searched_by_time_and_that_is_said(
+async def test_without_the_embedding_model_the_newest_history_is_used_with_a_note(
     library: Library, tenant: str
 ) -> None:
     await record(library, tenant, "ada", 80)
@@ -94,7 +94,7 @@ async def test_without_the_model_a_long_history_is_searched_by_time_and_that_is_
     assert (step(found)["degraded"], step(found)["reason"]) == (True, said)
 
 
-async def test_nobody_reads_anothers_history(library: Library, tenant: str) -> None:
+async def test_a_history_is_never_served_to_another_member_or_tenant(library: Library, tenant: str) -> None:
     await record(library, tenant, "ada", 3, topic="secrets")
     unasked = await gather(library, tenant, Question("secrets"))
     assert unasked.history is None

@@ -43,13 +43,13 @@ async def libraries(stack: Stack) -> AsyncIterator[tuple[Library, Library]]:
         )
 
 
-def concerns(event: Event, readable: dict[DocumentKey, Living], asker: Asker) -> bool:
+def is_visible_to(event: Event, readable: dict[DocumentKey, Living], asker: Asker) -> bool:
     if isinstance(event, IdentityChanged):
         return event.tenant == asker.tenant and event.principal in asker.principals
     return (event.tenant, event.source, event.external_id) in readable
 
 
-def told(material: Material) -> dict[str, Any]:
+def visible_facts(material: Material) -> dict[str, Any]:
     steps = [(s.name, dict(s.facts)) for s in material.steps if s.name in OURS]
     whole = [(r.passage.source, r.passage.external_id, r.passage.chunk_index, r.text) for r in material.passages]
     return {
@@ -97,7 +97,9 @@ def check(material: Material, asker: Asker, readable: dict[DocumentKey, Living])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_nothing_shows_what_may_not_be_read(libraries: tuple[Library, Library], seed: int | None) -> None:
+async def test_answers_in_every_mode_show_no_trace_of_unreadable_documents(
+    libraries: tuple[Library, Library], seed: int | None
+) -> None:
     everything, only = libraries
     base = random.randrange(10, 10**6) if seed is None else seed
     worlds = [World(base * 1000 + n, f"m{base}w{n}") for n in range(WORLDS)]
@@ -124,7 +126,7 @@ async def test_nothing_shows_what_may_not_be_read(libraries: tuple[Library, Libr
                     answers.append(await modes.gather(question, caller, "standard"))
                 try:
                     check(answers[0], asker, readable)
-                    assert told(answers[0]) == told(answers[1])
+                    assert visible_facts(answers[0]) == visible_facts(answers[1])
                 except (AssertionError, KeyError) as error:
                     raise AssertionError(f"{state}, {world}, {asker}, {question}, {budget}: {error}") from error
                 seen[answers[0].mode] += 1
@@ -135,7 +137,7 @@ async def test_nothing_shows_what_may_not_be_read(libraries: tuple[Library, Libr
             for world in worlds
             for event in getattr(world, part)
             if library is everything
-            or concerns(event, models[id(world)].readable(askers[id(world)]), askers[id(world)])
+            or is_visible_to(event, models[id(world)].readable(askers[id(world)]), askers[id(world)])
         ]
         ids = await learn(library, events)
         if part == "first":

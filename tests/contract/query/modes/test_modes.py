@@ -70,7 +70,7 @@ def id_of(event: DocumentUpserted) -> UUID:
 # Whole documents
 
 
-async def test_all_of_what_fits_is_read_in_reading_order(library: Library, tenant: str) -> None:
+async def test_documents_that_fit_the_budget_are_read_whole_in_reading_order(library: Library, tenant: str) -> None:
     long = "# A\n\n" + "".join(f"## Part {n}\n\n" + f"Berth {n} of the harbour. " * 60 for n in range(6))
     notes = [note(tenant, 1), note(tenant, 2), document("0.md", long, tenant=tenant, source_modified_at=START)]
     await library.put(*notes)
@@ -99,7 +99,9 @@ async def test_all_of_what_fits_is_read_in_reading_order(library: Library, tenan
     }
 
 
-async def test_slightly_more_than_fits_keeps_the_newest_and_says_so(library: Library, tenant: str) -> None:
+async def test_slightly_more_than_fits_the_budget_keeps_the_newest_documents_with_a_note(
+    library: Library, tenant: str
+) -> None:
     await library.put(*(note(tenant, n) for n in range(10)))
     caller = await library.caller(tenant, "staff")
     size = step(await gather(library, caller), "long_context")["tokens"]
@@ -115,7 +117,7 @@ async def test_slightly_more_than_fits_keeps_the_newest_and_says_so(library: Lib
     assert (await gather(library, caller, budget=round(size / 1.4))).mode == "hybrid"
 
 
-async def test_no_budget_is_above_the_models_window(library: Library, tenant: str) -> None:
+async def test_the_budget_never_exceeds_the_chat_models_window(library: Library, tenant: str) -> None:
     await library.put(*(note(tenant, n, 400) for n in range(8)))
     caller = await library.caller(tenant, "staff")
     assert (await gather(library, caller)).mode == "long_context"
@@ -128,7 +130,7 @@ async def test_no_budget_is_above_the_models_window(library: Library, tenant: st
     )
 
 
-async def test_a_caller_of_the_extended_class_reads_more(library: Library, tenant: str) -> None:
+async def test_a_caller_of_the_extended_class_has_a_larger_budget(library: Library, tenant: str) -> None:
     await library.put(*(note(tenant, n, 200) for n in range(6)))
     caller = await library.caller(tenant, "staff")
     one = modes(library, budget=600)
@@ -136,7 +138,7 @@ async def test_a_caller_of_the_extended_class_reads_more(library: Library, tenan
     assert (await one.gather(Question("tide"), caller, "extended")).mode == "long_context"
 
 
-async def test_a_collection_or_filters_choose_what_is_read(library: Library, tenant: str) -> None:
+async def test_a_collection_or_filters_limit_what_is_read(library: Library, tenant: str) -> None:
     await library.put(
         note(tenant, 1), note(tenant, 2, source="drive", author="ann"), note(tenant, 3, source="drive", author="bob")
     )
@@ -158,7 +160,7 @@ async def test_a_collection_or_filters_choose_what_is_read(library: Library, ten
 # Named documents
 
 
-async def test_named_documents_are_read_whole_in_the_order_named(library: Library, tenant: str) -> None:
+async def test_documents_named_in_a_question_are_read_whole_in_that_order(library: Library, tenant: str) -> None:
     notes = [note(tenant, n, 300) for n in range(4)]
     await library.put(*notes)
     caller = await library.caller(tenant, "staff")
@@ -178,7 +180,9 @@ async def test_named_documents_are_read_whole_in_the_order_named(library: Librar
     assert explicit.mode == "hybrid"
 
 
-async def test_what_may_not_be_read_is_as_what_does_not_exist(library: Library, tenant: str) -> None:
+async def test_naming_an_unreadable_document_gives_the_same_result_as_naming_a_missing_one(
+    library: Library, tenant: str
+) -> None:
     other = f"{tenant}-other"
     readable, secret, foreign, gone = (
         note(tenant, 1),
@@ -208,13 +212,15 @@ async def test_what_may_not_be_read_is_as_what_does_not_exist(library: Library, 
 # What has no embedding yet
 
 
-async def test_documents_that_no_store_has_yet_are_read_whole(library: Library, tenant: str) -> None:
+async def test_documents_not_yet_in_any_store_are_read_whole(library: Library, tenant: str) -> None:
     await library.accept(note(tenant, 1))
     found = await gather(library, await library.caller(tenant, "staff"))
     assert (found.mode, documents_of(found)) == ("long_context", ["1.md"])
 
 
-async def test_where_much_is_not_embedded_it_is_read_or_found_by_keyword(library: Library, tenant: str) -> None:
+async def test_with_more_than_20_percent_not_embedded_documents_are_read_whole_or_by_keyword(
+    library: Library, tenant: str
+) -> None:
     """4 of 20 are 20 %: still found by both. 5 of 21 are more."""
     await library.put(*(note(tenant, n, 120) for n in range(16)))
     caller = await library.caller(tenant, "staff")
@@ -245,7 +251,7 @@ async def test_where_much_is_not_embedded_it_is_read_or_found_by_keyword(library
     assert (await gather(library, caller, budget=tight)).mode == "hybrid"
 
 
-async def test_what_others_have_waiting_counts_for_nobody_else(library: Library, tenant: str) -> None:
+async def test_pending_documents_of_others_do_not_affect_the_callers_mode(library: Library, tenant: str) -> None:
     await library.put(*(note(tenant, n, 120) for n in range(10)))
     caller = await library.caller(tenant, "staff")
     before = await gather(library, caller, budget=300)
@@ -255,7 +261,7 @@ async def test_what_others_have_waiting_counts_for_nobody_else(library: Library,
     assert step(before, "embedded") == step(after, "embedded") == {"missing_percent": 0, "chunks": 10, "missing": 0}
 
 
-async def test_an_edit_counts_only_the_chunks_it_changed(library: Library, tenant: str) -> None:
+async def test_an_edit_counts_only_its_changed_chunks_as_not_embedded(library: Library, tenant: str) -> None:
     long = [f"## Part {n}\n\n" + f"Berth {n} of the harbour has {n} cranes. " * 40 for n in range(12)]
     await library.put(document("a.md", "\n\n".join(long), tenant=tenant))
     await library.accept(document("a.md", "\n\n".join([*long[:11], "## Part 11\n\nNew words."]), tenant=tenant))
@@ -268,7 +274,7 @@ async def test_an_edit_counts_only_the_chunks_it_changed(library: Library, tenan
 # Found passages
 
 
-async def test_a_personal_collection_is_searched_by_meaning_and_by_time(library: Library, tenant: str) -> None:
+async def test_a_personal_collection_is_searched_by_vector_and_by_recency(library: Library, tenant: str) -> None:
     await library.put(*(note(tenant, n, 60, source="diary") for n in range(60)), note(tenant, 99))
     caller = await library.caller(tenant, "staff")
     found = await gather(library, caller, Question("tide7", collection="diary"), budget=300, personal="diary")
@@ -284,7 +290,7 @@ async def test_a_personal_collection_is_searched_by_meaning_and_by_time(library:
     assert other.mode == "hybrid", "not all of it is personal"
 
 
-async def test_a_personal_collection_without_the_model_is_found_by_keyword_and_says_so(
+async def test_without_the_model_a_personal_collection_is_searched_by_keyword_with_a_note(
     library: Library, tenant: str
 ) -> None:
     await library.put(*(note(tenant, n, 60, source="diary") for n in range(12)))
@@ -299,7 +305,7 @@ async def test_a_personal_collection_without_the_model_is_found_by_keyword_and_s
     assert step(found, "mode")["mode"] == "semantic"
 
 
-async def test_half_a_world_still_answers_and_says_so(library: Library, tenant: str) -> None:
+async def test_without_elasticsearch_the_mode_still_gathers_passages_with_a_note(library: Library, tenant: str) -> None:
     await library.put(*(note(tenant, n, 60) for n in range(12)))
     caller = await library.caller(tenant, "staff")
     away = connect(ElasticsearchSettings(url="http://127.0.0.1:1"))
@@ -311,7 +317,7 @@ async def test_half_a_world_still_answers_and_says_so(library: Library, tenant: 
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "keyword", "vector", "semantic", "long_context"])
-async def test_an_explicit_mode_wins(library: Library, tenant: str, mode: str) -> None:
+async def test_an_explicitly_requested_mode_is_used(library: Library, tenant: str, mode: str) -> None:
     await library.put(*(note(tenant, n, 60) for n in range(12)))
     caller = await library.caller(tenant, "staff")
     found = await gather(library, caller, Question("tide7", mode=mode), budget=400)  # type: ignore[arg-type]
@@ -326,12 +332,12 @@ async def test_an_explicit_mode_wins(library: Library, tenant: str, mode: str) -
 
 
 @pytest.mark.parametrize("question", [Question(""), Question("q", mode="focused"), Question("q", top=0)])
-async def test_a_question_that_is_none_is_refused(library: Library, question: Question) -> None:
+async def test_an_invalid_question_is_rejected(library: Library, question: Question) -> None:
     with pytest.raises(BadQuery):
         await gather(library, Caller("t", frozenset()), question)
 
 
-async def test_nobody_in_particular_is_given_nothing(library: Library, tenant: str) -> None:
+async def test_a_caller_without_tags_gets_no_passages(library: Library, tenant: str) -> None:
     await library.put(note(tenant, 1), note(tenant, 2, acl_tags=[]))
     for caller in (Caller(tenant, frozenset()), await library.caller(tenant, "nosuch"), Caller("x", frozenset())):
         for question in (Question("tide"), Question("tide", mode="hybrid"), Question("tide", mode="long_context")):
@@ -342,7 +348,7 @@ async def test_nobody_in_particular_is_given_nothing(library: Library, tenant: s
 # What cannot be found out, or not yet
 
 
-async def test_more_documents_than_are_looked_at(
+async def test_more_documents_than_the_survey_limit_rule_out_long_context(
     library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(surveying, "FIRST_SURVEY_DOCUMENTS", 2)
@@ -364,7 +370,7 @@ async def test_more_documents_than_are_looked_at(
     assert len(documents_of(await gather(library, caller))) == 6
 
 
-async def test_a_ledger_that_is_held_up_delays_no_decision_for_long(
+async def test_a_locked_ledger_delays_the_choice_of_mode_only_briefly(
     library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await library.put(note(tenant, 1))
@@ -391,7 +397,7 @@ async def test_a_ledger_that_is_held_up_delays_no_decision_for_long(
     assert step(found, "long_context")["degraded"] is step(found, "embedded")["degraded"] is True
 
 
-async def test_a_text_that_is_not_cut_yet_is_said_to_be_missing(library: Library, tenant: str) -> None:
+async def test_a_document_not_yet_chunked_is_noted_as_missing(library: Library, tenant: str) -> None:
     notes = [note(tenant, 1), note(tenant, 2)]
     await library.put(*notes)
     await library.execute("UPDATE manifests SET content_hash = '\\x00' WHERE document_id = %s", id_of(notes[0]))

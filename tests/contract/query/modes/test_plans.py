@@ -101,7 +101,7 @@ async def scope_of(connection: Connection, *tags: str, filters: Filters = NONE) 
     return ReadScope(await generations.active(connection), "acme", frozenset(tags), sources, filters)
 
 
-async def test_deciding_reads_no_more_in_a_large_library(ledger: Connection) -> None:
+async def test_choosing_a_mode_reads_few_rows_in_a_large_ledger(ledger: Connection) -> None:
     wide = await scope_of(ledger, "wiki/all", "mail/few")
     few = await scope_of(ledger, "wiki/all", "mail/few", filters=Filters(sources=("mail",)))
     rare = await scope_of(ledger, "wiki/all", "mail/few", filters=Filters(authors=("ann",)))
@@ -137,7 +137,7 @@ async def test_deciding_reads_no_more_in_a_large_library(ledger: Connection) -> 
     assert 2 * SAMPLED_ROWS[0] < LEDGER
 
 
-async def test_a_sample_tells_the_share_of_all(ledger: Connection) -> None:
+async def test_the_sampled_share_of_missing_embeddings_is_close_to_the_actual_one(ledger: Connection) -> None:
     """A third of them waits, and none of it is in the chunk table."""
     found = await coverage(ledger, await scope_of(ledger, "wiki/all", "mail/few"))
     assert found.sampled
@@ -147,7 +147,7 @@ async def test_a_sample_tells_the_share_of_all(ledger: Connection) -> None:
     assert (none.chunks, none.missing, none.share) == (0, 0, 0.0)
 
 
-async def test_what_is_counted_is_all_that_may_be_read(ledger: Connection) -> None:
+async def test_the_survey_counts_all_readable_documents(ledger: Connection) -> None:
     few = await scope_of(ledger, "mail/few")
     found = await survey(ledger, few, max_tokens=None)
     assert (found.complete, len(found.documents)) == (True, 2_000)

@@ -101,7 +101,7 @@ def reciprocal_rank(found: Sequence[str], wanted: str) -> float:
     return 1 / (found.index(wanted) + 1) if wanted in found else 0.0
 
 
-async def test_it_finds_what_says_it_among_what_only_uses_the_words(connect: Any) -> None:
+async def test_reranking_moves_the_answering_passage_above_passages_with_the_same_words(connect: Any) -> None:
     searcher = await connect()
     before, after = 0.0, 0.0
     for question, wanted in JUDGED.items():
@@ -116,13 +116,13 @@ async def test_it_finds_what_says_it_among_what_only_uses_the_words(connect: Any
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "keyword"])
-async def test_every_mode_is_reranked(connect: Any, mode: str) -> None:
+async def test_results_of_every_search_mode_are_reranked(connect: Any, mode: str) -> None:
     searcher = await connect()
     for question, wanted in JUDGED.items():
         assert names(await searcher.ask(question, mode=mode))[0] == wanted
 
 
-async def test_what_is_behind_the_pool_follows_as_it_was(connect: Any) -> None:
+async def test_results_beyond_the_rerank_pool_keep_their_order(connect: Any) -> None:
     searcher = await connect(pool=3)
     question = "the valve closes before the pump starts"
     plain = names(await searcher.ask(question, rerank=False))
@@ -133,7 +133,7 @@ async def test_what_is_behind_the_pool_follows_as_it_was(connect: Any) -> None:
     assert [result.rerank_score is None for result in found.results] == [False] * 3 + [True] * (len(plain) - 3)
 
 
-async def test_no_reranker_and_none_wanted_are_the_same(connect: Any, library: Library) -> None:
+async def test_rerank_false_gives_the_same_results_as_no_reranker(connect: Any, library: Library) -> None:
     searcher, caller = await connect(), await library.caller("acme", "staff")
     question = "the north gate opens to the south road"
     unwanted, none = await searcher.ask(question, rerank=False), await library.search.search(question, caller)
@@ -142,7 +142,7 @@ async def test_no_reranker_and_none_wanted_are_the_same(connect: Any, library: L
     assert searcher.outcomes == []
 
 
-async def test_only_what_the_caller_may_read_is_sent(connect: Any, fake: FakeRerank) -> None:
+async def test_only_passages_the_caller_may_read_are_sent_to_the_reranker(connect: Any, fake: FakeRerank) -> None:
     searcher = await connect()
     question = "the valve closes before the pump starts"
     await searcher.ask(question)
@@ -152,7 +152,7 @@ async def test_only_what_the_caller_may_read_is_sent(connect: Any, fake: FakeRer
     assert step(board) == {"passages": 1}
 
 
-async def test_who_may_read_nothing_looks_like_who_finds_nothing(connect: Any, fake: FakeRerank) -> None:
+async def test_a_caller_who_may_read_nothing_sends_no_rerank_request(connect: Any, fake: FakeRerank) -> None:
     searcher = await connect()
     nothing = await searcher.ask("the valve closes before the pump starts", "stranger")
     assert names(nothing) == []
@@ -181,7 +181,7 @@ QUESTION = "the backup runs after the audit ends"
         ({}, {"url": "http://127.0.0.1:1/rerank"}, "unavailable", "cannot be reached"),
     ],
 )
-async def test_an_answer_survives_it(
+async def test_a_failing_reranker_leaves_the_results_in_their_order_with_a_note(
     connect: Any, fake: FakeRerank, faults: dict[str, Any], options: dict[str, Any], outcome: str, reason: str
 ) -> None:
     searcher = await connect(**options)
@@ -198,14 +198,16 @@ async def test_an_answer_survives_it(
     assert searcher.outcomes in ([outcome], ["unavailable"])  # the client's own time-box may be the first to end
 
 
-async def test_an_answer_without_it_is_not_remembered(connect: Any, fake: FakeRerank) -> None:
+async def test_a_result_without_reranking_is_not_cached(connect: Any, fake: FakeRerank) -> None:
     searcher = await connect()
     fake.faults.errors = 1
     assert (await searcher.ask(QUESTION)).degraded
     assert not (await searcher.ask(QUESTION)).degraded
 
 
-async def test_a_dead_one_stops_being_asked_and_what_it_said_is_remembered(connect: Any, fake: FakeRerank) -> None:
+async def test_a_failing_reranker_is_skipped_after_a_while_and_earlier_scores_are_reused(
+    connect: Any, fake: FakeRerank
+) -> None:
     searcher = await connect()
     await searcher.ask(QUESTION)
     fake.faults.errors = 1_000
@@ -217,7 +219,7 @@ async def test_a_dead_one_stops_being_asked_and_what_it_said_is_remembered(conne
     assert names(await searcher.ask(QUESTION, top=3))[0] == "backup"
 
 
-async def test_who_leaves_spoils_nothing_for_the_others(connect: Any, fake: FakeRerank) -> None:
+async def test_cancelled_searches_do_not_affect_reranking_for_others(connect: Any, fake: FakeRerank) -> None:
     searcher = await connect()
     fake.faults.latency_seconds = 1.0  # none is answered before the last has asked, on a busy machine too
     searches = [asyncio.create_task(searcher.ask(question)) for question in JUDGED for _ in range(2)]
@@ -237,7 +239,9 @@ async def test_who_leaves_spoils_nothing_for_the_others(connect: Any, fake: Fake
 # Over HTTP
 
 
-async def test_the_service_reranks_counts_it_and_names_no_address(library: Library, fake: FakeRerank) -> None:
+async def test_the_query_service_reranks_counts_outcomes_and_names_no_address(
+    library: Library, fake: FakeRerank
+) -> None:
     await library.put(document("mine", "The lift stands still since the storm of May.", acl_tags=["user:ann"]))
     rerank = RerankSettings(url=fake.url(), model=fake.model, timeout_seconds=2.0)
     async with service_over(library, rerank=rerank) as (client, _):

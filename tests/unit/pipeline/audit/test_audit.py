@@ -59,7 +59,7 @@ def work(**changes: Any) -> Work:
     )
 
 
-def wanted(w: Work | None = None, body: str | None = BODY, **states: State) -> Desired:
+def desired(w: Work | None = None, body: str | None = BODY, **states: State) -> Desired:
     return describe(
         w or work(), 5, states or {"vectors": SETTLED, "keywords": SETTLED}, body, {"k": 1}, alive=True, building=False
     )  # type: ignore[arg-type]  # keyword names are stores
@@ -69,13 +69,13 @@ def rows() -> list[Row]:
     return [Row(ID, i, 7, content_hash(text)) for i, text in zip(CHUNKS, TEXTS, strict=True)]
 
 
-def held(**fields: Any) -> list[Entry]:
+def stored_entries(**fields: Any) -> list[Entry]:
     return [Entry(ID, i, 5, Print.of({**e, **fields})) for i, e in entries(work(), BODY, {"k": 1})]
 
 
-def test_what_is_as_wanted_has_no_difference() -> None:
-    assert compare(wanted(), rows(), held()) == []
-    assert set(wanted().chunks) == set(CHUNKS)
+def test_stores_that_match_the_ledger_have_no_difference() -> None:
+    assert compare(desired(), rows(), stored_entries()) == []
+    assert set(desired().chunks) == set(CHUNKS)
 
 
 @pytest.mark.parametrize(
@@ -93,46 +93,46 @@ def test_what_is_as_wanted_has_no_difference() -> None:
         ({"more": 1}, "wrong_entry"),
     ],
 )
-def test_a_field_of_an_entry_that_differs(fields: dict[str, Any], kind: str) -> None:
-    assert [(d.store, d.kind, d.chunks) for d in compare(wanted(), rows(), held(**fields))] == [
+def test_a_differing_field_of_a_keyword_entry_is_reported_with_its_kind(fields: dict[str, Any], kind: str) -> None:
+    assert [(d.store, d.kind, d.chunks) for d in compare(desired(), rows(), stored_entries(**fields))] == [
         ("keywords", kind, CHUNKS)
     ]
 
 
-def test_a_lone_surrogate_in_a_store_is_a_wrong_text_and_no_crash() -> None:
-    assert [d.kind for d in compare(wanted(), rows(), held(text="\ud800"))] == ["wrong_text"]
-    assert [d.kind for d in compare(wanted(), rows(), held(title="\ud800"))] == ["wrong_entry"]
+def test_a_lone_surrogate_in_a_keyword_entry_is_a_difference_and_not_a_crash() -> None:
+    assert [d.kind for d in compare(desired(), rows(), stored_entries(text="\ud800"))] == ["wrong_text"]
+    assert [d.kind for d in compare(desired(), rows(), stored_entries(title="\ud800"))] == ["wrong_entry"]
 
 
-def test_an_older_version_is_right_and_one_above_the_ledger_is_ahead() -> None:
+def test_an_entry_may_be_of_an_older_version_and_a_newer_than_the_ledgers_is_reported_as_ahead() -> None:
     for version, kinds in ((1, []), (5, []), (6, ["ahead"])):
-        entries_ = [replace(e, version=version) for e in held()]
-        assert [d.kind for d in compare(wanted(), rows(), entries_)] == kinds
+        entries_ = [replace(e, version=version) for e in stored_entries()]
+        assert [d.kind for d in compare(desired(), rows(), entries_)] == kinds
 
 
-def test_pending_stores_are_not_compared_and_the_other_one_is() -> None:
+def test_a_pending_store_is_not_compared_while_the_settled_one_is() -> None:
     pending = State(6, 5)
-    assert compare(wanted(vectors=pending, keywords=SETTLED), [], held()) == []
-    assert compare(wanted(vectors=pending, keywords=pending), [], []) == []
-    [difference] = compare(wanted(vectors=pending, keywords=SETTLED), [], [])
+    assert compare(desired(vectors=pending, keywords=SETTLED), [], stored_entries()) == []
+    assert compare(desired(vectors=pending, keywords=pending), [], []) == []
+    [difference] = compare(desired(vectors=pending, keywords=SETTLED), [], [])
     assert (difference.store, difference.kind, len(difference.chunks)) == ("keywords", "missing", 3)
 
 
-def test_a_missing_state_never_looks_settled() -> None:
-    assert compare(wanted(vectors=SETTLED), rows(), held()) == [Difference("keywords", "no_state")]
-    building = replace(wanted(vectors=SETTLED), building=True)
-    assert compare(building, rows(), held()) == []
+def test_a_store_without_a_recorded_state_is_a_difference_unless_its_generation_is_being_built() -> None:
+    assert compare(desired(vectors=SETTLED), rows(), stored_entries()) == [Difference("keywords", "no_state")]
+    building = replace(desired(vectors=SETTLED), building=True)
+    assert compare(building, rows(), stored_entries()) == []
     assert building.pending, "a document that a new generation does not have yet"
 
 
 def test_refused_chunks_are_not_missing() -> None:
     refused = State(5, 5, frozenset({CHUNKS[1]}))
-    assert compare(wanted(vectors=refused, keywords=SETTLED), [rows()[0], rows()[2]], held()) == []
+    assert compare(desired(vectors=refused, keywords=SETTLED), [rows()[0], rows()[2]], stored_entries()) == []
 
 
-def test_the_rest_of_a_withdrawn_document_is_unknown_and_not_an_orphan() -> None:
-    nobody = wanted(work(acl_tags=(), searchable=False))
-    found = compare(nobody, rows()[:1], held()[:2])
+def test_chunks_left_of_an_unsearchable_document_are_unknown_document_and_not_orphan() -> None:
+    nobody = desired(work(acl_tags=(), searchable=False))
+    found = compare(nobody, rows()[:1], stored_entries()[:2])
     assert [(d.store, d.kind, len(d.chunks)) for d in found] == [
         ("vectors", "unknown_document", 1),
         ("keywords", "unknown_document", 2),
@@ -140,30 +140,35 @@ def test_the_rest_of_a_withdrawn_document_is_unknown_and_not_an_orphan() -> None
 
 
 @pytest.mark.parametrize("body", [None, "", BODY + "x"])
-def test_a_rotten_body_is_the_ledgers_and_says_nothing_of_texts(body: str | None) -> None:
-    rotten = wanted(body=body)
-    assert compare(rotten, rows(), held()) == [Difference("ledger", "rotten_body")]
-    found = compare(rotten, rows()[1:], held())
+def test_a_body_with_the_wrong_hash_is_a_ledger_difference_and_texts_are_not_compared(body: str | None) -> None:
+    rotten = desired(body=body)
+    assert compare(rotten, rows(), stored_entries()) == [Difference("ledger", "rotten_body")]
+    found = compare(rotten, rows()[1:], stored_entries())
     assert {(d.store, d.kind) for d in found} == {("ledger", "rotten_body"), ("vectors", "missing")}
 
 
-def test_a_manifest_that_is_not_this_texts() -> None:
+def test_a_manifest_that_does_not_match_the_text_is_stale() -> None:
     good = work().manifest
     assert good is not None
     shifted = replace(good, spans=(((0, 3),), *SPANS[1:]))
     for manifest in (None, replace(good, content_hash=b"other"), shifted):
-        assert compare(wanted(work(manifest=manifest)), rows(), held()) == [Difference("ledger", "stale_manifest")]
-        assert compare(wanted(work(manifest=manifest), keywords=State(6, 5), vectors=SETTLED), rows(), held()) == []
+        assert compare(desired(work(manifest=manifest)), rows(), stored_entries()) == [
+            Difference("ledger", "stale_manifest")
+        ]
+        assert (
+            compare(desired(work(manifest=manifest), keywords=State(6, 5), vectors=SETTLED), rows(), stored_entries())
+            == []
+        )
 
 
-def test_any_change_between_two_readings_is_seen() -> None:
-    before = wanted().standing
-    assert before == wanted().standing
+def test_the_standing_differs_after_any_change_between_two_readings() -> None:
+    before = desired().standing
+    assert before == desired().standing
     for after in (
-        replace(wanted(), seq=6),
-        wanted(vectors=State(6, 6), keywords=SETTLED),
-        wanted(vectors=State(5, 4), keywords=SETTLED),
-        wanted(vectors=SETTLED),
+        replace(desired(), seq=6),
+        desired(vectors=State(6, 6), keywords=SETTLED),
+        desired(vectors=State(5, 4), keywords=SETTLED),
+        desired(vectors=SETTLED),
     ):
         assert after.standing != before
 
@@ -172,13 +177,13 @@ SUBSETS = st.sets(st.integers(0, 2))
 
 
 @given(SUBSETS, SUBSETS, st.integers(0, 3), st.integers(0, 3))
-def test_every_chunk_that_is_absent_or_too_many_is_counted_once(
+def test_every_missing_or_orphaned_chunk_is_counted_once(
     in_vectors: set[int], in_keywords: set[int], more_rows: int, more_entries: int
 ) -> None:
     surplus_rows = [Row(ID, uuid5(ID, f"r{n}"), 7, b"") for n in range(more_rows)]
-    surplus = [Entry(ID, uuid5(ID, f"e{n}"), 5, held()[0].print) for n in range(more_entries)]
+    surplus = [Entry(ID, uuid5(ID, f"e{n}"), 5, stored_entries()[0].print) for n in range(more_entries)]
     found = compare(
-        wanted(), [rows()[n] for n in in_vectors] + surplus_rows, [held()[n] for n in in_keywords] + surplus
+        desired(), [rows()[n] for n in in_vectors] + surplus_rows, [stored_entries()[n] for n in in_keywords] + surplus
     )
     counted: dict[tuple[str, str], Sequence[UUID]] = {(d.store, d.kind): d.chunks for d in found}
     assert len(counted) == len(found)
@@ -191,11 +196,11 @@ def test_every_chunk_that_is_absent_or_too_many_is_counted_once(
     assert {key: len(ids) for key, ids in counted.items()} == {key: n for key, n in expected.items() if n}
 
 
-def test_every_kind_says_what_it_means() -> None:
+def test_every_kind_of_difference_has_an_explanation() -> None:
     assert set(MEANING) == set(KINDS)
 
 
-def test_times_are_spans_or_iso_and_nothing_else() -> None:
+def test_a_past_moment_is_a_span_or_an_iso_time() -> None:
     two_hours = past_moment("2h")
     assert abs(datetime.now(UTC) - timedelta(hours=2) - two_hours) < timedelta(seconds=5)
     assert past_moment("2026-11-20T08:00:00+00:00") == datetime(2026, 11, 20, 8, tzinfo=UTC)
@@ -214,13 +219,13 @@ def test_times_are_spans_or_iso_and_nothing_else() -> None:
         pytest.param(0, 0.0, 0.0, id="nothing was there"),
     ],
 )
-def test_the_background_audit_keeps_its_pace_and_its_share_of_a_processor(
+def test_the_background_audit_rests_to_keep_its_pace_and_its_share_of_a_processor(
     documents: int, worked_seconds: float, rest: float
 ) -> None:
     assert rest_seconds(documents, worked_seconds, 300.0) == pytest.approx(rest)
 
 
-def test_what_may_ask_the_model_waits_and_takes_its_store_with_it() -> None:
+def test_repair_without_embedding_skips_every_difference_of_a_store_that_needs_the_model() -> None:
     found = {
         ("vectors", "missing"): (CHUNKS[0],),
         ("vectors", "wrong_access"): (CHUNKS[1],),
@@ -235,5 +240,5 @@ def test_what_may_ask_the_model_waits_and_takes_its_store_with_it() -> None:
 @pytest.mark.parametrize(
     ("said", "meant"), [("true", "all"), ("false", "none"), (True, "all"), ("without_embedding", "without_embedding")]
 )
-def test_what_was_said_of_repair_before_there_were_three_choices_still_counts(said: Any, meant: str) -> None:
+def test_former_boolean_values_of_the_repair_setting_are_still_accepted(said: Any, meant: str) -> None:
     assert AuditSettings(repair=said).repair == meant

@@ -9,7 +9,7 @@ from pipeline.core.breaker import BASE_SECONDS, CAP_SECONDS, THRESHOLD, Breaker
 from pipeline.core.errors import Service
 
 
-def opened(now: float = 0.0, service: Service = "embedding") -> Breaker:
+def open_breaker(now: float = 0.0, service: Service = "embedding") -> Breaker:
     breaker = Breaker()
     for n in range(THRESHOLD):
         assert breaker.enter(now) == 0
@@ -17,7 +17,7 @@ def opened(now: float = 0.0, service: Service = "embedding") -> Breaker:
     return breaker
 
 
-def test_a_hiccup_does_not_open_it() -> None:
+def test_failures_below_the_threshold_do_not_open_the_breaker() -> None:
     breaker = Breaker()
     for _ in range(3):
         for _ in range(THRESHOLD - 1):
@@ -26,8 +26,8 @@ def test_a_hiccup_does_not_open_it() -> None:
     assert breaker.trouble is None
 
 
-def test_an_open_breaker_tries_one_batch_at_a_time_later_and_later() -> None:
-    breaker = opened()
+def test_an_open_breaker_admits_one_trial_batch_after_growing_pauses() -> None:
+    breaker = open_breaker()
     assert breaker.trouble is not None
     assert breaker.trouble.service == "embedding"
     now, pauses = 0.0, []
@@ -44,7 +44,7 @@ def test_an_open_breaker_tries_one_batch_at_a_time_later_and_later() -> None:
     assert breaker.trouble.since == 0.0
 
 
-def test_one_batch_that_always_fails_shows_and_holds_nobody_back() -> None:
+def test_one_batch_that_always_fails_is_reported_without_delaying_others() -> None:
     breaker = Breaker()
     for _ in range(100):
         breaker.failed("the same", "embedding", "500", now=0, random=0)
@@ -52,14 +52,14 @@ def test_one_batch_that_always_fails_shows_and_holds_nobody_back() -> None:
     assert breaker.enter(0.0) == 0
 
 
-def test_what_was_asked_for_is_waited_for() -> None:
-    breaker = opened()
+def test_the_breaker_waits_as_long_as_retry_after_asks() -> None:
+    breaker = open_breaker()
     breaker.failed("b", "embedding", "429", now=0, random=0, retry_after=90)
     assert breaker.enter(0.0) == 90
 
 
-def test_only_the_service_that_failed_closes_it() -> None:
-    breaker = opened()
+def test_only_success_of_the_failed_service_closes_the_breaker() -> None:
+    breaker = open_breaker()
     now = breaker.enter(0.0)
     assert breaker.enter(now) == 0
     breaker.ended({"postgres", "kafka"})
@@ -71,7 +71,7 @@ def test_only_the_service_that_failed_closes_it() -> None:
 
 
 @given(st.lists(st.sampled_from(["fail", "good", "other", "tick"]), max_size=200))
-def test_it_never_stands_still_for_ever(script: list[str]) -> None:
+def test_the_breaker_always_admits_a_batch_after_a_few_pauses(script: list[str]) -> None:
     breaker, now = Breaker(), 0.0
     for step in script:
         now += 0.5

@@ -125,7 +125,7 @@ texts = st.lists(st.one_of(pieces, pieces, pieces, st.text(max_size=8)), max_siz
 
 @settings(max_examples=250, deadline=None)
 @given(texts, st.sampled_from(MEDIA_TYPES))
-def test_any_text_as_any_type(raw: str, media_type: str) -> None:
+def test_the_chunking_laws_hold_for_any_text_and_media_type(raw: str, media_type: str) -> None:
     text, kind = normalise(raw, media_type)
     assert_laws(text, kind)
 
@@ -137,7 +137,9 @@ def test_any_text_as_any_type(raw: str, media_type: str) -> None:
     st.integers(16, 80).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most))),
     st.floats(0, 0.5),
 )
-def test_any_sizes(raw: str, media_type: str, sizes: tuple[int, int], overlap: float) -> None:
+def test_the_chunking_laws_hold_for_any_chunk_sizes(
+    raw: str, media_type: str, sizes: tuple[int, int], overlap: float
+) -> None:
     text, kind = normalise(raw, media_type)
     most, target = sizes
     assert_laws(
@@ -147,7 +149,7 @@ def test_any_sizes(raw: str, media_type: str, sizes: tuple[int, int], overlap: f
 
 @settings(max_examples=40, deadline=None)
 @given(texts)
-def test_holds_with_a_tokenizer_that_does_not_add_up(raw: str) -> None:
+def test_chunks_fit_max_tokens_with_a_tokenizer_that_is_not_additive(raw: str) -> None:
     text, kind = normalise(raw, "text/plain")
 
     def quarters(batch: Sequence[str]) -> list[int]:
@@ -158,7 +160,7 @@ def test_holds_with_a_tokenizer_that_does_not_add_up(raw: str) -> None:
 
 
 @pytest.mark.parametrize("media_type", MEDIA_TYPES)
-def test_nothing_comes_of_nothing(media_type: str) -> None:
+def test_empty_and_blank_text_yields_no_chunks(media_type: str) -> None:
     assert cut("", media_type) == []
     assert cut(" \n\n\t \n", media_type) == []
 
@@ -186,12 +188,12 @@ MONSTERS = {
 @pytest.mark.parametrize(
     "media_type", ["text/plain", "text/markdown", "text/x-rst", "text/csv", "text/x-python", "application/json"]
 )
-def test_monsters_fit_the_window(name: str, media_type: str) -> None:
+def test_the_chunking_laws_hold_for_pathological_texts(name: str, media_type: str) -> None:
     text, kind = normalise(MONSTERS[name], media_type)
     assert_laws(text, kind, LOCAL)
 
 
-def test_clusters_stay_whole() -> None:
+def test_grapheme_clusters_are_never_split() -> None:
     family, flag, accented = "👨‍👩‍👧‍👦", "🇩🇪", "e\u0301\u0323\u0302"
     for cluster in (family, flag, accented):
         text = normalise(cluster * 400, "text/plain")[0]
@@ -200,7 +202,7 @@ def test_clusters_stay_whole() -> None:
             assert one.text == unit * (len(one.text) // len(unit))
 
 
-def test_a_megabyte_is_tokenised_about_once() -> None:
+def test_a_large_text_is_tokenised_about_once() -> None:
     counted = 0
 
     def counting(batch: Sequence[str]) -> list[int]:
@@ -216,7 +218,7 @@ def test_a_megabyte_is_tokenised_about_once() -> None:
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "text/markdown", "text/csv"])
-def test_memory_grows_with_the_text_and_not_faster(media_type: str) -> None:
+def test_memory_grows_linearly_with_the_text(media_type: str) -> None:
     def peak(paragraphs: int) -> int:
         text = "".join(f"Sentence {i} says something about {i * 7919 % 1000}, not much.\n\n" for i in range(paragraphs))
         tracemalloc.start()
@@ -230,7 +232,7 @@ def test_memory_grows_with_the_text_and_not_faster(media_type: str) -> None:
     assert peak(8_000) < 5 * peak(2_000)  # lists and tables grow in steps, and the collector comes when it likes
 
 
-def test_the_same_in_every_process() -> None:
+def test_chunking_is_the_same_in_every_process() -> None:
     program = (
         "import hashlib, inspect, argparse\n"
         "from tests.unit.pipeline.core.test_chunking_laws import cut\n"
@@ -260,7 +262,7 @@ def test_the_same_in_every_process() -> None:
         ChunkParams(min_tokens=0),
     ],
 )
-def test_contradicting_sizes_are_refused(params: ChunkParams) -> None:
+def test_contradictory_chunk_sizes_are_rejected(params: ChunkParams) -> None:
     with pytest.raises(Misconfigured, match="chunk"):
         check(params)
 
@@ -278,7 +280,7 @@ def test_contradicting_sizes_are_refused(params: ChunkParams) -> None:
     ],
     ids=["dots", "flags", "continued lines", "pipes", "functions", "quotes", "unclosed quotes"],
 )
-def test_a_hostile_text_takes_no_minutes(text: str, media_type: str) -> None:
+def test_hostile_texts_are_chunked_within_seconds(text: str, media_type: str) -> None:
     started = time.process_time()
     assert cut(text, media_type, LOCAL)
     assert time.process_time() - started < 10

@@ -74,7 +74,7 @@ def by_markdown_it_alone(text: str) -> list[Block]:
 @example("007) a\n    * no item: neither under the text nor beside it\n")
 @example("10. a\n   - b\n    - still b\n")
 @example("- a\n  ١. no item: the digits of a number are ASCII\n")
-def test_blocks_are_those_of_the_whole_text(text: str) -> None:
+def test_markdown_blocks_equal_the_blocks_of_markdown_it_for_the_whole_text(text: str) -> None:
     if not text.startswith(("---\n", "+++\n")):  # front matter is no Markdown
         assert markdown.parse(text) == by_markdown_it_alone(text)
 
@@ -82,7 +82,9 @@ def test_blocks_are_those_of_the_whole_text(text: str) -> None:
 @pytest.mark.parametrize(
     "block", ["A paragraph.\n\n", "- an item\n", "| a | b |\n", "# A title\n\n", "```\ncode\n```\n\n"]
 )
-def test_what_is_plain_never_reaches_the_parser(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_markdown_blocks_are_recognised_without_the_full_parser(
+    block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "| x | y |\n|---|---|\n" * block.startswith("|") + block * 200
     expected = by_markdown_it_alone(text)
     monkeypatch.setattr(markdown._Walk, "difficult", lambda walk, start: pytest.fail(f"parsed from {start}"))

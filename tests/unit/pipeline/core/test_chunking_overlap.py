@@ -26,14 +26,14 @@ def cut(text: str, media_type: str, params: ChunkParams) -> list[Chunk]:
     return chunk(text, media_type, params=params, count_tokens=count_tokens)
 
 
-def repeated(chunks: list[Chunk]) -> list[tuple[int, int]]:
+def overlap_spans(chunks: list[Chunk]) -> list[tuple[int, int]]:
     return [(after.spans[-1][0], before.spans[-1][1]) for before, after in pairwise(chunks)]
 
 
 @pytest.mark.parametrize("params", [ChunkParams(), ChunkParams(target=200, min_tokens=80, max_tokens=254)])
 @pytest.mark.parametrize("text", [PROSE, ONE_LINE, CHINESE], ids=["paragraphs", "one line", "Chinese"])
 def test_consecutive_chunks_of_prose_overlap_by_15_to_20_percent(text: str, params: ChunkParams) -> None:
-    spans = repeated(cut(text, "text/plain", params))
+    spans = overlap_spans(cut(text, "text/plain", params))
     assert all(start < end for start, end in spans), "an overlap is missing"
     shares = [count / params.target for count in count_tokens([text[a:b] for a, b in spans])]
     within = [0.145 <= share <= 0.205 for share in shares]
@@ -42,14 +42,14 @@ def test_consecutive_chunks_of_prose_overlap_by_15_to_20_percent(text: str, para
 
 
 @pytest.mark.parametrize("text", [PROSE, ONE_LINE], ids=["paragraphs", "one line"])
-def test_an_overlap_begins_with_a_word(text: str) -> None:
-    for start, _ in repeated(cut(text, "text/plain", ChunkParams())):
+def test_an_overlap_begins_at_a_word_boundary(text: str) -> None:
+    for start, _ in overlap_spans(cut(text, "text/plain", ChunkParams())):
         assert text[start - 1].isspace()
         assert not text[start : start + 200].isspace()
 
 
-def test_no_overlap_when_none_is_wanted() -> None:
-    assert all(end <= start for start, end in repeated(cut(PROSE, "text/plain", ChunkParams(overlap=0.0))))
+def test_chunks_do_not_overlap_when_the_overlap_is_set_to_zero() -> None:
+    assert all(end <= start for start, end in overlap_spans(cut(PROSE, "text/plain", ChunkParams(overlap=0.0))))
 
 
 def test_rows_records_and_messages_do_not_overlap() -> None:
@@ -61,10 +61,10 @@ def test_rows_records_and_messages_do_not_overlap() -> None:
     ]:
         chunks = cut(text, media_type, ChunkParams())
         assert len(chunks) > 5
-        assert all(end <= start for start, end in repeated(chunks))
+        assert all(end <= start for start, end in overlap_spans(chunks))
 
 
-def test_a_new_section_repeats_nothing() -> None:
+def test_a_new_section_does_not_overlap_the_previous_one() -> None:
     section = "Words of a section that go on and on, as they do. " * 30
     chunks = cut("\n\n".join(f"## Section {n}\n\n{section}" for n in range(20)), "text/markdown", ChunkParams())
     starting = [one for one in chunks if one.text.startswith("## Section")]

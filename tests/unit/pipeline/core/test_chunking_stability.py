@@ -112,7 +112,7 @@ def _summary(costs: list[int]) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("name", "params"), [*((name, PARAMS[0]) for name in DOCUMENTS), ("text", PARAMS[1]), ("markdown", PARAMS[1])]
 )
-def test_an_edit_costs_what_it_changed(name: str, params: ChunkParams) -> None:
+def test_a_small_edit_changes_only_a_few_chunks(name: str, params: ChunkParams) -> None:
     make, media_type = DOCUMENTS[name]
     text = make()
     before = set(cut(text, media_type, params))
@@ -133,7 +133,7 @@ def test_an_edit_costs_what_it_changed(name: str, params: ChunkParams) -> None:
 
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_an_edit_at_the_top_stays_at_the_top(name: str, params: ChunkParams) -> None:
+def test_an_insertion_at_the_top_leaves_the_later_chunks_unchanged(name: str, params: ChunkParams) -> None:
     make, media_type = DOCUMENTS[name]
     text = make()
     top = "id,name,note\n" if name == "rows" else ""
@@ -143,7 +143,7 @@ def test_an_edit_at_the_top_stays_at_the_top(name: str, params: ChunkParams) -> 
     assert after[-len(before) // 2 :] == before[-len(before) // 2 :]
 
 
-def test_far_away_nothing_moves() -> None:
+def test_rewriting_the_first_half_leaves_chunks_of_the_second_half_unchanged() -> None:
     """Not even a rewritten first half moves a boundary in the second (but near the seam)."""
     half = len(TOPICS) // 2
     before = cut(TOPICS, "text/plain", ChunkParams())
@@ -155,7 +155,7 @@ def test_far_away_nothing_moves() -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_sizes_are_near_the_target(name: str) -> None:
+def test_chunk_sizes_are_near_the_target(name: str) -> None:
     make, media_type = DOCUMENTS[name]
     params = ChunkParams()
     counts = count_tokens(cut(make(), media_type, params))

@@ -30,7 +30,7 @@ def cut(text: str, media_type: str, params: ChunkParams | None = None) -> list[C
     return chunk(text, media_type, params=params or ChunkParams(), count_tokens=count_tokens)
 
 
-def test_markdown_keeps_the_heading_path() -> None:
+def test_markdown_chunks_carry_their_heading_path() -> None:
     body = SENTENCES * 40
     parts = ["# Guide", body, "## Install ##", body, "### On Linux {#linux}", body, "Title Two\n=========", body]
     text = "\n\n".join(parts)
@@ -40,13 +40,13 @@ def test_markdown_keeps_the_heading_path() -> None:
     assert by_start["Title Two"] == ("Title Two",)
 
 
-def test_a_heading_is_never_the_end_of_a_chunk() -> None:
+def test_a_markdown_chunk_never_ends_with_a_heading() -> None:
     text = "\n\n".join(f"{'#' * (1 + n % 4)} Heading {n}\n\n{SENTENCES * (1 + n * 7 % 23)}" for n in range(60))
     for one in cut(text, "text/markdown"):
         assert not one.text.splitlines()[-1].startswith("#")
 
 
-def test_small_sections_are_merged() -> None:
+def test_small_markdown_sections_are_merged_into_one_chunk() -> None:
     text = "\n\n".join(f"## Question {n}\n\nShort answer {n}." for n in range(100))
     chunks = cut(text, "text/markdown")
     assert all(one.token_count > 100 for one in chunks)
@@ -81,13 +81,13 @@ def test_a_markdown_table_that_fits_is_not_cut_and_a_long_one_repeats_its_header
     assert all(len(one.spans) == 2 for one in rows[1:])
 
 
-def test_front_matter_is_no_heading() -> None:
+def test_markdown_front_matter_is_not_taken_for_a_heading() -> None:
     chunks = cut("---\ntitle: A page\ntags: [x]\n---\n# Real\n\nText.\n", "text/markdown")
     assert chunks[0].text.startswith("---\ntitle")
     assert "Text." in chunks[0].text
 
 
-def test_rest_titles_directives_and_tables() -> None:
+def test_restructuredtext_titles_code_blocks_and_tables_are_recognised() -> None:
     table = "====  =====\nName  Value\n====  =====\n" + "".join(f"n{n:03}  {n}\n" for n in range(200)) + "====  =====\n"
     code = "\n".join(f"   line({n})" for n in range(20))
     text = (
@@ -105,7 +105,7 @@ def test_rest_titles_directives_and_tables() -> None:
     assert not any(one.text.rstrip().endswith(("--------", "~~~~")) for one in chunks)
 
 
-def test_rows_repeat_the_header_and_quoted_line_ends_break_no_row() -> None:
+def test_csv_chunks_repeat_the_header_and_do_not_break_rows_at_quoted_line_ends() -> None:
     header = "id,name,note\n"
     rows = [f'{n},"a ""b"" {n}","line one\nline two, {n}"\n' for n in range(300)]
     chunks = cut(header + "".join(rows), "text/csv")
@@ -115,39 +115,39 @@ def test_rows_repeat_the_header_and_quoted_line_ends_break_no_row() -> None:
     assert all(one.spans[0] == (0, len(header)) for one in chunks[1:])
 
 
-def test_an_unclosed_quote_swallows_no_rows() -> None:
+def test_an_unclosed_csv_quote_does_not_swallow_the_rows_after_it() -> None:
     text = 'a,b\n1,"never closed\n' + "".join(f"{n},x\n" for n in range(500))
     assert len(cut(text, "text/csv")) > 5
 
 
-def test_semicolons_and_tabs() -> None:
+def test_csv_header_is_repeated_with_semicolon_and_tab_separators() -> None:
     rows = [f"{n};a, b;c" for n in range(400)]
     assert all(one.text.startswith("x;y;z\n") for one in cut("x;y;z\n" + "\n".join(rows), "text/csv"))
     tabbed = "x\ty\n" + "".join(f"{n}\tvalue {n}\n" for n in range(400))
     assert all(one.text.startswith("x\ty\n") for one in cut(tabbed, "text/tab-separated-values"))
 
 
-def test_a_header_too_long_to_repeat_is_not_repeated() -> None:
+def test_a_csv_header_too_long_to_repeat_is_not_repeated() -> None:
     text = ",".join(f"column_{n}" for n in range(300)) + "\n" + "".join(",".join("7" * 30) + "\n" for _ in range(100))
     chunks = cut(text, "text/csv")
     assert all(len(one.spans) == 1 for one in chunks)
 
 
-def test_records_stay_whole() -> None:
+def test_ndjson_records_are_never_split() -> None:
     lines = [json.dumps({"n": n, "text": "some words here"}) for n in range(400)]
     for one in cut("\n".join(lines), "application/x-ndjson"):
         assert all(json.loads(line) for line in one.text.split("\n"))
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_is_cut_between_members(indent: int | None) -> None:
+def test_json_is_chunked_between_members(indent: int | None) -> None:
     value = {f"member_{n}": {"words": ["a", "b, [c]", 'd"e'], "n": n} for n in range(200)}
     chunks = cut(json.dumps(value, indent=indent), "application/json")
     assert len(chunks) > 5
     assert all(one.text.lstrip().startswith('"member_') for one in chunks[1:])
 
 
-def test_messages_are_one_chunk_each() -> None:
+def test_each_message_of_a_conversation_is_its_own_chunk() -> None:
     chunks = cut(
         "Shall we ship?\nPlease answer.\x1eYes.\x1e\x1e No, wait: " + SENTENCES * 3, "text/x-penstock-messages"
     )
@@ -200,7 +200,7 @@ def python(lines: int) -> str:
     return PYTHON.replace("BODY", "\n".join(f'        self.call_{n}("é", {n})' for n in range(lines)))
 
 
-def test_definitions_stay_whole_with_what_leads_them() -> None:
+def test_python_definitions_stay_whole_with_their_comments_and_decorators() -> None:
     filler = "\n\n".join(f"def filler_{n}(a, b):\n    # why\n" + f"    use(a, b, {n})\n" * 20 for n in range(12))
     text = filler + "\n\n" + python(3)
     chunks = cut(text, "text/x-python")
@@ -210,7 +210,7 @@ def test_definitions_stay_whole_with_what_leads_them() -> None:
         assert sum(f"def filler_{n}(a, b):\n    # why\n" + f"    use(a, b, {n})\n" * 19 in c.text for c in chunks) == 1
 
 
-def test_a_long_method_repeats_its_signatures() -> None:
+def test_chunks_of_a_long_method_repeat_the_class_and_method_signatures() -> None:
     chunks = cut(python(120), "text/x-python")
     inner = [c for c in chunks if c.headings == ("class Queue", "def get")]
     assert len(inner) >= 3
@@ -222,7 +222,7 @@ def test_a_long_method_repeats_its_signatures() -> None:
     assert all(line.strip() for one in inner for line in one.text.split("\n")[-1:])
 
 
-def test_broken_code_is_cut_all_the_same() -> None:
+def test_code_with_syntax_errors_is_still_chunked() -> None:
     text = inspect.getsource(textwrap).replace("):", ") {", 7) + "\ndef (((:\n"
     chunks = cut(text, "text/x-python")
     assert len(chunks) > 8
@@ -260,7 +260,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("media_type", LONG)
-def test_every_language_repeats_the_signature_of_what_it_cuts(media_type: str) -> None:
+def test_chunks_of_a_long_definition_repeat_its_signature_in_every_language(media_type: str) -> None:
     start, kind, end, headings = LONG[media_type]
     text = start + "".join(STATEMENT[kind].format(n=n) for n in range(250)) + end
     chunks = cut(text, media_type)
@@ -273,18 +273,18 @@ def test_every_language_repeats_the_signature_of_what_it_cuts(media_type: str) -
     assert len(cut(whole, media_type)) == 1
 
 
-def test_html_is_cut_as_markdown() -> None:
+def test_html_is_chunked_as_markdown() -> None:
     html = "<h1>Guide</h1>" + "".join(f"<h2>Part {n}</h2><p>{SENTENCES * 25}</p>" for n in range(4))
     chunks = cut(*normalise(html, "text/html"))
     assert [one.headings for one in chunks if one.text.startswith("## Part 2")] == [("Guide", "Part 2")]
 
 
-def test_a_heading_path_is_bounded() -> None:
+def test_heading_path_parts_are_limited_in_length() -> None:
     text = "\n\n".join(f"{'#' * level} {'long ' * 200}" for level in range(1, 7)) + "\n\nText."
     assert all(len(part) <= 160 for one in cut(text, "text/markdown") for part in one.headings)
 
 
-def test_a_script_in_which_the_parser_looks_ahead_without_end_does_not_end_the_process() -> None:
+def test_a_script_that_overflows_the_parsers_lookahead_does_not_crash_the_process() -> None:
     """A process of its own: one that is ended by SIGSEGV says nothing more."""
     text = "|a|\n|-|\n" * 300 + "👨\u200d" * 30_000
     program = (
@@ -296,7 +296,7 @@ def test_a_script_in_which_the_parser_looks_ahead_without_end_does_not_end_the_p
     assert (ended.returncode, ended.stdout.strip()) == (0, "1"), ended.stderr
 
 
-def test_a_script_whose_errors_the_parser_weighs_against_each_other_is_given_up_in_seconds() -> None:
+def test_parsing_a_script_with_very_many_syntax_errors_is_abandoned_within_seconds() -> None:
     """It took longer with the square of their number: a megabyte had kept its worker busy for half an hour. The
     parser's clock runs five times as fast as the real one, so that its five seconds pass in one."""
     text, began = "=#\n0" * 100_000, time.process_time()

@@ -93,7 +93,7 @@ def _digest(text: str, media_type: str, version: int) -> str:
 
 
 @pytest.mark.parametrize("version", CUTS)
-def test_a_new_release_cuts_a_text_as_the_one_before_did(version: int) -> None:
+def test_chunks_of_each_released_chunking_version_do_not_change(version: int) -> None:
     """Otherwise every edit in a large document would embed all its chunks again, without a generation that says so."""
     assert {kind: _digest(text, kind, version) for kind, text in TEXTS.items()} == CUTS[version], (
         "a generation of this version exists: raise ChunkParams.version, cut in the new way only from that version on,"
@@ -101,5 +101,5 @@ def test_a_new_release_cuts_a_text_as_the_one_before_did(version: int) -> None:
     )
 
 
-def test_the_newest_way_of_cutting_is_the_one_that_new_generations_get() -> None:
+def test_new_generations_use_the_newest_chunking_version() -> None:
     assert ChunkParams().version == max(CUTS)

@@ -61,7 +61,7 @@ class Kept:
 
 
 @given(numbered, st.randoms(use_true_random=False), st.lists(st.integers(1, 15), min_size=45, max_size=45))
-def test_any_order_and_any_batches_of_the_same_pairs_give_the_same_chunks(
+def test_the_same_pairs_in_any_order_and_batches_give_the_same_chunks(
     asked: list[tuple[int, int]], dice: object, sizes: list[int]
 ) -> None:
     pairs = [pair(n, minutes) for n, minutes in asked]
@@ -77,7 +77,7 @@ def test_any_order_and_any_batches_of_the_same_pairs_give_the_same_chunks(
 
 
 @given(numbered, numbered)
-def test_what_was_forgotten_leaves_the_chunks_of_what_was_never_said(
+def test_forgetting_pairs_gives_the_chunks_as_if_they_had_never_been_added(
     kept_pairs: list[tuple[int, int]], gone: list[tuple[int, int]]
 ) -> None:
     stays = [pair(n, minutes) for n, minutes in kept_pairs]
@@ -90,7 +90,7 @@ def test_what_was_forgotten_leaves_the_chunks_of_what_was_never_said(
 
 
 @given(st.integers(0, 45), st.integers(1, 12))
-def test_appending_changes_no_chunk_but_the_last(there: int, more: int) -> None:
+def test_appending_pairs_changes_only_the_last_chunk(there: int, more: int) -> None:
     pairs = [pair(n) for n in range(there)]
     before = group(pairs)
     full = there // PAIRS_PER_CHUNK
@@ -105,7 +105,7 @@ def test_appending_changes_no_chunk_but_the_last(there: int, more: int) -> None:
 
 
 @given(numbered)
-def test_chunks_hold_every_pair_once_in_time_order(asked: list[tuple[int, int]]) -> None:
+def test_conversation_chunks_hold_every_pair_once_in_time_order(asked: list[tuple[int, int]]) -> None:
     chunks = group(pair(n, minutes) for n, minutes in asked)
     ordered = sorted((pair(n, minutes) for n, minutes in asked), key=lambda p: (p.time, p.digest))
     assert "\n\n".join(chunk.text for chunk in chunks) == "\n\n".join(p.text for p in ordered)
@@ -115,7 +115,7 @@ def test_chunks_hold_every_pair_once_in_time_order(asked: list[tuple[int, int]])
     assert len({chunk.digest for chunk in chunks}) == len(chunks)
 
 
-def test_a_late_pair_moves_what_comes_after_it_and_nothing_before() -> None:
+def test_a_late_pair_changes_only_the_chunks_from_its_place_on() -> None:
     pairs = [pair(n) for n in range(35)]
     late = pair(99, minutes=14)
     before, after = group(pairs), group([*pairs, late])
@@ -124,7 +124,7 @@ def test_a_late_pair_moves_what_comes_after_it_and_nothing_before() -> None:
     assert regroup_from(15) == (1, 10)
 
 
-def test_texts_that_only_look_like_two_pairs_are_one() -> None:
+def test_a_pair_that_quotes_another_has_another_digest_than_the_two_pairs() -> None:
     """Question and answer may quote anything: what tells chunks apart is not how they read."""
     two = [Pair("a", "b", NOON, pair_digest("a", "b")), Pair("c", "d", NOON, pair_digest("c", "d"))]
     two.sort(key=lambda p: p.place)
@@ -136,7 +136,7 @@ def test_texts_that_only_look_like_two_pairs_are_one() -> None:
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=20))
-def test_the_gate_opens_one_way(totals: list[int]) -> None:
+def test_a_history_once_chunked_stays_chunked_even_if_it_becomes_shorter(totals: list[int]) -> None:
     chunked = False
     seen = []
     for tokens in totals:  # forgetting makes a history shorter again
@@ -147,7 +147,7 @@ def test_the_gate_opens_one_way(totals: list[int]) -> None:
 
 
 @given(st.text(max_size=400), st.integers(1, 30))
-def test_pieces_fit_the_window_and_lose_nothing_but_space(text: str, window: int) -> None:
+def test_pieces_fit_the_window_and_lose_only_whitespace(text: str, window: int) -> None:
     def count(texts: Sequence[str]) -> list[int]:
         return [len(t) for t in texts]
 
@@ -156,14 +156,14 @@ def test_pieces_fit_the_window_and_lose_nothing_but_space(text: str, window: int
     assert "".join("".join(part for part, _ in found).split()) == "".join(text.split())
 
 
-def test_pieces_are_cut_between_pairs_where_there_is_such_a_place() -> None:
+def test_pieces_are_cut_between_pairs_where_possible() -> None:
     text = "\n\n".join(render(f"question {n}", "An answer.\n\nWith a second paragraph.") for n in range(4))
     found = pieces(text, window=len(text) // 2, count_tokens=lambda texts: [len(t) for t in texts])
     assert len(found) == 2
     assert all(part.startswith("Question: ") for part, _ in found)
 
 
-def test_the_budget_takes_what_still_fits_and_what_is_missing_is_said() -> None:
+def test_history_keeps_the_pieces_that_fit_the_budget_and_notes_missing_ones() -> None:
     chunks = [Piece(f"{n}", NOON, NOON, tokens) for n, tokens in enumerate((60, 70, 30, 20))]
     assert [piece.text for piece in _fitting(chunks, 100)] == ["0", "2"]
     assert _fitting(chunks, 10) == []

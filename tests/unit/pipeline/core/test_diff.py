@@ -15,7 +15,9 @@ hashed = st.dictionaries(ids, st.integers(0, 2))
 
 
 @given(some, some)
-def test_vectors_end_as_wanted_and_nothing_present_is_written_again(wanted: list[UUID], present: list[UUID]) -> None:
+def test_a_vector_diff_reaches_the_desired_chunks_without_rewriting_present_ones(
+    wanted: list[UUID], present: list[UUID]
+) -> None:
     diff = diff_vectors(wanted, present)
     assert (set(present) | set(diff.write)) - set(diff.delete) == set(wanted)
     assert not set(diff.write) & set(present)
@@ -23,12 +25,14 @@ def test_vectors_end_as_wanted_and_nothing_present_is_written_again(wanted: list
 
 
 @given(some, some, some)
-def test_refused_chunks_are_not_tried_again(wanted: list[UUID], present: list[UUID], refused: list[UUID]) -> None:
+def test_a_vector_diff_does_not_retry_refused_chunks(
+    wanted: list[UUID], present: list[UUID], refused: list[UUID]
+) -> None:
     assert not set(diff_vectors(wanted, present, refused).write) & set(refused)
 
 
 @given(hashed, hashed, some)
-def test_keywords_end_as_wanted_whatever_was_claimed(
+def test_a_keyword_diff_reaches_the_desired_entries_whichever_were_claimed(
     wanted: dict[UUID, int], confirmed: dict[UUID, int], claimed: list[UUID]
 ) -> None:
     diff = diff_keywords(wanted, confirmed, claimed)
@@ -40,7 +44,7 @@ def test_keywords_end_as_wanted_whatever_was_claimed(
     assert standing == wanted
 
 
-def test_what_is_confirmed_as_it_is_costs_nothing() -> None:
+def test_a_keyword_diff_is_empty_when_all_desired_entries_are_confirmed() -> None:
     entries = {UUID(int=1): 7, UUID(int=2): 8}
     diff = diff_keywords(entries, entries, list(entries))
     assert diff.write == diff.delete == ()

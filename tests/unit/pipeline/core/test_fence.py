@@ -21,7 +21,7 @@ HERE = Identity(7_711_346_247_290_335_042, 1)
         (HERE, None, CHANGED),
     ],
 )
-def test_another_server_or_timeline_is_used_for_nothing(
+def test_another_server_or_timeline_is_refused_for_every_use(
     server: Identity | None, accepted: Accepted | None, why: str | None, use: Use
 ) -> None:
     assert refusal(server, accepted, use) == why
@@ -32,7 +32,7 @@ def test_another_server_or_timeline_is_used_for_nothing(
     ("use", "allowed"),
     [("queries", {"open"}), ("intake", {"open", "replaying"}), ("stores", {"open", "replaying", "rewinding"})],
 )
-def test_during_a_recovery_only_what_it_needs_goes_on(use: Use, allowed: set[State]) -> None:
+def test_during_a_recovery_only_the_uses_it_needs_are_allowed(use: Use, allowed: set[State]) -> None:
     states: tuple[State, ...] = ("rewinding", "replaying", "open")
     told = {state: refusal(HERE, Accepted(HERE, state), use) for state in states}
     assert {state for state, why in told.items() if why is None} == allowed
@@ -40,5 +40,5 @@ def test_during_a_recovery_only_what_it_needs_goes_on(use: Use, allowed: set[Sta
 
 
 @pytest.mark.parametrize("why", [STANDBY, CHANGED, RECOVERING])
-def test_a_refusal_says_what_to_do(why: str) -> None:
+def test_a_fence_refusal_names_the_setting_or_command_that_helps(why: str) -> None:
     assert "PENSTOCK_POSTGRES_DSN" in why or "`penstock recover" in why

@@ -30,7 +30,7 @@ def trip(flood: Flood, now: float, limit: int) -> Refusal:
     return refusal
 
 
-def test_up_to_the_limit_nothing_is_refused_and_beyond_it_everything_is() -> None:
+def test_dead_letters_are_admitted_up_to_the_limit_and_refused_during_the_pause() -> None:
     flood = Flood(3)
     refusal = trip(flood, 100.0, 3)
     assert refusal == Refusal(FIRST_PAUSE_SECONDS, trips=1, new=True)
@@ -40,7 +40,7 @@ def test_up_to_the_limit_nothing_is_refused_and_beyond_it_everything_is() -> Non
     assert flood.pause(100.0 + FIRST_PAUSE_SECONDS) == 0
 
 
-def test_the_same_record_tried_again_is_counted_once_and_even_let_through_a_pause() -> None:
+def test_a_record_that_is_retried_counts_once_and_is_admitted_during_a_pause() -> None:
     flood = Flood(2)
     for now in (0.0, 1.0, 2.0):
         assert flood.admit("a", "wiki", now) is None
@@ -50,7 +50,7 @@ def test_the_same_record_tried_again_is_counted_once_and_even_let_through_a_paus
     assert flood.admit("c", "wiki", 6.0) is not None
 
 
-def test_each_trip_in_a_row_doubles_the_pause_up_to_an_hour() -> None:
+def test_each_successive_trip_doubles_the_pause_up_to_an_hour() -> None:
     flood, now, pauses = Flood(1), 0.0, []
     for n in range(10):
         refusal = trip(flood, now, 1)
@@ -61,7 +61,7 @@ def test_each_trip_in_a_row_doubles_the_pause_up_to_an_hour() -> None:
     assert pauses[-1] == LONGEST_PAUSE_SECONDS
 
 
-def test_after_a_quiet_spell_the_next_trip_is_the_first_again() -> None:
+def test_after_a_quiet_period_the_pause_starts_short_again() -> None:
     flood = Flood(1)
     now = trip(flood, 0.0, 1).seconds
     second = trip(flood, now + QUIET_SECONDS - 1, 1)
@@ -70,16 +70,16 @@ def test_after_a_quiet_spell_the_next_trip_is_the_first_again() -> None:
     assert trip(flood, now + QUIET_SECONDS, 1) == Refusal(FIRST_PAUSE_SECONDS, trips=1, new=True)
 
 
-def test_a_trickle_below_the_limit_never_trips() -> None:
+def test_a_steady_rate_below_the_limit_never_trips() -> None:
     flood = Flood(60)
     assert all(flood.admit(str(n), "wiki", n * 1.0) is None for n in range(5_000))
 
 
-def test_a_limit_of_nothing_admits_nothing() -> None:
+def test_a_limit_of_zero_admits_no_dead_letter() -> None:
     assert Flood(0).admit("a", "wiki", 0.0) == Refusal(FIRST_PAUSE_SECONDS, trips=1, new=True)
 
 
-def test_a_night_of_nothing_but_poison_leaves_a_thousand_letters_not_thirty_thousand() -> None:
+def test_ten_hours_of_nothing_but_poison_leave_fewer_than_a_thousand_dead_letters() -> None:
     flood, now, letters = Flood(60), 0.0, 0
     while now < 10 * HOUR:  # an endless supply: a new bad record as soon as one may be set aside
         refusal = flood.admit(f"{letters}", "wiki", now)
@@ -95,7 +95,7 @@ def test_a_night_of_nothing_but_poison_leaves_a_thousand_letters_not_thirty_thou
     st.integers(0, 5),
     st.lists(st.tuples(st.floats(0, 90, allow_nan=False), st.integers(0, 30)), max_size=200),
 )
-def test_in_no_minute_more_than_the_limit(limit: int, steps: list[tuple[float, int]]) -> None:
+def test_no_minute_holds_more_dead_letters_than_the_limit(limit: int, steps: list[tuple[float, int]]) -> None:
     flood, now = Flood(limit), 0.0
     admitted: list[tuple[float, int]] = []
     for wait, letter in steps:
@@ -118,14 +118,14 @@ def test_in_no_minute_more_than_the_limit(limit: int, steps: list[tuple[float, i
 # Whose fault it is
 
 
-def test_while_another_source_gets_through_each_bad_record_is_a_letter() -> None:
+def test_while_another_source_succeeds_dead_letters_of_a_failing_source_are_unlimited() -> None:
     flood = Flood(3)
     flood.passed("wiki", 1, 0.0)
     assert all(flood.admit(str(n), "drive", n * 0.001) is None for n in range(10_000))
     assert flood.pause(10.0) == 0
 
 
-def test_a_flood_that_stands_goes_on_as_soon_as_another_source_gets_through() -> None:
+def test_a_pause_ends_as_soon_as_another_source_succeeds() -> None:
     flood = Flood(3)
     trip(flood, 0.0, 3)
     assert flood.admit("x", "wiki", 1.0) is not None
@@ -134,7 +134,7 @@ def test_a_flood_that_stands_goes_on_as_soon_as_another_source_gets_through() ->
     assert flood.admit("x", "wiki", 3.0) is None
 
 
-def test_its_own_valid_records_do_not_clear_a_source_that_mostly_fails() -> None:
+def test_a_mostly_failing_source_stays_limited_despite_its_own_valid_records() -> None:
     flood = Flood(3)
     refused = 0
     for n in range(1_000):
@@ -144,7 +144,7 @@ def test_its_own_valid_records_do_not_clear_a_source_that_mostly_fails() -> None
     assert refused == 1_000 - 3
 
 
-def test_when_more_sources_fail_than_get_through_the_limit_holds() -> None:
+def test_the_limit_holds_when_more_sources_fail_than_succeed() -> None:
     flood = Flood(3)
     flood.passed("canary", 100, 0.0)
     admitted = [flood.admit(f"{n}-{source}", source, 1.0) is None for n in range(50) for source in ("wiki", "drive")]
@@ -152,7 +152,7 @@ def test_when_more_sources_fail_than_get_through_the_limit_holds() -> None:
     assert not any(admitted[10:])
 
 
-def test_a_bad_deploy_of_all_connectors_is_noticed_although_all_were_fine_before() -> None:
+def test_the_limit_holds_when_all_sources_start_failing_after_long_success() -> None:
     flood, sources = Flood(60), [f"source-{n}" for n in range(20)]
     for source in sources:
         flood.passed(source, 100_000, 0.0)
@@ -160,20 +160,20 @@ def test_a_bad_deploy_of_all_connectors_is_noticed_although_all_were_fine_before
     assert letters <= len(sources) * (MOST_SCORE + 1) + 60
 
 
-def test_what_was_valid_long_ago_proves_nothing() -> None:
+def test_a_success_long_ago_no_longer_lifts_the_limit() -> None:
     flood = Flood(3)
     flood.passed("wiki", 1, 0.0)
     assert flood.admit("a", "drive", QUIET_SECONDS - 1) is None
     trip(flood, QUIET_SECONDS, 3)
 
 
-def test_a_limit_of_nothing_admits_nothing_though_others_get_through() -> None:
+def test_a_limit_of_zero_admits_no_dead_letter_even_while_other_sources_succeed() -> None:
     flood = Flood(0)
     flood.passed("wiki", 1, 0.0)
     assert flood.admit("a", "drive", 1.0) is not None
 
 
-def test_a_producer_that_invents_a_name_for_each_record_takes_no_more_memory_than_that() -> None:
+def test_the_number_of_remembered_sources_is_bounded() -> None:
     sources = Sources()
     for n in range(2 * MOST_SOURCES):
         sources.add(n, -1, 0.0)
@@ -183,7 +183,7 @@ def test_a_producer_that_invents_a_name_for_each_record_takes_no_more_memory_tha
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from([-1, 1, 5]), st.floats(0, 300, allow_nan=False)), max_size=80)
 )
-def test_sources_are_counted_as_one_would_by_hand(steps: list[tuple[int, int, float]]) -> None:
+def test_source_scores_match_a_naive_model(steps: list[tuple[int, int, float]]) -> None:
     sources, now = Sources(), 0.0
     scores: dict[int, int] = {}
     heard: dict[int, float] = {}
@@ -196,7 +196,7 @@ def test_sources_are_counted_as_one_would_by_hand(steps: list[tuple[int, int, fl
         heard[source] = now
 
 
-def test_records_that_wait_for_the_pause_to_end_do_not_prolong_it() -> None:
+def test_records_retried_during_a_pause_do_not_prolong_it() -> None:
     """Both sources were mended; what they sent before asks again every five seconds."""
     flood = Flood(3)
     for source in ("wiki", "drive"):

@@ -38,7 +38,7 @@ def test_a_new_document_is_created() -> None:
     assert step.state.searchable
 
 
-def test_a_late_older_version_loses_even_after_an_unchanged_newer_one() -> None:
+def test_a_late_older_version_is_stale_even_after_an_unchanged_newer_one() -> None:
     state = run(upsert(1, 1, "a"), upsert(5, 5, "a"))
     step = fold(state, upsert(3, 3, "b"))
     assert step.outcome == "stale"
@@ -46,13 +46,13 @@ def test_a_late_older_version_loses_even_after_an_unchanged_newer_one() -> None:
     assert step.state.content_hash == b"a"
 
 
-def test_unchanged_draws_no_number_but_advances() -> None:
+def test_an_unchanged_upsert_advances_version_and_observation_time_without_changes() -> None:
     step = fold(run(upsert(1, 1)), upsert(2, 2))
     assert (step.outcome, step.changes) == ("unchanged", frozenset())
     assert (step.state.version, step.state.observed_at) == (2, at(2))
 
 
-def test_the_same_event_again_is_a_duplicate() -> None:
+def test_a_repeated_upsert_is_a_duplicate() -> None:
     assert fold(run(upsert(1, 1)), upsert(1, 1)).outcome == "duplicate"
 
 
@@ -72,57 +72,57 @@ def test_a_delete_wins_over_a_higher_version_observed_before_it() -> None:
     assert not state.alive
 
 
-def test_a_delete_at_a_full_tie_wins() -> None:
+def test_a_delete_with_the_same_version_and_observation_time_as_an_upsert_wins() -> None:
     assert not run(upsert(1, 1), Delete(1, at(1))).alive
     assert not run(Delete(1, at(1)), upsert(1, 1)).alive
 
 
-def test_a_recreated_document_may_begin_at_one_again() -> None:
+def test_a_recreated_document_may_start_at_version_one_again() -> None:
     step = fold(run(upsert(7, 1), Delete(7, at(2))), upsert(1, 3))
     assert step.outcome == "recreated"
     assert "content" in step.changes
     assert step.state.version == 1
 
 
-def test_a_late_delete_does_not_remove_what_was_read_after_it() -> None:
+def test_a_delete_observed_before_the_upsert_does_not_remove_the_document() -> None:
     step = fold(run(upsert(2, 10)), Delete(1, at(5)))
     assert (step.outcome, step.changes) == ("stale", frozenset())
     assert step.state.alive
     assert fold(step.state, upsert(3, 4)).outcome == "stale"
 
 
-def test_a_delete_before_the_first_upsert_leaves_a_floor() -> None:
+def test_a_delete_before_the_first_upsert_makes_earlier_upserts_stale() -> None:
     state = run(Delete(0, at(5)))
     assert fold(state, upsert(1, 4)).outcome == "stale"
     assert fold(state, upsert(1, 6)).outcome == "created"
 
 
-def test_access_before_the_first_upsert_is_kept() -> None:
+def test_access_received_before_the_first_upsert_is_preserved() -> None:
     state = run(Access(at(5), ("s/narrow",), ()), upsert(1, 1, acl=("s/wide",)))
     assert state.acl_tags == ("s/narrow",)
 
 
-def test_a_backfill_upsert_read_before_a_revocation_does_not_undo_it() -> None:
+def test_an_upsert_observed_before_a_revocation_does_not_undo_it() -> None:
     state = run(upsert(1, 1, acl=("s/a", "s/b")), Access(at(5), ("s/a",), ()), upsert(2, 3, "b", acl=("s/a", "s/b")))
     assert state.acl_tags == ("s/a",)
     assert state.content_hash == b"b"
 
 
-def test_at_a_tie_the_narrower_access_wins_in_either_order() -> None:
+def test_at_equal_observation_times_the_narrower_access_wins_in_either_order() -> None:
     one, two = Access(at(5), ("s/a", "s/b"), ("s/r",)), Access(at(5), ("s/b", "s/c"), ())
     for events in ((one, two), (two, one)):
         state = run(upsert(1, 1), *events)
         assert (state.acl_tags, state.required_tags) == (("s/b",), ("s/r",))
 
 
-def test_empty_tags_mean_nobody_at_once() -> None:
+def test_empty_access_tags_make_a_document_unsearchable_at_once() -> None:
     step = fold(run(upsert(1, 1)), Access(at(2), (), ()))
     assert step.changes == {"access"}
     assert step.state.alive
     assert not step.state.searchable
 
 
-def test_a_stale_upsert_still_brings_newer_access() -> None:
+def test_a_stale_upsert_still_applies_newer_access() -> None:
     step = fold(run(upsert(5, 1)), upsert(4, 9, "b", acl=("s/z",)))
     assert (step.outcome, step.changes) == ("access", frozenset({"access"}))
     assert step.state.content_hash == b"a"
@@ -148,7 +148,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=8))
-def test_replaying_everything_changes_no_access_and_nothing_that_a_delete_removed(history: list[Event]) -> None:
+def test_replaying_all_events_changes_no_access_and_revives_no_deleted_document(history: list[Event]) -> None:
     once = run(*history)
     twice = run(*history, *history)
     assert (twice.acl_tags, twice.required_tags) == (once.acl_tags, once.required_tags)
@@ -166,7 +166,7 @@ def test_access_does_not_depend_on_the_order_of_arrival(history: list[Event], ra
 
 
 @given(st.lists(upserts, min_size=1, max_size=8), st.randoms())
-def test_without_deletes_the_highest_wins_in_any_order(history: list[Upsert], random: object) -> None:
+def test_without_deletes_the_highest_version_wins_in_any_order(history: list[Upsert], random: object) -> None:
     shuffled = list(history)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     best = max(history, key=lambda e: (e.version, e.observed_at, e.content_hash, e.meta_hash))
@@ -175,7 +175,7 @@ def test_without_deletes_the_highest_wins_in_any_order(history: list[Upsert], ra
 
 
 @given(st.lists(events, max_size=8))
-def test_nothing_not_observed_after_the_newest_delete_survives(history: list[Event]) -> None:
+def test_only_a_document_observed_after_the_newest_delete_is_alive(history: list[Event]) -> None:
     state = run(*history)
     deletes = [e.observed_at for e in history if isinstance(e, Delete)]
     if deletes and state.alive:
@@ -184,7 +184,7 @@ def test_nothing_not_observed_after_the_newest_delete_survives(history: list[Eve
 
 
 @pytest.mark.parametrize("event", [upsert(1, 1), Delete(1, at(1)), Access(at(1), ("s/a",), ())])
-def test_a_repeat_changes_nothing(event: Event) -> None:
+def test_a_repeated_event_changes_nothing(event: Event) -> None:
     state = run(upsert(0, 0), event)
     step = fold(state, event)
     assert step.state == state

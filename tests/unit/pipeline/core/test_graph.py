@@ -48,11 +48,11 @@ def table(
         (table(rows=GRAPH_FROM_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS, builds=False), "rest"),
     ],
 )
-def test_a_graph_is_built_when_a_load_has_settled_or_has_gone_on_for_too_long(found: Table, step: str) -> None:
+def test_a_graph_is_built_once_a_load_has_settled_or_has_lasted_too_long(found: Table, step: str) -> None:
     assert next_step(found) == (step, None)
 
 
-def test_rows_move_while_that_is_cheaper_than_building_anew() -> None:
+def test_waiting_rows_move_into_the_graph_while_that_is_cheaper_than_a_new_build() -> None:
     assert next_step(table(OWN)) == ("rest", None)
     assert next_step(table(OWN, waiting=1)) == ("move", None)
     assert next_step(table(OWN, rows=100_000, waiting=FRONT_ROWS + 1)) == ("move", None), "too large to do without"
@@ -64,17 +64,17 @@ def test_rows_move_while_that_is_cheaper_than_building_anew() -> None:
     assert next_step(table(OWN, rows=100_000, waiting=FRONT_ROWS + 1, busy=True)) == ("move", None)
 
 
-def test_while_live_changes_are_late_nothing_moves_as_long_as_a_query_can_read_what_waits() -> None:
+def test_no_rows_move_while_live_changes_are_late_and_queries_can_read_the_waiting_rows() -> None:
     late = {"rows": 200_000, "busy": True, "late": True}
     assert next_step(table(OWN, waiting=READ_WHOLE_ROWS, **late)) == ("rest", None)
     assert next_step(table(OWN, waiting=READ_WHOLE_ROWS + 1, **late)) == ("move", None)
 
 
-def test_what_was_left_outside_of_a_graph_that_is_gone_is_let_in_before_the_next_is_built() -> None:
+def test_rows_left_outside_a_dropped_graph_move_before_the_next_graph_is_built() -> None:
     assert next_step(table(rows=20_000, waiting=1)) == ("move", None)
 
 
-def test_an_older_versions_graph_gives_way_and_each_step_follows_from_what_there_is() -> None:
+def test_a_graph_of_an_older_version_is_replaced_step_by_step() -> None:
     steps = [
         (table(OLD), ("build", None)),
         (table(OLD, BROKEN_NEXT), ("drop", BROKEN_NEXT)),
@@ -91,6 +91,6 @@ def test_an_older_versions_graph_gives_way_and_each_step_follows_from_what_there
         assert next_step(alone) == ("rest", None), "whoever may not build changes nothing"
 
 
-def test_nothing_moves_into_a_graph_that_is_not_whole() -> None:
+def test_no_rows_move_into_an_invalid_graph() -> None:
     assert next_step(table(BROKEN, waiting=5, builds=False)) == ("rest", None)
     assert next_step(table(OLD, NEXT, waiting=5, builds=False)) == ("rest", None)

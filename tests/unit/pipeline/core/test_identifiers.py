@@ -30,7 +30,7 @@ from pipeline.core.identifiers import LONGEST, MOST_TERMS, exact_names, identifi
         ("https://git.example/browse/PROJ-7?at=1", ["git.example/browse/proj-7"]),
     ],
 )
-def test_identifiers_are_recognised_wherever_they_stand(text: str, found: list[str]) -> None:
+def test_identifiers_are_recognised_within_any_sentence(text: str, found: list[str]) -> None:
     assert list(identifiers(text)) == found
 
 
@@ -46,17 +46,17 @@ def test_identifiers_are_recognised_wherever_they_stand(text: str, found: list[s
         "",
     ],
 )
-def test_plain_words_are_no_identifiers(text: str) -> None:
+def test_ordinary_words_and_numbers_are_not_identifiers(text: str) -> None:
     assert identifiers(text) == ()
 
 
-def test_a_text_is_found_by_the_whole_by_the_ends_of_a_path_and_by_the_parts() -> None:
+def test_identifier_terms_include_the_whole_the_path_suffixes_and_the_parts() -> None:
     assert {"src/app/main.py", "app/main.py", "main.py", "src", "app", "main"} <= set(terms("see src/app/main.py"))
     assert {"err_conn_reset", "err", "conn", "reset"} <= set(terms("ERR_CONN_RESET"))
     assert "2.3.1" in terms("v2.3.1")
 
 
-def test_a_text_does_not_hold_what_only_begins_or_ends_alike() -> None:
+def test_exact_names_do_not_match_longer_or_partial_identifiers() -> None:
     for other in ("PROJ-48210", "PROJ-4821-B", "XPROJ-4821", "PROJ 4821", "4821 PROJ"):
         assert "proj-4821" not in exact_names(other)
     assert "main.py" in exact_names("src/app/main.py")
@@ -65,7 +65,7 @@ def test_a_text_does_not_hold_what_only_begins_or_ends_alike() -> None:
 
 
 @given(st.text())
-def test_any_text_is_read(text: str) -> None:
+def test_identifiers_of_any_text_are_extracted_without_failure_or_duplicates(text: str) -> None:
     whole = identifiers(text)
     assert len(whole) == len(set(whole))
     assert set(whole) <= set(terms(text)) or len(terms(text)) == MOST_TERMS
@@ -77,11 +77,11 @@ AROUND = ("{}", "({})", "{}.", "“{}”", "see {}, please", "`{}`", "[{}](x)", 
 
 
 @given(st.sampled_from(NAMES), st.sampled_from(AROUND))
-def test_what_stands_around_it_does_not_matter(one: str, around: str) -> None:
+def test_an_identifier_is_recognised_whatever_surrounds_it(one: str, around: str) -> None:
     assert one.lower() in identifiers(around.format(one))
 
 
-def test_what_is_no_name_costs_little() -> None:
+def test_overlong_identifiers_are_ignored_and_terms_are_limited() -> None:
     assert identifiers("A_1" * LONGEST) == ()
     assert len(terms(" ".join(f"X_{n}/y{n}.txt" for n in range(MOST_TERMS)))) == MOST_TERMS
     assert identifiers("_" * 199 + " " + "a_" * 99 + "!" + " " + "-a." * 66) is not None

@@ -24,7 +24,7 @@ def log(end: int, *, begin: int = 0, since: int | None = None, log_id: str = LOG
 MARK = Mark(LOG, (record(40), record(80), record(96), record(99)))
 
 
-def test_a_log_that_only_grew_or_expired_behind_us_is_the_same() -> None:
+def test_a_log_that_grew_or_expired_behind_the_position_is_the_same() -> None:
     assert judge(MARK, log(100), position=100).kind == "same"
     assert judge(MARK, log(500, since=100), position=100).kind == "same"
     assert judge(MARK, log(500, begin=300, since=100), position=500).kind == "same"
@@ -32,14 +32,14 @@ def test_a_log_that_only_grew_or_expired_behind_us_is_the_same() -> None:
     assert judge(Mark(LOG), log(0)).kind == "same"
 
 
-def test_a_topic_made_anew_is_read_from_its_begin() -> None:
+def test_a_recreated_topic_is_read_from_its_beginning() -> None:
     verdict = judge(MARK, log(500, since=0, log_id="cluster/another"), position=100)
     assert (verdict.kind, verdict.read_from) == ("recreated", 0)
     verdict = judge(MARK, log(100, log_id="another/topic"), position=100)
     assert verdict.kind == "recreated", "a cluster whose id changed"
 
 
-def test_a_log_that_lost_its_tail_is_read_from_behind_the_newest_record_that_is_the_same() -> None:
+def test_a_truncated_log_is_read_from_after_the_newest_matching_record() -> None:
     verdict = judge(MARK, log(90), position=100)
     assert (verdict.kind, verdict.read_from) == ("truncated", 81), "85 to 89 may be new"
     verdict = judge(MARK, log(30), position=100)
@@ -49,7 +49,7 @@ def test_a_log_that_lost_its_tail_is_read_from_behind_the_newest_record_that_is_
     assert judge(Mark(LOG), log(30), position=100).kind == "truncated", "committed, and no mark"
 
 
-def test_a_log_that_grew_again_past_the_position_is_read_from_where_it_was_the_same() -> None:
+def test_a_log_that_regrew_past_the_position_is_read_from_after_the_newest_matching_record() -> None:
     for since, read_from in ((97, 97), (90, 81), (41, 41), (40, 0), (0, 0)):
         verdict = judge(MARK, log(500, since=since), position=100)
         assert (verdict.kind, verdict.read_from) == ("regrown", read_from), since
@@ -57,7 +57,7 @@ def test_a_log_that_grew_again_past_the_position_is_read_from_where_it_was_the_s
     assert (verdict.kind, verdict.read_from) == ("regrown", 100), "read and not yet handled"
 
 
-def test_a_handled_record_that_came_after_the_loss_proves_nothing() -> None:
+def test_a_mark_made_after_the_loss_does_not_hide_it() -> None:
     mark = Mark(LOG, (record(80), record(99), record(110, "new")))
     verdict = judge(mark, log(500, since=90), position=111)
     assert (verdict.kind, verdict.read_from) == ("regrown", 81)
@@ -69,7 +69,7 @@ def test_a_handled_record_that_came_after_the_loss_proves_nothing() -> None:
     lost=st.integers(0, 70),
     end=st.integers(0, 90),
 )
-def test_nothing_new_is_passed_over_and_no_log_that_is_the_same_is_read_again(
+def test_no_new_record_is_skipped_and_an_unchanged_log_is_not_read_again(
     handled: set[int], position: int, lost: int, end: int
 ) -> None:
     """lost: the log was cut there, if it was so long, and grew to end."""
@@ -84,14 +84,14 @@ def test_nothing_new_is_passed_over_and_no_log_that_is_the_same_is_read_again(
         assert verdict.read_from <= lost
 
 
-def test_what_expired_unread_is_counted() -> None:
+def test_records_that_expired_unread_are_counted() -> None:
     assert expired([(10, 2**63)], begin=10) == 0
     assert expired([(10, 2**63)], begin=17) == 7
     assert expired([(10, 15), (20, 2**63)], begin=17) == 5
     assert expired([(10, 15)], begin=0) == 0, "compacted away, or never there"
 
 
-def test_a_record_with_another_time_key_or_value_is_another_one() -> None:
+def test_the_witness_digest_differs_with_time_key_and_value() -> None:
     ones = {
         witness(1, 2, b"a", b"bc"),
         witness(1, 3, b"a", b"bc"),
@@ -106,7 +106,7 @@ def test_a_record_with_another_time_key_or_value_is_another_one() -> None:
 
 
 @given(steps=st.lists(st.integers(1, 2000), min_size=1, max_size=200))
-def test_few_witnesses_are_kept_and_always_the_newest(steps: list[int]) -> None:
+def test_at_most_twelve_witnesses_are_stored_including_the_newest(steps: list[int]) -> None:
     kept: list[Witness] = []
     offset = 0
     for step in steps:

@@ -11,7 +11,7 @@ PAUSES = st.lists(st.floats(0.0, 5.0), min_size=1, max_size=200)
 
 
 @given(PAUSES, st.floats(0.5, 20.0))
-def test_no_source_gets_more_than_its_rate_and_its_burst(pauses: list[float], rate: float) -> None:
+def test_a_source_gets_at_most_its_rate_and_its_burst(pauses: list[float], rate: float) -> None:
     budget, now, admitted = LiveBudget(rate), 0.0, 0
     for pause in pauses:
         now += pause
@@ -19,19 +19,19 @@ def test_no_source_gets_more_than_its_rate_and_its_burst(pauses: list[float], ra
         assert admitted <= rate * (now + BURST_SECONDS) + 1e-6
 
 
-def test_a_source_within_its_rate_is_always_admitted() -> None:
+def test_documents_of_a_source_within_its_rate_are_always_admitted() -> None:
     budget = LiveBudget(10)
     assert all(budget.admit("steady", n / 10) for n in range(1_000))
 
 
-def test_one_sources_flood_takes_nothing_from_another() -> None:
+def test_one_sources_burst_does_not_reduce_the_budget_of_another() -> None:
     budget = LiveBudget(1)
     assert sum(budget.admit("loud", 0.0) for _ in range(1_000)) == BURST_SECONDS
     assert budget.admit("quiet", 0.0)
 
 
 @given(PAUSES, st.floats(0.5, 20.0))
-def test_whoever_invents_a_source_for_each_document_gets_no_more_than_a_group_does(
+def test_a_new_source_name_for_each_document_gets_no_more_than_the_groups_budget(
     pauses: list[float], rate: float
 ) -> None:
     budget, now, admitted = LiveBudget(rate), 0.0, 0
@@ -42,26 +42,26 @@ def test_whoever_invents_a_source_for_each_document_gets_no_more_than_a_group_do
     assert budget.admit("another", now, groups=["globex", "drive"])
 
 
-def test_inventing_more_sources_than_are_remembered_does_not_renew_the_groups_budget() -> None:
+def test_more_source_names_than_are_remembered_do_not_renew_the_groups_budget() -> None:
     budget = LiveBudget(1)
     admitted = sum(budget.admit(f"invented-{n}", 0.0, groups=["acme"]) for n in range(MAX_SOURCES + 100))
     assert admitted == SOURCES_PER_GROUP * BURST_SECONDS
 
 
-def test_a_record_that_is_tried_again_is_charged_once() -> None:
+def test_a_retried_record_is_charged_to_the_budget_once() -> None:
     budget = LiveBudget(1)
     for _ in range(100):  # the ledger is away
         assert budget.admit("wiki", 0.0, groups=["acme"], record=("documents.live.v1", 0, 7))
     assert sum(budget.admit("wiki", 0.0, groups=["acme"], record=n) for n in range(100)) == BURST_SECONDS - 1
 
 
-def test_after_a_pause_the_whole_burst_is_there_again() -> None:
+def test_the_whole_burst_is_available_again_after_a_pause() -> None:
     budget = LiveBudget(1)
     while budget.admit("loud", 0.0):
         pass
     assert sum(budget.admit("loud", 1_000.0) for _ in range(1_000)) == BURST_SECONDS
 
 
-def test_without_a_rate_nothing_waits() -> None:
+def test_a_rate_of_zero_admits_everything() -> None:
     budget = LiveBudget(0)
     assert all(budget.admit("loud", 0.0) for _ in range(10_000))

@@ -29,7 +29,7 @@ awkward = st.text(
 
 @settings(max_examples=400, deadline=None)
 @given(awkward, st.sampled_from([PLAIN, "text/markdown", "text/x-penstock-messages", "text/x-python; charset=utf-8"]))
-def test_idempotent_and_storable(content: str, media_type: str) -> None:
+def test_normalisation_is_idempotent_and_yields_storable_text(content: str, media_type: str) -> None:
     text, kind = normalise(content, media_type)
     assert normalise(text, kind) == (text, kind)
     assert unicodedata.is_normalized("NFC", text)
@@ -45,7 +45,7 @@ html_parts = st.sampled_from([*HTML.split(), "\n", " ", "   "])
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(html_parts, max_size=40).map("".join))
-def test_html_comes_out_as_stable_markdown(html: str) -> None:
+def test_html_normalises_to_markdown_that_normalises_to_itself(html: str) -> None:
     text, kind = normalise(html, "text/html")
     assert kind == "text/markdown"
     assert normalise(text, kind) == (text, kind)
@@ -53,7 +53,7 @@ def test_html_comes_out_as_stable_markdown(html: str) -> None:
     assert "\u202e" not in text
 
 
-def test_html_keeps_structure_and_drops_what_is_hidden() -> None:
+def test_html_conversion_keeps_structure_and_drops_hidden_content() -> None:
     html = """<!doctype html><html><head><title>no</title><style>no{}</style></head><body>
     <h2>Set up</h2><p>Run <code>make</code> &amp; wait.</p><ol><li>one<li>two</ol>
     <table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table>
@@ -88,11 +88,11 @@ def test_html_keeps_structure_and_drops_what_is_hidden() -> None:
         ("soft\u00adhyphen", "softhyphen"),
     ],
 )
-def test_characters(content: str, text: str) -> None:
+def test_invisible_and_control_characters_are_normalised(content: str, text: str) -> None:
     assert normalise(content, PLAIN) == (text, PLAIN)
 
 
-def test_record_separators_only_stay_between_messages() -> None:
+def test_record_separators_are_preserved_only_in_message_texts() -> None:
     assert normalise("a\x1eb", "text/x-penstock-messages")[0] == "a\x1eb"
     assert normalise("a\x1eb", PLAIN)[0] == "ab"
 
@@ -115,7 +115,7 @@ def test_deeply_nested_html_is_flattened() -> None:
     assert time.monotonic() - started < 20
 
 
-def test_the_quick_looks_miss_no_character_that_a_rule_is_about() -> None:
+def test_the_quick_prefilter_patterns_cover_every_character_of_the_rules() -> None:
     every = [chr(n) for n in range(sys.maxunicode + 1) if not 0xD800 <= n < 0xE000]
     unusual = {c for c in every if rules._LINE_ENDS.match(c) or rules._CONTROLS.match(c)}
     assert {c for c in every if rules._UNUSUAL.match(c)} == unusual
@@ -139,19 +139,19 @@ def test_the_quick_looks_miss_no_character_that_a_rule_is_about() -> None:
     ],
     ids=lambda page: page[:30],
 )
-def test_no_page_takes_longer_than_its_length_allows(page: str) -> None:
+def test_pathological_html_is_normalised_within_seconds(page: str) -> None:
     """Each took ten times this, and a hundred times as long if ten times as large: a worker was busy for hours."""
     began = time.process_time()
     normalise(page, "text/html")
     assert time.process_time() - began < 10
 
 
-def test_a_page_that_would_become_far_longer_is_refused() -> None:
+def test_html_that_would_expand_far_beyond_its_length_is_poison() -> None:
     with pytest.raises(Poison, match="longer than"):
         normalise("<table><tr>" + "<td colspan=1000>x" * 12_000, "text/html")
 
 
 @pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "x", "½"])
-def test_numbers_that_are_none_do_not_stop_a_page(number: str) -> None:
+def test_invalid_numbers_in_html_attributes_are_ignored(number: str) -> None:
     page = f"<ol start='{number}'><li>one</ol><table><tr><td colspan='{number}'>two</table>"
     assert "one" in normalise(page, "text/html")[0]

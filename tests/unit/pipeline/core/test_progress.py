@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pipeline.core.progress import Progress
 
 
-def test_nothing_is_committed_past_a_record_in_flight() -> None:
+def test_no_offset_is_committed_past_a_record_in_flight() -> None:
     progress: Progress[int] = Progress()
     progress.open([0])
     tokens = [progress.arrived(0, offset) for offset in (31, 32, 33)]
@@ -20,7 +20,7 @@ def test_nothing_is_committed_past_a_record_in_flight() -> None:
     assert progress.committable(0) == 34
 
 
-def test_gaps_left_by_compaction_are_passed() -> None:
+def test_offsets_missing_after_compaction_do_not_block_the_commit() -> None:
     progress: Progress[int] = Progress()
     progress.open([0])
     for offset in (3, 9, 27):
@@ -30,7 +30,7 @@ def test_gaps_left_by_compaction_are_passed() -> None:
     assert progress.committable(0) == 28
 
 
-def test_a_revoked_partition_forgets_and_late_work_is_ignored() -> None:
+def test_a_revoked_partition_is_forgotten_and_its_late_results_are_ignored() -> None:
     progress: Progress[int] = Progress()
     progress.open([0])
     old = progress.arrived(0, 50)
@@ -47,7 +47,7 @@ def test_a_revoked_partition_forgets_and_late_work_is_ignored() -> None:
 
 
 @given(st.permutations(range(12)), st.integers(0, 12))
-def test_whatever_the_order_the_prefix_is_exact(order: list[int], finish: int) -> None:
+def test_the_committable_offset_is_the_finished_prefix_in_any_order(order: list[int], finish: int) -> None:
     progress: Progress[int] = Progress()
     progress.open([0])
     tokens = [progress.arrived(0, offset) for offset in range(12)]

@@ -32,7 +32,7 @@ def test_backoff_doubles_up_to_the_cap(attempt: int, random: float, seconds: flo
     retry_after=st.none() | st.floats(0, 3600),
     random=st.floats(0, 1, exclude_max=True),
 )
-def test_backoff_is_never_shorter_than_asked_nor_longer_than_agreed(
+def test_backoff_respects_retry_after_and_never_exceeds_the_cap(
     attempt: int, retry_after: float | None, random: float
 ) -> None:
     wait = backoff(attempt, base=0.5, cap=8.0, retry_after=retry_after, random=random)
@@ -63,7 +63,7 @@ def test_backoff_is_never_shorter_than_asked_nor_longer_than_agreed(
         ({"retry-after": "Tue, 01 Jan 2036 12:00:00 GMT"}, 3600.0),
     ],
 )
-def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_headers_are_parsed_and_limited_to_an_hour(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after_seconds(headers, now=NOW) == seconds
 
 
@@ -87,7 +87,7 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
         (529, None, "retry"),
     ],
 )
-def test_embedding_server_status(status: int | None, code: str | None, verdict: str) -> None:
+def test_embedding_server_statuses_are_classified(status: int | None, code: str | None, verdict: str) -> None:
     assert classify_http(status, code) == verdict
 
 
@@ -118,7 +118,7 @@ def test_embedding_server_status(status: int | None, code: str | None, verdict: 
         ("", "misconfigured"),
     ],
 )
-def test_sqlstate(code: str | None, verdict: str) -> None:
+def test_sqlstates_are_classified(code: str | None, verdict: str) -> None:
     assert classify_sqlstate(code) == verdict
 
 
@@ -142,5 +142,5 @@ def test_sqlstate(code: str | None, verdict: str) -> None:
         (418, "index", "misconfigured"),
     ],
 )
-def test_elasticsearch_item(status: int, op: str, verdict: str) -> None:
+def test_elasticsearch_bulk_item_statuses_are_classified(status: int, op: str, verdict: str) -> None:
     assert classify_es_item(status, op) == verdict

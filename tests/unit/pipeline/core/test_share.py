@@ -7,7 +7,7 @@ import pytest
 from pipeline.core.throttle import LATE_FOR_SECONDS, LATE_SECONDS, LIVE_ACTIVE_SECONDS, BackfillThrottle
 
 
-def test_without_live_work_backfill_is_never_held_up() -> None:
+def test_backfill_is_always_admitted_without_live_work() -> None:
     throttle = BackfillThrottle(0.1)
     for n in range(4):
         assert throttle.admits_backfill(now=float(n))
@@ -17,7 +17,7 @@ def test_without_live_work_backfill_is_never_held_up() -> None:
         assert throttle.admits_backfill(now=5.0 + n)
 
 
-def test_beside_live_work_it_has_one_lane() -> None:
+def test_during_live_work_only_one_backfill_batch_runs_at_a_time() -> None:
     throttle = BackfillThrottle(0.1)
     throttle.batch_started("live")
     assert throttle.admits_backfill(now=0.0)
@@ -29,7 +29,7 @@ def test_beside_live_work_it_has_one_lane() -> None:
 
 
 @pytest.mark.parametrize("given", [0.05, 0.1, 0.5])
-def test_while_live_work_is_late_it_has_its_share_of_the_time_and_no_more(given: float) -> None:
+def test_while_live_work_is_late_backfill_gets_exactly_its_share_of_the_time(given: float) -> None:
     throttle, now, took = BackfillThrottle(given), 0.0, 0.0
     while now < 600.0:
         throttle.live_waited(LATE_SECONDS + 1, now=now)
@@ -44,7 +44,7 @@ def test_while_live_work_is_late_it_has_its_share_of_the_time_and_no_more(given:
     assert took / now == pytest.approx(given, rel=0.25)
 
 
-def test_it_never_starves_though_live_work_is_late_and_gets_nothing_done() -> None:
+def test_backfill_never_starves_while_live_work_is_late_and_makes_no_progress() -> None:
     throttle, admitted = BackfillThrottle(0.1), 0
     for n in range(600):
         now = n / 2
@@ -58,7 +58,7 @@ def test_it_never_starves_though_live_work_is_late_and_gets_nothing_done() -> No
     assert admitted >= 40
 
 
-def test_what_was_late_is_forgotten() -> None:
+def test_lateness_of_live_work_is_forgotten_after_a_while() -> None:
     throttle = BackfillThrottle(0.1)
     throttle.live_waited(LATE_SECONDS + 1, now=0.0)
     throttle.batch_started("live")
@@ -69,7 +69,7 @@ def test_what_was_late_is_forgotten() -> None:
     assert throttle.admits_backfill(now=LATE_FOR_SECONDS + 0.1)
 
 
-def test_a_batch_that_waited_out_an_outage_is_forgotten_soon() -> None:
+def test_a_backfill_batch_that_waited_out_an_outage_is_soon_forgotten() -> None:
     throttle = BackfillThrottle(0.1)
     throttle.batch_started("backfill")
     throttle.batch_ended("backfill", 600.0, now=600.0)
@@ -77,7 +77,7 @@ def test_a_batch_that_waited_out_an_outage_is_forgotten_soon() -> None:
     assert throttle.admits_backfill(now=625.0)
 
 
-def test_a_share_of_nothing_is_nothing() -> None:
+def test_a_share_of_zero_admits_no_backfill_while_live_work_is_late() -> None:
     throttle = BackfillThrottle(0.0)
     throttle.live_waited(LATE_SECONDS + 1, now=0.0)
     assert not throttle.admits_backfill(now=0.0)

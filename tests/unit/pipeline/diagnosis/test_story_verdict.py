@@ -233,7 +233,7 @@ CASES: list[tuple[str, Story, Context, str, str | None]] = [
 
 
 @pytest.mark.parametrize(("state", "told", "context", "says", "step"), CASES)
-def test_every_state_says_what_it_is_and_what_would_change_it(
+def test_every_document_state_has_its_reason_and_next_step(
     state: str, told: Story, context: Context, says: str, step: str | None
 ) -> None:
     verdict = judge(told, context)
@@ -245,7 +245,7 @@ def test_every_state_says_what_it_is_and_what_would_change_it(
     assert (step or "") in (verdict.next or "")
 
 
-def test_every_state_has_a_case_and_a_line_on_the_page() -> None:
+def test_every_state_has_a_test_case_and_a_row_in_the_documentation() -> None:
     assert {state for state, *_ in CASES} == set(STATES)
     page = (Path(__file__).parents[4] / "docs" / "why.md").read_text()
     assert [state for state in STATES if f"| `{state}` |" not in page] == []
@@ -284,17 +284,17 @@ def test_every_state_has_a_case_and_a_line_on_the_page() -> None:
         (Context(away=("Kafka: refused",)), "not checked: Kafka: refused"),
     ],
 )
-def test_what_else_is_worth_knowing_of_a_searchable_document(context: Context, note: str) -> None:
+def test_a_searchable_document_gets_a_note_for_each_problem_around_it(context: Context, note: str) -> None:
     verdict = judge(WELL, context)
     assert verdict.searchable
     assert any(note in one for one in verdict.notes), verdict.notes
 
 
-def test_a_document_that_is_just_what_its_source_has_needs_no_note() -> None:
+def test_a_document_that_matches_its_source_gets_no_note() -> None:
     assert judge(WELL, Context(source=replace(SOURCE, item=ITEM), queues=(DETECT,))).notes == ()
 
 
-def test_a_stale_event_and_another_generation_are_notes() -> None:
+def test_a_stale_event_and_another_generation_are_noted() -> None:
     stale = replace(WELL, events=(CREATED, Event(LATER, "document.upserted.v1", "stale", 2, AT, 7, "live")))
     assert "was stale" in judge(stale).notes[0]
     other = GenerationProgress("g0", False, 2, SETTLED, SETTLED, "previous")
@@ -303,7 +303,7 @@ def test_a_stale_event_and_another_generation_are_notes() -> None:
     assert told.notes == ("generation g0 (previous) holds it, but queries use g1",)
 
 
-def test_what_was_ingested_by_hand_is_told_as_such() -> None:
+def test_a_document_ingested_by_hand_is_described_in_terms_of_penstock_ingest() -> None:
     """No connector is paused, away or asked: a person ran a command."""
     told = judge(WELL, INGESTED)
     assert told.notes == (

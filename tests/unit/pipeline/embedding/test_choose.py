@@ -35,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-async def test_local_is_the_default(models: Path) -> None:
+async def test_the_local_model_is_the_default_embedder(models: Path) -> None:
     embedder = choose.embedder(EmbeddingSettings(document_prefix="d: ", query_prefix="q: "), models)
     assert (embedder.model, embedder.dimensions, embedder.input_window) == ("all-MiniLM-L6-v2", 384, 254)
     assert embedder.revision.endswith("-int8")
@@ -43,7 +43,7 @@ async def test_local_is_the_default(models: Path) -> None:
     await embedder.aclose()
 
 
-async def test_openai_defaults(models: Path) -> None:
+async def test_the_openai_provider_has_default_model_and_window(models: Path) -> None:
     embedder = choose.embedder(EmbeddingSettings(provider="openai", api_key=KEY), models)
     assert (embedder.model, embedder.dimensions, embedder.input_window) == ("text-embedding-3-large", 1536, 8191)
     assert embedder.count_tokens(["<|endoftext|>"]) == [7]
@@ -58,7 +58,9 @@ async def test_openai_defaults(models: Path) -> None:
         ({"input_window": 512}, "PENSTOCK_EMBEDDING_INPUT_WINDOW"),
     ],
 )
-def test_what_the_local_model_cannot_do(models: Path, options: dict[str, Any], line: str) -> None:
+def test_options_the_local_model_does_not_support_are_misconfigured(
+    models: Path, options: dict[str, Any], line: str
+) -> None:
     with pytest.raises(Misconfigured, match=line):
         choose.embedder(EmbeddingSettings(**options), models)
 
@@ -77,7 +79,9 @@ def test_what_the_local_model_cannot_do(models: Path, options: dict[str, Any], l
         ({"provider": "openai", "api_key": KEY, "input_window": 300}, (240, 96, 300)),
     ],
 )
-async def test_chunks_fit_the_window(models: Path, options: dict[str, Any], sizes: tuple[int, int, int]) -> None:
+async def test_chunk_sizes_fit_the_embedders_input_window(
+    models: Path, options: dict[str, Any], sizes: tuple[int, int, int]
+) -> None:
     settings = EmbeddingSettings(**options)
     embedder = choose.embedder(settings, models)
     params = choose.chunk_params(settings, embedder)
@@ -86,7 +90,7 @@ async def test_chunks_fit_the_window(models: Path, options: dict[str, Any], size
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 15, 255, 10_000, -5])
-async def test_a_chunk_size_that_does_not_fit(models: Path, chunk_tokens: int) -> None:
+async def test_a_chunk_size_outside_the_input_window_is_misconfigured(models: Path, chunk_tokens: int) -> None:
     settings = EmbeddingSettings(chunk_tokens=chunk_tokens)
     embedder = choose.embedder(settings, models)
     with pytest.raises(Misconfigured, match=f"CHUNK_TOKENS: {chunk_tokens} .* 254"):
@@ -98,12 +102,12 @@ async def test_a_chunk_size_that_does_not_fit(models: Path, chunk_tokens: int) -
     ("model", "count"),
     [("all-MiniLM-L6-v2", 2), ("sentence-transformers/all-MiniLM-L6-v2", 2), ("text-embedding-3-large", 6)],
 )
-def test_a_counter_counts_as_the_generations_model_does(models: Path, model: str, count: int) -> None:
+def test_a_token_counter_uses_the_tokenizer_of_the_generations_model(models: Path, model: str, count: int) -> None:
     counter = choose.token_counter(replace(GENERATION, model=model), models)
     assert counter(["[CLS] [SEP]", ""]) == [count, 0]
 
 
-async def test_embedder_and_counter_agree(models: Path) -> None:
+async def test_embedder_and_token_counter_give_the_same_counts(models: Path) -> None:
     texts = ["naïve café", "def f(x): return x", "語" * 20, "x" * 500]
     for settings in (EmbeddingSettings(), EmbeddingSettings(provider="openai", api_key=KEY)):
         embedder = choose.embedder(settings, models)

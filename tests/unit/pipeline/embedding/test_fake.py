@@ -41,7 +41,7 @@ async def ask(fake: FakeOpenAI, texts: Any, **more: Any) -> httpx.Response:
     ],
     ids=["none", "empty", "one-empty", "too-many", "too-long", "too-many-tokens", "wide", "no-width", "format"],
 )
-async def test_what_openai_rejects_is_rejected(fake: FakeOpenAI, texts: Any, more: dict[str, Any]) -> None:
+async def test_the_fake_server_rejects_what_openai_rejects(fake: FakeOpenAI, texts: Any, more: dict[str, Any]) -> None:
     response = await ask(fake, texts, **more)
     assert response.status_code == 400
     assert response.json()["error"]["type"]
@@ -49,18 +49,18 @@ async def test_what_openai_rejects_is_rejected(fake: FakeOpenAI, texts: Any, mor
 
 
 @pytest.mark.parametrize("texts", ["a", ["a"] * 2_048, "word" + " word" * 8_191, ["word" + " word" * 7_999] * 37])
-async def test_what_openai_takes_is_taken(fake: FakeOpenAI, texts: Any) -> None:
+async def test_the_fake_server_accepts_what_openai_accepts(fake: FakeOpenAI, texts: Any) -> None:
     assert (await ask(fake, texts)).status_code == 200
 
 
-async def test_fewer_dimensions_are_the_beginning_of_the_same_vector(fake: FakeOpenAI) -> None:
+async def test_the_fake_server_shortens_a_vector_to_fewer_dimensions(fake: FakeOpenAI) -> None:
     whole, short = fake.vector("text"), fake.vector("text", 3)
     np.testing.assert_allclose(short, whole[:3] / np.linalg.norm(whole[:3]), atol=1e-6)
     served = (await ask(fake, "text", dimensions=3)).json()["data"][0]["embedding"]
     np.testing.assert_allclose(served, short, atol=1e-6)
 
 
-async def test_as_a_process_with_faults_and_stats_from_outside() -> None:
+async def test_the_fake_server_runs_as_a_process_whose_faults_and_stats_are_controlled_over_http() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.fakes.openai", "--dimensions", "4", stdout=asyncio.subprocess.PIPE
     )

@@ -76,7 +76,7 @@ def bert(weights: dict[str, NDArray[np.float32]], ids: list[int]) -> NDArray[np.
 
 
 @pytest.mark.parametrize(("quantization", "likeness"), [("float32", 0.99999), ("int8", 0.99)])
-async def test_vectors_are_those_of_the_published_weights(
+async def test_local_vectors_match_the_published_weights(
     models: Path, quantization: convert.Quantization, likeness: float
 ) -> None:
     model_dir = convert.prepare(models, quantization)
@@ -89,13 +89,13 @@ async def test_vectors_are_those_of_the_published_weights(
     await embedder.aclose()
 
 
-async def test_paraphrases_are_near_and_strangers_far(embedder: LocalEmbedder) -> None:
+async def test_paraphrases_have_similar_vectors_and_unrelated_texts_do_not(embedder: LocalEmbedder) -> None:
     vectors = (await embedder.embed_documents(SENTENCES)).vectors
     assert float(vectors[0] @ vectors[1]) == pytest.approx(0.906, abs=0.01)
     assert float(vectors[0] @ vectors[2]) < 0.2
 
 
-async def test_a_passage_has_the_same_vector_to_the_bit_whatever_stands_beside_it(model_dir: Path) -> None:
+async def test_a_passage_has_a_bit_identical_vector_in_any_batch_and_number_of_threads(model_dir: Path) -> None:
     """In padded batches a passage moved by as much as 8-bit rounding itself does: cosine 0.996."""
     words = (Path(convert.__file__).read_text() + Path(local.__file__).read_text()).split()
     passages = [" ".join(words[at : at + 20 + at % 90]) for at in range(0, len(words), 60)]
@@ -107,7 +107,7 @@ async def test_a_passage_has_the_same_vector_to_the_bit_whatever_stands_beside_i
     await two.aclose()
 
 
-async def test_a_cancelled_call_takes_its_passages_out_of_the_queue(embedder: LocalEmbedder) -> None:
+async def test_a_cancelled_call_removes_its_passages_from_the_queue(embedder: LocalEmbedder) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await embedder.embed_documents(["word " * 250] * 500)
@@ -115,7 +115,7 @@ async def test_a_cancelled_call_takes_its_passages_out_of_the_queue(embedder: Lo
         await embedder.embed_query("still there")
 
 
-async def test_passages_longer_than_the_window_are_cut_and_counted(model_dir: Path) -> None:
+async def test_passages_longer_than_the_window_are_truncated_and_counted(model_dir: Path) -> None:
     counted: list[int] = []
     embedder = LocalEmbedder(model_dir, threads=1, on_truncated=counted.append)
     fits = "word " * 254
@@ -128,7 +128,7 @@ async def test_passages_longer_than_the_window_are_cut_and_counted(model_dir: Pa
     await embedder.aclose()
 
 
-async def test_prefixes_are_embedded(model_dir: Path) -> None:
+async def test_document_and_query_prefixes_are_embedded(model_dir: Path) -> None:
     prefixed = LocalEmbedder(model_dir, threads=1, document_prefix="passage: ", query_prefix="query: ")
     plain = LocalEmbedder(model_dir, threads=1)
     documents = (await plain.embed_documents(["passage: an answer", "query: an answer"])).vectors
@@ -139,7 +139,7 @@ async def test_prefixes_are_embedded(model_dir: Path) -> None:
     await plain.aclose()
 
 
-async def test_the_event_loop_keeps_running_meanwhile(embedder: LocalEmbedder) -> None:
+async def test_the_event_loop_keeps_running_during_local_embedding(embedder: LocalEmbedder) -> None:
     ticks = 0
 
     async def tick() -> None:
@@ -154,7 +154,7 @@ async def test_the_event_loop_keeps_running_meanwhile(embedder: LocalEmbedder) -
     assert ticks > 5
 
 
-def test_converting_again_does_nothing(model_dir: Path, models: Path) -> None:
+def test_converting_the_model_again_changes_no_file(model_dir: Path, models: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in model_dir.iterdir()}
     assert convert.prepare(models) == model_dir
     assert {path: path.stat().st_mtime_ns for path in model_dir.iterdir()} == before
@@ -166,7 +166,7 @@ def test_the_revision_names_weights_and_quantization(model_dir: Path) -> None:
     assert description.revision == "53aa51172d14-int8"
 
 
-def test_processes_may_race_to_convert(tmp_path: Path) -> None:
+def test_concurrent_conversions_by_several_processes_leave_one_model_folder(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         found = pool.map(convert.prepare, [tmp_path / "models"] * 3)
         pool.close()
@@ -176,13 +176,13 @@ def test_processes_may_race_to_convert(tmp_path: Path) -> None:
     assert convert.describe(found[0]).model == local.MODEL
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_model_folder_is_misconfigured(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Misconfigured, match=r"cannot write the converted embedding model to .*file"):
         convert.prepare(tmp_path / "file" / "models")
 
 
-def test_a_half_deleted_folder_says_what_to_do(model_dir: Path, tmp_path: Path) -> None:
+def test_an_incomplete_model_folder_is_reported_with_the_advice_to_delete_it(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="delete it"):
         LocalEmbedder(tmp_path)
     for name in (convert.DESCRIPTION, convert.TOKENIZER):
@@ -192,7 +192,7 @@ def test_a_half_deleted_folder_says_what_to_do(model_dir: Path, tmp_path: Path) 
         LocalEmbedder(tmp_path)
 
 
-def test_without_the_extra_one_line_says_which(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_local_extra_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(convert, "find_spec", lambda name: None)
     with pytest.raises(Misconfigured, match="the local embedding model is not installed: run `make setup`"):
         convert.prepare(tmp_path)

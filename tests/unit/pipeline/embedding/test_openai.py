@@ -53,7 +53,7 @@ async def vectors_of(embedder: OpenAIEmbedder, texts: list[str]) -> np.ndarray[A
 # What a healthy server is asked.
 
 
-async def test_one_request_where_one_is_enough(fake: FakeOpenAI) -> None:
+async def test_texts_that_fit_one_batch_are_sent_in_one_request(fake: FakeOpenAI) -> None:
     async with connected(fake) as embedder:
         embedded = await embedder.embed_documents(TEXTS)
     assert (fake.stats.requests, fake.stats.inputs) == (1, 64)
@@ -61,7 +61,7 @@ async def test_one_request_where_one_is_enough(fake: FakeOpenAI) -> None:
     np.testing.assert_allclose(embedded.vectors, [fake.vector(text) for text in TEXTS], atol=1e-6)
 
 
-async def test_requests_stay_within_both_limits_and_go_side_by_side(fake: FakeOpenAI) -> None:
+async def test_requests_respect_the_input_and_token_limits_and_run_in_parallel(fake: FakeOpenAI) -> None:
     fake.faults.latency_seconds = 0.05
     async with connected(fake, batch_inputs=10, parallel_requests=3) as embedder:
         await embedder.embed_documents(TEXTS)
@@ -72,28 +72,28 @@ async def test_requests_stay_within_both_limits_and_go_side_by_side(fake: FakeOp
     assert fake.stats.inputs == 128
 
 
-async def test_calls_at_once_share_the_parallel_requests(fake: FakeOpenAI) -> None:
+async def test_concurrent_calls_share_the_limit_of_parallel_requests(fake: FakeOpenAI) -> None:
     fake.faults.latency_seconds = 0.02
     async with connected(fake, parallel_requests=2) as embedder:
         await asyncio.gather(*(embedder.embed_documents([text]) for text in TEXTS[:12]))
     assert (fake.stats.requests, fake.stats.peak_parallel) == (12, 2)
 
 
-async def test_nothing_to_embed_asks_nothing(fake: FakeOpenAI) -> None:
+async def test_no_request_is_sent_when_there_is_no_text_to_embed(fake: FakeOpenAI) -> None:
     async with connected(fake) as embedder:
         await embedder.embed_documents([])
         await embedder.embed_documents(["", " ", "\ud800"])
     assert fake.stats.requests == 0
 
 
-async def test_rows_in_another_order_are_sorted_by_their_index(fake: FakeOpenAI) -> None:
+async def test_response_rows_in_another_order_are_sorted_by_their_index(fake: FakeOpenAI) -> None:
     fake.faults.reorder = True
     async with connected(fake) as embedder:
         vectors = await vectors_of(embedder, TEXTS)
     np.testing.assert_allclose(vectors, [fake.vector(text) for text in TEXTS], atol=1e-6)
 
 
-async def test_a_model_that_takes_no_dimensions(fake: FakeOpenAI) -> None:
+async def test_dimensions_are_not_sent_to_a_model_that_does_not_support_them(fake: FakeOpenAI) -> None:
     fake.takes_dimensions = False
     async with connected(fake, send_dimensions=False) as embedder:
         await vectors_of(embedder, TEXTS)
@@ -103,7 +103,7 @@ async def test_a_model_that_takes_no_dimensions(fake: FakeOpenAI) -> None:
     assert fake.stats.requests == 3  # the texts, the texts, the probe: no bisecting
 
 
-async def test_too_long_inputs_are_cut_to_the_window_and_counted(fake: FakeOpenAI) -> None:
+async def test_too_long_inputs_are_truncated_to_the_window_and_counted(fake: FakeOpenAI) -> None:
     counted: list[int] = []
     async with connected(fake) as embedder:
         embedder.on_truncated = counted.append
@@ -115,7 +115,7 @@ async def test_too_long_inputs_are_cut_to_the_window_and_counted(fake: FakeOpenA
     assert counted == [2]
 
 
-async def test_the_key_is_sent_and_a_wrong_one_is_a_setting_to_mend(fake: FakeOpenAI) -> None:
+async def test_the_api_key_is_sent_and_a_wrong_one_is_misconfigured(fake: FakeOpenAI) -> None:
     fake.api_key = "right"
     async with connected(fake, api_key=SecretStr("right")) as embedder:
         await vectors_of(embedder, TEXTS)
@@ -126,7 +126,9 @@ async def test_the_key_is_sent_and_a_wrong_one_is_a_setting_to_mend(fake: FakeOp
     assert fake.stats.requests == 2
 
 
-async def test_openais_own_key_goes_to_openai_only(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_openai_api_key_variable_is_not_sent_to_other_servers(
+    fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "openai-secret")
     fake.api_key = "openai-secret"
     async with connected(fake) as embedder:
@@ -138,7 +140,7 @@ async def test_openais_own_key_goes_to_openai_only(fake: FakeOpenAI, monkeypatch
 
 
 @pytest.mark.parametrize(("option", "hint"), [({"model": "no-such-model"}, "MODEL"), ({"base_url": "x"}, "BASE_URL")])
-async def test_a_wrong_model_or_address(fake: FakeOpenAI, option: dict[str, str], hint: str) -> None:
+async def test_a_wrong_model_or_address_is_misconfigured(fake: FakeOpenAI, option: dict[str, str], hint: str) -> None:
     options: dict[str, Any] = {"base_url": fake.url + "/nowhere"} if "base_url" in option else dict(option)
     async with connected(fake, **options) as embedder:
         with pytest.raises(Misconfigured, match=f"404.*{hint}"):
@@ -148,19 +150,21 @@ async def test_a_wrong_model_or_address(fake: FakeOpenAI, option: dict[str, str]
 @pytest.mark.parametrize(
     "address", ["models.example/v1", "ftp://models.example", "http://", "http://[::1", "http://a:b", "http://a..b/v1"]
 )
-def test_an_address_that_is_none_is_a_setting_to_mend(address: str) -> None:
+def test_an_invalid_base_url_is_misconfigured(address: str) -> None:
     with pytest.raises(Misconfigured, match="PENSTOCK_EMBEDDING_BASE_URL"):
         OpenAIEmbedder(EmbeddingSettings(provider="openai", base_url=address), byte_pairs())
 
 
-def test_a_key_that_no_header_can_hold_is_a_setting_to_mend() -> None:
+def test_an_api_key_that_is_invalid_in_a_header_is_misconfigured_and_not_quoted() -> None:
     settings = EmbeddingSettings(provider="openai", base_url="http://models.example", api_key=SecretStr("secret\n"))
     with pytest.raises(Misconfigured, match="PENSTOCK_EMBEDDING_API_KEY") as caught:
         OpenAIEmbedder(settings, byte_pairs())
     assert "secret" not in str(caught.value)
 
 
-async def test_the_machines_proxy_is_gone_through(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_use_the_proxy_of_the_environment_unless_no_proxy_names_the_host(
+    fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", fake.address)
@@ -174,7 +178,7 @@ async def test_the_machines_proxy_is_gone_through(fake: FakeOpenAI, monkeypatch:
 
 
 @pytest.mark.parametrize("proxy", ["http://proxy:port", "//h:1", "socks5://proxy:1080"])
-def test_a_proxy_that_is_none_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+def test_an_invalid_proxy_variable_is_misconfigured(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", proxy)
@@ -182,7 +186,7 @@ def test_a_proxy_that_is_none_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPat
         Endpoint("http://models.example.com/v1", "key", 1.0)
 
 
-async def test_texts_follow_no_redirect_to_another_host(fake: FakeOpenAI) -> None:
+async def test_redirects_are_not_followed(fake: FakeOpenAI) -> None:
     async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(f"HTTP/1.1 307 Elsewhere\r\nlocation: {fake.url}/embeddings\r\ncontent-length: 0\r\n\r\n".encode())
@@ -197,7 +201,7 @@ async def test_texts_follow_no_redirect_to_another_host(fake: FakeOpenAI) -> Non
     assert fake.stats.requests == 0
 
 
-async def test_a_request_of_more_than_a_megabyte(fake: FakeOpenAI) -> None:
+async def test_a_request_body_of_more_than_a_megabyte_can_be_retried(fake: FakeOpenAI) -> None:
     texts = [f"{number} " + "word " * 500 for number in range(500)]
     async with connected(fake, batch_tokens=10_000_000) as embedder:
         fake.faults.errors = 1  # sent twice
@@ -209,7 +213,7 @@ async def test_a_request_of_more_than_a_megabyte(fake: FakeOpenAI) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 31, 63])
-async def test_a_poison_text_is_found_by_halving(fake: FakeOpenAI, place: int) -> None:
+async def test_a_poison_text_is_isolated_by_bisection_and_the_others_are_embedded(fake: FakeOpenAI, place: int) -> None:
     fake.faults.poison = "poison"
     texts = [*TEXTS[:place], BAD, *TEXTS[place + 1 :]]
     async with connected(fake) as embedder:
@@ -223,7 +227,7 @@ async def test_a_poison_text_is_found_by_halving(fake: FakeOpenAI, place: int) -
     assert fake.stats.inputs == 63 + 1
 
 
-async def test_several_poison_texts(fake: FakeOpenAI) -> None:
+async def test_several_poison_texts_are_isolated_with_few_requests(fake: FakeOpenAI) -> None:
     fake.faults.poison = "poison"
     texts = [BAD if number in (3, 4, 40) else text for number, text in enumerate(TEXTS)]
     async with connected(fake) as embedder:
@@ -232,7 +236,7 @@ async def test_several_poison_texts(fake: FakeOpenAI) -> None:
     assert fake.stats.requests <= 2 + 3 * 2 * math.log2(64)
 
 
-async def test_only_poison(fake: FakeOpenAI) -> None:
+async def test_a_batch_of_only_poison_is_refused_text_by_text(fake: FakeOpenAI) -> None:
     fake.faults.poison = "poison"
     async with connected(fake) as embedder:
         assert (await embedder.embed_documents([BAD, BAD])).refused.keys() == {0, 1}
@@ -240,7 +244,7 @@ async def test_only_poison(fake: FakeOpenAI) -> None:
             await embedder.embed_query(BAD)
 
 
-async def test_a_server_that_rejects_everything_is_misconfigured_and_blames_no_text(fake: FakeOpenAI) -> None:
+async def test_a_server_that_rejects_every_text_is_misconfigured(fake: FakeOpenAI) -> None:
     fake.faults.reject_all = True
     async with connected(fake) as embedder:
         with pytest.raises(Misconfigured, match="rejects every text") as caught:
@@ -249,14 +253,14 @@ async def test_a_server_that_rejects_everything_is_misconfigured_and_blames_no_t
     assert "passage" not in str(caught.value)
 
 
-async def test_reasons_never_quote_the_document(fake: FakeOpenAI) -> None:
+async def test_refusal_reasons_never_quote_the_document(fake: FakeOpenAI) -> None:
     fake.faults.poison = "poison"
     async with connected(fake) as embedder:
         embedded = await embedder.embed_documents([BAD, "good"])
     assert "poison" not in embedded.refused[0]
 
 
-async def test_a_vector_of_nan_is_refused_alone(fake: FakeOpenAI) -> None:
+async def test_a_text_whose_vector_is_nan_is_refused_alone(fake: FakeOpenAI) -> None:
     fake.faults.nan = "poison"
     for encoding_format in ("base64", "float"):
         async with connected(fake, encoding_format=encoding_format) as embedder:
@@ -266,7 +270,7 @@ async def test_a_vector_of_nan_is_refused_alone(fake: FakeOpenAI) -> None:
             assert (await embedder.embed_documents([BAD])).refused.keys() == {0}
 
 
-async def test_a_server_that_answers_only_nan_is_misconfigured(fake: FakeOpenAI) -> None:
+async def test_a_server_that_returns_only_nan_vectors_is_misconfigured(fake: FakeOpenAI) -> None:
     fake.faults.nan = "e"  # which all these texts and the client's own probe contain
     async with connected(fake) as embedder:
         with pytest.raises(Misconfigured, match="NaN"):
@@ -291,7 +295,7 @@ async def test_a_server_that_answers_only_nan_is_misconfigured(fake: FakeOpenAI)
     ],
     ids=["500", "503", "529", "429", "429-ms", "disconnect", "truncated", "html", "rows-missing"],
 )
-async def test_what_heals_within_the_call_is_not_seen(fake: FakeOpenAI, faults: Faults) -> None:
+async def test_transient_failures_are_retried_within_the_call(fake: FakeOpenAI, faults: Faults) -> None:
     fake.faults = faults
     spoilt = max(faults.errors, faults.throttle, faults.disconnect, faults.truncate, faults.not_json, faults.drop_row)
     async with connected(fake) as embedder:
@@ -300,7 +304,7 @@ async def test_what_heals_within_the_call_is_not_seen(fake: FakeOpenAI, faults: 
     assert fake.stats.requests == spoilt + 1
 
 
-async def test_only_the_failed_batch_is_asked_for_again(fake: FakeOpenAI) -> None:
+async def test_only_the_failed_batch_is_requested_again(fake: FakeOpenAI) -> None:
     fake.faults = Faults(errors=1)
     async with connected(fake, batch_inputs=16) as embedder:
         await vectors_of(embedder, TEXTS)
@@ -319,7 +323,7 @@ async def test_only_the_failed_batch_is_asked_for_again(fake: FakeOpenAI) -> Non
     ],
     ids=["500", "429", "disconnect", "truncated", "rows-missing", "hang"],
 )
-async def test_what_does_not_heal_is_retryable_and_never_refused(
+async def test_lasting_server_failures_raise_retryable_and_refuse_no_text(
     fake: FakeOpenAI, faults: Faults, message: str
 ) -> None:
     fake.faults = faults
@@ -331,7 +335,7 @@ async def test_what_does_not_heal_is_retryable_and_never_refused(
     assert "passage" not in str(caught.value)
 
 
-async def test_nobody_listens() -> None:
+async def test_an_unreachable_server_raises_retryable() -> None:
     async with FakeOpenAI(dimensions=64) as gone:
         pass
     async with connected(gone, patience=0.1) as embedder:
@@ -339,7 +343,7 @@ async def test_nobody_listens() -> None:
             await embedder.embed_documents(TEXTS)
 
 
-async def test_a_long_retry_after_is_left_to_the_caller_and_holds_every_request(fake: FakeOpenAI) -> None:
+async def test_a_long_retry_after_is_passed_to_the_caller_and_blocks_every_request(fake: FakeOpenAI) -> None:
     fake.faults = Faults(throttle=1, throttle_headers={"retry-after": "30"})
     async with connected(fake, patience=1.0) as embedder:
         with pytest.raises(Retryable) as first:
@@ -354,7 +358,7 @@ async def test_a_long_retry_after_is_left_to_the_caller_and_holds_every_request(
     assert fake.stats.requests == 1
 
 
-async def test_a_retry_after_pauses_the_requests_beside_it(fake: FakeOpenAI) -> None:
+async def test_a_short_retry_after_pauses_the_concurrent_requests(fake: FakeOpenAI) -> None:
     fake.faults = Faults(throttle=1, throttle_headers={"retry-after": "0.3"})
     async with connected(fake, batch_inputs=8, parallel_requests=1) as embedder:
         started = time.monotonic()
@@ -364,14 +368,14 @@ async def test_a_retry_after_pauses_the_requests_beside_it(fake: FakeOpenAI) -> 
     assert (fake.stats.requests, fake.stats.statuses) == (9, {"429": 1, "200": 8})
 
 
-async def test_a_429_without_a_time_holds_every_request_too(fake: FakeOpenAI) -> None:
+async def test_a_429_without_retry_after_is_retried_until_it_succeeds(fake: FakeOpenAI) -> None:
     fake.faults = Faults(throttle=6, throttle_headers={})
     async with connected(fake, batch_inputs=1, parallel_requests=4) as embedder:
         await vectors_of(embedder, TEXTS[:4])
     assert fake.stats.statuses == {"429": 6, "200": 4}
 
 
-async def test_an_empty_account_is_waited_for_and_says_so(fake: FakeOpenAI) -> None:
+async def test_an_exhausted_quota_is_retryable_after_at_least_a_minute(fake: FakeOpenAI) -> None:
     fake.faults = Faults(quota=True)
     async with connected(fake) as embedder:
         with pytest.raises(Retryable, match="quota is used up") as caught:
@@ -381,7 +385,7 @@ async def test_an_empty_account_is_waited_for_and_says_so(fake: FakeOpenAI) -> N
     assert fake.stats.requests == 1
 
 
-async def test_another_dimension_than_set(fake: FakeOpenAI) -> None:
+async def test_vectors_of_another_dimension_than_the_settings_are_misconfigured(fake: FakeOpenAI) -> None:
     fake.faults = Faults(wrong_dimensions=48)
     for encoding_format in ("base64", "float"):
         async with connected(fake, encoding_format=encoding_format) as embedder:
@@ -389,7 +393,7 @@ async def test_another_dimension_than_set(fake: FakeOpenAI) -> None:
                 await embedder.embed_documents(TEXTS)
 
 
-async def test_misconfigured_wins_over_retryable(fake: FakeOpenAI) -> None:
+async def test_a_misconfigured_failure_of_one_batch_takes_precedence_over_a_retryable_one(fake: FakeOpenAI) -> None:
     fake.faults = Faults(errors=1000, error_status=500)
     async with connected(fake, batch_inputs=32, patience=0.5, parallel_requests=1) as embedder:
         embedding = asyncio.create_task(embedder.embed_documents(TEXTS))
@@ -401,7 +405,7 @@ async def test_misconfigured_wins_over_retryable(fake: FakeOpenAI) -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), [(401, Misconfigured), (500, Retryable)])
-async def test_a_failure_says_what_was_billed_beside_it(
+async def test_a_failure_carries_the_tokens_billed_for_the_other_batches(
     fake: FakeOpenAI, status: int, kind: type[Misconfigured | Retryable]
 ) -> None:
     fake.faults = Faults(errors=1, error_status=status)
@@ -412,7 +416,7 @@ async def test_a_failure_says_what_was_billed_beside_it(
     assert caught.value.tokens == fake.stats.tokens > 0
 
 
-async def test_what_arrived_beside_a_failure_is_not_bought_twice(fake: FakeOpenAI) -> None:
+async def test_vectors_received_before_a_failure_are_reused_by_the_next_call_once(fake: FakeOpenAI) -> None:
     fake.faults = Faults(errors=1)
     async with connected(fake, batch_inputs=16, patience=0) as embedder:
         with pytest.raises(Retryable):
@@ -425,7 +429,9 @@ async def test_what_arrived_beside_a_failure_is_not_bought_twice(fake: FakeOpenA
     assert fake.stats.inputs == 128, "given once, not remembered for good"
 
 
-async def test_what_is_kept_of_failures_is_bounded(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_vectors_cached_after_a_failure_is_bounded(
+    fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.embedding.openai.MAX_CACHED_VECTORS", 20)
     fake.faults = Faults(errors=1)
     async with connected(fake, batch_inputs=16, patience=0) as embedder:

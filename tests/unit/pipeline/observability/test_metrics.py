@@ -20,13 +20,13 @@ ENTRIES = [*catalogue.workers(), *catalogue.query_service(), *catalogue.extracti
 UNBOUNDED = {"document", "user", "principal", "member", "question", "query", "error", "tenant", "chunk", "external_id"}
 
 
-def test_the_table_of_metrics_is_the_one_that_the_code_makes() -> None:
+def test_the_documented_table_of_metrics_is_up_to_date() -> None:
     told = "run `python -m deploy.prometheus.catalogue > docs/metrics.md`"
     assert (ROOT / "docs" / "metrics.md").read_text() == catalogue.document(), told
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_names_and_labels_keep_the_conventions(entry: catalogue.Entry) -> None:
+def test_metric_names_and_labels_follow_the_conventions(entry: catalogue.Entry) -> None:
     assert re.fullmatch(r"penstock(_[a-z]+)+", entry.name)
     assert not {"milliseconds", "ms", "minutes", "percent"} & set(entry.name.split("_"))
     assert entry.kind != "histogram" or entry.name.endswith(("_seconds", "_size", "_support", "_ratio"))
@@ -35,12 +35,12 @@ def test_names_and_labels_keep_the_conventions(entry: catalogue.Entry) -> None:
     assert not entry.help.endswith(".")
 
 
-def test_no_two_processes_name_one_thing_differently() -> None:
+def test_metric_names_are_unique() -> None:
     names = [entry.name for entry in ENTRIES]
     assert len(names) == len(set(names))
 
 
-def test_tokens_become_money_at_the_price_that_is_set() -> None:
+def test_embedding_cost_is_the_tokens_times_the_configured_price() -> None:
     metrics = Metrics()
     of_documents = {"purpose": "document"}
     metrics.embedding_billed(500_000)
@@ -54,7 +54,7 @@ def test_tokens_become_money_at_the_price_that_is_set() -> None:
     assert spent == pytest.approx(0.13)
 
 
-async def test_a_request_to_a_model_that_is_away_is_counted_as_that() -> None:
+async def test_a_request_to_an_unreachable_model_is_counted_as_unavailable() -> None:
     metrics = Metrics()
     settings = EmbeddingSettings(provider="openai", base_url="http://127.0.0.1:1/v1", api_key="x")
     embedder = OpenAIEmbedder(settings, byte_pairs(), patience_seconds=0.0)
@@ -68,11 +68,11 @@ async def test_a_request_to_a_model_that_is_away_is_counted_as_that() -> None:
     assert metrics.registry.get_sample_value("penstock_embedding_seconds_count") == 1
 
 
-def test_a_folder_without_a_stack_has_no_targets(tmp_path: Path) -> None:
+def test_a_home_folder_without_a_stack_has_no_scrape_targets(tmp_path: Path) -> None:
     assert targets.targets(tmp_path) == []
 
 
-def test_what_was_started_is_scraped_also_when_it_has_died(tmp_path: Path) -> None:
+def test_a_started_process_stays_a_scrape_target_after_it_died(tmp_path: Path) -> None:
     """That it is down should show."""
     (tmp_path / "run").mkdir()
     for name, address in (("worker-detect-1", "http://127.0.0.1:1"), ("query", "http://127.0.0.1:2")):

@@ -107,7 +107,7 @@ print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "op
     ],
     ids=["nothing set", "disabled", "another way out"],
 )
-def test_off_is_off_the_sdk_is_not_even_imported(imports: str, environment: dict[str, str]) -> None:
+def test_without_tracing_the_opentelemetry_sdk_is_not_imported(imports: str, environment: dict[str, str]) -> None:
     ended = run(f"{imports}\n{TRACES}", **environment)
     assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, ["[]"]), ended.stderr
 
@@ -123,7 +123,9 @@ def test_off_is_off_the_sdk_is_not_even_imported(imports: str, environment: dict
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}, True),
     ],
 )
-def test_it_is_on_where_the_standard_variables_name_a_collector(environment: dict[str, str], *, wanted: bool) -> None:
+def test_tracing_is_enabled_where_the_standard_variables_name_a_collector(
+    environment: dict[str, str], *, wanted: bool
+) -> None:
     assert tracing.is_enabled(environment) is wanted
 
 
@@ -131,7 +133,7 @@ def test_it_is_on_where_the_standard_variables_name_a_collector(environment: dic
     "variable",
     ["OTEL_BSP_SCHEDULE_DELAY=0", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=4096", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT=x"],
 )
-def test_a_variable_that_the_library_refuses_costs_the_traces_and_not_the_process(
+def test_an_invalid_opentelemetry_variable_disables_tracing_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
@@ -143,14 +145,14 @@ def test_a_variable_that_the_library_refuses_costs_the_traces_and_not_the_proces
     ]
 
 
-def test_when_it_is_off_no_message_gets_a_header() -> None:
+def test_without_tracing_messages_carry_no_trace_header() -> None:
     assert records.sending(INDEX_LIVE.name, hint("a.md")) is None
 
 
 # Spans
 
 
-def test_a_span_continues_what_a_header_says(made: Made) -> None:
+def test_a_span_continues_the_trace_of_a_traceparent_header(made: Made) -> None:
     with tracing.begin("outer", parent=ABOVE) as outer, tracing.begin("inner"):
         assert tracing.current().trace_id == outer.trace_id
     outside, inside = of(made(), "outer"), of(made(), "inner")
@@ -164,17 +166,17 @@ def test_a_span_continues_what_a_header_says(made: Made) -> None:
     "header",
     ["", "nonsense", ABOVE.upper(), ABOVE + "-x", "ff" + ABOVE[2:], ABOVE.replace("b7ad6b7169203331", "0" * 16)],
 )
-def test_a_header_that_is_none_begins_a_trace(made: Made, header: str) -> None:
+def test_an_invalid_traceparent_header_begins_a_new_trace(made: Made, header: str) -> None:
     tracing.begin("a", parent=header).end()
     assert of(made(), "a").parent is None
 
 
-def test_a_header_of_a_later_version_is_understood(made: Made) -> None:
+def test_a_traceparent_header_of_a_later_version_is_understood(made: Made) -> None:
     tracing.begin("a", parent="cc" + ABOVE[2:] + "-what-may-come").end()
     assert of(made(), "a").context.trace_id == ids(ABOVE)[0]
 
 
-def test_what_the_caller_does_not_sample_is_not_kept_and_goes_on_unsampled(made: Made) -> None:
+def test_an_unsampled_trace_is_not_recorded_and_is_passed_on_unsampled(made: Made) -> None:
     with tracing.begin("a", parent=UNSAMPLED) as span:
         assert not span.recorded
         assert (span.traceparent or "").endswith("-00")
@@ -182,7 +184,7 @@ def test_what_the_caller_does_not_sample_is_not_kept_and_goes_on_unsampled(made:
     assert made() == []
 
 
-def test_an_exception_is_named_and_not_quoted(made: Made) -> None:
+def test_a_span_names_the_type_of_an_exception_and_not_its_message(made: Made) -> None:
     with pytest.raises(ValueError), tracing.begin("a"):
         raise ValueError("the salary of Ann")
     span = of(made(), "a")
@@ -208,7 +210,7 @@ async def test_a_generator_that_another_task_closes_ends_its_span(made: Made) ->
 # Records
 
 
-def test_one_record_is_worked_on_in_its_own_trace(made: Made) -> None:
+def test_a_single_record_is_processed_in_its_own_trace(made: Made) -> None:
     with records.batch("detect", [record("acme/wiki/a.md", ABOVE)], tries=0), tracing.begin("inner"):
         pass
     span = of(made(), "process x.documents.live.v1")
@@ -222,7 +224,7 @@ def test_one_record_is_worked_on_in_its_own_trace(made: Made) -> None:
     assert "a.md" not in str(attributes)
 
 
-def test_a_batch_has_a_trace_of_its_own_linked_to_each_documents(made: Made) -> None:
+def test_a_batch_has_its_own_trace_linked_to_that_of_each_document(made: Made) -> None:
     other = ABOVE.replace("0af7651916cd43dd", "1" * 16)
     batch = [record("acme/wiki/a.md", ABOVE), record("acme/wiki/b.md", other), record("acme/wiki/c.md")]
     with records.batch("vectors", batch, tries=2), tracing.begin("inner"):
@@ -238,7 +240,7 @@ def test_a_batch_has_a_trace_of_its_own_linked_to_each_documents(made: Made) -> 
     assert {span.attributes["penstock.tries"] for span in each} == {2}
 
 
-def test_a_message_that_follows_from_a_record_continues_its_trace_in_a_batch_of_many_too(made: Made) -> None:
+def test_a_message_sent_for_a_record_continues_the_records_trace_within_a_batch(made: Made) -> None:
     with records.batch("detect", [record("acme/wiki/a.md", ABOVE), record("acme/wiki/b.md")], tries=0):
         sent = records.sending(INDEX_LIVE.name, hint("a.md"))
     assert sent is not None
@@ -250,7 +252,7 @@ def test_a_message_that_follows_from_a_record_continues_its_trace_in_a_batch_of_
     assert span.attributes["messaging.message.body.size"] == 100
 
 
-def test_events_that_were_folded_are_linked(made: Made) -> None:
+def test_a_hint_for_folded_events_continues_the_newest_trace_and_links_the_others(made: Made) -> None:
     other = ABOVE.replace("0af7651916cd43dd", "1" * 16)
     with records.batch("detect", [record("acme/wiki/a.md", other), record("acme/wiki/a.md", ABOVE)], tries=0):
         sent = records.sending(INDEX_LIVE.name, hint("a.md"))
@@ -261,7 +263,7 @@ def test_events_that_were_folded_are_linked(made: Made) -> None:
     assert [link.context.trace_id for link in span.links] == [ids(other)[0]]
 
 
-def test_a_page_of_documents_is_no_story_of_one_of_them(made: Made) -> None:
+def test_messages_published_for_a_page_have_separate_traces_linked_to_the_page(made: Made) -> None:
     with tracing.begin("publish", gathers=True):
         for name in ("a.md", "b.md"):
             sent = records.sending(INDEX_LIVE.name, hint(name))
@@ -273,7 +275,7 @@ def test_a_page_of_documents_is_no_story_of_one_of_them(made: Made) -> None:
     assert [link.context.span_id for span in sends for link in span.links] == [page.context.span_id] * 2
 
 
-def test_what_became_of_a_document_is_said_in_its_own_trace(made: Made) -> None:
+def test_a_documents_outcome_is_recorded_in_its_own_trace(made: Made) -> None:
     batch = [record("acme/wiki/a.md", ABOVE), record("acme/wiki/b.md")]
     with records.batch("detect", batch, tries=0):
         records.note(document_id("acme", "wiki", "b.md"), {"penstock.outcome": "unchanged"})
@@ -281,7 +283,7 @@ def test_what_became_of_a_document_is_said_in_its_own_trace(made: Made) -> None:
     assert sorted(told, key=str) == [None, "unchanged"]
 
 
-def test_no_person_and_no_strange_key_is_named(made: Made) -> None:
+def test_spans_contain_no_principal_and_no_unparsable_key(made: Made) -> None:
     batch = [
         record("acme/wiki/ann@example.org", topic="x.identities.v1"),
         record("acme/ann@example.org", topic="x.conversations.live.v1"),
@@ -300,7 +302,7 @@ def test_no_person_and_no_strange_key_is_named(made: Made) -> None:
     assert str(uuid5(DOCUMENTS, "acme/wiki/ann@example.org")) not in told
 
 
-def test_a_failed_delivery_is_said_by_its_kind(made: Made) -> None:
+def test_a_failed_delivery_is_traced_by_its_error_type_without_document_content(made: Made) -> None:
     document = DocumentUpserted(
         tenant="acme",
         source="wiki",
@@ -335,7 +337,7 @@ def lines() -> Iterator[list[Any]]:
         structlog.configure(processors=before)
 
 
-def test_a_line_names_the_trace_of_the_document_that_it_is_about(made: Made, lines: list[Any]) -> None:
+def test_a_log_line_carries_the_trace_id_of_the_document_it_is_about(made: Made, lines: list[Any]) -> None:
     log = structlog.get_logger()
     batch = [record("acme/wiki/a.md", ABOVE), record("acme/wiki/b.md")]
     with records.batch("vectors", batch, tries=0):
@@ -347,7 +349,7 @@ def test_a_line_names_the_trace_of_the_document_that_it_is_about(made: Made, lin
     assert [line["tenant"] for line in lines] == ["acme", "acme"]
 
 
-def test_tenant_and_document_are_bound_without_traces_too(lines: list[Any]) -> None:
+def test_log_lines_carry_tenant_and_document_without_tracing_too(lines: list[Any]) -> None:
     with records.batch("vectors", [record("acme/wiki/a.md")], tries=0):
         structlog.get_logger().info("said")
     structlog.get_logger().info("after")
@@ -393,7 +395,7 @@ fails()
 """
 
 
-def test_the_log_is_one_object_a_line_whoever_speaks_and_never_the_words_of_an_exception() -> None:
+def test_every_log_line_is_one_json_object_without_exception_messages() -> None:
     ended = run(SAYS)
     assert ended.returncode == 1
     assert ended.stdout == ""
@@ -414,7 +416,7 @@ def test_the_log_is_one_object_a_line_whoever_speaks_and_never_the_words_of_an_e
 # Calls and requests
 
 
-def test_a_call_leaves_a_line_with_its_sizes_and_no_address() -> None:
+def test_an_external_call_is_logged_with_its_sizes_and_host() -> None:
     with capture_logs() as told, tracing.trace_embeddings("large", 3, "api.example.org") as call:
         call.sent, call.received = 1_000, 24_000
         call.facts["gen_ai.usage.input_tokens"] = 99
@@ -435,7 +437,7 @@ def test_a_call_leaves_a_line_with_its_sizes_and_no_address() -> None:
     }
 
 
-def test_a_call_that_fails_says_how_and_a_model_in_this_process_is_no_call() -> None:
+def test_a_failed_external_call_is_logged_with_its_error_type_and_a_local_model_is_not() -> None:
     with capture_logs() as told:
         with pytest.raises(TimeoutError), tracing.trace_bulk("chunks-1", 5):
             raise TimeoutError("SECRET")
@@ -445,7 +447,7 @@ def test_a_call_that_fails_says_how_and_a_model_in_this_process_is_no_call() -> 
     assert "SECRET" not in str(told)
 
 
-def test_a_call_that_a_span_tells_of_leaves_no_line(made: Made) -> None:
+def test_an_external_call_that_is_traced_is_not_logged(made: Made) -> None:
     with capture_logs() as told, tracing.trace_rerank("best", 50, "rerank.example.org") as call:
         call.sent = 10
     assert told == []
@@ -471,7 +473,7 @@ async def get(path: str, **headers: str) -> httpx.Response:
         return await client.get(path, headers=headers)
 
 
-async def test_a_request_is_a_span_in_the_callers_trace_and_names_it_in_its_answer(made: Made) -> None:
+async def test_a_request_is_a_span_in_the_callers_trace_and_its_response_carries_the_trace_id(made: Made) -> None:
     answer = await get("/v1/documents/of-ann", traceparent=ABOVE)
     assert answer.headers["trace-id"] == ABOVE[3:35]
     request, work = of(made(), "GET /v1/documents/{id}"), of(made(), "work")
@@ -482,7 +484,7 @@ async def test_a_request_is_a_span_in_the_callers_trace_and_names_it_in_its_answ
     assert "of-ann" not in request.to_json()
 
 
-async def test_what_machines_ask_for_and_what_nobody_knows(made: Made) -> None:
+async def test_health_checks_are_not_traced_and_unknown_paths_are_not_in_span_names(made: Made) -> None:
     assert "trace-id" not in (await get("/readyz")).headers
     assert made() == []
     await get("/of-ann")
@@ -491,5 +493,5 @@ async def test_what_machines_ask_for_and_what_nobody_knows(made: Made) -> None:
     assert span.attributes["http.response.status_code"] == 404
 
 
-async def test_when_it_is_off_an_answer_has_no_such_header() -> None:
+async def test_without_tracing_a_response_has_no_trace_id_header() -> None:
     assert "trace-id" not in (await get("/v1/documents/7", traceparent=ABOVE)).headers

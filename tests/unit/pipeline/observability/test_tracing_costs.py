@@ -22,7 +22,7 @@ def value(metrics: QueryMetrics, name: str, **labels: str) -> float:
     return found
 
 
-async def test_a_question_is_paid_for_and_its_tokens_are_those_of_the_server() -> None:
+async def test_the_cost_of_a_question_is_computed_from_the_servers_token_count() -> None:
     told: list[tuple[int, float]] = []
     async with FakeOpenAI() as fake:
         settings = EmbeddingSettings(
@@ -40,7 +40,7 @@ async def test_a_question_is_paid_for_and_its_tokens_are_those_of_the_server() -
     assert money == pytest.approx(tokens * 0.13 / 1_000_000)
 
 
-async def test_the_query_service_counts_its_questions(tmp_path: Path) -> None:
+async def test_the_query_service_counts_tokens_and_cost_of_embedded_questions(tmp_path: Path) -> None:
     metrics = QueryMetrics()
     async with FakeOpenAI() as fake:
         settings = EmbeddingSettings(
@@ -78,7 +78,7 @@ def generation(fake: FakeOpenAI) -> Generation:
     )
 
 
-def test_an_answer_is_paid_for_by_what_was_read_and_what_was_written() -> None:
+def test_the_cost_of_an_answer_is_computed_from_prompt_and_answer_tokens() -> None:
     metrics = QueryMetrics()
     prices = ChatSettings(price_per_million_prompt_tokens=3.0, price_per_million_answer_tokens=15.0)
     assert ChatSettings().money(prompt=1_000_000, answer=1_000_000) == 0
@@ -87,7 +87,7 @@ def test_an_answer_is_paid_for_by_what_was_read_and_what_was_written() -> None:
     assert value(metrics, "tokens_total", kind="answer", model="large") == 200_000
 
 
-def test_a_reranked_search_is_paid_for_and_a_remembered_one_is_not() -> None:
+def test_a_reranked_search_costs_money_and_a_cached_one_does_not() -> None:
     metrics = QueryMetrics()
     for outcome in ("reranked", "cached", "timeout", "reranked"):
         metrics.reranked(outcome, 2.0)

@@ -63,12 +63,12 @@ class Site:
         """All that comes until the server closes."""
         reader, writer = await self.connect(sent)
         try:
-            return await ended(reader)
+            return await read_to_end(reader)
         finally:
             writer.transport.abort()
 
 
-async def ended(reader: asyncio.StreamReader) -> bytes:
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
     async with asyncio.timeout(LONG):
         return await reader.read()
 
@@ -132,7 +132,7 @@ def problem(answer: bytes) -> dict[str, Any]:
 # Time
 
 
-async def test_300_slow_clients_hold_nothing_and_a_good_one_is_answered_meanwhile() -> None:
+async def test_a_health_check_and_a_good_client_are_answered_despite_300_slow_clients() -> None:
     """As trials/security/r6_slow.py had it: bodies of a megabyte of which the end never comes."""
     unfinished = HEAD + b"Content-Length: 1000000\r\n\r\n" + b"x" * 5_000
     async with site(connections=64, connections_per_address=48, body_seconds=3.0, bytes_per_second=10**9) as port:
@@ -140,7 +140,7 @@ async def test_300_slow_clients_hold_nothing_and_a_good_one_is_answered_meanwhil
         await port.until(lambda: port.open <= 48 + RESERVED_PER_ADDRESS)
         live = await port.answer(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status(live) == 200, "a health check is answered while the limit is reached"
-        answers = [await ended(reader) for reader, _ in clients]
+        answers = [await read_to_end(reader) for reader, _ in clients]
         await port.until(lambda: not port.open)
         statuses = [status(answer) for answer in answers if answer]
         assert set(statuses) <= {408, 503}
@@ -153,14 +153,14 @@ async def test_300_slow_clients_hold_nothing_and_a_good_one_is_answered_meanwhil
 
 
 @pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\nHost: x\r\nX-A: 1"])
-async def test_who_sends_half_a_head_is_told_that_it_took_too_long(sent: bytes) -> None:
+async def test_an_incomplete_request_head_is_answered_with_408(sent: bytes) -> None:
     async with site(head_seconds=SHORT) as port:
         answer = await port.answer(sent)
         assert status(answer) == problem(answer)["status"] == 408
         assert port.refused("slow_head") == 1
 
 
-async def test_who_sends_a_head_byte_by_byte_is_cut_off_although_something_always_comes() -> None:
+async def test_a_request_head_that_arrives_byte_by_byte_is_answered_with_408() -> None:
     async with site(head_seconds=SHORT) as port:
         reader, writer = await port.connect(b"GET / HTTP/1.1\r\nX: ")
 
@@ -171,28 +171,28 @@ async def test_who_sends_a_head_byte_by_byte_is_cut_off_although_something_alway
 
         trickling = asyncio.create_task(trickle())
         try:
-            assert status(await ended(reader)) == 408
+            assert status(await read_to_end(reader)) == 408
         finally:
             trickling.cancel()
             writer.transport.abort()
 
 
-async def test_who_says_nothing_at_all_is_hung_up_on() -> None:
+async def test_a_connection_without_any_request_is_closed_silently() -> None:
     async with site(head_seconds=SHORT) as port:
         assert await port.answer(b"") == b""
         assert port.refused("slow_head") == 0
 
 
-async def test_the_second_request_on_a_connection_has_to_arrive_in_time_as_well() -> None:
+async def test_the_second_request_on_a_connection_has_the_same_time_limit() -> None:
     async with site(head_seconds=SHORT) as port:
         reader, writer = await port.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status(await reader.readuntil(b"127.0.0.1")) == 200
         writer.write(b"GET / HT")
-        assert status(await ended(reader)) == 408
+        assert status(await read_to_end(reader)) == 408
         writer.close()
 
 
-async def test_a_body_that_trickles_is_given_up() -> None:
+async def test_a_body_that_arrives_too_slowly_is_answered_with_408() -> None:
     async with site(body_seconds=SHORT, bytes_per_second=100_000) as port:
         reader, writer = await port.connect(HEAD + b"Content-Length: 1000000\r\n\r\n")
 
@@ -203,7 +203,7 @@ async def test_a_body_that_trickles_is_given_up() -> None:
 
         trickling = asyncio.create_task(trickle())
         try:
-            answer = await ended(reader)
+            answer = await read_to_end(reader)
         finally:
             trickling.cancel()
             writer.transport.abort()
@@ -212,17 +212,17 @@ async def test_a_body_that_trickles_is_given_up() -> None:
         await port.left.wait()
 
 
-async def test_a_large_body_may_take_longer_than_a_small_one() -> None:
+async def test_a_large_body_may_take_longer_as_its_bytes_arrive() -> None:
     """What has arrived earns time: here, more than there will be."""
     async with site(body_seconds=SHORT, bytes_per_second=1) as port:
         reader, writer = await port.connect(HEAD + b"Connection: close\r\nContent-Length: 5000\r\n\r\n" + b"x" * 4_000)
         await asyncio.sleep(3 * SHORT)
         writer.write(b"x" * 1_000)
-        assert status(await ended(reader)) == 200
+        assert status(await read_to_end(reader)) == 200
         writer.close()
 
 
-async def test_the_time_of_an_application_that_is_slow_to_read_is_not_the_clients() -> None:
+async def test_time_the_application_takes_to_read_does_not_count_against_the_client() -> None:
     async def late(request: Request) -> Response:
         await asyncio.sleep(3 * SHORT)
         return PlainTextResponse(str(len(await request.body())))
@@ -233,7 +233,7 @@ async def test_the_time_of_an_application_that_is_slow_to_read_is_not_the_client
         assert (await client.post(url, content=b"x" * 1_000_000)).text == "1000000"
 
 
-async def test_who_reads_nothing_of_a_large_answer_is_cut_off() -> None:
+async def test_a_client_that_does_not_read_a_large_response_is_disconnected() -> None:
     async with site(body_seconds=SHORT, bytes_per_second=10**9) as port:
         reader, writer = await port.connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         reader._transport.pause_reading()  # type: ignore[attr-defined]
@@ -244,14 +244,14 @@ async def test_who_reads_nothing_of_a_large_answer_is_cut_off() -> None:
 async def test_an_idle_connection_is_closed() -> None:
     async with site() as port:
         reader, writer = await port.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert status(await ended(reader)) == 200
+        assert status(await read_to_end(reader)) == 200
         writer.close()
 
 
 # Numbers
 
 
-async def test_one_address_takes_its_share_and_no_more() -> None:
+async def test_one_address_gets_at_most_its_share_of_connections() -> None:
     held = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
     async with site(connections=20, connections_per_address=4) as port:
         clients = [await port.connect(held) for _ in range(4)]
@@ -269,7 +269,7 @@ async def test_one_address_takes_its_share_and_no_more() -> None:
         assert status(await port.answer(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")) == 200
 
 
-async def test_clients_of_a_trusted_proxy_have_a_share_each() -> None:
+async def test_each_client_behind_a_trusted_proxy_has_its_own_share_of_connections() -> None:
     def request(path: str, client: str) -> bytes:
         text = f"GET {path} HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 9.9.9.9, {client}\r\nConnection: close\r\n\r\n"
         return text.encode()
@@ -284,17 +284,17 @@ async def test_clients_of_a_trusted_proxy_have_a_share_each() -> None:
         assert status(await port.answer(request("/livez", "192.0.2.1"))) == 200
         port.go.set()
         for reader, writer in clients:
-            assert status(await ended(reader)) == 200
+            assert status(await read_to_end(reader)) == 200
             writer.close()
 
 
-async def test_a_header_makes_nobody_another_without_a_trusted_proxy() -> None:
+async def test_x_forwarded_for_is_ignored_without_a_trusted_proxy() -> None:
     async with site() as port:
         sent = b"GET / HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 192.0.2.1\r\nConnection: close\r\n\r\n"
         assert (await port.answer(sent)).endswith(b"ok 127.0.0.1")
 
 
-async def test_health_checks_are_answered_however_many_wait_before_the_door() -> None:
+async def test_health_checks_are_answered_while_the_connection_limit_is_exceeded() -> None:
     async with site(connections=4, connections_per_address=4) as port:
         clients = [await port.connect() for _ in range(4 + 3 * RESERVED_PER_ADDRESS)]
         await port.until(lambda: port.open <= 4 + RESERVED_PER_ADDRESS)
@@ -304,7 +304,7 @@ async def test_health_checks_are_answered_however_many_wait_before_the_door() ->
             writer.close()
 
 
-async def test_addresses_that_open_connections_without_end_close_no_health_check() -> None:
+async def test_health_checks_are_answered_while_other_addresses_keep_opening_connections() -> None:
     """The reserve is full of others, who come faster than their requests are read."""
     async with site(connections=4, connections_per_address=4) as port:
         clients = []
@@ -314,7 +314,7 @@ async def test_addresses_that_open_connections_without_end_close_no_health_check
         clients += [await port.connect(address="127.0.1.5") for _ in range(3 * RESERVED_PER_ADDRESS)]
         assert port.open <= 4 + RESERVED + 1
         writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert status(await ended(reader)) == 200
+        assert status(await read_to_end(reader)) == 200
         writer.close()
         for _, writer in clients:
             writer.close()
@@ -324,14 +324,14 @@ async def test_addresses_that_open_connections_without_end_close_no_health_check
 
 
 @pytest.mark.parametrize("header", [b"X: " + b"a" * 300_000 + b"\r\n", b"a:b\r\n" * 60_000])
-async def test_a_head_that_is_too_large_is_refused_before_it_is_read(header: bytes) -> None:
+async def test_a_request_head_that_is_too_large_is_answered_with_431(header: bytes) -> None:
     async with site() as port:
         answer = await port.answer(b"GET / HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
         assert status(answer) == problem(answer)["status"] == 431
         assert port.refused("large_head") == 1
 
 
-async def test_what_is_no_request_is_counted_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_requests_are_counted_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Strangers filled the log with a line for each."""
     async with site() as port:
         for _ in range(3):
@@ -346,7 +346,7 @@ async def test_what_is_no_request_is_counted_and_not_logged(caplog: pytest.LogCa
     ] == []
 
 
-async def test_a_head_with_the_longest_token_is_taken() -> None:
+async def test_a_request_head_with_the_longest_token_is_accepted() -> None:
     async with site() as port:
         token = b"a" * 16_384
         sent = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer " + token + b"\r\n\r\n"
@@ -354,7 +354,7 @@ async def test_a_head_with_the_longest_token_is_taken() -> None:
         assert status(await port.answer(sent)) == 200
 
 
-async def test_what_follows_a_body_that_was_refused_is_thrown_away_unparsed_and_not_for_long() -> None:
+async def test_the_rest_of_a_rejected_body_is_discarded_and_the_connection_soon_closed() -> None:
     """A stranger's endless body: the answer is out after its head."""
     async with site() as port:
         reader, writer = await port.connect(b"POST /unread HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -376,7 +376,7 @@ async def test_what_follows_a_body_that_was_refused_is_thrown_away_unparsed_and_
             writer.transport.abort()
 
 
-async def test_who_is_still_sending_when_refused_reads_why() -> None:
+async def test_a_client_still_sending_a_rejected_body_receives_the_response() -> None:
     async with site() as port:
         answer = await port.answer(
             b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n" + b"x" * 900_000
@@ -385,7 +385,7 @@ async def test_who_is_still_sending_when_refused_reads_why() -> None:
         assert answer.endswith(b"who are you?")
 
 
-async def test_a_body_of_a_hundred_thousand_chunks_is_refused() -> None:
+async def test_a_body_of_very_many_small_chunks_is_rejected() -> None:
     async with site() as port:
         answer = await port.answer(
             HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n"
@@ -403,7 +403,7 @@ async def test_a_body_of_a_hundred_thousand_chunks_is_refused() -> None:
     [(b"ZZ\r\n", "malformed"), (b"1\r\nx\r\n" * 10_000, "small_chunks")],
     ids=["no chunk", "tiny chunks"],
 )
-async def test_a_bad_body_of_a_head_request_is_refused_without_a_body_and_without_a_traceback(
+async def test_a_malformed_body_of_a_head_request_gets_a_400_without_body_or_traceback(
     body: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Strangers filled the log with a traceback for each."""
@@ -417,13 +417,13 @@ async def test_a_bad_body_of_a_head_request_is_refused_without_a_body_and_withou
         reader, writer = await port.connect(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status(await reader.readuntil(b"\r\n\r\n")) == 200
         writer.write(b"\x16\x03\x01\r\n\r\n")
-        answer = await ended(reader)
+        answer = await read_to_end(reader)
         assert status(answer) == problem(answer)["status"] == 400
         writer.close()
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-async def test_a_request_that_says_its_length_in_two_ways_hides_no_other_one() -> None:
+async def test_a_request_with_both_content_length_and_chunked_encoding_is_rejected() -> None:
     """Behind a proxy that goes by Content-Length the rest would be the next client's request."""
     hidden = b"0\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
     lengths = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % len(hidden)
@@ -435,7 +435,7 @@ async def test_a_request_that_says_its_length_in_two_ways_hides_no_other_one() -
         assert made.refused("malformed") == 1
 
 
-async def test_a_compressed_body_is_not_unpacked() -> None:
+async def test_a_compressed_request_body_is_not_decompressed() -> None:
     async with site() as port:
         bomb = b"\x1f\x8b\x08\x00" + b"\x00" * 100
         head = HEAD + b"Connection: close\r\nContent-Encoding: gzip\r\nContent-Length: 104\r\n\r\n"
@@ -443,7 +443,7 @@ async def test_a_compressed_body_is_not_unpacked() -> None:
         assert port.read == [bomb]
 
 
-async def test_requests_sent_without_waiting_for_answers_are_answered_one_after_another() -> None:
+async def test_pipelined_requests_are_all_answered() -> None:
     async with site() as port:
         one = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
         last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -451,7 +451,7 @@ async def test_requests_sent_without_waiting_for_answers_are_answered_one_after_
         assert answers.count(b"HTTP/1.1 200 OK") == 2_001
 
 
-async def test_a_client_that_hangs_up_in_mid_body_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_disconnects_mid_body_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async with site() as port:
         _, writer = await port.connect(HEAD + b"Content-Length: 1000\r\n\r\nx")
         await port.until(lambda: port.open)
@@ -465,7 +465,7 @@ async def test_a_client_that_hangs_up_in_mid_body_leaves_no_traceback(caplog: py
 # The pure parts
 
 
-def test_shares_are_given_back_whole() -> None:
+def test_connection_shares_are_released_completely() -> None:
     shares = KeyedLimit(10, 4)
     shares.take("a", 4)
     assert shares.lacks("a") == "address"
@@ -489,5 +489,5 @@ def test_shares_are_given_back_whole() -> None:
         ("testclient", "testclient"),
     ],
 )
-def test_addresses_of_one_network_share(host: str, key: str) -> None:
+def test_addresses_of_one_ipv6_network_share_a_limit(host: str, key: str) -> None:
     assert address_key(host) == key

@@ -32,7 +32,7 @@ def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_secret_may_stand_in_a_file_named_as_its_variable(secrets: Path) -> None:
+def test_a_secret_can_be_read_from_a_file_named_after_its_variable(secrets: Path) -> None:
     (secrets / "PENSTOCK_POSTGRES_PASSWORD").write_text("p w'd\n")
     (secrets / "penstock_postgres_username").write_text("penstock_work")
     (secrets / "PENSTOCK_ELASTICSEARCH_API_KEY").write_text("key")
@@ -44,13 +44,15 @@ def test_a_secret_may_stand_in_a_file_named_as_its_variable(secrets: Path) -> No
     assert "p w'd" not in repr(settings)
 
 
-def test_the_environment_goes_before_a_file(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_takes_precedence_over_a_secret_file(
+    secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (secrets / "PENSTOCK_POSTGRES_PASSWORD").write_text("of the file")
     monkeypatch.setenv("PENSTOCK_POSTGRES_PASSWORD", "of the environment")
     assert conninfo_to_dict(load().postgres.dsn.get_secret_value())["password"] == "of the environment"
 
 
-def test_a_file_that_is_named_as_a_part_is_no_setting(secrets: Path) -> None:
+def test_a_secret_file_named_like_a_settings_section_is_ignored(secrets: Path) -> None:
     """A login of Kafka is called so too: every process refused to start, and said that the file cannot be read."""
     parts = [name for one in (Settings, QuerySettings) for name in one.model_fields]
     assert {"canary", "kafka", "serve"} <= set(parts)
@@ -61,20 +63,20 @@ def test_a_file_that_is_named_as_a_part_is_no_setting(secrets: Path) -> None:
     assert query_settings() == QuerySettings()
 
 
-def test_a_folder_of_secrets_that_is_not_there_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_secrets_folder_is_misconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRETS_DIR, "/nowhere")
     with pytest.raises(Misconfigured, match="PENSTOCK_SECRETS_DIR names /nowhere: No such file"):
         load()
 
 
-def test_a_file_that_should_hold_json_and_does_not_is_named_and_not_quoted(secrets: Path) -> None:
+def test_a_secret_file_with_invalid_json_is_named_and_not_quoted(secrets: Path) -> None:
     (secrets / "PENSTOCK_EMBEDDING_API_KEYS").write_text("hunter2")
     with pytest.raises(Misconfigured, match="the file PENSTOCK_EMBEDDING_API_KEYS holds no JSON") as told:
         load()
     assert "hunter2" not in str(told.value)
 
 
-def test_a_connectors_token_may_stand_in_a_file(secrets: Path, tmp_path: Path) -> None:
+def test_a_connectors_token_can_be_read_from_a_file(secrets: Path, tmp_path: Path) -> None:
     (secrets / "PENSTOCK_BOOK_TOKEN").write_text("t\n")
     (secrets / "PENSTOCK_BOOK_SECRET").write_text("s\n")
     file = tmp_path / "connectors.toml"
@@ -90,22 +92,20 @@ def test_a_broken_connection_string_is_not_quoted(secrets: Path, monkeypatch: py
     assert "hunter2" not in str(told.value)
 
 
-def test_sasl_without_a_login_is_refused_before_anything_is_asked(
-    secrets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sasl_without_a_username_is_misconfigured(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
     with pytest.raises(Misconfigured, match="PENSTOCK_KAFKA_SASL_USERNAME"):
         load()
 
 
-def test_a_certificate_that_cannot_be_read_is_told_by_its_settings(tmp_path: Path) -> None:
+def test_an_unreadable_certificate_is_reported_with_its_setting(tmp_path: Path) -> None:
     (tmp_path / "broken.pem").write_text("no certificate")
     for file in (tmp_path / "broken.pem", tmp_path / "missing.pem"):
         with pytest.raises(Misconfigured, match="PENSTOCK_KAFKA_SSL_CAFILE"):
             security(KafkaSettings(security_protocol="SSL", ssl_cafile=str(file)))
 
 
-def test_every_topic_and_group_in_the_acls_is_one_of_ours_and_none_is_forgotten() -> None:
+def test_the_kafka_acls_name_exactly_the_existing_topics_groups_and_operations() -> None:
     said = json.loads((DEPLOY / "roles/kafka/acls.json").read_text())
     rules = [rule for rules in said.values() for rule in rules]
     assert {topic for rule in rules for topic in rule.get("topics", ())} == {topic.name for topic in TOPICS}
@@ -114,7 +114,7 @@ def test_every_topic_and_group_in_the_acls_is_one_of_ours_and_none_is_forgotten(
     assert {operation for rule in rules for operation in rule["may"]} == OPERATIONS.keys()
 
 
-def test_each_topic_is_written_by_those_whose_work_it_is() -> None:
+def test_each_topic_may_be_written_only_by_its_producers() -> None:
     writers: dict[str, set[str]] = {}
     for principal, rights in desired_acls("x.").items():
         for right in rights:
@@ -134,7 +134,7 @@ def test_each_topic_is_written_by_those_whose_work_it_is() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "staging."])
-def test_what_another_installation_gave_the_same_users_is_not_taken_from_them(prefix: str) -> None:
+def test_acls_of_another_installation_for_the_same_users_are_left_alone(prefix: str) -> None:
     known = {right.name for rights in desired_acls(prefix).values() for right in rights}
 
     def ours(kind: int, name: str) -> bool:
@@ -157,12 +157,12 @@ def test_what_another_installation_gave_the_same_users_is_not_taken_from_them(pr
         ("Connection refused", None),
     ],
 )
-def test_why_a_certificate_is_not_believed(text: str, said: str | None) -> None:
+def test_an_untrusted_certificate_is_explained(text: str, said: str | None) -> None:
     told = untrusted(text, authority="CA", address="URL")
     assert told is None if said is None else said in (told or "")
 
 
-def test_that_ours_is_not_taken_is_told_apart() -> None:
+def test_a_rejected_client_certificate_is_distinguished_from_an_untrusted_server() -> None:
     assert "CERT" in (refused_ours("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert", setting="CERT") or "")
     assert refused_ours("[SSL: CERTIFICATE_VERIFY_FAILED] bad certificate", setting="CERT") is None
 
@@ -179,6 +179,6 @@ def test_that_ours_is_not_taken_is_told_apart() -> None:
         ("FATAL:  the database system is starting up", None),
     ],
 )
-def test_why_postgres_does_not_let_us_in(text: str, said: str | None) -> None:
+def test_a_refused_postgres_login_is_explained(text: str, said: str | None) -> None:
     told = refused(text)
     assert told is None if said is None else said in (told or "")

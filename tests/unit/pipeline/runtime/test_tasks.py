@@ -9,7 +9,7 @@ import pytest
 from pipeline.runtime import tasks
 
 
-async def test_a_cancellation_that_was_swallowed_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_swallows_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "CANCEL_AGAIN_SECONDS", 0.01)
     met = 0
 
@@ -30,11 +30,11 @@ async def test_a_cancellation_that_was_swallowed_is_said_again(monkeypatch: pyte
     assert (met, [task.done() for task in running]) == (3, [True, True])
 
 
-async def test_nothing_to_end_is_no_error() -> None:
+async def test_cancelling_no_tasks_is_not_an_error() -> None:
     await tasks.cancel_and_wait([])
 
 
-async def test_what_puts_something_in_order_first_is_given_the_time() -> None:
+async def test_a_cancelled_task_has_time_for_its_cleanup() -> None:
     order: list[str] = []
 
     async def orderly() -> None:
@@ -50,7 +50,7 @@ async def test_what_puts_something_in_order_first_is_given_the_time() -> None:
     assert order == ["done"]
 
 
-async def test_together_gives_results_in_order_and_ends_the_others_when_one_fails() -> None:
+async def test_gather_or_cancel_returns_results_in_order_and_cancels_the_others_on_failure() -> None:
     began: list[str] = []
     left: list[str] = []
 
@@ -72,7 +72,7 @@ async def test_together_gives_results_in_order_and_ends_the_others_when_one_fail
     assert left == ["fast", "slow", "endless"]
 
 
-async def test_what_is_being_cancelled_puts_its_things_in_order_undisturbed() -> None:
+async def test_gather_or_cancel_lets_cancelled_tasks_finish_their_cleanup() -> None:
     tidy: list[str] = []
 
     async def holds() -> None:

@@ -46,32 +46,32 @@ def read(message: AnyMessage, **options: bytes) -> Arrival:
     return read_event(incoming(message, **options), now=NOW)
 
 
-def test_tags_are_qualified_by_their_source() -> None:
+def test_access_tags_are_qualified_by_their_source() -> None:
     event = read(upsert(required_tags=["r"])).event
     assert (event.acl_tags, event.required_tags) == (("s/a",), ("s/r",))  # type: ignore[union-attr]
 
 
-def test_an_event_under_a_foreign_key_is_refused_because_its_order_would_be_lost() -> None:
+def test_an_event_under_another_documents_key_is_poison() -> None:
     with pytest.raises(Poison) as refused:
         read(upsert(), key=b"t/s/other")
     assert refused.value.code == "wrong_key"
 
 
-def test_an_event_from_the_future_is_refused_because_it_would_block_revocations() -> None:
+def test_an_event_observed_in_the_future_is_poison() -> None:
     with pytest.raises(Poison) as refused:
         read(upsert(second=301))
     assert refused.value.code == "from_the_future"
     read(upsert(second=299))
 
 
-def test_an_identity_does_not_belong_among_documents() -> None:
+def test_an_identity_event_on_a_document_topic_is_poison() -> None:
     message = IdentityChanged(tenant="t", source="s", principal="p", groups=[], observed_at=NOW)
     with pytest.raises(Poison) as refused:
         read(message)
     assert refused.value.code == "wrong_topic"
 
 
-def test_the_same_text_in_other_line_ends_is_unchanged() -> None:
+def test_the_same_text_with_other_line_endings_is_unchanged() -> None:
     one, two = read(upsert(content="a\r\nb")), read(upsert(2, 1, content="a\nb"))
     [folded] = fold_batch([one, two], {}).values()
     assert [step.outcome for _, step in folded.steps] == ["created", "unchanged"]
@@ -89,7 +89,7 @@ def test_every_event_of_a_batch_is_folded_not_only_the_newest() -> None:
     assert folded.content is batch[2]
 
 
-def test_what_the_ledger_holds_already_needs_no_chunking() -> None:
+def test_content_the_ledger_already_holds_is_not_chunked_again() -> None:
     [first] = fold_batch([read(upsert())], {}).values()
     known = Known(first.state, seq=5, media_type="text/plain")
     [again] = fold_batch([read(upsert(2, 1, title="Another"))], {first.identity.id: known}).values()
@@ -122,7 +122,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("address", SCRIPTS)
-def test_an_address_that_is_a_script_is_dropped_and_the_document_accepted(address: str) -> None:
+def test_a_script_as_source_url_is_dropped_and_the_document_accepted(address: str) -> None:
     arrival = read(upsert(source_url=address))
     assert arrival.fields is not None
     assert (arrival.fields.source_url, arrival.has_lost_its_address) == (None, True)
@@ -139,13 +139,13 @@ def test_an_address_that_is_a_script_is_dropped_and_the_document_accepted(addres
         None,
     ],
 )
-def test_an_address_that_a_person_can_open_is_kept(address: str | None) -> None:
+def test_a_source_url_that_a_person_can_open_is_preserved(address: str | None) -> None:
     arrival = read(upsert(source_url=address))
     assert arrival.fields is not None
     assert (arrival.fields.source_url, arrival.has_lost_its_address) == (address, False)
 
 
-def test_an_address_that_was_stored_before_it_was_checked_is_not_shown() -> None:
+def test_a_stored_script_as_source_url_is_not_shown() -> None:
     one, other = uuid4(), uuid4()
     assert Passage(one, other, "d", "s", "T", "javascript:alert(1)", 0).source_url is None
     whole = Document(other, "d", "s", "T", "javascript:alert(1)", None, None, None, "text")

@@ -62,15 +62,15 @@ def run(batches: Sequence[Sequence[Arrival]]) -> State:
         [folded] = fold_batch(batch, {id_: Known(state)}, {id_: kept} if deletes else {}, current).values()
         if folded.stored_content_superseded and content is not None:
             kept.append(content)
-        kept += [one for one in map(_remembered, folded.superseded) if one not in kept]
+        kept += [one for one in map(_superseded_of, folded.superseded) if one not in kept]
         if folded.content is not None:
-            content = _remembered(folded.content)
+            content = _superseded_of(folded.content)
         state = folded.state
-        kept = [s for s in kept if not _settled(s, state)]
+        kept = [s for s in kept if not _is_outdated(s, state)]
     return state
 
 
-def _remembered(a: Arrival) -> Superseded:
+def _superseded_of(a: Arrival) -> Superseded:
     e = a.event
     assert isinstance(e, Upsert)
     assert a.fields is not None
@@ -78,7 +78,7 @@ def _remembered(a: Arrival) -> Superseded:
     return Superseded(e.version, e.observed_at, e.content_hash, e.meta_hash, a.fields, a.text)
 
 
-def _settled(kept: Superseded, state: State) -> bool:
+def _is_outdated(kept: Superseded, state: State) -> bool:
     below = state.deleted_floor is not None and kept.observed_at <= state.deleted_floor
     return below or (state.alive and state.observed_at is not None and kept.observed_at <= state.observed_at)
 
@@ -105,7 +105,7 @@ def result(state: State) -> tuple[object, ...]:
 
 @settings(max_examples=1000)
 @given(st.lists(EVENTS, min_size=3, max_size=7), st.data())
-def test_any_order_and_any_batches_end_alike(events: list[AnyMessage], data: st.DataObject) -> None:
+def test_events_in_any_order_and_batches_end_in_the_same_state(events: list[AnyMessage], data: st.DataObject) -> None:
     arrivals = [arrival(e) for e in events]
     order = data.draw(st.permutations(arrivals))
     order += data.draw(st.lists(st.sampled_from(arrivals), max_size=3))  # some come twice
@@ -117,13 +117,13 @@ def test_any_order_and_any_batches_end_alike(events: list[AnyMessage], data: st.
 
 @example([0, 1, 2])
 @given(st.permutations([0, 1, 2]))
-def test_a_recreation_is_not_lost_when_the_delete_before_it_comes_last(order: list[int]) -> None:
+def test_a_recreated_document_survives_when_the_earlier_delete_arrives_last(order: list[int]) -> None:
     events = [arrival(e) for e in (upsert(5, 10), upsert(1, 30), deletion(20))]
     state = run([[events[n]] for n in order])
     assert (state.alive, state.version) == (True, 1)
 
 
-def test_what_a_batch_writes_over_and_deletes_again_stands_as_before() -> None:
+def test_a_batch_that_overwrites_and_deletes_an_older_version_keeps_the_recreated_document() -> None:
     events = [arrival(e) for e in (upsert(1, 30), upsert(5, 10), deletion(20))]
     state = run([[events[0]], [events[1], events[2]]])
     assert (state.alive, state.version) == (True, 1)

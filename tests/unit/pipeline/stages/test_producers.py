@@ -53,11 +53,11 @@ def code(incoming: Incoming, known: Registry | None = None) -> str:
     return refused.value.code
 
 
-def test_what_a_producer_has_signed_is_its_own() -> None:
+def test_a_signed_record_is_attributed_to_its_producer() -> None:
     assert verified(registry(), record(LIVE, signed()), NOW) == "wiki"
 
 
-def test_a_live_record_that_was_moved_to_the_backfill_topic_stays_valid() -> None:
+def test_a_live_record_moved_to_the_backfill_topic_keeps_a_valid_signature() -> None:
     assert verified(registry(), record(BACKFILL, signed(LIVE)), NOW) == "wiki"
     assert verified(registry(), record(BACKFILL, signed(BACKFILL)), NOW) == "wiki"
 
@@ -83,32 +83,32 @@ def test_a_live_record_that_was_moved_to_the_backfill_topic_stays_valid() -> Non
         "another type behind the first",
     ],
 )
-def test_a_signature_is_worth_nothing_on_another_record(incoming: Incoming) -> None:
+def test_a_signature_is_invalid_on_any_other_record(incoming: Incoming) -> None:
     assert code(incoming) == "bad_signature"
 
 
 @pytest.mark.parametrize(
     "value", [b"", b"v1", b"v2:a:b", b"v1:a:not base64!", b"\xff\xfe", b"v1:a:" + b"A" * 88 + b":more"]
 )
-def test_a_header_that_cannot_be_read_is_no_signature(value: bytes) -> None:
+def test_a_record_with_an_unreadable_signature_header_is_unsigned(value: bytes) -> None:
     assert code(record(LIVE, [*TYPE, (HEADER, value)])) == "unsigned"
     assert code(record(LIVE, TYPE)) == "unsigned"
 
 
-def test_of_a_doubled_signature_the_last_one_counts() -> None:
+def test_the_last_of_two_signature_headers_counts() -> None:
     [*_, genuine] = signed()
     forged = (HEADER, f"v1:{SIGNER.key_id}:{base64.b64encode(bytes(64)).decode()}".encode())
     assert verified(registry(), record(LIVE, [*TYPE, forged, genuine]), NOW) == "wiki"
     assert code(record(LIVE, [*TYPE, genuine, forged])) == "bad_signature"
 
 
-def test_a_signature_of_any_length_is_refused_and_not_an_error() -> None:
+def test_a_signature_of_the_wrong_length_is_rejected_without_an_error() -> None:
     for size in (0, 1, 63, 65, 500):
         header = (HEADER, f"v1:{SIGNER.key_id}:{base64.b64encode(bytes(size)).decode()}".encode())
         assert code(record(LIVE, [*TYPE, header])) == "bad_signature"
 
 
-def test_a_key_counts_only_while_it_is_in_force() -> None:
+def test_a_key_is_accepted_only_while_it_is_in_force() -> None:
     incoming = record(LIVE, signed())
     assert code(incoming, registry(until=timedelta(0) - timedelta(seconds=1))) == "key_not_in_force"
     assert code(incoming, registry(key_until=-timedelta(seconds=1))) == "key_not_in_force"
@@ -136,24 +136,24 @@ def test_a_key_counts_only_while_it_is_in_force() -> None:
         ("*/canary.*", "acme", "wiki", False),
     ],
 )
-def test_patterns(pattern: str, tenant: str, source: str, allowed: bool) -> None:
+def test_source_patterns_match_tenant_and_source(pattern: str, tenant: str, source: str, allowed: bool) -> None:
     assert is_pattern(pattern)
     assert is_allowed([pattern], tenant, source) is allowed
 
 
 @given(st.text(min_size=1).filter(lambda name: "*" not in name), st.text(min_size=1), st.text(min_size=1))
-def test_a_pattern_without_a_star_allows_itself_alone(source: str, tenant: str, other: str) -> None:
+def test_a_source_pattern_without_a_star_allows_only_that_source(source: str, tenant: str, other: str) -> None:
     assert is_allowed(["acme/" + source.replace("/", "")], tenant, other) is (
         (tenant, other) == ("acme", source.replace("/", ""))
     )
 
 
 @pytest.mark.parametrize("pattern", ["", "acme", "/wiki", "acme/", "acme/wiki/a", "a\x00/b"])
-def test_what_is_no_pattern(pattern: str) -> None:
+def test_invalid_source_patterns_are_rejected(pattern: str) -> None:
     assert not is_pattern(pattern)
 
 
-def test_what_concerns_a_whole_tenant_needs_all_of_its_sources() -> None:
+def test_tenant_wide_events_require_permission_for_all_sources_of_the_tenant() -> None:
     def allowed(*patterns: str) -> bool:
         known = Registry({"p": Producer("p", patterns, Term(NOW, None))}, {})
         try:
@@ -168,12 +168,12 @@ def test_what_concerns_a_whole_tenant_needs_all_of_its_sources() -> None:
     assert not allowed("globex/*")
 
 
-def test_the_ledger_leaves_out_the_letters_of_every_code_by_which_a_record_is_refused() -> None:
+def test_dead_letters_of_every_signature_refusal_code_are_left_out_of_the_ledgers_views() -> None:
     migration = (MIGRATIONS / "0042_forged_letters.sql").read_text()
     assert re.findall(r"l\.code <> ALL \('\{(.*)\}'\)", migration) == [",".join(CODES)] * 3
 
 
-def test_the_signed_text_is_the_one_that_other_languages_build() -> None:
+def test_the_signing_input_has_the_documented_format() -> None:
     """docs/wire.md shows it: what is changed here breaks every producer there is."""
     assert signing_input("documents.live.v1", b"io.penstock.document.deleted.v1", b"acme/wiki/a.md", b"{}") == (
         b"penstock-signature-v1\n"
@@ -185,7 +185,7 @@ def test_the_signed_text_is_the_one_that_other_languages_build() -> None:
 
 
 @pytest.mark.parametrize("missing", ["key", "value"])
-def test_a_signature_of_an_empty_key_or_value_is_none_of_a_record_without_it(missing: str) -> None:
+def test_a_signature_distinguishes_an_empty_key_or_value_from_a_missing_one(missing: str) -> None:
     empty, absent = {missing: b""}, {missing: None}
     for signs, carries in ((empty, absent), (absent, empty)):
         parts = {"key": b"acme/wiki/ann", "value": VALUE}
@@ -194,12 +194,12 @@ def test_a_signature_of_an_empty_key_or_value_is_none_of_a_record_without_it(mis
         assert verified(registry(), record(IDENTITIES, headers, **{**parts, **signs}), NOW) == "wiki"  # type: ignore[arg-type]
 
 
-def test_a_key_is_named_after_its_public_half() -> None:
+def test_a_key_id_is_derived_from_the_public_key() -> None:
     assert SIGNER.key_id == key_id(public_key_of(PEM))
     assert len(SIGNER.key_id) == 32
 
 
-def test_what_is_no_key_of_the_kind_is_said_in_one_line_that_does_not_quote_it(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_signing_key_is_rejected_without_being_quoted(tmp_path: Path) -> None:
     other = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -215,7 +215,9 @@ def test_what_is_no_key_of_the_kind_is_said_in_one_line_that_does_not_quote_it(t
     assert signature_of(KafkaSettings()) is None
 
 
-def test_a_process_whose_records_would_all_be_refused_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publisher_without_a_signing_key_does_not_start_when_signatures_are_enforced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from pipeline.runtime.settings import load
 
     monkeypatch.setenv("PENSTOCK_PRODUCERS", "enforce")

@@ -117,7 +117,7 @@ def bench() -> Iterator[Bench]:
         bench.loop.end()
 
 
-def test_a_claim_of_what_was_overtaken_claims_nothing(bench: Bench) -> None:
+def test_a_claim_of_an_outdated_sequence_number_claims_nothing(bench: Bench) -> None:
     bench.run(bench.accept(1))
     wanted = bench.state("keywords")["want_seq"]
     bench.run(bench.accept(2, title="newer"))
@@ -130,7 +130,7 @@ def test_a_claim_of_what_was_overtaken_claims_nothing(bench: Bench) -> None:
     assert not bench.state("keywords")["claimed"]
 
 
-def test_a_worker_that_was_overtaken_confirms_nothing_and_has_its_entries_looked_at_again(bench: Bench) -> None:
+def test_an_overtaken_worker_confirms_nothing_and_its_entries_are_reopened(bench: Bench) -> None:
     bench.run(bench.accept(1))
     slow, quick = bench.stage("keywords"), bench.stage("keywords")
     claimed = bench.run(slow._plan(bench.generation, [ID]))
@@ -143,7 +143,7 @@ def test_a_worker_that_was_overtaken_confirms_nothing_and_has_its_entries_looked
     assert {write.id for plan in claimed.plans for write in plan.writes} <= set(state["claimed"])
 
 
-def test_an_index_that_is_ahead_of_the_ledger_is_overtaken(bench: Bench) -> None:
+def test_the_ledger_raises_its_sequence_number_above_an_index_that_is_ahead(bench: Bench) -> None:
     bench.run(bench.accept(1))
     sink = bench.stage("keywords")
     claimed = bench.run(sink._plan(bench.generation, [ID]))
@@ -170,7 +170,7 @@ class Stumbling(Elasticsearch):
         return answer
 
 
-def test_a_bulk_that_was_sent_twice_and_answered_once_stays_recorded(bench: Bench) -> None:
+def test_a_bulk_that_was_retried_after_a_lost_response_stays_recorded_as_open(bench: Bench) -> None:
     bench.run(bench.accept(1))
     sink = bench.stage("keywords")
     bench.run(sink.converge(bench.generation, [ID]))
@@ -181,7 +181,7 @@ def test_a_bulk_that_was_sent_twice_and_answered_once_stays_recorded(bench: Benc
     assert len(bench.tables["open_bulks"]) == 1
 
 
-def test_a_text_that_is_put_back_before_its_delete_was_processed_is_found_although_a_late_bulk_was_checked_meanwhile(
+def test_a_text_recreated_around_a_late_bulk_check_is_searchable_again(
     bench: Bench,
 ) -> None:
     """The check deletes what nobody wants at that moment. The ledger must not go on believing that it stands there."""
@@ -199,7 +199,7 @@ def test_a_text_that_is_put_back_before_its_delete_was_processed_is_found_althou
     assert len(bench.world.index.standing()) == 2
 
 
-def test_a_bulk_that_is_sent_when_its_delete_may_be_forgotten_stays_recorded_though_it_was_answered(
+def test_a_bulk_sent_after_elasticsearch_may_have_forgotten_its_delete_is_checked_again(
     bench: Bench,
 ) -> None:
     """Two workers stood still for longer than Elasticsearch remembers deletes: the one that wrote an old text looks at
@@ -225,7 +225,7 @@ def _all_written(claimed: Any) -> dict[UUID, Outcome]:
     return {write.id: Outcome("written") for plan in claimed.plans for write in plan.writes}
 
 
-def test_a_worker_that_slept_too_long_after_its_claim_sends_nothing(bench: Bench) -> None:
+def test_a_worker_that_stalls_too_long_after_its_claim_sends_nothing(bench: Bench) -> None:
     bench.run(bench.accept(1))
     sink = bench.stage("keywords")
     claimed = bench.run(sink._plan(bench.generation, [ID]))
@@ -246,21 +246,21 @@ async def _unwanted(bench: Bench, entry: Entry) -> bulks.Unwanted:
         return await bulks.unwanted(connection, OpenBulk(UUID(int=7), INDEX, [entry], expired=False))  # type: ignore[arg-type]
 
 
-def test_a_late_bulk_is_deleted_at_the_version_at_which_the_ledger_does_not_want_it(bench: Bench) -> None:
+def test_entries_of_a_late_bulk_are_deleted_at_the_ledgers_sequence_number(bench: Bench) -> None:
     bench.run(bench.accept(1))
     bench.run(bench.accept(2, kind=DocumentDeleted, version=1))
     unwanted = bench.run(_unwanted(bench, Entry(ID, UUID(int=1), 1)))
     assert unwanted.entries == [Entry(ID, UUID(int=1), bench.state("keywords")["want_seq"])]
 
 
-def test_of_a_document_whose_chunks_are_not_known_no_late_entry_is_deleted(bench: Bench) -> None:
+def test_late_entries_of_a_document_without_a_manifest_are_not_deleted(bench: Bench) -> None:
     bench.run(bench.accept(1))
     bench.tables["manifests"].clear()
     unwanted = bench.run(_unwanted(bench, Entry(ID, UUID(int=1), 1)))
     assert (unwanted.entries, unwanted.complete) == ([], False)
 
 
-def test_a_sequence_number_is_above_the_documents_own_also_after_a_restore(bench: Bench) -> None:
+def test_a_new_sequence_number_is_above_the_documents_own_even_after_a_restore(bench: Bench) -> None:
     async def draw() -> list[int]:
         async with Process(bench.world, "detect").pool.connection() as connection:
             return await documents.draw_seqs(connection, [Known(State(), 40), Known(State(), 0)])  # type: ignore[arg-type]
@@ -268,7 +268,7 @@ def test_a_sequence_number_is_above_the_documents_own_also_after_a_restore(bench
     assert bench.run(draw()) == [41, 2]
 
 
-def test_a_manifest_that_was_foreseen_from_another_text_is_made_anew(bench: Bench) -> None:
+def test_a_manifest_precomputed_from_another_text_is_recomputed(bench: Bench) -> None:
     arrival = read_event(bench.incoming(bench.event(DocumentUpserted, 1)), now=bench.loop.now())
     folded = fold_batch([arrival], {})
     foreseen = {ID: {bench.generation.name: Manifest(b"of another text")}}
@@ -276,13 +276,13 @@ def test_a_manifest_that_was_foreseen_from_another_text_is_made_anew(bench: Benc
     assert made[ID][bench.generation.name].content_hash == folded[ID].state.content_hash
 
 
-def test_a_batch_decides_on_what_it_has_locked(bench: Bench) -> None:
+def test_a_batch_decides_on_the_rows_it_has_locked(bench: Bench) -> None:
     slow = Interrupted(bench.world, "INSERT INTO documents (id", lambda: bench.accept(2))
     bench.run(bench.stage("detect", slow).handle([bench.incoming(bench.event(DocumentUpserted, 1))]))
     assert bench.tables["documents"][ID,]["version"] == 2
 
 
-def test_an_event_that_comes_again_because_kafka_was_away_sends_its_hint(bench: Bench) -> None:
+def test_an_event_redelivered_after_a_kafka_outage_sends_its_hint(bench: Bench) -> None:
     record = bench.incoming(bench.event(DocumentUpserted, 1))
     bench.world.down["kafka"] = bench.loop.time() + 60
     with pytest.raises(Retryable):
@@ -293,7 +293,7 @@ def test_an_event_that_comes_again_because_kafka_was_away_sends_its_hint(bench: 
     assert len(bench.sent(INDEX_LIVE.name)) == 1
 
 
-def test_a_revocation_is_announced_before_the_stores_follow(bench: Bench) -> None:
+def test_a_revocation_is_announced_before_the_stores_are_updated(bench: Bench) -> None:
     bench.run(bench.accept(1))
     bench.run(bench.accept(2, kind=AccessChanged, acl_tags=[], required_tags=[]))
     (told,) = bench.sent(DOCUMENTS_INDEXED.name)
@@ -301,7 +301,7 @@ def test_a_revocation_is_announced_before_the_stores_follow(bench: Bench) -> Non
     assert told.state == "retired"
 
 
-def test_a_write_that_is_repeated_at_its_version_is_done(bench: Bench) -> None:
+def test_a_keyword_write_repeated_at_the_same_version_succeeds_and_an_older_one_is_stale(bench: Bench) -> None:
     keywords = Keywords(Elasticsearch(Process(bench.world, "keywords")))  # type: ignore[arg-type]
     write = Write(INDEX, UUID(int=1), 5, {"document_id": str(ID)})
     for _ in range(2):
@@ -311,7 +311,7 @@ def test_a_write_that_is_repeated_at_its_version_is_done(bench: Bench) -> None:
     assert older.result == "stale"
 
 
-def test_vectors_of_what_was_overtaken_are_not_written(bench: Bench) -> None:
+def test_vectors_of_an_outdated_plan_are_not_written(bench: Bench) -> None:
     bench.run(bench.accept(1))
     sink = bench.stage("vectors")
     plans = bench.run(sink._plan(bench.generation, [ID], {}))
@@ -321,7 +321,7 @@ def test_vectors_of_what_was_overtaken_are_not_written(bench: Bench) -> None:
     assert not bench.tables["chunks"]
 
 
-def test_a_sink_that_cuts_a_text_does_not_write_over_the_manifest_of_a_newer_one(bench: Bench) -> None:
+def test_a_sink_that_chunks_an_old_text_does_not_overwrite_the_manifest_of_a_newer_one(bench: Bench) -> None:
     bench.run(bench.accept(1))
     bench.tables["manifests"].clear()
     slow = Interrupted(
@@ -339,7 +339,7 @@ def test_a_sink_that_cuts_a_text_does_not_write_over_the_manifest_of_a_newer_one
     assert manifest["content_hash"] == bench.tables["documents"][ID,]["content_hash"]
 
 
-def test_what_stays_pending_is_hinted_again(bench: Bench) -> None:
+def test_a_document_that_stays_pending_is_hinted_again(bench: Bench) -> None:
     bench.run(bench.accept(1))
     process = Process(bench.world, "detect")
     announcer = Announcer(process.pool, process.producer, bench.world.metrics)  # type: ignore[arg-type]
@@ -352,7 +352,7 @@ def test_what_stays_pending_is_hinted_again(bench: Bench) -> None:
     assert len(bench.sent(INDEX_LIVE.name)) == hints + 1
 
 
-def test_an_announcement_that_a_crash_cut_off_is_sent_by_the_sweeper(bench: Bench) -> None:
+def test_an_announcement_lost_in_a_crash_is_sent_by_the_sweeper(bench: Bench) -> None:
     bench.run(bench.accept(1))
     for store in ("keywords", "vectors"):
         bench.run(bench.stage(store).converge(bench.generation, [ID]))
@@ -368,7 +368,7 @@ def test_an_announcement_that_a_crash_cut_off_is_sent_by_the_sweeper(bench: Benc
     assert len(bench.sent(DOCUMENTS_INDEXED.name)) == announced + 1
 
 
-def test_a_text_that_changed_after_its_work_was_loaded_is_not_used(bench: Bench) -> None:
+def test_a_body_edited_after_its_work_was_loaded_is_not_used(bench: Bench) -> None:
     bench.run(bench.accept(1))
 
     async def texts_after_an_edit() -> list[dict[UUID, Any]]:
@@ -383,7 +383,7 @@ def test_a_text_that_changed_after_its_work_was_loaded_is_not_used(bench: Bench)
     assert (set(before), after) == ({ID}, {})
 
 
-def test_after_a_lost_tail_the_audit_removes_entries_of_which_the_ledger_knows_nothing(bench: Bench) -> None:
+def test_after_the_ledger_lost_recent_commits_the_audit_removes_entries_unknown_to_it(bench: Bench) -> None:
     bench.run(bench.accept(1))
     bench.run(bench.stage("keywords").converge(bench.generation, [ID]))
     bench.run(bench.stage("vectors").converge(bench.generation, [ID]))
@@ -395,7 +395,7 @@ def test_after_a_lost_tail_the_audit_removes_entries_of_which_the_ledger_knows_n
     assert not bench.world.index.standing()
 
 
-def test_groups_of_one_source_open_nothing_in_another(bench: Bench) -> None:
+def test_groups_of_one_source_grant_no_access_in_another(bench: Bench) -> None:
     bench.run(bench.accept(1))
     row = dict(bench.tables["documents"][ID,])
     bench.tables["documents"][UUID(int=9),] = {**row, "source": "drive"}
@@ -409,7 +409,7 @@ def test_groups_of_one_source_open_nothing_in_another(bench: Bench) -> None:
     assert bench.run(held()) == {f"{SOURCE}/board", f"{SOURCE}/user:ann", "drive/user:ann"}
 
 
-def test_who_may_read_other_documents_has_another_key() -> None:
+def test_the_access_digest_differs_for_principals_who_may_read_different_documents() -> None:
     mine = Readable((1, 2), ("s/a",), ())
     assert access_digest(mine) == access_digest(Readable((2, 1), ("s/a",), ()))
     assert len({access_digest(r) for r in (mine, Readable((1, 3), ("s/a",), ()), Readable((1, 2), ("s/b",), ()))}) == 3

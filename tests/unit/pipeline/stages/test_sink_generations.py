@@ -62,7 +62,7 @@ class Lane:
         return list(self.served)
 
 
-async def test_after_a_cut_over_the_previous_generation_does_not_stop_the_active_one(
+async def test_after_a_cut_over_a_failing_previous_generation_does_not_block_the_active_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sink, "REREAD_SECONDS", 0.0)
@@ -75,7 +75,7 @@ async def test_after_a_cut_over_the_previous_generation_does_not_stop_the_active
     assert lane.served == ["g2", "g1"]
 
 
-async def test_a_key_of_the_active_model_is_not_the_documents_fault_though_another_model_answers() -> None:
+async def test_a_revoked_key_of_the_active_model_is_misconfigured_though_another_model_answers() -> None:
     lane = Lane(g1="active", g2="building")
     lane.asks["g2"] = "embedding"
     lane.failing["g1"] = Misconfigured("the key was revoked", service="embedding")
@@ -86,7 +86,7 @@ async def test_a_key_of_the_active_model_is_not_the_documents_fault_though_anoth
         await lane.serve("g1")
 
 
-async def test_what_one_generation_used_proves_nothing_of_another_and_everything_of_the_batch() -> None:
+async def test_services_used_are_recorded_per_generation_and_for_the_whole_batch() -> None:
     token = SERVICES_USED.set({"postgres"})
     try:
         with services_used() as first:

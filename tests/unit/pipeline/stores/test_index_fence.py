@@ -23,7 +23,7 @@ from query.retrieval.vectors import Tuning
 KNOWN = Known("chunks-g1", "uuid", {0: Shard("a", 10), 1: Shard("b", 20)})
 
 
-def seen(uuid: str = "uuid", **last: tuple[str, int]) -> Seen:
+def seen_index(uuid: str = "uuid", **last: tuple[str, int]) -> Seen:
     """last: shard → its history and its highest sequence number."""
     return Seen(
         uuid,
@@ -35,23 +35,21 @@ def seen(uuid: str = "uuid", **last: tuple[str, int]) -> Seen:
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        (seen(s0=("a", 10), s1=("b", 20)), None),
-        (seen(s0=("a", 11), s1=("b", 500)), None),
-        (seen(s0=("a", 11)), None),  # a shard that has no primary at the moment
-        (seen(), None),
-        (seen("other", s0=("c", -1), s1=("d", -1)), "recreated"),
-        (seen(s0=("a", 10), s1=("c", 20)), "new_history"),
-        (seen(s0=("a", 10), s1=("c", 900)), "new_history"),
-        (seen(s0=("a", 9), s1=("b", 20)), "rewound"),
+        (seen_index(s0=("a", 10), s1=("b", 20)), None),
+        (seen_index(s0=("a", 11), s1=("b", 500)), None),
+        (seen_index(s0=("a", 11)), None),  # a shard that has no primary at the moment
+        (seen_index(), None),
+        (seen_index("other", s0=("c", -1), s1=("d", -1)), "recreated"),
+        (seen_index(s0=("a", 10), s1=("c", 20)), "new_history"),
+        (seen_index(s0=("a", 10), s1=("c", 900)), "new_history"),
+        (seen_index(s0=("a", 9), s1=("b", 20)), "rewound"),
     ],
 )
-def test_an_index_is_another_one_by_its_uuid_its_histories_or_lost_operations(
-    now: Seen, expected: Change | None
-) -> None:
+def test_an_index_change_is_detected_by_its_uuid_history_or_lost_operations(now: Seen, expected: Change | None) -> None:
     assert change(KNOWN, now) == expected
 
 
-def test_operations_that_were_not_in_every_copy_may_be_lost_in_a_failover() -> None:
+def test_operations_lost_in_a_failover_before_replication_are_no_index_change() -> None:
     before = Seen("uuid", {0: Shard("a", 7)}, {0: 9})  # 8 and 9 were on the primary alone
     known = Known("chunks-g1", "uuid", before.shards)
     assert change(known, Seen("uuid", {0: Shard("a", 8)}, {0: 8})) is None
@@ -61,7 +59,7 @@ def test_operations_that_were_not_in_every_copy_may_be_lost_in_a_failover() -> N
     ("position", "compared", "share"),
     [(None, False, "0%"), (UUID(int=2**127), False, "50%"), (UUID(int=2**127), True, "100%")],
 )
-def test_status_says_how_much_was_compared(position: UUID | None, compared: bool, share: str) -> None:
+def test_the_index_status_states_the_share_that_was_compared(position: UUID | None, compared: bool, share: str) -> None:
     known = Known("chunks-g1", "uuid", {}, 1, "recreated", datetime(2026, 11, 20, 8, 0), position, compared)
     assert str(known) == f"chunks-g1 changed (recreated, 2026-11-20 08:00 UTC), {share} compared"
 
@@ -81,29 +79,31 @@ def _stats(*copies: tuple[bool, str, int]) -> AsyncElasticsearch:
     return cast(AsyncElasticsearch, es)
 
 
-async def test_a_primary_that_still_replays_its_operations_says_nothing() -> None:
+async def test_a_primary_shard_that_is_still_starting_is_retryable() -> None:
     with pytest.raises(Retryable, match="have not started"):
         await look(_stats((True, "INITIALIZING", 3)), "chunks-g1")
     moving = await look(_stats((True, "RELOCATING", 10), (True, "INITIALIZING", 3)), "chunks-g1")
     assert moving == Seen("uuid", {0: Shard("a", 10)}, {0: 10})
 
 
-def test_the_highest_checkpoint_of_a_history_is_remembered() -> None:
+def test_the_highest_checkpoint_of_a_shard_history_is_stored() -> None:
     now = Seen("uuid", {0: Shard("a", 7), 1: Shard("c", 3)}, {0: 12, 1: 5})
     assert latest_shards(KNOWN, now) == {0: Shard("a", 10), 1: Shard("c", 3)}
-    assert latest_shards(KNOWN, seen(s0=("a", 30))) == {0: Shard("a", 30), 1: Shard("b", 20)}
-    assert latest_shards(KNOWN, seen(s0=("a", 4)))[0] == Shard("a", 4), "it was set back: its numbers go on from there"
+    assert latest_shards(KNOWN, seen_index(s0=("a", 30))) == {0: Shard("a", 30), 1: Shard("b", 20)}
+    assert latest_shards(KNOWN, seen_index(s0=("a", 4)))[0] == Shard("a", 4), (
+        "it was set back: its numbers go on from there"
+    )
 
 
-async def test_of_a_shard_that_is_away_nothing_is_known() -> None:
+async def test_a_missing_shard_is_retryable() -> None:
     with pytest.raises(Retryable):
-        require_all(KNOWN, seen(s0=("a", 11)))
-    require_all(KNOWN, seen(s0=("a", 11), s1=("b", 20)))
+        require_all(KNOWN, seen_index(s0=("a", 11)))
+    require_all(KNOWN, seen_index(s0=("a", 11), s1=("b", 20)))
     with pytest.raises(Retryable, match="some of its shards"):
         await require(KNOWN, _stats((True, "STARTED", 10)))
 
 
-async def test_questions_share_a_look_and_outlast_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_queries_share_an_index_check_and_survive_a_busy_one(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = SimpleNamespace(options=lambda **_: None)
     generation: Any = SimpleNamespace(keyword_index="chunks-g1")
     stores = Stores(nothing, nothing, Timeouts(), Tuning())

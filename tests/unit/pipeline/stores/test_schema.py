@@ -20,12 +20,12 @@ def without_comments(statements: str) -> str:
     return re.sub(r"--[^\n]*", "", statements)
 
 
-def takes_away(statements: str) -> list[str]:
+def destructive_parts(statements: str) -> list[str]:
     text = without_comments(statements)
     return [match.group() for match in TAKES_AWAY.finditer(text) if not MADE_ANEW.match(text, match.start())]
 
 
-def test_what_takes_away_is_recognised() -> None:
+def test_destructive_statements_are_recognised() -> None:
     for statement in (
         "ALTER TABLE documents DROP COLUMN author;",
         "ALTER TABLE documents RENAME COLUMN author TO writer;",
@@ -33,7 +33,7 @@ def test_what_takes_away_is_recognised() -> None:
         "ALTER TABLE documents ADD COLUMN tier text NOT NULL;",
         "ALTER TABLE documents ALTER COLUMN seq TYPE numeric;",
     ):
-        assert takes_away(statement), statement
+        assert destructive_parts(statement), statement
     for statement in (
         "ALTER TABLE documents ADD COLUMN tier text;",
         "ALTER TABLE documents ADD COLUMN tier text NOT NULL DEFAULT 'plain', ADD COLUMN other text;",
@@ -41,36 +41,38 @@ def test_what_takes_away_is_recognised() -> None:
         "-- DROP TABLE things;",
         "DROP VIEW IF EXISTS readers.things; CREATE VIEW readers.things AS SELECT 1;",
     ):
-        assert not takes_away(statement), statement
+        assert not destructive_parts(statement), statement
 
 
-def test_every_migration_only_adds_or_says_who_can_do_without_what_it_takes() -> None:
+def test_every_migration_only_adds_or_states_the_migration_it_needs() -> None:
     known = [one.name for one in migrations()]
     assert known == sorted(set(known))
     assert len({name.partition("_")[0] for name in known}) == len(known), "two migrations of one number"
     for one in migrations():
         if one.needs is None:
-            assert not takes_away(one.statements), f"{one.name} takes something away: say `-- needs: …` (schema.py)"
+            assert not destructive_parts(one.statements), (
+                f"{one.name} takes something away: say `-- needs: …` (schema.py)"
+            )
         else:
             assert one.needs in known
             assert one.needs < one.name, "what it takes away was given up in an earlier version"
 
 
-def test_a_version_works_on_its_own_schema_and_on_what_newer_ones_add() -> None:
+def test_a_version_works_on_its_own_schema_and_with_newer_additive_migrations() -> None:
     known = ["0001_a", "0002_b"]
     own: dict[str, str | None] = dict.fromkeys(known)
     assert refusal(known, own) is None
     assert refusal(known, {**own, "0003_more": None, "0004_more": None}) is None
 
 
-def test_a_database_that_lacks_a_migration_is_refused_with_what_to_run() -> None:
+def test_a_database_that_lacks_a_migration_is_rejected_with_the_command_to_run() -> None:
     assert refusal(["0001_a", "0002_b"], {"0001_a": None}) == (
         "the database lacks migration 0002_b: run `penstock migrate`"
     )
     assert "0001_a" in str(refusal(["0001_a"], {}))
 
 
-def test_what_was_taken_away_is_refused_to_those_who_use_it_and_to_nobody_else() -> None:
+def test_a_destructive_migration_is_refused_only_to_versions_that_use_what_it_removed() -> None:
     """0004 takes away what 0001 made and the version of 0003 no longer uses."""
     applied = {"0001_a": None, "0002_b": None, "0003_c": None, "0004_less": "0003_c"}
     assert refusal(["0001_a", "0002_b", "0003_c"], applied) is None
@@ -81,6 +83,6 @@ def test_what_was_taken_away_is_refused_to_those_who_use_it_and_to_nobody_else()
     assert refusal(list(applied), applied) is None
 
 
-def test_what_a_migration_needs_is_read_from_its_own_line() -> None:
+def test_the_needs_of_a_migration_are_read_from_its_comment_line() -> None:
     assert migration("0004_less", "-- Gone.\n-- needs: 0003_c\nDROP TABLE b;").needs == "0003_c"
     assert migration("0003_c", "-- it needs: nothing\nCREATE TABLE c ();").needs is None

@@ -35,7 +35,7 @@ class Stage(FinalStage):
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.001)
     monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.001)
     monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.005)
@@ -70,7 +70,7 @@ async def run(stage: Stage, records: int, *, until: Callable[[list[int]], bool],
     [Retryable("500", service="embedding"), Misconfigured("XX000"), OSError("no buffer"), MemoryError()],
     ids=lambda e: type(e).__name__,
 )
-async def test_one_that_always_fails_while_others_succeed_is_set_aside(error: Exception) -> None:
+async def test_a_record_that_always_fails_while_others_succeed_is_set_aside(error: Exception) -> None:
     def work(offset: int) -> None:
         if offset == 7:
             raise error
@@ -82,7 +82,7 @@ async def test_one_that_always_fails_while_others_succeed_is_set_aside(error: Ex
     assert sorted(done) == list(range(40))
 
 
-async def test_in_a_lane_of_its_own_with_others_behind_it_too() -> None:
+async def test_a_failing_record_is_set_aside_with_a_single_lane() -> None:
     def work(offset: int) -> None:
         if offset == 0:
             raise Retryable("500", service="embedding")
@@ -94,7 +94,7 @@ async def test_in_a_lane_of_its_own_with_others_behind_it_too() -> None:
     assert done[-1] == 0 or 0 in done
 
 
-async def test_in_one_batch_with_others_and_nothing_else_to_do() -> None:
+async def test_the_other_records_of_a_failing_batch_are_done_first() -> None:
     """Nobody proves that the service works but those that stand in the same batch: they come first."""
 
     def work(offset: int) -> None:
@@ -107,7 +107,7 @@ async def test_in_one_batch_with_others_and_nothing_else_to_do() -> None:
     assert sorted(await run(stage, 4, until=lambda done: len(done) >= 3, lanes=1))[-3:] == [1, 2, 3]
 
 
-async def test_others_that_need_another_service_prove_nothing() -> None:
+async def test_successes_with_another_service_do_not_set_a_failing_record_aside() -> None:
     tries = 0
 
     def work(offset: int) -> None:
@@ -122,7 +122,7 @@ async def test_others_that_need_another_service_prove_nothing() -> None:
     assert stage.aside == []
 
 
-async def test_a_429_is_deferral_however_often_it_comes() -> None:
+async def test_a_deferred_record_is_never_set_aside() -> None:
     tries = 0
 
     def work(offset: int) -> None:
@@ -139,7 +139,7 @@ async def test_a_429_is_deferral_however_often_it_comes() -> None:
     assert sorted(done) == list(range(30))
 
 
-async def test_a_letter_held_back_by_the_flood_limit_stays_where_it_is() -> None:
+async def test_a_record_held_back_by_the_dead_letter_limit_is_not_set_aside() -> None:
     def work(offset: int) -> None:
         if offset == 3:
             raise Retryable("too many dead letters", service="dead-letters")
@@ -151,7 +151,7 @@ async def test_a_letter_held_back_by_the_flood_limit_stays_where_it_is() -> None
     assert 3 not in done
 
 
-async def test_too_many_dead_letters_in_the_backfill_lanes_hold_up_no_live_record() -> None:
+async def test_reaching_the_dead_letter_limit_in_backfill_lanes_does_not_delay_live_records() -> None:
     """However many lanes hold some: it is no outage, the breaker stays closed, and `status` says what is waited for."""
     full = True
 
@@ -194,7 +194,7 @@ async def test_too_many_dead_letters_in_the_backfill_lanes_hold_up_no_live_recor
     assert sorted(done) == [*range(32), *range(32, 64, 2)]
 
 
-async def test_a_breaker_shows_what_is_waited_for_and_closes_by_itself() -> None:
+async def test_the_circuit_breaker_names_the_failed_service_and_closes_when_it_recovers() -> None:
     down = True
     seen: list[str | None] = []
 

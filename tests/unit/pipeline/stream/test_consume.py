@@ -99,7 +99,7 @@ class Broker:
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.001)
     monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.001)
     monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.002)
@@ -107,7 +107,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consuming, "SPAN_RECORDS", 20)
 
 
-async def test_no_commit_passes_a_record_that_is_not_done_whatever_moves_and_fails() -> None:
+async def test_no_commit_passes_an_unfinished_record_through_failures_and_rebalances() -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
     chance = random.Random(seed)

@@ -72,7 +72,7 @@ async def test_records_of_one_key_are_handled_in_order() -> None:
         assert offsets == sorted(offsets)
 
 
-async def test_one_poisonous_record_is_set_aside_and_the_others_go_on() -> None:
+async def test_a_poison_record_is_set_aside_and_the_others_are_handled() -> None:
     done: list[int] = []
 
     def work(batch: Sequence[Incoming]) -> None:
@@ -89,7 +89,7 @@ async def test_one_poisonous_record_is_set_aside_and_the_others_go_on() -> None:
     assert sorted(r.offset for batch in stage.batches for r in batch) == [0, 1, 2, 3, 4, 6, 7]
 
 
-async def test_a_bug_in_a_stage_is_treated_as_that_records_fault_not_the_partitions() -> None:
+async def test_an_unexpected_exception_sets_aside_only_the_record_that_raised_it() -> None:
     done: list[int] = []
 
     def work(batch: Sequence[Incoming]) -> None:
@@ -105,7 +105,7 @@ async def test_a_bug_in_a_stage_is_treated_as_that_records_fault_not_the_partiti
     assert [(offset, type(e)) for offset, e in stage.aside] == [(1, ZeroDivisionError)]
 
 
-async def test_a_world_that_is_down_is_waited_for_and_nothing_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_during_an_outage_a_record_is_retried_and_not_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
     done: list[int] = []
     left = [3]
@@ -144,7 +144,7 @@ class Held(Recording):
         return self.is_crowded
 
 
-async def test_live_waits_for_no_backfill_but_for_that_of_its_own_document() -> None:
+async def test_a_live_record_waits_only_for_backfill_of_the_same_document() -> None:
     done: list[int] = []
     stage = Held()
     running = build(stage, done)
@@ -160,7 +160,7 @@ async def test_live_waits_for_no_backfill_but_for_that_of_its_own_document() -> 
 
 
 @pytest.mark.parametrize(("failing", "beside"), [("backfill", "live"), ("live", "backfill")])
-async def test_a_record_that_fails_for_long_holds_up_nothing_beside_it(
+async def test_a_record_that_keeps_failing_does_not_delay_the_other_lane(
     monkeypatch: pytest.MonkeyPatch, failing: Lane, beside: Lane
 ) -> None:
     """Neither the document that was in its batch and is done, nor, once it is parked, its own."""
@@ -185,7 +185,7 @@ async def test_a_record_that_fails_for_long_holds_up_nothing_beside_it(
     assert stage.aside == []
 
 
-async def test_beside_live_work_backfill_has_one_lane_at_a_time() -> None:
+async def test_during_live_work_backfill_uses_one_lane_at_a_time() -> None:
     done: list[int] = []
     stage = Held()
     running = build(stage, done, count=4)
@@ -201,7 +201,7 @@ async def test_beside_live_work_backfill_has_one_lane_at_a_time() -> None:
     await drain(running, done, 9)
 
 
-async def test_backfill_waits_while_what_follows_is_crowded() -> None:
+async def test_backfill_waits_while_the_next_stage_is_crowded() -> None:
     done: list[int] = []
     stage = Held()
     stage.is_crowded = True
@@ -217,7 +217,7 @@ async def test_backfill_waits_while_what_follows_is_crowded() -> None:
     await drain(running, done, 2)
 
 
-async def test_a_full_lane_holds_its_topic_back() -> None:
+async def test_a_full_lane_blocks_further_records_of_its_topic() -> None:
     done: list[int] = []
     running = build(Recording(), done, queue=2)
     await running.put(record(0), None)
@@ -229,7 +229,7 @@ async def test_a_full_lane_holds_its_topic_back() -> None:
     await drain(running, done, 3)
 
 
-async def test_stopping_leaves_what_waits_undone() -> None:
+async def test_stopping_leaves_waiting_records_undone() -> None:
     done: list[int] = []
 
     def work(_: Sequence[Incoming]) -> None:
@@ -244,7 +244,7 @@ async def test_stopping_leaves_what_waits_undone() -> None:
     assert done == []
 
 
-async def test_sources_take_turns_so_that_one_that_sends_much_keeps_no_other_one_waiting() -> None:
+async def test_sources_take_turns_so_that_a_busy_one_does_not_delay_another() -> None:
     done: list[int] = []
     stage = Recording(batch_size=4)
     running = build(stage, done)

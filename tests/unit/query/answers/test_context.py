@@ -26,7 +26,7 @@ def sentence(n: int, words: int = 30) -> str:
 # Budget and order
 
 
-def test_the_best_first_and_the_second_best_last() -> None:
+def test_passages_are_ordered_with_the_best_first_and_the_second_best_last() -> None:
     results = [result(sentence(n), f"Doc {n}") for n in range(1, 7)]
     context = build(results, whole=False, budget_tokens=10_000, count=count)
     assert [s.passage.n for s in context.shown] == [1, 3, 5, 6, 4, 2]
@@ -34,7 +34,7 @@ def test_the_best_first_and_the_second_best_last() -> None:
     assert context.notes == []
 
 
-def test_whole_documents_keep_their_reading_order() -> None:
+def test_passages_of_whole_documents_keep_their_reading_order() -> None:
     results = [result(sentence(n), "Doc", document="d") for n in range(1, 6)]
     context = build(results, whole=True, budget_tokens=10_000, count=count)
     assert [s.passage.n for s in context.shown] == [1, 2, 3, 4, 5]
@@ -50,7 +50,7 @@ def test_a_passage_that_does_not_fit_is_left_out_and_a_shorter_one_still_fits() 
     assert (context.left_out, context.notes) == (1, ["1 passage did not fit into the model's context"])
 
 
-def test_a_whole_document_ends_with_a_sentence_and_has_no_gap() -> None:
+def test_a_whole_document_is_cut_after_a_sentence_without_a_gap() -> None:
     results = [
         result(" ".join(sentence(m) for m in range(10)), "Doc", document="d"),
         result("Short.", "Doc", document="d"),
@@ -75,7 +75,7 @@ def test_one_sentence_longer_than_the_budget_is_cut_between_words() -> None:
     st.integers(0, 700),
     st.booleans(),
 )
-def test_never_more_than_the_budget_and_every_passage_is_accounted_for(
+def test_the_context_never_exceeds_the_budget_and_accounts_for_every_passage(
     sizes: list[int], budget: int, whole: bool
 ) -> None:
     results = [result(sentence(n, size + 3), f"Doc {n}") for n, size in enumerate(sizes)]
@@ -113,7 +113,7 @@ def test_title_source_author_and_date_stand_above_a_passage() -> None:
         ("x --> y", "x --> y"),
     ],
 )
-def test_only_what_is_seen_is_left(text: str, seen: str) -> None:
+def test_hidden_text_is_removed_from_passages(text: str, seen: str) -> None:
     assert visible(text) == seen
 
 
@@ -135,29 +135,29 @@ def test_only_what_is_seen_is_left(text: str, seen: str) -> None:
         ("list<String>", "list<String>"),
     ],
 )
-def test_nothing_looks_like_a_delimiter_a_turn_or_a_citation(text: str, quoted: str) -> None:
+def test_text_that_imitates_delimiters_turns_or_citations_is_neutralised(text: str, quoted: str) -> None:
     assert quotable(text) == quoted
 
 
 @given(st.text(max_size=200))
-def test_quoting_is_stable_and_leaves_no_delimiter(text: str) -> None:
+def test_quoting_random_text_leaves_no_delimiter(text: str) -> None:
     once = quotable(text)
     assert not set(once) & set("\u27e6\u27e7\u200b\u202e\U000e0041")
     assert not re.search(r"<\|[^|<>\n]{1,40}\|>|\[INST\]", once)
 
 
-def test_hidden_elements_without_end_take_no_more_than_a_moment() -> None:
+def test_hostile_markup_is_processed_quickly() -> None:
     for hostile in ("<div hidden>" * 20_000, "<!--" * 50_000, "[" * 100_000, "`" * 100_000, "<a " * 50_000):
         visible(hostile)
         quotable(hostile)
         sentences(hostile)
 
 
-def test_a_hundred_thousand_hidden_elements_are_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_different_hidden_elements_compile_no_pattern_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of another name: a pattern made for each took seconds of every caller's processor."""
     monkeypatch.setattr(re, "compile", None)
     assert visible("".join(f"<a{n:06d} hidden>no</a{n:06d}>" for n in range(100_000)) + "seen") == "seen"
 
 
-def test_letters_that_grow_in_lower_case_do_not_move_what_is_hidden() -> None:
+def test_letters_that_grow_in_lower_case_do_not_shift_hidden_elements() -> None:
     assert visible("İİİİİİ<b hidden>no</b><i>seen</i>") == "İİİİİİ<i>seen</i>"

@@ -84,36 +84,36 @@ def passes(text: str, cites: int) -> bool:
 
 
 @pytest.mark.parametrize(("text", "cites"), SUPPORTED)
-def test_supported(text: str, cites: int) -> None:
+def test_true_claims_are_taken_as_supported(text: str, cites: int) -> None:
     assert passes(text, cites)
 
 
 @pytest.mark.parametrize(("text", "cites", "why"), UNSUPPORTED)
-def test_unsupported(text: str, cites: int, why: str) -> None:
+def test_false_claims_are_taken_as_unsupported_except_the_known_misses(text: str, cites: int, why: str) -> None:
     assert passes(text, cites) == (text in NOT_SEEN), why
 
 
-def test_the_set_as_a_whole() -> None:
+def test_the_labelled_claims_have_the_documented_counts() -> None:
     """22 of 22 true claims pass, 19 of 23 false ones are caught."""
     assert len(SUPPORTED) == 22
     assert len(UNSUPPORTED) - len(NOT_SEEN) == 19
 
 
-def test_two_passages_together_support_what_neither_says_alone() -> None:
+def test_two_cited_passages_together_support_a_claim_neither_supports_alone() -> None:
     evidence = {1: Evidence(RUNBOOK), 2: Evidence(POLICY)}
     text = "Promotion takes about 2 minutes, and hotels cost at most 140 euros a night."
     assert is_supported(Claim(text, (1, 2), True), evidence)
     assert not is_supported(Claim(text, (1,), True), evidence)
 
 
-def test_words_that_stand_far_apart_support_nothing() -> None:
+def test_words_scattered_over_a_passage_do_not_support_a_claim() -> None:
     filler = " ".join(f"Paragraph {n} is about other things entirely." for n in range(30))
     far = f"The zeppelin was painted. {filler} The customers complained. {filler} Somebody paid in Lisbon by cheque."
     claim = Claim("The customers paid the painted zeppelin by cheque", (1,), True)
     assert not is_supported(claim, {1: Evidence(far)})
 
 
-def test_what_is_a_claim_and_what_it_cites() -> None:
+def test_claims_and_their_citations_are_extracted_from_an_answer() -> None:
     answer = """## Failover
 
 To fail over, do this:
@@ -136,7 +136,7 @@ It is said so. Promotion takes about 2 minutes [1]."""
     }
 
 
-def test_a_sentence_without_citation_is_held_to_those_of_its_paragraph() -> None:
+def test_a_sentence_without_citation_is_checked_against_the_citations_of_its_paragraph() -> None:
     answer = "The primary is db-01 in Frankfurt. Promotion takes about 2 minutes [1].\n\nReads go on in Frankfurt."
     verdict = examine(answer, PASSAGES)
     assert (verdict.claims, verdict.cited) == (3, 1)
@@ -154,18 +154,18 @@ def test_a_sentence_without_citation_is_held_to_those_of_its_paragraph() -> None
         ("I don't have information on this, but db-01 is in Frankfurt.", False),
     ],
 )
-def test_that_there_is_no_information_is_no_claim(text: str, says_so: bool) -> None:
+def test_a_statement_of_having_no_information_is_recognised(text: str, says_so: bool) -> None:
     assert is_no_information(text) == says_so
 
 
-def test_other_scripts_are_read() -> None:
+def test_claims_in_other_scripts_are_checked() -> None:
     passage = "\u4e3b\u6570\u636e\u5e93\u5728\u6cd5\u5170\u514b\u798f\u3002"
     evidence = {1: Evidence(passage)}
     assert is_supported(Claim(passage, (1,), True), evidence)
     assert not is_supported(Claim("\u5907\u4efd\u6bcf\u5929\u665a\u4e0a\u5199\u5165", (1,), True), evidence)
 
 
-def test_numbers_and_forms_of_a_word_meet() -> None:
+def test_numbers_and_word_forms_are_normalised() -> None:
     assert terms_of("1,500 euros, 3.0 and three").numbers == {"1500", "3"}
     assert stem("requests") == stem("requested") == stem("request")
     assert terms_of("don't stop").negated

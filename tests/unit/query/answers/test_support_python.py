@@ -80,7 +80,7 @@ def negation_turned(topic: str, sentence: str, dice: random.Random) -> Changed:
         (negation_turned, 0.0, 0.4),
     ],
 )
-def test_share_that_is_taken_for_supported(
+def test_the_share_of_supported_sentences_of_the_python_docs_is_within_bounds(
     change: Callable[[str, str, random.Random], Changed], least: float, most: float
 ) -> None:
     """Bounds are wide of what was measured (docs/answers.md): the text differs between versions of Python."""

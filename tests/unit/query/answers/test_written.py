@@ -48,11 +48,11 @@ def shown(text: str) -> str:
         ("Yes <!-- no --> no", "Yes \u2039!-- no --> no"),
     ],
 )
-def test_what_is_shown(written: str, seen: str) -> None:
+def test_model_output_is_sanitised(written: str, seen: str) -> None:
     assert shown(written) == seen
 
 
-def test_what_was_met_is_counted() -> None:
+def test_citations_and_removed_content_are_counted() -> None:
     _, found = sanitize("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]", PASSAGES)
     assert (found.cited, found.bad_citations) == ([2, 1], [7])
     assert found.removed == 3  # the mark of an image, its address, and the element
@@ -116,7 +116,7 @@ class _Pointing(HTMLParser):
             self.found.add(tag)
 
 
-def pointed_to(text: str) -> set[str]:
+def linked_addresses(text: str) -> set[str]:
     """By a Markdown renderer that lets HTML through, and by none."""
     page = _Pointing()
     page.feed(MarkdownIt("commonmark", {"html": True}).render(text))
@@ -126,14 +126,14 @@ def pointed_to(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("written", ACTIVE)
-def test_nothing_is_loaded_and_no_strange_address_is_linked(written: str) -> None:
-    assert pointed_to(shown(f"Text. {written} more.")) == set()
-    assert pointed_to(shown(written)) == set()
+def test_sanitised_output_loads_nothing_and_links_to_no_foreign_address(written: str) -> None:
+    assert linked_addresses(shown(f"Text. {written} more.")) == set()
+    assert linked_addresses(shown(written)) == set()
 
 
-def test_these_would_have_been_loaded_or_linked() -> None:
+def test_the_active_examples_would_load_or_link_without_sanitising() -> None:
     """So that the test above can fail."""
-    assert sum(bool(pointed_to(written)) for written in ACTIVE) >= 30
+    assert sum(bool(linked_addresses(written)) for written in ACTIVE) >= 30
 
 
 FRAGMENTS = st.sampled_from(
@@ -183,7 +183,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=24).map("".join)
 
 
 @given(TEXTS, st.lists(st.integers(1, 5), min_size=1, max_size=8))
-def test_however_it_is_cut_the_same_is_shown(text: str, sizes: list[int]) -> None:
+def test_streamed_output_is_sanitised_the_same_however_it_is_split(text: str, sizes: list[int]) -> None:
     writing, out, at, turn = AnswerSanitizer(PASSAGES), "", 0, 0
     while at < len(text):
         size = sizes[turn % len(sizes)]
@@ -193,19 +193,19 @@ def test_however_it_is_cut_the_same_is_shown(text: str, sizes: list[int]) -> Non
 
 
 @given(TEXTS)
-def test_no_mixture_of_marks_points_anywhere_but_to_a_source(text: str) -> None:
-    assert pointed_to(shown(text)) <= {SOURCE}
+def test_random_markup_links_only_to_sources(text: str) -> None:
+    assert linked_addresses(shown(text)) <= {SOURCE}
 
 
 @given(TEXTS)
-def test_only_passages_that_exist_are_cited(text: str) -> None:
+def test_only_existing_passages_are_cited(text: str) -> None:
     out, found = sanitize(text, PASSAGES)
     prose = re.sub(r"`[^`]*`?", "", out)
     assert {int(n) for n in re.findall(r"(?<!\!)\[(\d+)\]", prose)} <= {1, 2, 3}
     assert set(found.cited) <= {1, 2, 3}
 
 
-def test_words_are_not_held_back() -> None:
+def test_streamed_words_are_passed_on_without_delay() -> None:
     writing = AnswerSanitizer(PASSAGES)
     assert [writing.feed(piece) for piece in ("The ", "answer", " is", " five", ".", " [1", "]", " And")] == [
         "The",

@@ -27,7 +27,7 @@ def beir(folder: Path, *, qrels: str = "query-id\tcorpus-id\tscore\nq1\td 1\t2\n
     return folder
 
 
-def test_the_layout_of_beir(tmp_path: Path) -> None:
+def test_a_collection_in_the_beir_layout_is_read(tmp_path: Path) -> None:
     found = read(beir(tmp_path))
     assert [(d.id, d.title, d.text) for d in found.documents] == [("d 1", "One", "first"), ("d2", "", "second")]
     assert dict(found.queries) == {"q1": "which?", "q3": "other"}
@@ -35,7 +35,7 @@ def test_the_layout_of_beir(tmp_path: Path) -> None:
     assert dict(found.slices) == {"q1": "short"}
 
 
-def test_cranfields_best_grade_is_the_largest_gain_and_queries_count_as_they_stand(tmp_path: Path) -> None:
+def test_a_cranfield_collection_is_read_with_inverted_grades_and_queries_numbered_by_position(tmp_path: Path) -> None:
     (tmp_path / "cran.all.1400").write_text(".I 1\n.T\na wing\n.A\nsmith\n.B\n.W\na wing\nin a stream .\n.I 2\n.W\n")
     (tmp_path / "cran.qry").write_text(".I 004\n.W\nwhat of\nwings\n.I 007\n.W\nof slabs\n")
     (tmp_path / "cranqrel").write_text("1 1 1\n1 5 4\n2 1 -1\n")
@@ -59,13 +59,13 @@ def test_cranfields_best_grade_is_the_largest_gain_and_queries_count_as_they_sta
         (lambda f: (f / "corpus.jsonl").unlink(), "neither corpus.jsonl"),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path, spoil: object, says: str) -> None:
+def test_an_invalid_collection_folder_is_reported_with_the_reason(tmp_path: Path, spoil: object, says: str) -> None:
     spoil(beir(tmp_path))  # type: ignore[operator]
     with pytest.raises(BadDataset, match=says):
         read(tmp_path)
 
 
-def test_golden_judgements_survive_a_file() -> None:
+def test_golden_judgements_survive_writing_and_reading_a_file() -> None:
     golden = [
         Golden("acme", "Wie geht's?", (Judged("wiki", "a/b", "so „geht“ es", 3), Judged("git", "c")), ("ann",), ("x",)),
         Golden("acme", "why", (Judged("wiki", "d"),), reference="because"),
@@ -84,6 +84,6 @@ def test_golden_judgements_survive_a_file() -> None:
         '{"query": "q", "judgements": [{"source": "s"}]}',
     ],
 )
-def test_a_line_that_is_no_judgement_is_named(line: str) -> None:
+def test_an_invalid_line_of_a_golden_file_is_named(line: str) -> None:
     with pytest.raises(BadDataset, match="line 2"):
         list(read_golden(["", line]))

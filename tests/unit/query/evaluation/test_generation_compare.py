@@ -30,7 +30,7 @@ def extrapolated(one: list[str], other: list[str]) -> float:
 
 
 @given(rankings, rankings)
-def test_rank_biased_overlap_is_what_its_definition_says(one: list[str], other: list[str]) -> None:
+def test_rank_biased_overlap_matches_its_definition(one: list[str], other: list[str]) -> None:
     found = rank_biased(one, other)
     assert found == pytest.approx(extrapolated(one, other), abs=1e-9)
     assert found == pytest.approx(rank_biased(other, one))
@@ -38,7 +38,7 @@ def test_rank_biased_overlap_is_what_its_definition_says(one: list[str], other: 
 
 
 @given(rankings)
-def test_who_is_alike_agrees_wholly_and_who_has_nothing_in_common_not_at_all(one: list[str]) -> None:
+def test_identical_rankings_agree_fully_and_disjoint_ones_not_at_all(one: list[str]) -> None:
     others = [f"x{n}" for n in range(len(one))]
     assert rank_biased(one, one) == pytest.approx(1)
     assert overlap(one, one) == 1
@@ -46,7 +46,7 @@ def test_who_is_alike_agrees_wholly_and_who_has_nothing_in_common_not_at_all(one
         assert rank_biased(one, others) == overlap(one, others) == 0
 
 
-def test_high_ranks_count_more() -> None:
+def test_rank_biased_overlap_weighs_high_ranks_more() -> None:
     wanted = list("abcdefghij")
     below = [*"abcdefghi", "x"]
     above = ["x", *"bcdefghij"]
@@ -54,7 +54,7 @@ def test_high_ranks_count_more() -> None:
     assert rank_biased(wanted, below) > 0.9 > rank_biased(wanted, above)
 
 
-def test_of_short_rankings_the_longer_one_counts() -> None:
+def test_the_overlap_of_short_rankings_is_relative_to_the_longer_one() -> None:
     assert overlap(["a", "b"], ["a", "b", "c", "d"]) == 0.5
     assert overlap([], ["a"]) == 0
     assert overlap([], []) == 1
@@ -62,12 +62,12 @@ def test_of_short_rankings_the_longer_one_counts() -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "change"), [(0.8, 0.6, -0.25), (0.5, 0.55, 0.1), (0, 0, 0), (0, 0.3, 1)])
-def test_the_change_is_relative(before: float, after: float, change: float) -> None:
+def test_the_change_of_a_measure_is_relative(before: float, after: float, change: float) -> None:
     assert _change(before, after) == pytest.approx(change)
 
 
 @pytest.mark.parametrize(("after", "refused"), [(0.981, False), (0.98, False), (0.979, True)])
-def test_two_percent_less_is_allowed_and_more_is_not(after: float, refused: bool) -> None:
+def test_a_loss_of_two_percent_is_allowed_and_more_is_not(after: float, refused: bool) -> None:
     measured = Comparison(
         "g1",
         "g3",

@@ -12,7 +12,7 @@ from query.evaluation.measures import compare, interval, measure
 JUDGED = {"one": {"a": 4, "b": 1}, "two": {"c": 2}, "three": {"d": 1}}
 
 
-def test_the_measures_are_those_of_the_text_books() -> None:
+def test_ranking_measures_match_their_definitions() -> None:
     values = measure({"one": ["x", "b", "a"], "two": ["c"], "three": ["x", "y"]}, JUDGED)
     ideal = 4 + 1 / log2(3)
     assert values["nDCG@10"] == pytest.approx([(1 / log2(3) + 4 / 2) / ideal, 1, 0])
@@ -20,19 +20,19 @@ def test_the_measures_are_those_of_the_text_books() -> None:
     assert values["MRR"] == pytest.approx([1 / 2, 1, 0])
 
 
-def test_only_the_first_five_count_and_the_first_fifty() -> None:
+def test_ranking_measures_respect_their_cutoffs() -> None:
     late = [f"x{n}" for n in range(5)] + ["c"]
     assert measure({"two": late}, JUDGED)["nDCG@5"][1] == 0
     assert measure({"two": late}, JUDGED)["nDCG@10"][1] > 0
     assert measure({"two": [f"x{n}" for n in range(50)] + ["c"]}, JUDGED)["recall@50"][1] == 0
 
 
-def test_a_query_that_found_nothing_counts() -> None:
+def test_a_query_without_results_counts_as_zero() -> None:
     assert measure({"two": ["c"]}, JUDGED)["nDCG@10"].mean() == pytest.approx(1 / 3)
     assert measure({}, JUDGED)["MRR"].mean() == 0
 
 
-def test_an_interval_holds_its_mean_and_narrows_with_more_queries() -> None:
+def test_a_confidence_interval_contains_its_mean_and_narrows_with_more_queries() -> None:
     few, many = interval(np.array([0.0, 1.0] * 5)), interval(np.array([0.0, 1.0] * 200))
     assert few.low < few.mean < few.high
     assert many.high - many.low < (few.high - few.low) / 3

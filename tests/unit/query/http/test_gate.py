@@ -67,7 +67,7 @@ class Asked:
         self.answer.append(message)
 
 
-async def test_callers_of_one_tenant_that_never_finish_sending_hold_a_bounded_share_of_memory() -> None:
+async def test_unfinished_requests_of_one_tenant_hold_a_bounded_share_of_memory() -> None:
     settings, metrics = ServeSettings(max_body_bytes=MEGABYTE, body_seconds=600), QueryMetrics()
     gate = Gate(
         _app,

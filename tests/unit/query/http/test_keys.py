@@ -34,7 +34,7 @@ HASH = sha256(b"secret").hexdigest()
 ENDS = f"expires = {(datetime.now(UTC) + timedelta(days=1)).date()}\n"
 
 
-def test_a_key_says_which_service_asks_and_as_whom(tmp_path: Path) -> None:
+def test_an_api_key_identifies_its_service_tenant_and_principal(tmp_path: Path) -> None:
     path = write_keys(
         tmp_path / "keys.toml",
         bot={"key": "one", "tenant": "acme", "tags": ["wiki/staff", "crew"], "class": "extended"},
@@ -49,7 +49,7 @@ def test_a_key_says_which_service_asks_and_as_whom(tmp_path: Path) -> None:
         assert keys.identify(wrong) is None
 
 
-def test_a_key_that_is_taken_away_is_gone_at_the_next_request(tmp_path: Path) -> None:
+def test_a_removed_api_key_is_rejected_at_the_next_request(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
     keys = KeyFile(path)
     assert keys.identify("one") is not None
@@ -58,7 +58,7 @@ def test_a_key_that_is_taken_away_is_gone_at_the_next_request(tmp_path: Path) ->
     assert keys.identify("two") is not None
 
 
-def test_a_key_opens_nothing_once_it_has_expired(tmp_path: Path) -> None:
+def test_an_expired_api_key_is_rejected(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     keys = KeyFile(
         write_keys(
@@ -72,7 +72,7 @@ def test_a_key_opens_nothing_once_it_has_expired(tmp_path: Path) -> None:
     assert keys.next_expiry == pytest.approx((now + timedelta(hours=1)).timestamp())
 
 
-def test_a_file_that_cannot_be_read_opens_for_nobody(tmp_path: Path) -> None:
+def test_an_unreadable_key_file_rejects_every_key(tmp_path: Path) -> None:
     """Which keys it took away is not known."""
     path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
     good = path.read_text()
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_read_opens_for_nobody(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_entry_is_named_and_its_hash_is_not(entry: str, says: str) -> None:
+def test_a_wrong_key_entry_is_named_without_its_hash(entry: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as error:
         parse(f"[bot]\n{entry}\n")
     assert HASH not in str(error.value).lower()
@@ -128,7 +128,7 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-async def test_in_development_a_caller_with_the_token_is_whoever_it_says(file: Path) -> None:
+async def test_in_development_mode_a_caller_with_the_token_may_name_any_principal(file: Path) -> None:
     authenticator = Authenticator(AuthSettings(), keys=None, key_file=None, development=file)
     proof = {"authorization": f"Bearer {development_token(file)}"}
     me = await authenticator.authenticate(development(**proof))
@@ -152,7 +152,7 @@ async def test_in_development_a_caller_with_the_token_is_whoever_it_says(file: P
         assert refused.value.status == 403
 
 
-def test_no_documented_command_sends_the_token_of_development_to_a_port_that_another_user_may_have() -> None:
+def test_documented_commands_send_the_development_token_only_to_the_services_own_port() -> None:
     """``localhost:8080`` may be anybody's: the service is at 127.0.0.1, at a port that is chosen when it starts."""
     guides = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
     sent = [to for guide in guides for to in re.findall(r"-H @\S*development-token (\S+)", guide.read_text())]
@@ -161,7 +161,7 @@ def test_no_documented_command_sends_the_token_of_development_to_a_port_that_ano
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_alone_shows_the_address_with_the_token_and_says_to_copy_it(is_terminal: bool) -> None:
+def test_the_address_with_the_development_token_is_printed_only_on_a_terminal(is_terminal: bool) -> None:
     """A click would put it on the browser's command line."""
     shown = StringIO()
     stack = SimpleNamespace(page=lambda: "http://127.0.0.1:1/#token=secret")
@@ -170,7 +170,7 @@ def test_a_terminal_alone_shows_the_address_with_the_token_and_says_to_copy_it(i
     assert shown.getvalue() == expected
 
 
-async def test_a_token_of_development_that_was_replaced_or_taken_away_opens_nothing(file: Path) -> None:
+async def test_a_replaced_or_deleted_development_token_is_rejected(file: Path) -> None:
     authenticator = Authenticator(AuthSettings(), keys=None, key_file=None, development=file)
     old = development(authorization=f"Bearer {development_token(file)}")
     file.unlink()
@@ -182,7 +182,7 @@ async def test_a_token_of_development_that_was_replaced_or_taken_away_opens_noth
     assert await authenticator.authenticate(development(authorization=f"Bearer {development_token(file)}"))
 
 
-def test_the_token_of_development_is_its_owners_alone_and_made_once(file: Path) -> None:
+def test_the_development_token_file_is_private_and_created_once(file: Path) -> None:
     made = file.read_text()
     assert (file.stat().st_mode & 0o777, len(development_token(file))) == (0o600, 43)
     made_development_token(file)
@@ -190,7 +190,7 @@ def test_the_token_of_development_is_its_owners_alone_and_made_once(file: Path) 
     assert made == f"Authorization: Bearer {development_token(file)}\n"  # for curl -H @FILE
 
 
-def test_a_token_of_development_is_made_where_the_file_system_has_no_hard_links(
+def test_the_development_token_file_is_created_without_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -199,14 +199,14 @@ def test_a_token_of_development_is_made_where_the_file_system_has_no_hard_links(
     monkeypatch.setattr(os, "link", refused)
     file = tmp_path / DEVELOPMENT_FILE
     made_development_token(file)
-    test_the_token_of_development_is_its_owners_alone_and_made_once(file)
+    test_the_development_token_file_is_private_and_created_once(file)
 
 
-def _shared(file: Path) -> None:
+def _readable_by_group(file: Path) -> None:
     file.chmod(0o640)
 
 
-def _a_link(file: Path) -> None:
+def _symbolic_link(file: Path) -> None:
     file.rename(file.with_name("elsewhere"))
     file.symlink_to(file.with_name("elsewhere"))
 
@@ -215,14 +215,16 @@ def _empty(file: Path) -> None:
     file.write_text("Authorization: Bearer \n")
 
 
-def _of_somebody_else(file: Path) -> None:
+def _owned_by_another_user(file: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     os.chown(file, 65534, 65534)
 
 
-@pytest.mark.parametrize("spoil", [_shared, _a_link, _empty, _of_somebody_else])
-async def test_a_token_that_others_may_know_opens_nothing(file: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("spoil", [_readable_by_group, _symbolic_link, _empty, _owned_by_another_user])
+async def test_a_development_token_file_others_may_have_read_or_written_is_rejected(
+    file: Path, spoil: Callable[[Path], None]
+) -> None:
     authenticator = Authenticator(AuthSettings(), keys=None, key_file=None, development=file)
     proof = development(authorization=f"Bearer {development_token(file)}")
     spoil(file)
@@ -234,7 +236,7 @@ async def test_a_token_that_others_may_know_opens_nothing(file: Path, spoil: Cal
             pass
 
 
-async def test_outside_of_it_names_are_nothing(tmp_path: Path) -> None:
+async def test_outside_development_mode_headers_naming_a_principal_are_ignored(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
     authenticator = Authenticator(AuthSettings(), keys=None, key_file=KeyFile(path), development=None)
     named = {"x_penstock_as": "ann", "x_penstock_tenant": "globex"}
@@ -250,12 +252,12 @@ async def test_outside_of_it_names_are_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "penstock.example.org", ""])
-def test_development_mode_refuses_to_serve_anybody_else(host: str) -> None:
+def test_development_mode_refuses_to_listen_beyond_loopback(host: str) -> None:
     with pytest.raises(Misconfigured, match="loopback only"):
         require(AuthSettings(), ServeSettings(host=host, development=True))
 
 
-def test_a_service_that_could_recognise_nobody_does_not_start() -> None:
+def test_a_service_without_authentication_does_not_start() -> None:
     for host in ("127.0.0.1", "::1", "localhost", "127.9.9.9"):
         require(AuthSettings(), ServeSettings(host=host, development=True))
     with pytest.raises(Misconfigured, match="no authentication is configured"):

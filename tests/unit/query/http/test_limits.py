@@ -27,11 +27,11 @@ def limits(**settings: float) -> tuple[Limits, QueryMetrics]:
     return Limits(ServeSettings(**settings), metrics), metrics
 
 
-def shed(metrics: QueryMetrics, reason: str) -> float:
+def shed_count(metrics: QueryMetrics, reason: str) -> float:
     return metrics.registry.get_sample_value("penstock_query_shed_total", {"reason": reason}) or 0
 
 
-def test_each_caller_has_a_rate_of_its_own() -> None:
+def test_each_caller_has_its_own_rate_limit() -> None:
     of, metrics = limits(requests_per_minute=3)
     for _ in range(3):
         of.count(ANN)
@@ -42,16 +42,16 @@ def test_each_caller_has_a_rate_of_its_own() -> None:
     of.count(BOB)
     of.count(Identity("token", "globex", "ann"))
     of.count(Identity("key", "acme", "ann", key="bot"))
-    assert shed(metrics, "rate") == 1
+    assert shed_count(metrics, "rate") == 1
 
 
-def test_callers_whose_names_run_together_do_not_share_a_rate() -> None:
+def test_callers_with_ambiguous_names_do_not_share_a_rate_limit() -> None:
     of, _ = limits(requests_per_minute=1)
     for who in (Identity("token", "a", "b/c"), Identity("token", "a/b", "c"), Identity("token", "a", "", key="b/c")):
         of.count(who)
 
 
-async def test_one_caller_cannot_take_every_place() -> None:
+async def test_one_caller_cannot_take_every_slot() -> None:
     of, metrics = limits(concurrent_per_caller=2, concurrent=3)
     async with AsyncExitStack() as working:
         for _ in range(2):
@@ -64,10 +64,10 @@ async def test_one_caller_cannot_take_every_place() -> None:
             assert metrics.registry.get_sample_value("penstock_query_in_work") == 3
     async with of.slot(ANN):
         assert metrics.registry.get_sample_value("penstock_query_in_work") == 1
-    assert shed(metrics, "caller") == 1
+    assert shed_count(metrics, "caller") == 1
 
 
-async def test_who_finds_no_place_waits_and_who_finds_no_seat_is_sent_away() -> None:
+async def test_a_request_waits_for_a_slot_and_is_rejected_when_the_queue_is_full() -> None:
     of, metrics = limits(concurrent=2, waiting=2, waiting_seconds=60)
     order = []
 
@@ -88,10 +88,10 @@ async def test_who_finds_no_place_waits_and_who_finds_no_seat_is_sent_away() -> 
         assert order == []
     await asyncio.gather(*waiting)
     assert sorted(str(name) for name in order) == ["ann", "bob"]
-    assert (shed(metrics, "busy"), shed(metrics, "share")) == (1, 1)
+    assert (shed_count(metrics, "busy"), shed_count(metrics, "share")) == (1, 1)
 
 
-async def test_four_callers_of_one_tenant_do_not_lock_out_another_tenant() -> None:
+async def test_a_tenant_with_many_waiting_callers_does_not_block_another_tenant() -> None:
     of, metrics = limits(waiting_seconds=60)
     end = asyncio.Event()
 
@@ -114,7 +114,7 @@ async def test_four_callers_of_one_tenant_do_not_lock_out_another_tenant() -> No
     assert metrics.registry.get_sample_value("penstock_query_in_work") == 0
 
 
-async def test_while_a_model_writes_its_answer_others_search() -> None:
+async def test_searches_run_while_answers_wait_for_the_chat_model() -> None:
     of, metrics = limits(concurrent=1, answers_at_once=2, waiting_seconds=60)
     async with AsyncExitStack() as writing, asyncio.timeout(30):
         for who in (ANN, BOB):
@@ -124,7 +124,7 @@ async def test_while_a_model_writes_its_answer_others_search() -> None:
             assert metrics.registry.get_sample_value("penstock_query_in_work") == 3
 
 
-def test_an_idle_process_takes_as_many_searches_as_it_has_processors_for() -> None:
+def test_concurrent_searches_depend_on_processors_unless_configured() -> None:
     serve = ServeSettings()
     at_once = concurrent_searches(serve, uses_remote_models=False)
     assert 2 <= at_once <= 4
@@ -132,7 +132,7 @@ def test_an_idle_process_takes_as_many_searches_as_it_has_processors_for() -> No
     assert concurrent_searches(ServeSettings(concurrent=17), uses_remote_models=True) == 17
 
 
-async def test_nobody_waits_for_ever_and_no_place_is_lost() -> None:
+async def test_waiting_for_a_slot_is_limited_in_time_and_loses_no_slot() -> None:
     of, metrics = limits(concurrent=1, waiting=4, waiting_seconds=0.01)
     async with of.slot(ANN):
         for _ in range(3):
@@ -145,14 +145,14 @@ async def test_nobody_waits_for_ever_and_no_place_is_lost() -> None:
         await asyncio.gather(left, return_exceptions=True)
     async with of.slot(BOB):
         pass
-    assert (shed(metrics, "waited"), metrics.registry.get_sample_value("penstock_query_waiting")) == (3, 0)
+    assert (shed_count(metrics, "waited"), metrics.registry.get_sample_value("penstock_query_waiting")) == (3, 0)
 
 
 # The budget
 
 
 @given(st.floats(0.5, 120), st.floats(0, 1))
-def test_the_parts_end_before_the_whole(seconds: float, part: float) -> None:
+def test_the_time_budgets_of_a_search_fit_its_total(seconds: float, part: float) -> None:
     rerank = part * seconds / 2
     budget = time_budget(seconds, rerank)
     assert budget.total <= seconds * (1 + 1e-9)
@@ -160,7 +160,7 @@ def test_the_parts_end_before_the_whole(seconds: float, part: float) -> None:
     assert budget.rerank == rerank
 
 
-def test_a_reranker_may_not_eat_the_search() -> None:
+def test_a_rerank_timeout_of_more_than_half_the_search_is_misconfigured() -> None:
     with pytest.raises(Misconfigured, match="RERANK_TIMEOUT_SECONDS"):
         time_budget(10, 5.1)
 
@@ -180,7 +180,7 @@ def test_a_reranker_may_not_eat_the_search() -> None:
         (PenstockError("anything"), 500, "log"),
     ],
 )
-def test_an_error_is_told_without_what_is_ours_to_know(error: Exception, status: int, says: str) -> None:
+def test_errors_are_reported_without_internal_details(error: Exception, status: int, says: str) -> None:
     problem = problems.of(error)
     told = problem.as_json()
     assert (problem.status, told["status"]) == (status, status)
@@ -190,7 +190,7 @@ def test_an_error_is_told_without_what_is_ours_to_know(error: Exception, status:
         assert problem.headers["Retry-After"] == ("8" if "busy" in str(error) else "5")
 
 
-def test_every_kind_of_problem_is_described() -> None:
+def test_every_problem_kind_is_documented() -> None:
     from pathlib import Path
 
     guide = (Path(__file__).parents[4] / "docs" / "http.md").read_text()

@@ -12,7 +12,7 @@ PUBLISHED = Path(__file__).parents[4] / "docs" / "openapi.json"
 GUIDE = PUBLISHED.with_name("http.md")
 
 
-def test_the_published_description_is_current() -> None:
+def test_the_published_openapi_document_is_up_to_date() -> None:
     assert PUBLISHED.read_text() == text(), "stale: python -m query.http.app > docs/openapi.json"
 
 
@@ -24,7 +24,7 @@ def operations() -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def test_every_route_is_described_and_says_how_it_fails() -> None:
+def test_every_route_describes_its_security_and_error_responses() -> None:
     for method, path, operation in operations():
         assert operation["description"], path
         if path.startswith("/v1/"):
@@ -34,13 +34,13 @@ def test_every_route_is_described_and_says_how_it_fails() -> None:
                     assert list(answer["content"]) == ["application/problem+json"], (method, path, status)
 
 
-def test_every_route_stands_in_the_guide() -> None:
+def test_every_route_is_in_the_http_guide() -> None:
     guide = GUIDE.read_text()
     for method, path, _ in operations():
         assert f"`{method.upper()} {path}`" in guide, (method, path)
 
 
-def test_references_lead_somewhere() -> None:
+def test_references_in_the_openapi_document_resolve() -> None:
     description = describe_app().openapi()
 
     def check(node: Any) -> None:

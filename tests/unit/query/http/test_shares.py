@@ -87,7 +87,7 @@ def check(of: World) -> None:
 
 
 @given(STEPS, st.integers(2, 20), st.fixed_dictionaries({name: st.floats(0.25, 8) for name in TENANTS}))
-def test_nothing_is_lost_or_counted_twice_whatever_comes_and_goes(
+def test_slots_are_neither_lost_nor_counted_twice(
     steps: list[tuple],
     capacity: int,
     weights: dict[str, float],  # type: ignore[type-arg]
@@ -100,7 +100,7 @@ def test_nothing_is_lost_or_counted_twice_whatever_comes_and_goes(
 
 
 @given(STEPS, st.integers(2, 20))
-def test_a_place_is_never_empty_for_long_while_somebody_waits(steps: list[tuple], capacity: int) -> None:  # type: ignore[type-arg]
+def test_no_slot_stays_empty_while_a_request_waits(steps: list[tuple], capacity: int) -> None:  # type: ignore[type-arg]
     of = world(capacity)
     play(of, steps)
     of.wait(IDLE_SECONDS)
@@ -108,7 +108,7 @@ def test_a_place_is_never_empty_for_long_while_somebody_waits(steps: list[tuple]
 
 
 @given(STEPS, st.integers(2, 20), st.sampled_from(TENANTS), st.sampled_from(CALLERS))
-def test_whoever_waits_is_served_after_so_many_others_however_many_come(
+def test_a_waiting_request_is_served_after_a_bounded_number_of_others(
     steps: list[tuple],
     capacity: int,
     tenant: str,
@@ -129,14 +129,14 @@ def test_whoever_waits_is_served_after_so_many_others_however_many_come(
         assert ended <= (before + 1) * LARGEST * len(TENANTS) * len(CALLERS) + OVERCOMMIT_FACTOR * capacity
 
 
-def test_an_idle_machine_is_one_callers() -> None:
+def test_a_single_caller_may_use_all_slots_of_an_idle_process() -> None:
     of = world(8)
     for _ in range(4):
         of.join("acme", "ann", 4)
     assert of.held("acme") == 8
 
 
-def test_what_one_tenant_borrowed_does_not_keep_another_waiting() -> None:
+def test_slots_borrowed_by_one_tenant_do_not_make_another_wait() -> None:
     of = world(8)
     for n in range(10):
         of.join("globex", f"caller-{n}", 4)
@@ -149,7 +149,7 @@ def test_what_one_tenant_borrowed_does_not_keep_another_waiting() -> None:
     assert of.held("acme") == 4, "more than its share is not given while others wait"
 
 
-def test_a_caller_that_asks_again_and_again_finds_its_place_kept() -> None:
+def test_a_slot_is_reserved_briefly_for_a_caller_that_returns() -> None:
     of = world(8)
     for n in range(10):
         of.join("globex", f"caller-{n}", 4)
@@ -167,7 +167,7 @@ def test_a_caller_that_asks_again_and_again_finds_its_place_kept() -> None:
     assert of.held("globex") == 8, "whoever does not come back is not waited for"
 
 
-def test_places_follow_weights() -> None:
+def test_slots_are_shared_by_the_weights_of_tenants() -> None:
     of = world(12, {"acme": 2.0}, largest=1)
     given_: Counter[str] = Counter()
     for tenant in ("acme", "globex"):
@@ -185,7 +185,7 @@ def test_places_follow_weights() -> None:
     assert 1.8 < given_["acme"] / given_["globex"] < 2.2
 
 
-def test_the_longest_queue_gives_up_its_seat() -> None:
+def test_a_full_queue_drops_the_newest_request_of_the_longest_queue() -> None:
     of = world(1, largest=1)
     for _ in range(1 + SEATS):
         of.join("globex", "bot")
@@ -195,7 +195,7 @@ def test_the_longest_queue_gives_up_its_seat() -> None:
     assert (turn.refused, turn.exceeds_share) == (newest, True)
 
 
-def test_where_all_have_the_same_nobody_has_too_much() -> None:
+def test_a_full_queue_of_equal_callers_rejects_the_newcomer() -> None:
     of = world(1, largest=1)
     for n in range(1 + SEATS):
         of.join("acme", f"caller-{n}")

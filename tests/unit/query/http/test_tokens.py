@@ -38,16 +38,16 @@ async def issuer() -> AsyncIterator[Issuer]:
 
 
 @asynccontextmanager
-async def trusting(issuer: Issuer, clock: Clock | None = None) -> AsyncIterator[KeySet]:
+async def open_key_set(issuer: Issuer, clock: Clock | None = None) -> AsyncIterator[KeySet]:
     async with httpx.AsyncClient() as client:
         keys = KeySet(issuer.jwks_url, keep_seconds=KEEP, client=client, clock=clock or Clock())
         yield keys
         await keys.aclose()
 
 
-async def test_a_good_token_says_who_asks(issuer: Issuer) -> None:
+async def test_a_valid_token_identifies_its_caller(issuer: Issuer) -> None:
     settings = AuthSettings(**issuer.settings())
-    async with trusting(issuer) as keys:
+    async with open_key_set(issuer) as keys:
         assert await tokens.identify(issuer.token(), keys, settings) == Identity("token", "acme", "ann")
         roles = ["penstock-operator", "penstock-extended", 7]
         assert await tokens.identify(issuer.token(roles=roles), keys, settings) == Identity(
@@ -66,7 +66,7 @@ BAD: dict[str, Callable[[Issuer], str]] = {
     "issued in the future": lambda issuer: issuer.token(iat=int(time.time()) + 120),
     "alg=none": Issuer.unsigned,
     "alg=none without its dot": lambda issuer: issuer.unsigned().rstrip("."),
-    "alg=None in other letters": lambda issuer: _reheaded(issuer.token(), "eyJhbGciOiJOb05lIn0"),
+    "alg=None in other letters": lambda issuer: _with_header(issuer.token(), "eyJhbGciOiJOb05lIn0"),
     "HS256 over the public key": Issuer.with_the_public_key_as_secret,
     "an algorithm that is not pinned": lambda issuer: issuer.token(key=Key("k1", "RS384", issuer.keys[0].private)),
     "for another audience": lambda issuer: issuer.token(aud="another-service"),
@@ -89,64 +89,64 @@ BAD: dict[str, Callable[[Issuer], str]] = {
     "without a tenant": lambda issuer: issuer.token(tenant=None),
     "of a key that the issuer has not": lambda issuer: issuer.token(kid="k2"),
     "not a token": lambda issuer: "a.b.c",
-    "a header that is no object": lambda issuer: _reheaded(issuer.token(), "W10"),
+    "a header that is no object": lambda issuer: _with_header(issuer.token(), "W10"),
     "endless": lambda issuer: issuer.token(padding="x" * 20_000),
 }
 
 
-def _reheaded(token: str, header: str) -> str:
+def _with_header(token: str, header: str) -> str:
     return ".".join([header, *token.split(".")[1:]])
 
 
 @pytest.mark.parametrize("kind", BAD)
-async def test_a_token_that_proves_nothing_is_not_believed(issuer: Issuer, kind: str) -> None:
-    async with trusting(issuer) as keys:
+async def test_invalid_tokens_are_rejected(issuer: Issuer, kind: str) -> None:
+    async with open_key_set(issuer) as keys:
         with pytest.raises(Untrusted) as refused:
             await tokens.identify(BAD[kind](issuer), keys, AuthSettings(**issuer.settings()))
     assert "ann" not in str(refused.value)
     assert issuer.fetches <= 1
 
 
-async def test_an_access_token_and_one_without_a_type_are_believed(issuer: Issuer) -> None:
+async def test_access_tokens_and_tokens_without_a_type_are_accepted(issuer: Issuer) -> None:
     settings = AuthSettings(**issuer.settings())
-    async with trusting(issuer) as keys:
+    async with open_key_set(issuer) as keys:
         for type_ in ("JWT", "jwt", "at+jwt", "application/at+jwt", None):
             assert (await tokens.identify(issuer.token(typ=type_), keys, settings)).principal == "ann"
 
 
-async def test_an_issuer_that_verifies_without_saying_so_is_believed_where_it_is_configured(issuer: Issuer) -> None:
+async def test_an_email_without_verification_claim_is_accepted_where_configured(issuer: Issuer) -> None:
     token = issuer.token(email_verified=None)
-    async with trusting(issuer) as keys:
+    async with open_key_set(issuer) as keys:
         settings = AuthSettings(**issuer.settings(unverified_email="accept"))
         assert (await tokens.identify(token, keys, settings)).principal == "ann"
         by_subject = AuthSettings(**issuer.settings(principal_claim="sub"))
         assert (await tokens.identify(token, keys, by_subject)).principal == "0001"
 
 
-async def test_a_key_is_believed_for_its_own_algorithm_only(issuer: Issuer) -> None:
+async def test_a_signing_key_is_used_only_for_its_own_algorithm(issuer: Issuer) -> None:
     """A set may hold other kinds of keys: a shared secret in it is nobody's proof."""
     issuer.keys.append(Key.ec("e1"))
     issuer.extra = [{"kty": "oct", "k": "c2VjcmV0", "kid": "s1"}, {"kty": "RSA", "use": "enc", "kid": "x1"}, "noise"]
     settings = AuthSettings(**issuer.settings(algorithms=("RS256", "ES256")))
-    async with trusting(issuer) as keys:
+    async with open_key_set(issuer) as keys:
         assert (await tokens.identify(issuer.token(key=issuer.keys[1]), keys, settings)).principal == "ann"
         for kid, algorithm in (("e1", "RS256"), ("k1", "ES256"), ("s1", "HS256"), ("x1", "RS256")):
             assert await keys.key(kid, algorithm) is None
 
 
-async def test_an_issuer_that_does_not_name_its_only_key(issuer: Issuer) -> None:
+async def test_the_only_key_of_an_issuer_needs_no_key_id(issuer: Issuer) -> None:
     issuer.keys = [Key.rsa(None)]
-    async with trusting(issuer) as keys:
+    async with open_key_set(issuer) as keys:
         assert (await tokens.identify(issuer.token(), keys, AuthSettings(**issuer.settings()))).principal == "ann"
 
 
 # How often the issuer is asked
 
 
-async def test_a_new_key_is_found_and_a_withdrawn_one_is_no_longer_believed(issuer: Issuer) -> None:
+async def test_a_new_signing_key_is_fetched_and_a_withdrawn_one_rejected(issuer: Issuer) -> None:
     clock, settings = Clock(), AuthSettings(**issuer.settings())
     old = issuer.token()
-    async with trusting(issuer, clock) as keys:
+    async with open_key_set(issuer, clock) as keys:
         await tokens.identify(old, keys, settings)
         issuer.keys = [Key.rsa("k2")]
         clock.now += jwks.REFRESH_SECONDS
@@ -156,14 +156,14 @@ async def test_a_new_key_is_found_and_a_withdrawn_one_is_no_longer_believed(issu
     assert issuer.fetches == 2
 
 
-async def test_unknown_keys_do_not_make_us_hammer_the_issuer(issuer: Issuer) -> None:
+async def test_tokens_with_unknown_keys_do_not_overload_the_issuer(issuer: Issuer) -> None:
     clock, settings = Clock(), AuthSettings(**issuer.settings())
 
     async def refused(n: int) -> None:
         with pytest.raises(Untrusted):
             await tokens.identify(issuer.token(kid=f"made-up-{n}"), keys, settings)
 
-    async with trusting(issuer, clock) as keys:
+    async with open_key_set(issuer, clock) as keys:
         await asyncio.gather(*(refused(n) for n in range(40)))
         assert issuer.fetches == 1
         clock.now += jwks.REFRESH_SECONDS
@@ -171,9 +171,9 @@ async def test_unknown_keys_do_not_make_us_hammer_the_issuer(issuer: Issuer) -> 
         assert issuer.fetches == 2
 
 
-async def test_an_issuer_that_is_away_does_not_lock_out_who_was_known(issuer: Issuer) -> None:
+async def test_an_unavailable_issuer_does_not_invalidate_known_keys_for_a_while(issuer: Issuer) -> None:
     clock, settings = Clock(), AuthSettings(**issuer.settings())
-    async with trusting(issuer, clock) as keys:
+    async with open_key_set(issuer, clock) as keys:
         await tokens.identify(issuer.token(), keys, settings)
         issuer.status = 503
         clock.now += KEEP - 1
@@ -187,10 +187,10 @@ async def test_an_issuer_that_is_away_does_not_lock_out_who_was_known(issuer: Is
         assert (await tokens.identify(issuer.token(), keys, settings)).principal == "ann"
 
 
-async def test_old_keys_are_renewed_beside_the_request_that_needs_them(issuer: Issuer) -> None:
+async def test_aging_keys_are_refreshed_without_delaying_the_request(issuer: Issuer) -> None:
     """A hanging issuer keeps nobody waiting for long whose key is known."""
     clock, settings = Clock(), AuthSettings(**issuer.settings())
-    async with trusting(issuer, clock) as keys:
+    async with open_key_set(issuer, clock) as keys:
         await tokens.identify(issuer.token(), keys, settings)
         issuer.status = 0
         clock.now += jwks.FRESH_SECONDS + 1
@@ -199,9 +199,9 @@ async def test_old_keys_are_renewed_beside_the_request_that_needs_them(issuer: I
 
 
 @pytest.mark.parametrize("status", [503, 302])
-async def test_an_issuer_that_never_answered_is_waited_for(issuer: Issuer, status: int) -> None:
+async def test_an_issuer_that_never_answered_is_retryable(issuer: Issuer, status: int) -> None:
     issuer.status = status
-    async with trusting(issuer) as keys:
+    async with open_key_set(issuer) as keys:
         for _ in range(3):
             with pytest.raises(Retryable):
                 await tokens.identify(issuer.token(), keys, AuthSettings(**issuer.settings()))
@@ -209,7 +209,7 @@ async def test_an_issuer_that_never_answered_is_waited_for(issuer: Issuer, statu
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"keys": {}}, {"keys": []}, {"keys": [{"kty": "oct", "k": "AA"}]}])
-def test_a_set_without_a_usable_key_is_refused_whole(document: object) -> None:
+def test_a_key_set_without_a_usable_key_is_rejected(document: object) -> None:
     with pytest.raises(ValueError, match="no public signature key"):
         usable(document)
 
@@ -227,7 +227,9 @@ def test_a_set_without_a_usable_key_is_refused_whole(document: object) -> None:
         ({"jwks_url": "file:///etc/keys"}, "https"),
     ],
 )
-def test_settings_that_would_believe_too_much_are_refused(changes: dict[str, object], names: str) -> None:
+def test_authentication_settings_that_would_trust_too_much_are_misconfigured(
+    changes: dict[str, object], names: str
+) -> None:
     good = {"jwks_url": "https://issuer.example/keys", "issuer": "https://issuer.example", "audience": AUDIENCE}
     require(AuthSettings(**good))
     with pytest.raises(Misconfigured, match=names):

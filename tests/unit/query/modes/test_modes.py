@@ -64,7 +64,7 @@ SOME, MANY = Coverage(100, 20), Coverage(100, 21)
         ({"documents_named": True, "size": HALF}, "focused"),
     ],
 )
-def test_the_order_of_the_decision(known: dict[str, object], mode: str) -> None:
+def test_the_mode_is_chosen_by_size_coverage_and_collection(known: dict[str, object], mode: str) -> None:
     decision = decide(Known(BUDGET, **known))  # type: ignore[arg-type]
     assert isinstance(decision, Decision)
     assert decision.mode == mode
@@ -78,14 +78,16 @@ knowns = st.builds(
 
 
 @given(knowns, st.sampled_from(get_args(AnswerMode)))
-def test_an_explicit_mode_wins_and_nothing_is_looked_at(known: Known, mode: AnswerMode) -> None:
+def test_an_explicitly_requested_mode_is_used_without_gathering_facts(known: Known, mode: AnswerMode) -> None:
     decision = decide(replace(known, explicit=mode))
     assert isinstance(decision, Decision)
     assert decision.mode == mode
 
 
 @given(knowns, sizes, coverages)
-def test_facts_are_asked_for_once_each_and_only_where_they_matter(known: Known, size: Size, coverage: Coverage) -> None:
+def test_each_fact_is_requested_at_most_once_and_only_when_it_matters(
+    known: Known, size: Size, coverage: Coverage
+) -> None:
     """The answer is the same as if all had been known from the beginning."""
     facts = {"size": known.size or size, "coverage": known.coverage or coverage}
     asked: list[str] = []
@@ -99,7 +101,7 @@ def test_facts_are_asked_for_once_each_and_only_where_they_matter(known: Known, 
 
 
 @given(knowns, sizes, coverages)
-def test_what_was_not_seen_whole_is_never_taken_for_all(known: Known, size: Size, coverage: Coverage) -> None:
+def test_an_incomplete_survey_never_leads_to_long_context(known: Known, size: Size, coverage: Coverage) -> None:
     known = replace(known, documents_named=False, size=replace(size, complete=False), coverage=coverage)
     decision = decide(known)
     assert isinstance(decision, Decision)
@@ -107,14 +109,16 @@ def test_what_was_not_seen_whole_is_never_taken_for_all(known: Known, size: Size
 
 
 @given(sizes, coverages, st.integers(0, 2_000))
-def test_counting_may_end_where_it_ends(size: Size, coverage: Coverage, budget: int) -> None:
+def test_counting_may_stop_at_the_maximum_without_changing_the_mode(
+    size: Size, coverage: Coverage, budget: int
+) -> None:
     """Beyond ``most_tokens`` it does not matter how much there is, nor whether all of it was counted."""
     over = replace(size, tokens=max_tokens(budget) + 1 + size.tokens)
     known = Known(budget, coverage=coverage)
     assert decide(replace(known, size=over)) == decide(replace(known, size=replace(over, complete=False)))
 
 
-def test_the_thresholds_are_those_of_the_docs() -> None:
+def test_the_thresholds_match_the_documentation() -> None:
     assert (SLIGHTLY_OVER, MAX_MISSING_SHARE, MAX_OVER_BUDGET) == (1.25, 0.20, 2.0)
 
 
@@ -161,7 +165,7 @@ texts = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(texts, st.sampled_from([0.0, 0.175, 0.3]))
-def test_parts_are_the_text_once_and_in_order(text: str, overlap: float) -> None:
+def test_the_parts_of_a_document_hold_its_text_once_in_order(text: str, overlap: float) -> None:
     params = ChunkParams(target=40, min_tokens=16, max_tokens=64, overlap=overlap)
     chunks = chunk(text, "text/markdown", params=params, count_tokens=lambda some: [len(t.split()) for t in some])
     found = list(parts(text, [uuid4() for _ in chunks], [c.spans for c in chunks], [c.headings for c in chunks]))
@@ -169,7 +173,7 @@ def test_parts_are_the_text_once_and_in_order(text: str, overlap: float) -> None
     assert [p.chunk_index for p in found] == sorted({p.chunk_index for p in found})
 
 
-def test_what_only_repeats_is_left_out_and_a_repeated_header_is_read_once() -> None:
+def test_repeated_spans_of_chunks_are_left_out_of_the_parts() -> None:
     text = "header|one|two"
     spans: list[list[Span]] = [[(0, 10)], [(0, 7), (10, 14)], [(0, 7)]]
     ids = [uuid4() for _ in spans]
@@ -188,7 +192,7 @@ def count(some: Sequence[str]) -> list[int]:
 
 
 @given(st.lists(st.lists(st.integers(1, 90), max_size=80), max_size=6), st.integers(0, 6_000))
-def test_packing_fills_the_budget_in_order_and_never_beyond_it(documents: list[list[int]], budget: int) -> None:
+def test_packing_fills_the_budget_in_order_without_exceeding_it(documents: list[list[int]], budget: int) -> None:
     packer = Packer(budget, count)
     for document in documents:
         packer.add(part(words) for words in document)
@@ -209,7 +213,7 @@ def result(n: int) -> Result:
 
 
 @given(st.integers(0, 45), st.integers(0, 12))
-def test_found_and_new_are_mixed_without_losing_their_order(best: int, recent: int) -> None:
+def test_best_and_recent_results_are_interleaved_in_their_order(best: int, recent: int) -> None:
     by_meaning, by_time = [result(n) for n in range(best)], [result(n) for n in range(recent)]
     mixed = interleave(by_meaning, by_time)
     assert [r for r in mixed if r in by_meaning] == by_meaning
@@ -221,7 +225,7 @@ def test_found_and_new_are_mixed_without_losing_their_order(best: int, recent: i
 # What a question is narrowed to
 
 
-def test_the_collection_is_a_source_and_documents_narrow_a_search() -> None:
+def test_a_collection_becomes_a_source_filter_and_named_documents_narrow_a_search() -> None:
     one = uuid4()
     assert effective_filters(Question("q", collection="wiki")) == Filters(sources=("wiki",))
     assert effective_filters(Question("q", collection="wiki", filters=Filters(sources=("a", "wiki")))).sources == (
@@ -241,6 +245,6 @@ def test_the_collection_is_a_source_and_documents_narrow_a_search() -> None:
         Question("q", mode="hybrid", documents=(uuid4(),), filters=Filters(documents=(uuid4(),))),
     ],
 )
-def test_a_question_that_contradicts_itself_is_refused(question: Question) -> None:
+def test_a_contradictory_question_is_rejected(question: Question) -> None:
     with pytest.raises(BadQuery):
         effective_filters(question)

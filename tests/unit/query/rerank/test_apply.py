@@ -40,20 +40,20 @@ def hits(texts: str, *, title: str = "") -> list[Hit]:
     ]
 
 
-def told(ranked: Sequence[Hit]) -> list[tuple[str, float | None]]:
+def text_and_score(ranked: Sequence[Hit]) -> list[tuple[str, float | None]]:
     return [(hit.text, hit.rerank_score) for hit in ranked]
 
 
-async def test_the_pool_by_its_new_scores_then_the_rest_as_it_was() -> None:
+async def test_the_rerank_pool_is_ordered_by_its_new_scores_and_the_rest_stays() -> None:
     reranker, steps = Scores({"a": 0.0, "b": 2.5, "c": 0.0, "d": -0.5}), Steps()
     ranked = await rerank(reranker, "q", hits("abcdzy"), tenant="acme", pool=4, steps=steps)
-    assert told(ranked) == [("b", 2.5), ("a", 0.0), ("c", 0.0), ("d", -0.5), ("z", None), ("y", None)]
+    assert text_and_score(ranked) == [("b", 2.5), ("a", 0.0), ("c", 0.0), ("d", -0.5), ("z", None), ("y", None)]
     assert [hit.score for hit in ranked[:2]] == [1 / 2, 1]  # the fusion's own stays
     assert [(step.name, step.facts) for step in steps.done] == [("rerank", {"passages": 4})]
     assert reranker.asked == [("acme", ["a", "b", "c", "d"])]
 
 
-async def test_nothing_is_asked_about_nothing_and_the_step_looks_the_same() -> None:
+async def test_without_results_the_reranker_is_not_called_and_the_step_is_recorded() -> None:
     reranker, steps = Scores({}), Steps()
     assert await rerank(reranker, "q", [], tenant="acme", pool=4, steps=steps) == []
     assert reranker.asked == []
@@ -61,11 +61,11 @@ async def test_nothing_is_asked_about_nothing_and_the_step_looks_the_same() -> N
 
 
 @pytest.mark.parametrize("error", [Retryable("away"), Misconfigured("a wrong key"), Poison("too_long", "too long")])
-async def test_a_failure_leaves_the_order_and_says_so(error: PenstockError) -> None:
+async def test_a_failed_reranker_leaves_the_order_with_a_degraded_step(error: PenstockError) -> None:
     steps, before = Steps(), hits("abc")
     assert await rerank(Scores(error), "q", before, tenant="acme", pool=2, steps=steps) == before
     assert steps.done[0].facts == {"passages": 2, "degraded": True, "reason": str(error)}
 
 
-def test_a_passage_is_read_under_its_title() -> None:
+def test_a_passage_is_reranked_together_with_its_title() -> None:
     assert [readable(hit) for hit in [*hits("a", title="Dams"), *hits("b")]] == ["Dams\na", "b"]

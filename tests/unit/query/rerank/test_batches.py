@@ -34,7 +34,7 @@ class Model:
             await asyncio.sleep(0)
 
 
-async def test_callers_of_one_moment_share_a_batch() -> None:
+async def test_concurrent_callers_share_a_rerank_batch() -> None:
     model = Model()
     batches = Batches(model, len)
     answers = await asyncio.gather(batches.scores(["a", "bbb"]), batches.scores(["cc"]), batches.scores([]))
@@ -42,7 +42,7 @@ async def test_callers_of_one_moment_share_a_batch() -> None:
     assert model.seen == [["a", "cc", "bbb"]]  # by length: equal ones need no padding
 
 
-async def test_a_large_search_waits_for_nobody_and_no_batch_is_larger_than_it_may_be() -> None:
+async def test_a_large_search_is_split_into_batches_of_the_maximum_size() -> None:
     model = Model()
     texts = [str(n) * (n % 5 + 1) for n in range(50)]
     assert await Batches(model, len).scores(texts) == [float(len(text)) for text in texts]
@@ -50,7 +50,7 @@ async def test_a_large_search_waits_for_nobody_and_no_batch_is_larger_than_it_ma
     assert MIN_BATCH_PAIRS <= MAX_BATCH_PAIRS
 
 
-async def test_a_caller_that_leaves_takes_its_own_pairs_along_and_no_others() -> None:
+async def test_a_cancelled_caller_removes_only_its_own_pairs() -> None:
     model = Model(held=True)
     batches = Batches(model, len)
     blocking = asyncio.create_task(batches.scores(["first"]))
@@ -67,7 +67,7 @@ async def test_a_caller_that_leaves_takes_its_own_pairs_along_and_no_others() ->
     assert not any("gone" in batch for batch in model.seen)
 
 
-async def test_a_caller_that_leaves_in_the_middle_of_its_batch_spoils_it_for_nobody() -> None:
+async def test_a_caller_cancelled_during_its_batch_does_not_affect_the_others() -> None:
     model = Model(held=True)
     batches = Batches(model, len)
     leaving = asyncio.create_task(batches.scores(["gone"]))
@@ -79,7 +79,7 @@ async def test_a_caller_that_leaves_in_the_middle_of_its_batch_spoils_it_for_nob
     assert model.seen == [["gone", "stays"]]
 
 
-async def test_what_fails_fails_for_its_batch_alone() -> None:
+async def test_a_failure_affects_only_its_own_batch() -> None:
     model = Model()
     model.failing = lambda batch: "bad" in batch
     batches = Batches(model, len)
@@ -93,7 +93,7 @@ async def test_what_fails_fails_for_its_batch_alone() -> None:
     assert await batches.scores(["x"]) == [1.0]
 
 
-async def test_what_comes_later_holds_up_nobody() -> None:
+async def test_later_short_pairs_do_not_delay_earlier_long_ones() -> None:
     """Short pairs go first, but only among those that waited when the round began."""
     model = Model(held=True)
     batches = Batches(model, len)
@@ -106,7 +106,7 @@ async def test_what_comes_later_holds_up_nobody() -> None:
     assert [batch[0] for batch in model.seen] == ["long passage", "long passage", "x", "x", "x"]
 
 
-async def test_closing_lets_every_caller_go() -> None:
+async def test_closing_cancels_every_waiting_caller() -> None:
     model = Model(held=True)
     batches = Batches(model, len)
     callers = [asyncio.create_task(batches.scores(["text"] * 20)) for _ in range(3)]
@@ -118,7 +118,7 @@ async def test_closing_lets_every_caller_go() -> None:
 
 
 @given(st.lists(st.lists(st.text(max_size=30), max_size=30), max_size=6))
-def test_everybody_gets_exactly_its_own_scores(callers: list[list[str]]) -> None:
+def test_every_caller_gets_exactly_its_own_scores(callers: list[list[str]]) -> None:
     async def run() -> list[list[float]]:
         batches = Batches(Model(), len)
         return await asyncio.gather(*(batches.scores(texts) for texts in callers))
@@ -126,6 +126,6 @@ def test_everybody_gets_exactly_its_own_scores(callers: list[list[str]]) -> None
     assert asyncio.run(run()) == [[float(len(text)) for text in texts] for texts in callers]
 
 
-def test_a_pair_of_nothing_is_scored_without_a_batch() -> None:
+def test_no_texts_are_scored_without_a_batch() -> None:
     model_free = pytest.approx([])
     assert asyncio.run(Batches(Model(), len).scores([])) == model_free

@@ -36,7 +36,7 @@ async def rank(folder: Path, question: str = QUESTION, texts: list[str] = TEXTS)
         await encoder.aclose()
 
 
-async def test_ranks_by_what_the_model_says(folder: Path) -> None:
+async def test_the_cross_encoder_ranks_by_the_models_scores(folder: Path) -> None:
     scores = await rank(folder)
     assert scores[1] == max(scores)
     assert scores[2] == min(scores) == pytest.approx(1 / (1 + math.exp(4)), rel=1e-3)  # logit -4: no word in common
@@ -44,13 +44,15 @@ async def test_ranks_by_what_the_model_says(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [{"labels": 2}, {"takes_types": False}])
-async def test_other_models_shapes_say_the_same(folder: Path, tmp_path: Path, shape: dict[str, object]) -> None:
+async def test_models_with_two_labels_or_without_token_types_give_the_same_scores(
+    folder: Path, tmp_path: Path, shape: dict[str, object]
+) -> None:
     """Two labels, as models trained to classify have; no token types, as RoBERTa's family."""
     other = kit.write(tmp_path / "other", **shape)  # type: ignore[arg-type]
     assert await rank(other) == pytest.approx(await rank(folder), rel=1e-5)
 
 
-async def test_a_batch_of_unequal_pairs_says_what_each_alone_says(folder: Path) -> None:
+async def test_scores_of_a_mixed_batch_equal_the_scores_of_single_pairs(folder: Path) -> None:
     texts = [*TEXTS, "word " * 300 + "turbine", "hall " * 40] * 5
     encoder = CrossEncoder(folder)
     try:
@@ -61,7 +63,7 @@ async def test_a_batch_of_unequal_pairs_says_what_each_alone_says(folder: Path) 
     assert list(together) == pytest.approx(alone * 5, rel=1e-4)
 
 
-async def test_a_long_passage_loses_its_end_and_the_question_nothing(folder: Path) -> None:
+async def test_a_long_passage_is_truncated_and_the_question_is_not(folder: Path) -> None:
     question = "quicksilver " * 60 + "platypus"
     encoder = CrossEncoder(folder)
     try:
@@ -79,14 +81,14 @@ async def test_a_long_passage_loses_its_end_and_the_question_nothing(folder: Pat
     assert late < 0.1
 
 
-async def test_a_question_that_leaves_no_room_is_refused_and_not_cut(folder: Path) -> None:
+async def test_a_question_too_long_for_the_window_is_poison(folder: Path) -> None:
     with pytest.raises(Poison, match="too long for the reranker") as raised:
         await rank(folder, "quicksilver " * 500)
     assert raised.value.code == "too_long"
     assert "quicksilver" not in str(raised.value)
 
 
-async def test_the_tokenizers_configuration_narrows_the_window(tmp_path: Path) -> None:
+async def test_the_tokenizers_maximum_length_limits_the_window(tmp_path: Path) -> None:
     folder = kit.write(tmp_path / "short", model_max_length=128)
     encoder = CrossEncoder(folder)
     assert [len(pair) for pair in encoder.pairs("a question", ["word " * 1000, "word"])] == [128, 6]
@@ -98,7 +100,7 @@ async def test_the_tokenizers_configuration_narrows_the_window(tmp_path: Path) -
     await encoder.aclose()
 
 
-async def test_callers_share_the_model_and_one_that_leaves_harms_none(folder: Path) -> None:
+async def test_callers_share_the_model_and_a_cancelled_one_does_not_affect_the_others(folder: Path) -> None:
     encoder = CrossEncoder(folder)
     try:
         expected = await encoder.rerank(QUESTION, TEXTS)
@@ -115,7 +117,7 @@ async def test_callers_share_the_model_and_one_that_leaves_harms_none(folder: Pa
         assert one == pytest.approx([*expected] * 10, rel=1e-4)
 
 
-async def test_a_folder_without_a_model_is_refused_with_what_belongs_there(tmp_path: Path, folder: Path) -> None:
+async def test_an_invalid_model_folder_is_misconfigured_with_what_is_missing(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(Misconfigured, match=r"PENSTOCK_RERANK_ONNX_PATH names a folder with model\.onnx"):
         CrossEncoder(tmp_path / "nowhere")
     broken = tmp_path / "broken"
@@ -128,7 +130,7 @@ async def test_a_folder_without_a_model_is_refused_with_what_belongs_there(tmp_p
         CrossEncoder(broken)
 
 
-async def test_a_model_that_answers_something_else_is_misconfigured(tmp_path: Path) -> None:
+async def test_a_model_with_other_outputs_than_one_score_is_misconfigured(tmp_path: Path) -> None:
     folder = kit.write(tmp_path / "three", labels=3)
     with pytest.raises(Misconfigured, match="must be one score a pair"):
         await rank(folder)

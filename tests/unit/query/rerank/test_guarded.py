@@ -64,7 +64,7 @@ class Bench:
         self.inner.error = None
 
 
-async def test_a_score_is_asked_for_once() -> None:
+async def test_rerank_scores_are_cached_per_question_and_passage() -> None:
     bench = Bench()
     assert await bench.guarded.rerank("one", ["a", "bb", "a"]) == [1, 2, 1]
     assert await bench.guarded.rerank("one", ["bb", "ccc", "a"]) == [2, 3, 1]
@@ -75,21 +75,21 @@ async def test_a_score_is_asked_for_once() -> None:
     assert bench.outcomes == ["reranked", "reranked", "cached", "reranked", "cached"]
 
 
-async def test_a_tenant_does_not_learn_what_another_one_asked() -> None:
+async def test_rerank_scores_are_not_shared_between_tenants() -> None:
     bench = Bench()
     for tenant in ("acme", "globex", "acme"):
         await bench.guarded.rerank("q", ["a"], tenant=tenant)
     assert len(bench.inner.asked) == 2
 
 
-async def test_the_border_between_question_and_passage_counts() -> None:
+async def test_the_cache_distinguishes_where_the_question_ends_and_the_passage_begins() -> None:
     bench = Bench()
     await bench.guarded.rerank("one two", ["three"])
     await bench.guarded.rerank("one", [" twothree"])
     assert len(bench.inner.asked) == 2
 
 
-async def test_scores_are_forgotten_in_time_and_beyond_their_number() -> None:
+async def test_cached_scores_expire_and_are_limited_in_number() -> None:
     bench = Bench(cached_pairs=2)
     await bench.guarded.rerank("q", ["a", "bb", "ccc"])
     await bench.guarded.rerank("q", ["bb", "ccc"])
@@ -99,14 +99,14 @@ async def test_scores_are_forgotten_in_time_and_beyond_their_number() -> None:
     assert len(bench.inner.asked) == 2
 
 
-async def test_no_cache_remembers_nothing() -> None:
+async def test_a_cache_size_of_zero_disables_the_cache() -> None:
     bench = Bench(cached_pairs=0)
     for _ in range(2):
         assert await bench.guarded.rerank("q", ["a"]) == [1]
     assert len(bench.inner.asked) == 2
 
 
-async def test_the_time_box() -> None:
+async def test_a_rerank_request_is_limited_in_time() -> None:
     bench = Bench(timeout_seconds=0.05)
     bench.inner.wait = asyncio.Event().wait
     with pytest.raises(Retryable, match=r"did not answer within 0.05 s"):
@@ -123,13 +123,13 @@ async def test_the_time_box() -> None:
         (Poison("rejected", "422"), "rejected"),
     ],
 )
-async def test_every_failure_has_its_name(error: PenstockError, outcome: Outcome) -> None:
+async def test_every_rerank_failure_has_its_own_outcome(error: PenstockError, outcome: Outcome) -> None:
     bench = Bench()
     await bench.fail(1, error)
     assert bench.outcomes == [outcome]
 
 
-async def test_a_dead_server_is_asked_by_one_search_at_a_time_and_seldom() -> None:
+async def test_a_failing_rerank_server_is_tried_by_one_search_at_a_time_after_pauses() -> None:
     bench = Bench()
     await bench.fail(THRESHOLD)
     for _ in range(100):
@@ -149,14 +149,14 @@ async def test_a_dead_server_is_asked_by_one_search_at_a_time_and_seldom() -> No
     assert await bench.guarded.rerank("q", ["bb"]) == [2]  # all is well again
 
 
-async def test_what_is_known_is_answered_while_the_server_is_down() -> None:
+async def test_cached_scores_are_used_while_the_rerank_server_is_down() -> None:
     bench = Bench()
     await bench.guarded.rerank("q", ["a"])
     await bench.fail(THRESHOLD)
     assert await bench.guarded.rerank("q", ["a"]) == [1]
 
 
-async def test_a_trial_whose_caller_leaves_makes_way_for_the_next() -> None:
+async def test_a_trial_whose_caller_is_cancelled_makes_way_for_the_next() -> None:
     bench = Bench()
     await bench.fail(THRESHOLD)
     bench.now += 40
@@ -169,7 +169,7 @@ async def test_a_trial_whose_caller_leaves_makes_way_for_the_next() -> None:
     assert await bench.guarded.rerank("q", ["a"]) == [1]
 
 
-async def test_callers_who_leave_are_no_sign_of_health() -> None:
+async def test_cancelled_callers_do_not_reset_the_failure_count() -> None:
     bench = Bench()
     for _ in range(THRESHOLD):
         await bench.fail(1)
@@ -183,7 +183,7 @@ async def test_callers_who_leave_are_no_sign_of_health() -> None:
         await bench.guarded.rerank("q", ["a"])
 
 
-async def test_a_429_is_heeded_at_once_and_as_long_as_it_says() -> None:
+async def test_a_429_pauses_rerank_requests_for_its_retry_after() -> None:
     bench = Bench()
     await bench.fail(1, Deferred("later", retry_after=7.0))
     with pytest.raises(Retryable, match="it asked us to come later") as raised:
@@ -193,7 +193,7 @@ async def test_a_429_is_heeded_at_once_and_as_long_as_it_says() -> None:
     assert await bench.guarded.rerank("q", ["a"]) == [1]
 
 
-async def test_questions_that_it_cannot_read_do_not_stop_it() -> None:
+async def test_poison_questions_do_not_open_the_circuit_breaker() -> None:
     bench = Bench()
     await bench.fail(THRESHOLD + 1, Poison("too_long", "the question is too long"))
     assert await bench.guarded.rerank("q", ["a"]) == [1]
@@ -208,11 +208,11 @@ async def fake() -> AsyncIterator[FakeRerank]:
         yield fake
 
 
-async def test_none_is_set() -> None:
+async def test_without_settings_no_reranker_is_opened() -> None:
     assert await open_reranker(RerankSettings()) is None
 
 
-async def test_a_server_by_settings(fake: FakeRerank) -> None:
+async def test_a_rerank_server_is_opened_by_settings(fake: FakeRerank) -> None:
     outcomes: list[Outcome] = []
     settings = RerankSettings(url=fake.url("jina"), flavour="jina", model=fake.model, timeout_seconds=10)
     reranker = await open_reranker(settings, outcomes.append)
@@ -224,7 +224,7 @@ async def test_a_server_by_settings(fake: FakeRerank) -> None:
     assert (reranker.model, fake.stats.requests, outcomes) == (fake.model, 1, ["reranked", "cached"])
 
 
-async def test_a_model_by_settings(tmp_path: Path) -> None:
+async def test_a_local_rerank_model_is_opened_by_settings(tmp_path: Path) -> None:
     folder = cross_encoder_kit.write(tmp_path / "overlap")
     reranker = await open_reranker(RerankSettings(onnx_path=folder, timeout_seconds=30))
     assert reranker is not None
@@ -234,6 +234,6 @@ async def test_a_model_by_settings(tmp_path: Path) -> None:
     assert reranker.model == "overlap"
 
 
-async def test_both_at_once_are_refused(tmp_path: Path) -> None:
+async def test_a_rerank_server_together_with_a_local_model_is_misconfigured(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="choose one"):
         await open_reranker(RerankSettings(url="http://rerank.example", onnx_path=tmp_path))

@@ -46,14 +46,14 @@ async def connected(fake: FakeRerank, flavour: str = "cohere", **options: Any) -
 
 
 @pytest.mark.parametrize("flavour", ["cohere", "jina", "tei", "vllm"])
-async def test_scores_come_in_the_order_of_the_texts(fake: FakeRerank, flavour: str) -> None:
+async def test_rerank_scores_are_returned_in_the_order_of_the_texts(fake: FakeRerank, flavour: str) -> None:
     async with connected(fake, flavour) as reranker:
         assert await reranker.rerank(QUESTION, TEXTS) == pytest.approx(scores(QUESTION, TEXTS))
         assert scores(QUESTION, TEXTS)[1] == max(scores(QUESTION, TEXTS))  # not the order that it answers in
     assert fake.stats.requests == 1
 
 
-async def test_each_flavour_is_asked_in_its_own_words(fake: FakeRerank) -> None:
+async def test_each_rerank_flavour_has_its_own_request_body(fake: FakeRerank) -> None:
     for flavour in ("cohere", "jina", "tei", "vllm"):
         async with connected(fake, flavour) as reranker:
             await reranker.rerank(QUESTION, TEXTS)
@@ -67,12 +67,12 @@ async def test_each_flavour_is_asked_in_its_own_words(fake: FakeRerank) -> None:
 
 
 @pytest.mark.parametrize("flavour", ["tei", "vllm"])
-async def test_a_passage_beyond_the_servers_window_is_no_refusal(fake: FakeRerank, flavour: str) -> None:
+async def test_a_passage_beyond_the_servers_window_is_truncated_by_the_server(fake: FakeRerank, flavour: str) -> None:
     async with connected(fake, flavour) as reranker:
         assert len(await reranker.rerank(QUESTION, ["word " * (WINDOW_WORDS + 1), *TEXTS])) == 4
 
 
-async def test_tei_is_asked_in_batches_that_it_takes(fake: FakeRerank) -> None:
+async def test_tei_requests_are_split_into_batches_of_32(fake: FakeRerank) -> None:
     texts = [f"{'turbine ' * (n % 7)} passage {n}" for n in range(70)]
     async with connected(fake, "tei") as reranker:
         answered = await reranker.rerank(QUESTION, texts)
@@ -81,7 +81,7 @@ async def test_tei_is_asked_in_batches_that_it_takes(fake: FakeRerank) -> None:
     assert answered == pytest.approx([score for part in parts for score in scores(QUESTION, part)])
 
 
-async def test_one_refused_batch_is_the_outcome_and_leaves_no_request_behind(fake: FakeRerank) -> None:
+async def test_one_failed_batch_fails_the_call_and_cancels_the_other_requests(fake: FakeRerank) -> None:
     fake.faults.errors, fake.faults.hang = 1, 2
     async with connected(fake, "tei") as reranker:
         with pytest.raises(Retryable, match="answers 503"):
@@ -90,33 +90,33 @@ async def test_one_refused_batch_is_the_outcome_and_leaves_no_request_behind(fak
         await asyncio.sleep(0.01)
 
 
-def spoil(**faults: Any) -> Callable[[FakeRerank], None]:
+def set_faults(**faults: Any) -> Callable[[FakeRerank], None]:
     return lambda fake: [setattr(fake.faults, name, value) for name, value in faults.items()] and None
 
 
 @pytest.mark.parametrize(
     ("fault", "kind", "says"),
     [
-        (spoil(errors=1), Retryable, "the rerank server answers 503"),
-        (spoil(errors=1, error_status=500), Retryable, "answers 500"),
-        (spoil(errors=1, error_status=408), Retryable, "answers 408"),
-        (spoil(throttle=1), Deferred, "answers 429"),
-        (spoil(errors=1, error_status=402), Deferred, "raise its quota"),
-        (spoil(errors=1, error_status=400), Poison, "answers 400 to this question"),
-        (spoil(errors=1, error_status=422), Poison, "PENSTOCK_RERANK_FLAVOUR"),
-        (spoil(errors=1, error_status=401), Misconfigured, "check PENSTOCK_RERANK_API_KEY"),
-        (spoil(errors=1, error_status=403), Misconfigured, "check PENSTOCK_RERANK_API_KEY"),
-        (spoil(errors=1, error_status=404), Misconfigured, "check PENSTOCK_RERANK_URL"),
-        (spoil(errors=1, error_status=302), Misconfigured, "check PENSTOCK_RERANK_URL"),
-        (spoil(disconnect=1), Retryable, "cannot be reached"),
-        (spoil(not_json=1), Retryable, "cannot be read"),
-        (spoil(nan=1), Retryable, "no number"),
-        (spoil(drop_row=1), Retryable, "answered 2 scores for 3 passages"),
-        (spoil(repeat_row=1), Retryable, "numbered them wrongly"),
-        (spoil(endless=1), Retryable, "answers without end"),
+        (set_faults(errors=1), Retryable, "the rerank server answers 503"),
+        (set_faults(errors=1, error_status=500), Retryable, "answers 500"),
+        (set_faults(errors=1, error_status=408), Retryable, "answers 408"),
+        (set_faults(throttle=1), Deferred, "answers 429"),
+        (set_faults(errors=1, error_status=402), Deferred, "raise its quota"),
+        (set_faults(errors=1, error_status=400), Poison, "answers 400 to this question"),
+        (set_faults(errors=1, error_status=422), Poison, "PENSTOCK_RERANK_FLAVOUR"),
+        (set_faults(errors=1, error_status=401), Misconfigured, "check PENSTOCK_RERANK_API_KEY"),
+        (set_faults(errors=1, error_status=403), Misconfigured, "check PENSTOCK_RERANK_API_KEY"),
+        (set_faults(errors=1, error_status=404), Misconfigured, "check PENSTOCK_RERANK_URL"),
+        (set_faults(errors=1, error_status=302), Misconfigured, "check PENSTOCK_RERANK_URL"),
+        (set_faults(disconnect=1), Retryable, "cannot be reached"),
+        (set_faults(not_json=1), Retryable, "cannot be read"),
+        (set_faults(nan=1), Retryable, "no number"),
+        (set_faults(drop_row=1), Retryable, "answered 2 scores for 3 passages"),
+        (set_faults(repeat_row=1), Retryable, "numbered them wrongly"),
+        (set_faults(endless=1), Retryable, "answers without end"),
     ],
 )
-async def test_what_comes_of_a_fault(
+async def test_rerank_server_faults_raise_the_matching_error_without_naming_the_address(
     fake: FakeRerank, fault: Callable[[FakeRerank], None], kind: type[PenstockError], says: str
 ) -> None:
     fault(fake)
@@ -129,7 +129,7 @@ async def test_what_comes_of_a_fault(
 
 
 @pytest.mark.parametrize(("header", "seconds"), [({"retry-after": "7"}, 7.0), ({}, None)])
-async def test_a_429_says_when_to_come_back(fake: FakeRerank, header: dict[str, str], seconds: float | None) -> None:
+async def test_a_429_carries_its_retry_after(fake: FakeRerank, header: dict[str, str], seconds: float | None) -> None:
     fake.faults.throttle, fake.faults.throttle_headers = 1, header
     async with connected(fake) as reranker:
         with pytest.raises(Deferred) as raised:
@@ -137,7 +137,7 @@ async def test_a_429_says_when_to_come_back(fake: FakeRerank, header: dict[str, 
     assert raised.value.retry_after == seconds
 
 
-async def test_a_server_that_hangs_is_left(fake: FakeRerank) -> None:
+async def test_a_hanging_rerank_server_times_out(fake: FakeRerank) -> None:
     fake.faults.hang = 1
     async with connected(fake, timeout_seconds=0.2) as reranker:
         with pytest.raises(Retryable, match=r"did not answer within 0.2 s"):
@@ -146,20 +146,20 @@ async def test_a_server_that_hangs_is_left(fake: FakeRerank) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_server_that_is_not_there(fake: FakeRerank) -> None:
+async def test_an_unreachable_rerank_server_is_retryable(fake: FakeRerank) -> None:
     async with connected(fake, url="http://127.0.0.1:1/rerank") as reranker:
         with pytest.raises(Retryable, match="cannot be reached"):
             await reranker.rerank(QUESTION, TEXTS)
 
 
-async def test_a_wrong_key_is_a_setting_to_mend_and_is_shown_nowhere(fake: FakeRerank) -> None:
+async def test_a_wrong_rerank_key_is_misconfigured_and_not_shown(fake: FakeRerank) -> None:
     async with connected(fake, api_key="wr0ng") as reranker:
         with pytest.raises(Misconfigured, match="PENSTOCK_RERANK_API_KEY") as raised:
             await reranker.rerank(QUESTION, TEXTS)
     assert "wr0ng" not in repr(raised.value) + repr(reranker._settings)
 
 
-async def test_errors_quote_neither_question_nor_passage(fake: FakeRerank) -> None:
+async def test_rerank_errors_quote_neither_question_nor_passage(fake: FakeRerank) -> None:
     """The fake's own words for these quote what it was sent, as real servers do."""
     raised: list[BaseException] = []
     async with connected(fake, url=fake.url("vllm")) as reranker:
@@ -181,12 +181,12 @@ async def test_errors_quote_neither_question_nor_passage(fake: FakeRerank) -> No
 @pytest.mark.parametrize(
     "url", ["rerank.example/v2/rerank", "ftp://rerank.example", "http://", "http://rerank:eighty/", "https:///x"]
 )
-async def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+async def test_an_invalid_rerank_url_is_misconfigured(url: str) -> None:
     with pytest.raises(Misconfigured, match="PENSTOCK_RERANK_URL"):
         HttpReranker(RerankSettings(url=url))
 
 
-async def test_a_key_that_no_header_takes_is_refused_at_once() -> None:
+async def test_a_rerank_key_that_is_invalid_in_a_header_is_misconfigured() -> None:
     with pytest.raises(Misconfigured, match="PENSTOCK_RERANK_API_KEY"):
         HttpReranker(RerankSettings(url="http://rerank.example", api_key=SecretStr("sé\ncret")))
 
@@ -201,7 +201,7 @@ async def test_a_key_that_no_header_takes_is_refused_at_once() -> None:
         },
     ],
 )
-def test_either_shape_is_read(answer: object) -> None:
+def test_rerank_responses_of_either_shape_are_read(answer: object) -> None:
     assert read(json.dumps(answer).encode(), texts=2) == [2.0, 0.5]
 
 
@@ -223,6 +223,6 @@ def test_either_shape_is_read(answer: object) -> None:
         b'[{"index": 0.5, "score": 1}]',
     ],
 )
-def test_an_answer_that_ranks_nothing_is_an_error(answer: bytes) -> None:
+def test_an_invalid_rerank_response_is_retryable(answer: bytes) -> None:
     with pytest.raises(Retryable):
         read(answer, texts=1)
