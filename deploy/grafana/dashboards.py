@@ -170,7 +170,7 @@ OVERVIEW = Dashboard(
                     runbook="worker-absent",
                 ),
                 Panel(
-                    "Stages that stand still",
+                    "Stages that are stopped",
                     [("sum by (stage, service) (penstock_breaker_open) or vector(0)", "{{stage}} {{service}}")],
                     "none",
                     alarm=1,
@@ -289,7 +289,7 @@ STAGES = Dashboard(
                 ),
                 Panel("Records in flight", [("sum by (stage) (penstock_in_flight_records)", "{{stage}}")]),
                 Panel(
-                    "Waits for the world to heal",
+                    "Retries after a service failed",
                     [(per_second("penstock_retries_total", "stage") + " or vector(0)", "{{stage}}")],
                     "ops",
                     runbook="breaker",
@@ -313,7 +313,7 @@ STAGES = Dashboard(
             "detect",
             [
                 Panel(
-                    "Events, by what became of them",
+                    "Events, by outcome",
                     [(per_second("penstock_events_total", "outcome, lane"), "{{outcome}} {{lane}}")],
                     "ops",
                 ),
@@ -329,7 +329,7 @@ STAGES = Dashboard(
                     runbook="dead-letters",
                 ),
                 Panel(
-                    "Intake stands still for",
+                    "Intake is paused for",
                     [("max(penstock_dead_letter_pause_seconds)", "")],
                     "s",
                     alarm=1,
@@ -352,7 +352,7 @@ STAGES = Dashboard(
                 ),
                 Panel("Audit: documents a second", [(per_second("penstock_audited_documents_total"), "")], "ops"),
                 Panel(
-                    "Audit: since the last whole round",
+                    "Audit: since the last complete round",
                     [("max(penstock_audit_age_seconds)", "")],
                     "s",
                     alarm=604800,
@@ -459,7 +459,7 @@ QUERY = Dashboard(
                 ),
                 Panel("Seconds by route, p95", [(quantile(0.95, "penstock_query_seconds", "route"), "{{route}}")], "s"),
                 Panel(
-                    "At work, waiting, streaming",
+                    "In progress, waiting, streaming",
                     [
                         ("sum(penstock_query_in_work)", "at work"),
                         ("sum(penstock_query_waiting)", "waiting"),
@@ -468,7 +468,7 @@ QUERY = Dashboard(
                     "none",
                 ),
                 Panel(
-                    "Sent away",
+                    "Requests refused",
                     [(per_second("penstock_query_shed_total", "reason") + " or vector(0)", "{{reason}}")],
                     "reqps",
                     runbook="query-availability",
@@ -632,7 +632,7 @@ QUERY = Dashboard(
                     runbook="evaluation",
                 ),
                 Panel(
-                    "Against the run before",
+                    "Change from the previous run",
                     [('min by (measure) (penstock_eval_change_ratio{slice="*"}) or vector(0)', "{{measure}}")],
                     "percentunit",
                     runbook="evaluation",
@@ -757,7 +757,7 @@ CONNECTORS = Dashboard(
             "What they bring",
             [
                 Panel(
-                    "Entries, by what became of them",
+                    "Entries, by outcome",
                     [
                         (
                             per_second("penstock_connector_entries_total", "source, outcome", 'source=~"$source"'),
