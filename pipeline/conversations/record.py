@@ -91,12 +91,12 @@ class Conversations(FinalStage):
             said.setdefault(Member(message.tenant, message.member), []).append(message)
         for who, messages in said.items():
             await self._accept(who, messages)
-        self._dead.passed(sorted_batch.valid, stage=self.name)
-        await self._dead.bury_all(sorted_batch.poison, stage=self.name)  # last: what is valid must not wait for a flood
+        self._dead.count_accepted(sorted_batch.valid, stage=self.name)
+        await self._dead.add_all(sorted_batch.poison, stage=self.name)  # last: a flood must not delay valid records
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         assert self._dead is not None
-        await self._dead.bury(record, stage=self.name, error=error)
+        await self._dead.add(record, stage=self.name, error=error)
 
     async def erase(self, tenant: str, answers: Collection[UUID]) -> int:
         """Remove the pairs that were recorded with one of these answers, in all conversations; returns how many."""

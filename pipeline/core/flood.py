@@ -87,7 +87,7 @@ class Flood:
         """The end of the last pause; None: there was none."""
         self._trips = 0
 
-    def passed(self, source: Hashable, records: int, now: float) -> None:
+    def count_accepted(self, source: Hashable, records: int, now: float) -> None:
         """So many valid records of a source were accepted. now: seconds on a clock that never goes back."""
         self._sources.add(source, records, now)
 

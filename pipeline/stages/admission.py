@@ -1,6 +1,6 @@
-"""Admission: a record is taken in only if an enrolled producer signed it and may publish for its tenant and source.
+"""Admission: a record is accepted only if an enrolled producer signed it and may publish for its tenant and source.
 
-See docs/adr/0047-producer-authorisation.md.
+The reasons are in docs/adr/0047-producer-authorisation.md.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pipeline.stores.postgres import Pool, translated
 log = structlog.get_logger()
 
 REGISTRY_SECONDS = 2.0
-"""A key that was removed is refused at the latest after so long. One that was added holds at once: before anything is
-refused the registry is read again."""
+"""A removed key may be accepted for this long. An added one is accepted at once, because the registry is read again
+before a record is refused."""
 
 STAGES = ("detect", "identities", "conversations")
 
@@ -49,14 +49,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Sorted(Generic[T]):
-    """A batch, sorted."""
+    """A batch after it was read: its valid records and its poison."""
 
     accepted: list[T] = field(default_factory=list)
     """The messages of the valid records."""
     valid: list[Incoming] = field(default_factory=list)
     """The valid records, in the same order."""
     producers: list[str | None] = field(default_factory=list)
-    """The producers that signed them; None: signatures are not checked."""
+    """The producers that signed them, in the same order; None where signatures are not checked."""
     poison: list[tuple[Incoming, Poison]] = field(default_factory=list)
 
 
@@ -72,8 +72,12 @@ class Unchecked:
         stage: str,
         concerns_tenant: Callable[[T], bool] = lambda message: False,
     ) -> Sorted[T]:
-        """Read a batch, in a thread. read: raises Poison. scope: of what was read. concerns_tenant: whether it concerns
-        all sources of its tenant. Raises Retryable while the registry cannot be read."""
+        """Read a batch in a thread, and separate valid records from poison.
+
+        read: parses one record, or raises Poison. scope: the tenant and source of a message. concerns_tenant: whether a
+        message concerns all sources of its tenant, and so needs a producer that may publish for all of them. Raises
+        Retryable while the registry cannot be read.
+        """
         return await asyncio.to_thread(_sort, batch, lambda record: (read(record), None))
 
     async def refusal(self, record: Incoming, message: Scope) -> Unauthorised | None:
@@ -85,8 +89,11 @@ UNCHECKED = Unchecked()
 
 
 class Admission(Unchecked):
-    """Law: with ``enforce`` nothing is accepted that no producer in force has signed for the very record, or that the
-    producer may not publish. With ``warn`` the same is counted and accepted."""
+    """Checks signatures against the registry of producers.
+
+    Law: with ``enforce`` a record is accepted only if a producer in force has signed exactly this record, and may
+    publish it. With ``warn`` other records are counted, and accepted.
+    """
 
     def __init__(self, pool: Pool, metrics: Metrics, mode: Literal["warn", "enforce"]) -> None:
         self._pool = pool
@@ -94,9 +101,9 @@ class Admission(Unchecked):
         self._mode = mode
         self._registry: Registry | None = None
         self._read_at = 0.0
-        """On time.monotonic(): before the registry was asked for."""
+        """When the last read of the registry began, on time.monotonic()."""
         self._reading = asyncio.Lock()
-        for stage, code in product(STAGES, CODES):  # or the first record of a kind would be no increase
+        for stage, code in product(STAGES, CODES):  # so that the first refusal is an increase for Prometheus
             metrics.unauthorised.labels(stage=stage, reason=code, mode=mode)
 
     async def sort(
@@ -115,7 +122,9 @@ class Admission(Unchecked):
             producer = verified(registry, record, now)
             try:
                 message = read(record)
-            except Poison as error:  # its letter counts for the source in its key, which must not be another's
+            except (
+                Poison
+            ) as error:  # the letter counts for the source in the record's key, which must be the producer's
                 registry.authorise_key(producer, source_of(record.key).decode(errors="replace"), error)
                 raise
             if concerns_tenant(message):
@@ -127,7 +136,7 @@ class Admission(Unchecked):
         registry = await self._read(began - REGISTRY_SECONDS)
         sorted_batch = await asyncio.to_thread(_sort, batch, lambda record: judged(record, registry))
         if any(isinstance(error, Unauthorised) for _, error in sorted_batch.poison) and self._read_at < began:
-            newer = await self._read(began)  # somebody may have been enrolled a moment ago
+            newer = await self._read(began)  # a producer may have been enrolled a moment ago
             if newer != registry:
                 sorted_batch = await asyncio.to_thread(_sort, batch, lambda record: judged(record, newer))
         refused = Counter(error.code for _, error in sorted_batch.poison if isinstance(error, Unauthorised))
@@ -149,7 +158,7 @@ class Admission(Unchecked):
         return None
 
     async def _read(self, not_before: float) -> Registry:
-        """The registry as it was at that moment (on time.monotonic()), or later."""
+        """The registry as it was at ``not_before`` (on time.monotonic()) or later. Raises Retryable."""
         async with self._reading:
             if self._registry is None or self._read_at < not_before:
                 requested_at = monotonic()
@@ -161,7 +170,7 @@ class Admission(Unchecked):
 
 
 def admission(pool: Pool, metrics: Metrics, mode: Producers) -> Unchecked:
-    """As the setting PENSTOCK_PRODUCERS has it."""
+    """The admission that the setting PENSTOCK_PRODUCERS asks for."""
     return UNCHECKED if mode == "off" else Admission(pool, metrics, mode)
 
 
@@ -182,7 +191,8 @@ def verified(registry: Registry, record: Incoming, now: datetime) -> str:
 
 
 def _sort(batch: Sequence[Incoming], read: Callable[[Incoming], tuple[T, str | None]]) -> Sorted[T]:
-    """An invalid record never hides the valid one before it. read: gives the message and who signed it."""
+    """Read every record, so that poison does not hide a valid one. read: returns the message and the name of the
+    producer that signed it, or raises Poison."""
     sorted_batch: Sorted[T] = Sorted()
     for record in batch:
         try:

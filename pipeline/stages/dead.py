@@ -1,4 +1,5 @@
-"""Dead letters: the record byte for byte on dead-letters.v1 under Kafka Connect's header names, listed in a table."""
+"""Dead letters: copies of poison records on the topic dead-letters.v1, byte for byte and with Kafka Connect's header
+names, listed in a table of the ledger."""
 
 from __future__ import annotations
 
@@ -28,14 +29,17 @@ from topics.registry import DEAD_LETTERS
 
 log = structlog.get_logger()
 
-REMEMBERED = 5_000
-"""Letters known to be on the topic: a batch that is tried again does not send them again."""
-LOOK_AGAIN_SECONDS = 5.0
-"""During a pause: it ends early when it turns out that the fault is one source's alone."""
+MAX_REMEMBERED_LETTERS = 5_000
+"""The latest letters that this process has stored on the topic, which a batch that is tried again need not send."""
+MAX_RETRY_SECONDS = 5.0
+"""Refused records are tried again at least this often during a pause, because it ends early when the fault turns out to
+be confined to some sources."""
 
 
 @dataclass(slots=True)
-class _Sent:
+class _StoredLetter:
+    """A letter that Kafka has stored."""
+
     failure: Failure
     key: bytes | None
     value_bytes: int | None
@@ -43,9 +47,12 @@ class _Sent:
 
 
 class DeadLetters:
-    """Law: after ``bury_all`` returns, the records are on the dead letter topic, and listed; repeats are listed once,
-    and not sent twice by one process. Beyond ``per_minute`` letters of a stage nothing is buried, unless the fault is
-    confined to some sources (core/flood.py)."""
+    """Sends poison records to the dead-letter topic, and lists them in the ledger.
+
+    Law: after ``add_all`` returns, the records are on the topic and listed. A record that is added again is listed
+    once, and one process does not send it twice. At most ``per_minute`` letters of a stage are sent in a minute, unless
+    the fault is confined to some sources (``pipeline.core.flood`` decides that).
+    """
 
     def __init__(
         self,
@@ -61,30 +68,32 @@ class DeadLetters:
         self._metrics = metrics
         self._clock = clock
         self._floods: defaultdict[str, Flood] = defaultdict(lambda: Flood(per_minute))
-        """By stage: people who talk say nothing of whether documents get through."""
+        """By stage: accepted conversations are no evidence that documents can be accepted."""
         self._per_minute = per_minute
-        self._sent: OrderedDict[str, _Sent] = OrderedDict()
-        self._unlisted: dict[str, _Sent] = {}
+        self._sent: OrderedDict[str, _StoredLetter] = OrderedDict()
+        """The letters that were sent, by id, oldest first."""
+        self._unlisted: dict[str, _StoredLetter] = {}
+        """Those of them that are not listed in the ledger yet."""
         self._listing = asyncio.Lock()
         metrics.dead_letter_pause.set_function(
             lambda: max((flood.pause(clock()) for flood in self._floods.values()), default=0.0)
         )
 
-    def passed(self, records: Iterable[Incoming], *, stage: str) -> None:
-        """Say that a stage has accepted valid records: then a failure of others there is not everybody's."""
+    def count_accepted(self, records: Iterable[Incoming], *, stage: str) -> None:
+        """Count valid records that a stage has accepted: evidence that not every source's records fail there."""
         for source, count in Counter(source_of(record.key) for record in records).items():
-            self._floods[stage].passed(source, count, self._clock())
+            self._floods[stage].count_accepted(source, count, self._clock())
 
-    async def bury(self, record: Incoming, *, stage: str, error: Exception) -> None:
-        """``bury_all`` of one record."""
-        await self.bury_all([(record, error)], stage=stage)
+    async def add(self, record: Incoming, *, stage: str, error: Exception) -> None:
+        """Send and list the letter of one record; see ``add_all``."""
+        await self.add_all([(record, error)], stage=stage)
 
-    async def bury_all(self, poison: Sequence[tuple[Incoming, Exception]], *, stage: str) -> None:
-        """Send and list the letters of some records: one wait for Kafka and one transaction for all of them. Raises
-        Retryable when Kafka or Postgres cannot be reached, and Flooded when there are too many letters.
+    async def add_all(self, poison: Sequence[tuple[Incoming, Exception]], *, stage: str) -> None:
+        """Send and list the letters of some records, with one wait for Kafka and one transaction for all of them.
 
-        What Kafka did not take is given back: one partition can be without a leader while the others go on, and what
-        the ledger has accepted already only waits for its hint.
+        Raises Retryable when Kafka or Postgres cannot be reached, and Flooded with the records that exceed the limit;
+        the others were added. A record whose error is a Retryable of Kafka is not poison, and no letter is written: the
+        error is raised again. (One partition may lack a leader while the others work.)
         """
         for _, error in poison:
             if isinstance(error, Retryable) and error.service == "kafka":
@@ -97,13 +106,14 @@ class DeadLetters:
                 " Look at `penstock dead list`; what is mended goes on at a restart"
                 " (PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE)",
                 refused,
-                retry_after=min(refusal.seconds, LOOK_AGAIN_SECONDS),
+                retry_after=min(refusal.seconds, MAX_RETRY_SECONDS),
             )
 
     async def _send(
         self, poison: Sequence[tuple[Incoming, Exception]], stage: str
     ) -> tuple[list[Incoming], Refusal | None]:
-        """Returns the records for which there were too many letters already, and for how long that holds."""
+        """Send the letters of these records and wait until Kafka has stored them. Returns the records that the limit
+        refused, and how long it refuses them."""
         refused: list[Incoming] = []
         refusal: Refusal | None = None
         sending: list[tuple[Failure, RawRecord, Delivery]] = []
@@ -114,7 +124,9 @@ class DeadLetters:
                     continue
                 own, replay = read_replay(record.headers)
                 whole = RawRecord(record.key, record.value, own)
-                forged = isinstance(error, Unauthorised)  # it says nothing of the source that it names, and never waits
+                forged = isinstance(
+                    error, Unauthorised
+                )  # no evidence about the source it names: the limit does not apply
                 if not (forged or whole.too_large) and (no := self._refusal(id_, record, stage)) is not None:
                     refusal = no
                     refused.append(record)
@@ -142,7 +154,8 @@ class DeadLetters:
         return refused, refusal
 
     async def _stored(self, sending: Sequence[tuple[Failure, RawRecord, Delivery]]) -> None:
-        """Wait for Kafka. Raises the first NotDelivered, after all have an end: what is stored is not sent again."""
+        """Wait until Kafka has answered for every letter, and remember the stored ones. Raises the first NotDelivered,
+        at the end, so that stored letters are not sent again."""
         failed: NotDelivered | None = None
         for failure, whole, delivery in sending:
             try:
@@ -150,10 +163,10 @@ class DeadLetters:
             except NotDelivered as error:
                 failed = failed or error
             else:
-                self._sent[failure.id] = self._unlisted[failure.id] = _Sent(
+                self._sent[failure.id] = self._unlisted[failure.id] = _StoredLetter(
                     failure, whole.key, whole.value_bytes, stored
                 )
-        while len(self._sent) > REMEMBERED:
+        while len(self._sent) > MAX_REMEMBERED_LETTERS:
             self._sent.popitem(last=False)
         if sending and failed is None:
             used("dead-letters")
@@ -162,27 +175,28 @@ class DeadLetters:
             raise failed
 
     async def _list(self, records: Sequence[Incoming]) -> None:
-        """One transaction at a time, with whatever waits for one: several lanes' letters together."""
+        """List the letters of these records, together with those that other lanes have sent meanwhile. There is one
+        transaction at a time."""
         ids = {letter_id(record.topic, record.partition, record.offset) for record in records}
         async with self._listing:
             waiting = dict(self._unlisted) if ids & self._unlisted.keys() else {}
             try:
                 await self._insert(waiting)
-            except Poison:  # Postgres refuses one of them: perhaps another lane's
+            except Poison:  # Postgres refuses one of the letters, perhaps another lane's
                 waiting = {id_: letter for id_, letter in waiting.items() if id_ in ids}
                 await self._insert(waiting)
-        by_cause: dict[tuple[str, str, bytes], list[_Sent]] = {}
+        by_cause: dict[tuple[str, str, bytes], list[_StoredLetter]] = {}
         for letter in waiting.values():
             self._metrics.dead_letters.labels(stage=letter.failure.stage, reason=letter.failure.code).inc()
             cause = letter.failure.stage, letter.failure.code, source_of(letter.key)
             by_cause.setdefault(cause, []).append(letter)
-        for (stage, code, _), alike in by_cause.items():  # of a flood not a line each
-            first = alike[0]
+        for (stage, code, _), letters_alike in by_cause.items():  # one line for each cause, however many letters
+            first = letters_alike[0]
             log.warning(
                 "record_dead_lettered",
                 stage=stage,
                 code=code,
-                count=len(alike),
+                count=len(letters_alike),
                 topic=first.failure.topic,
                 partition=first.failure.partition,
                 offset=first.failure.offset,
@@ -190,7 +204,7 @@ class DeadLetters:
                 attempt=first.failure.attempt,
             )
 
-    async def _insert(self, sent: Mapping[str, _Sent]) -> None:
+    async def _insert(self, sent: Mapping[str, _StoredLetter]) -> None:
         if not sent:
             return
         with translated("dead letters"):
@@ -201,6 +215,7 @@ class DeadLetters:
             del self._unlisted[id_]
 
     def _refusal(self, letter: str, record: Incoming, stage: str) -> Refusal | None:
+        """Ask the stage's limit for another letter; returns its refusal, or None when the letter may be sent."""
         refusal = self._floods[stage].admit(letter, source_of(record.key), self._clock())
         if refusal is not None and refusal.new:
             self._metrics.dead_letter_floods.inc()

@@ -126,7 +126,7 @@ class Detect:
         )
         if accepted:
             await self._accept(accepted)
-        self._dead.passed(valid, stage=self.name)
+        self._dead.count_accepted(valid, stage=self.name)
         await self._defer([valid[n] for n in excess])
         await self._dead_letter(sorted_batch.poison)  # last: valid records must not wait for a flood of poison to end
 
@@ -186,7 +186,7 @@ class Detect:
         are moved to the backfill topic and wait there, so that one tenant's flood does not block other tenants' live
         changes. Raises Flooded when backfill records exceed it, or Kafka does not store the moved ones."""
         try:
-            await self._dead.bury_all(poison, stage=self.name)
+            await self._dead.add_all(poison, stage=self.name)
         except Flooded as flood:
             if any(record.lane != "live" for record in flood.records):
                 raise

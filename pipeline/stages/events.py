@@ -1,4 +1,4 @@
-"""A Kafka record read, checked and normalised: what detect folds."""
+"""Reading document events: a Kafka record becomes a checked and normalised event, which detect folds."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from topics.codec import BadMessage, decode
 from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted
 
 MAX_AHEAD = timedelta(minutes=5)
-"""An observed_at further ahead of our clock is refused: it would block every later revocation."""
+"""An event whose observed_at is further ahead of our clock is poison: it would win over every later revocation."""
 
 DocumentEvent = DocumentUpserted | DocumentDeleted | AccessChanged
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One valid event, normalised: what the fold needs, and what is written if it wins."""
+    """A valid, normalised event: what the fold needs, and what is written if it wins."""
 
     identity: Identity
     event: Event
@@ -33,11 +33,12 @@ class Arrival:
     text: str | None = None
     fields: Fields | None = None
     has_lost_its_address: bool = False
-    """Its ``source_url`` was none that may be shown as a link."""
+    """Whether its ``source_url`` was dropped, because it is no link that may be shown."""
 
 
 def read_event(record: Incoming, *, now: datetime) -> Arrival:
-    """Parse, check and normalise one record. Raises Poison; the text never quotes content."""
+    """Parse, check and normalise one record. now: the time against which observed_at is checked. Raises Poison, whose
+    message quotes no content."""
     try:
         message = decode(record.value, record.headers)
     except BadMessage as error:
@@ -63,7 +64,7 @@ def read_event(record: Incoming, *, now: datetime) -> Arrival:
 
 
 def check_record(record: Incoming, message: AnyMessage, *, now: datetime) -> None:
-    """The record's key and its observed_at keep the order of events. Raises Poison."""
+    """Check what the order of events depends on: the record's key and observed_at. Raises Poison."""
     if record.key != message.key.encode():
         raise Poison("wrong_key", "the record's key is not the one of its message: order would be lost")
     if message.observed_at > now + MAX_AHEAD:

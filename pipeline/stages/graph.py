@@ -1,6 +1,7 @@
-"""Rows enter their generation's HNSW graph in the background, and graphs are built when that is cheaper than growing.
+"""Moves rows into their generation's HNSW graph in the background, and builds a graph where that costs less.
 
-The sinks write rows outside of the graph, where queries read them exactly; see docs/adr/0030-rows-before-the-graph.md.
+The vectors sink writes rows outside of the graph, where queries read all of them. The reasons are in
+docs/adr/0030-rows-before-the-graph.md.
 """
 
 from __future__ import annotations
@@ -43,57 +44,62 @@ from pipeline.stores.postgres import GRAPH_LOCK, Connection, translated, unlimit
 log = structlog.get_logger()
 
 IDLE_SECONDS = 1.0
-"""Between two looks when there is nothing to do."""
+"""Pause between two turns when there was nothing to do."""
 BUSY_SHARE = 0.25
-"""Share of the time in which rows are moved while documents are being written."""
-NOT_MINE_SECONDS = 5.0
-"""Between two looks whether the worker that had the turn is gone."""
-MOVE_SECONDS = 0.15
-"""Target duration of one transaction of moving: a sink that wants one of its rows waits so long, and whoever waits for
-that sink too."""
-LEAST_MOVED, MOST_MOVED = 8, 200
-"""Rows of such a transaction: about 25 of 1,536 dimensions."""
-MOVED_WITHOUT_GRAPH = 1_000
-"""Rows where there is no graph for them yet: 0.1 s."""
-TURN_SECONDS = 2.0
-"""Rows are moved for so long before the table is looked at again."""
-LOOK_PAUSE = 20
-"""Times as long as the last look for late changes took, until the next."""
+"""The share of time spent moving rows while documents are being written."""
+LEADER_CHECK_SECONDS = 5.0
+"""Pause between two attempts to become the leader."""
+MOVE_TRANSACTION_SECONDS = 0.15
+"""The target duration of a transaction that moves rows into a graph. A sink that needs one of these rows waits that
+long."""
+MIN_MOVED_ROWS, MAX_MOVED_ROWS = 8, 200
+"""Limits on the rows of such a transaction; with 1,536 dimensions about 25 rows take MOVE_TRANSACTION_SECONDS."""
+MOVED_ROWS_WITHOUT_GRAPH = 1_000
+"""Rows of a transaction where there is no graph yet; it takes 0.1 s."""
+MAX_MOVE_SECONDS = 2.0
+"""How long rows are moved before the state of the table is read again."""
+LATE_CHECK_PAUSE_FACTOR = 20
+"""Pause between two checks for late changes, as a multiple of the last one's duration."""
 RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 30.0
 
 Generations = Callable[[], Awaitable[Mapping[str, Generation]]]
 
 
 @dataclass
-class _Seen:
-    """Since when a table has been without the graph that it is large enough for, until when its live changes count as
-    late and when to look again (all on time.monotonic()), and how many rows a transaction moves into it."""
+class _TableHistory:
+    """The keeper's memory of a chunk table; times are on time.monotonic()."""
 
-    without_since: float | None = None
+    without_graph_since: float | None = None
+    """Since when the table has had no graph although it is large enough for one; None: it has, or is not."""
     late_until: float = -math.inf
-    look_at: float = -math.inf
-    batch: int = LEAST_MOVED
+    """Until when its live changes count as late."""
+    check_late_at: float = -math.inf
+    rows_per_move: int = MIN_MOVED_ROWS
+    """How many rows one transaction moves into its graph."""
 
 
 class GraphKeeper:
-    """Runs in every vectors worker; an advisory lock lets one of them work at a time. Law: killed anywhere, every
-    search is right, and the next one goes on from what the catalogue says."""
+    """Maintains the graphs of all generations that are not retired. It runs in every vectors worker; an advisory lock
+    makes one of them the leader.
+
+    Law: wherever it is killed, searches stay correct, and the next leader continues from the state of the catalogue.
+    """
 
     def __init__(self, settings: PostgresSettings, generations: Generations, metrics: Metrics) -> None:
-        """generations: the living ones, by name."""
+        """generations: returns the generations that are not retired, by name."""
         self._settings = settings
         self._generations = generations
         self._metrics = metrics
-        self._seen: dict[str, _Seen] = {}
+        self._histories: dict[str, _TableHistory] = {}
 
     async def run(self) -> BaseException:
-        """Work until cancelled; outages are waited for."""
+        """Work until cancelled. After a failure it waits, and tries again."""
         failures = 0
         while True:
-            wait = NOT_MINE_SECONDS
+            wait = LEADER_CHECK_SECONDS
             try:
                 async with unlimited(self._settings, "graph") as connection:
-                    await self._hold(connection)
+                    await self._lead(connection)
                 failures = 0
             except PenstockError as error:
                 wait = backoff(
@@ -107,24 +113,25 @@ class GraphKeeper:
                 log.warning("graph_delayed", reason=str(error)[:200], seconds=round(wait, 1))
             await asyncio.sleep(wait)
 
-    async def _hold(self, connection: Connection) -> None:
-        """As long as the turn is ours: until cancelled. Returns at once when it is another worker's."""
+    async def _lead(self, connection: Connection) -> None:
+        """Work as the leader until cancelled. Returns at once when another worker is the leader."""
         if not await lead_session(connection, GRAPH_LOCK):
             self._metrics.front_rows.clear()
             return
-        await connection.execute("SET enable_seqscan = off")  # what waits is found by its index
+        await connection.execute("SET enable_seqscan = off")  # an index finds the rows outside of the graph
         while True:
             worked = await self.turn(connection)
             await asyncio.sleep(0.0 if worked else IDLE_SECONDS)
 
     async def turn(self, connection: Connection) -> bool:
-        """One step for each generation; False: there was nothing to do. Raises Retryable, Misconfigured."""
+        """Take one step for each generation; returns False when there was nothing to do. Raises Retryable,
+        Misconfigured."""
         worked = False
         waiting: dict[str, int] = {}
         with translated("graph"):
             for generation in (await self._generations()).values():
                 try:
-                    table = await self._look(connection, generation)
+                    table = await self._read_table(connection, generation)
                     waiting[generation.name] = table.waiting
                     step, of = next_step(table)
                     if step == "move":
@@ -134,14 +141,15 @@ class GraphKeeper:
                     elif step != "rest":
                         await self._change(connection, generation, step, of, alone=table.builds_alone)
                         worked = True
-                except UndefinedTable:  # retired meanwhile
+                except UndefinedTable:  # the generation was retired meanwhile
                     continue
         self._metrics.front_rows.clear()
         for name, rows in waiting.items():
             self._metrics.front_rows.labels(generation=name).set(rows)
         return worked
 
-    async def _look(self, connection: Connection, generation: Generation) -> Table:
+    async def _read_table(self, connection: Connection, generation: Generation) -> Table:
+        """Read what the next step depends on."""
         graphs_by_name = await graph.graphs(connection, generation)
         own, successor = (
             graphs_by_name.get(graph.own_name(generation)),
@@ -150,36 +158,37 @@ class GraphKeeper:
         front = await graph.has_waiting_index(connection, generation)
         waiting = await graph.waiting(connection, generation, most=READ_WHOLE_ROWS + 1) if front else 0
         builds = (
-            generation.state != "building"  # the command that fills it builds its graph
+            generation.state != "building"  # the command that fills a new generation builds its graph
             and await graph.may_build(connection, generation)
             and not await graph.is_building(connection, generation)
         )
         rows = 0
-        if own is None or waiting > FRONT_ROWS:  # only then it matters
+        if own is None or waiting > FRONT_ROWS:  # otherwise the step does not depend on it
             rows = await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1)
         pending = await work.pending(
             connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
         )
-        seen = self._seen.setdefault(generation.chunk_table, _Seen())
+        history = self._histories.setdefault(generation.chunk_table, _TableHistory())
         if own is not None or rows < GRAPH_FROM_ROWS:
-            seen.without_since = None
-        elif seen.without_since is None:
-            seen.without_since = monotonic()
-        if own is not None and waiting and generation.state != "building" and monotonic() >= seen.look_at:
+            history.without_graph_since = None
+        elif history.without_graph_since is None:
+            history.without_graph_since = monotonic()
+        if own is not None and waiting and generation.state != "building" and monotonic() >= history.check_late_at:
             began = monotonic()
             if await work.is_live_late(connection, generation.name, LATE_SECONDS, at_most=BUSY_AT_MOST_SECONDS):
-                seen.late_until = monotonic() + LATE_FOR_SECONDS
-            seen.look_at = monotonic() + LOOK_PAUSE * (monotonic() - began)  # where a store is away, much is pending
-        without = 0.0 if seen.without_since is None else monotonic() - seen.without_since
+                history.late_until = monotonic() + LATE_FOR_SECONDS
+            # The check is slow while much is pending in a stalled store.
+            history.check_late_at = monotonic() + LATE_CHECK_PAUSE_FACTOR * (monotonic() - began)
+        without = 0.0 if history.without_graph_since is None else monotonic() - history.without_graph_since
         older, busy = graphs_by_name.get(graph.older_name(generation)), pending > BUSY_DOCUMENTS
-        late = monotonic() < seen.late_until
+        late = monotonic() < history.late_until
         loaded = own is None and await graph.is_above(connection, generation, LOAD_ROWS)
         return Table(own, successor, older, rows, waiting, loaded, busy, late, without, builds)
 
     async def _change(
         self, connection: Connection, generation: Generation, step: Step, of: Graph | None, *, alone: bool
     ) -> None:
-        """Build, drop or rename: minutes where the table is large; queries and writers go on."""
+        """Build, drop or rename a graph. It takes minutes where the table is large; queries and writers continue."""
         began, own = monotonic(), graph.own_name(generation)
         log.info("graph_step_started", step=step, generation=generation.name)
         if of is None:
@@ -193,19 +202,22 @@ class GraphKeeper:
         log.info("graph_step_finished", step=step, generation=generation.name, seconds=round(monotonic() - began, 1))
 
     async def _move(self, connection: Connection, generation: Generation, *, into_graph: bool, busy: bool) -> bool:
-        """For TURN_SECONDS at most; False: nothing could be moved."""
-        seen = self._seen[generation.chunk_table]
-        until, any_moved = monotonic() + TURN_SECONDS, False
+        """Move rows for at most MAX_MOVE_SECONDS; returns whether any was moved. into_graph: there is a graph that the
+        rows enter, which is slow. busy: documents are being written, so most of the time is left to them."""
+        history = self._histories[generation.chunk_table]
+        until, any_moved = monotonic() + MAX_MOVE_SECONDS, False
         while monotonic() < until:
             began = monotonic()
-            moved = await graph.move(connection, generation, limit=seen.batch if into_graph else MOVED_WITHOUT_GRAPH)
+            moved = await graph.move(
+                connection, generation, limit=history.rows_per_move if into_graph else MOVED_ROWS_WITHOUT_GRAPH
+            )
             took = max(monotonic() - began, 1e-3)
             self._metrics.graph_rows.inc(moved)
             if not moved:
                 break
             any_moved = True
             if into_graph:
-                fitting = round(moved * MOVE_SECONDS / took)
-                seen.batch = max(LEAST_MOVED, min(MOST_MOVED, 2 * seen.batch, fitting))
+                fitting = round(moved * MOVE_TRANSACTION_SECONDS / took)
+                history.rows_per_move = max(MIN_MOVED_ROWS, min(MAX_MOVED_ROWS, 2 * history.rows_per_move, fitting))
             await asyncio.sleep(took * (1 / BUSY_SHARE - 1) if busy else 0.0)
         return any_moved

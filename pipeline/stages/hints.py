@@ -1,5 +1,8 @@
-"""Hints tell the sinks that the ledger holds something newer. Lost, doubled or late hints break nothing: the sweeper
-hints again for whatever stays pending, and announces what was missed."""
+"""Hints tell the sinks that the ledger holds something newer.
+
+A lost, repeated or late hint does no harm: the sweeper hints again for documents that stay pending, and makes the
+announcements that a crash has cut off.
+"""
 
 from __future__ import annotations
 
@@ -64,14 +67,17 @@ def read_hint(record: Incoming) -> tuple[UUID, str]:
 log = structlog.get_logger()
 
 SWEEP_LIMIT = 500
-"""Documents hinted again in one round."""
+"""The most pending pieces of work that one round hints again."""
 ANNOUNCE_EVERY = 5
-"""Rounds between two looks for announcements that a crash cut off, a page of documents each."""
+"""Every fifth round also looks through a page of documents for announcements that a crash has cut off."""
 
 
 class Sweeper:
-    """Runs in every detect worker; an advisory lock lets one of them look at a time, and what one has taken is put off
-    for the others."""
+    """Hints pending documents again, and announces what was missed.
+
+    It runs in every detect worker. An advisory lock lets one of them sweep at a time, and work that one of them takes
+    is not due for the others until ``again_in_seconds`` later.
+    """
 
     def __init__(
         self,
@@ -91,7 +97,7 @@ class Sweeper:
         self._again = again_in_seconds
 
     async def run(self) -> BaseException:
-        """Sweep until cancelled; outages are waited for."""
+        """Sweep until cancelled. A round that fails is logged, and the next one follows as usual."""
         position = 0
         for round_ in count():
             try:
@@ -104,7 +110,8 @@ class Sweeper:
         raise AssertionError("unreachable: the count has no end")
 
     async def sweep(self) -> int:
-        """One round; returns how many hints were sent again. Does nothing when another worker is at it."""
+        """Make one round; returns the number of hints sent. Does nothing while another worker sweeps. Raises
+        Retryable."""
         with translated("sweeper"):
             async with self._pool.connection() as connection, connection.transaction():
                 if not await lead_transaction(connection, SWEEPER_LOCK):
@@ -112,7 +119,7 @@ class Sweeper:
                 due = await work.due(connection, limit=SWEEP_LIMIT, again_in_seconds=self._again)
         if not due:
             return 0
-        # The ledger does not keep the context of the event that it accepted: a rescued document begins a new trace.
+        # A new trace begins here: the ledger does not store the trace context of the event that it accepted.
         with tracing.begin("sweep", parent="", gathers=True, attributes={"penstock.documents": len(due)}):
             sent = await send_hints(self._producer, [(d.identity, d.generation, d.lane) for d in due])
         if sent:

@@ -1,4 +1,7 @@
-"""identities: a principal's full set of groups; the newest observation wins, at a tie the narrower."""
+"""The identities stage: writes each principal's full set of groups to the ledger.
+
+The newest observation wins; of two observations of the same time, what both contain.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,16 @@ from topics.messages import IdentityChanged
 from topics.registry import IDENTITIES, Topic
 
 TOMBSTONE = ("penstock-forget", b"1")
-"""The header of a record without a value that `penstock forget` sends, so that compaction forgets a person's name.
-Without it such a record is refused: whoever leaves has an empty set of groups, which a tombstone would take away."""
+"""The header of the records without a value that `penstock forget` sends, so that compaction removes a person's name
+from the topic. A record without a value that lacks it is poison: a principal that has left is published with an empty
+set of groups, and a tombstone would remove that from the topic."""
 
 
 class Identities(FinalStage):
-    """The stage. See pipeline.stages.stage.Stage for its law."""
+    """Writes memberships.
+
+    Law (that of ``Stage``): ``handle`` may be called again with the same records, at any time, in any process.
+    """
 
     name = "identities"
     topics: dict[Lane, Topic] = {"live": IDENTITIES}  # noqa: RUF012
@@ -47,8 +54,8 @@ class Identities(FinalStage):
         ]
         if rows:
             await self._accept(rows)
-        self._dead.passed(sorted_batch.valid, stage=self.name)
-        await self._dead.bury_all(sorted_batch.poison, stage=self.name)  # last: what is valid must not wait for a flood
+        self._dead.count_accepted(sorted_batch.valid, stage=self.name)
+        await self._dead.add_all(sorted_batch.poison, stage=self.name)  # last: a flood must not delay valid records
 
     async def _accept(self, rows: Sequence[tuple[str, str, str, list[str], datetime]]) -> None:
         with translated("identities"):
@@ -64,7 +71,7 @@ class Identities(FinalStage):
                 )
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
-        await self._dead.bury(record, stage=self.name, error=error)
+        await self._dead.add(record, stage=self.name, error=error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,8 @@ class Tombstone:
 
 
 def read_identity(record: Incoming, *, now: datetime) -> IdentityChanged | Tombstone:
-    """Parse and check one record. Raises Poison; the text never quotes content."""
+    """Parse and check one record. now: the time against which observed_at is checked. Raises Poison, whose message
+    quotes no content."""
     if record.value is None and TOMBSTONE in record.headers:
         parts = (record.key or b"").decode("utf-8", "replace").split("/", 2)
         if len(parts) != 3 or not all(parts):

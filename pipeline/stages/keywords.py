@@ -101,7 +101,7 @@ class KeywordSink(FinalStage):
         try:
             document, generation = read_hint(record)
         except Poison:  # no hint at all
-            await self._dead.bury(record, stage=self.name, error=error)
+            await self._dead.add(record, stage=self.name, error=error)
             return
         await set_aside(self._pool, "keywords", document, generation, error, self._metrics)
 

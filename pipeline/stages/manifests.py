@@ -1,4 +1,4 @@
-"""How a text is cut as a generation wants it: by detect, and by a sink that meets a manifest of another text."""
+"""Building manifests: detect chunks a changed text, and a sink chunks a document whose manifest is missing or stale."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ Counters = Callable[[Generation], CountTokens]
 def build_manifest(
     document: UUID, text: str, media_type: str, digest: bytes, generation: Generation, count_tokens: CountTokens
 ) -> Manifest:
-    """Cut a text as a generation wants it. Runs in a thread."""
-    from pipeline.core.chunking import chunk  # here: the parsers take a tenth of a second to import; sinks rarely cut
+    """Chunk a text as the generation prescribes. digest: the text's content hash. Runs in a thread, for it may take
+    seconds."""
+    from pipeline.core.chunking import chunk  # here: importing the parsers takes 0.1 s, and sinks rarely need them
 
     chunks = chunk(text, media_type, params=generation.params, count_tokens=count_tokens, clock=thread_time)
     return Manifest(
@@ -34,7 +35,8 @@ def build_manifest(
 
 
 class Chunker:
-    """A sink that meets a manifest cut from another text (or none) cuts the text itself, as detect would have."""
+    """Builds the manifests that are missing or stale in a sink's work, as detect would have built them; for example
+    those of a generation that was added after its documents were accepted."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -42,23 +44,24 @@ class Chunker:
     async def complete(
         self, connection: Connection, generation: Generation, works: Sequence[Work], store: Store
     ) -> list[Work]:
-        """The same work, every manifest cut from the document's current text."""
+        """Return this work with every manifest built from the document's current text. A document whose text changes
+        meanwhile is absent from the result."""
         stale = [w for w in works if w.needs_chunking]
         if not stale:
             return list(works)
         bodies = await work.bodies(connection, stale)
-        await connection.commit()  # cutting takes its time: no transaction waits for it
-        cut = []
+        await connection.commit()  # no transaction stays open while texts are chunked, which may take seconds
+        built = []
         for w in stale:
             if w.identity.id in bodies and w.content_hash is not None:
                 text, digest, count = bodies[w.identity.id][0], w.content_hash, self._counters(generation)
                 manifest = await asyncio.to_thread(
                     build_manifest, w.identity.id, text, w.media_type, digest, generation, count
                 )
-                cut.append((w, manifest))
-        for w, manifest in cut:
+                built.append((w, manifest))
+        for w, manifest in built:
             async with connection.transaction():
-                # Under the document's lock: detect may have written a newer manifest meanwhile, which stands.
+                # Under the document's lock: a newer manifest, which detect may have written meanwhile, must stay.
                 cursor = await connection.execute(
                     "SELECT content_hash, media_type FROM documents WHERE id = %s FOR UPDATE", [w.identity.id]
                 )

@@ -1,5 +1,7 @@
-"""Replay: dead letters back to the topics they came from, byte for byte. What is newer by then stays: events order
-themselves by version and observed_at, however late they come."""
+"""Replay: send dead letters back to the topics that they came from, byte for byte.
+
+A replayed event never overwrites a newer one, because version and observed_at order events, however late they arrive.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,16 @@ from topics.registry import (
     INDEX_LIVE,
 )
 
-GROUP = 100
-GROUP_BYTES = 8 * 1024 * 1024
-"""Letters on their way at once, and their bytes: what is in memory, and what is sent twice after a crash."""
+GROUP_LETTERS, GROUP_BYTES = 100, 8 * 1024 * 1024
+"""The most letters, and bytes of them, that are in flight at once. They are in memory, and may be sent twice after a
+crash."""
 DELIVERY_SECONDS = 60.0
 
 CONSUMED = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS, INDEX_LIVE, INDEX_BACKFILL)
 
 
 class CannotReplay(Exception):
-    """This letter cannot be replayed. One line that says why; the others go on."""
+    """This letter cannot be replayed; the message is one line that says why. Other letters can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,18 @@ class Result:
 
     id: str
     letter: Letter | None
-    """None: unknown."""
+    """None: no letter has this id."""
     stored: Stored | None = None
-    """Where its record stands now, on the letter's topic."""
+    """Where the replayed record is stored, on the topic that the letter's record came from. None: nothing was sent."""
     reason: str | None = None
     """Why nothing was sent."""
     settled: bool = True
-    """It was sent, or need not be: False when it still waits for somebody."""
+    """True when it was sent or need not be; False when it still waits for an operator."""
 
 
 class Replayer:
+    """Replays dead letters to the topics that the stages consume."""
+
     def __init__(
         self,
         pool: Pool,
@@ -66,7 +70,8 @@ class Replayer:
         topic_prefix: str,
         admission: Unchecked = UNCHECKED,
     ) -> None:
-        """reader: of dead-letters.v1."""
+        """reader: reads the topic dead-letters.v1. topic_prefix: that of the names of all topics, on a shared
+        cluster."""
         self._admission = admission
         self._pool = pool
         self._producer = producer
@@ -74,14 +79,15 @@ class Replayer:
         self._topics = {topic_prefix + topic.name: topic for topic in CONSUMED}
 
     async def replay(self, ids: Sequence[str]) -> AsyncIterator[Result]:
-        """Replay these letters, each in its own right. Raises Retryable when Kafka or Postgres cannot be reached: what
-        was yielded is done, the rest can be replayed later (twice does no harm)."""
-        waiting = iter(dict.fromkeys(ids))
-        while some := list(islice(waiting, GROUP)):
+        """Replay these letters, independently of each other, and yield each one's result. Raises Retryable when Kafka
+        or Postgres cannot be reached: what was yielded is done, and the rest can be replayed later. (Replaying a letter
+        twice does no harm.)"""
+        remaining = iter(dict.fromkeys(ids))
+        while group_ids := list(islice(remaining, GROUP_LETTERS)):
             with translated("dead letters"):
                 async with self._pool.connection() as connection:
-                    listed = await letters.get(connection, some)
-            for id_ in some:
+                    listed = await letters.get(connection, group_ids)
+            for id_ in group_ids:
                 if id_ not in listed:
                     yield Result(id_, None, reason="no dead letter has this id", settled=False)
             group: list[tuple[Letter, Delivery]] = []
@@ -106,6 +112,7 @@ class Replayer:
                 yield result
 
     async def _original(self, letter: Letter) -> RawRecord:
+        """Read the record that a letter copies. Raises CannotReplay, Retryable."""
         sealed = await read_letter(self._reader, letter)
         if sealed.omitted:
             what = "; ".join(f"{part}: {size}" for part, size in sealed.omitted.items())
@@ -113,7 +120,8 @@ class Replayer:
         return sealed.record
 
     async def _send(self, letter: Letter, record: RawRecord) -> Delivery | None:
-        """None: it need not be sent. Raises CannotReplay, Retryable."""
+        """Send a letter's record; None: it is not sent, because something newer is known. Raises CannotReplay,
+        Retryable."""
         topic = self._topics.get(letter.topic)
         if topic is None:
             raise CannotReplay(f"nothing reads its topic {letter.topic} here")
@@ -128,8 +136,11 @@ class Replayer:
             raise Retryable(str(error), service="kafka") from error
 
     async def _still_newest(self, letter: Letter, record: RawRecord) -> bool:
-        """identities.v1 is compacted: of each key it keeps the record sent last. An older or still unreadable one sent
-        now would push the newest out of the topic, and a ledger restored from a backup would never hear of it."""
+        """Whether the ledger knows nothing newer than this record of identities.v1. Raises CannotReplay, Retryable.
+
+        The topic is compacted: it retains the record of each key that was sent last. An older or invalid record that is
+        sent now would replace the newest one, and a ledger restored from a backup could not read that again.
+        """
         incoming = Incoming(
             letter.topic, letter.partition, letter.offset, record.key, record.value, record.headers, "live"
         )
@@ -137,7 +148,7 @@ class Replayer:
             message = read_identity(incoming, now=datetime.now(UTC))
         except Poison as error:
             raise CannotReplay(f"it is still {error.code}: mend it at the source and publish it again") from error
-        if isinstance(message, Tombstone):  # it would take away what nobody has said was forgotten
+        if isinstance(message, Tombstone):  # it would remove groups that may have been published since
             raise CannotReplay("it is a tombstone: `penstock forget` sends those")
         if (refusal := await self._admission.refusal(incoming, message)) is not None:
             raise CannotReplay(f"it is still {refusal.code}: {refusal}")
@@ -146,11 +157,13 @@ class Replayer:
                 return not await letters.newer_identity_known(connection, message)
 
     async def _obsolete(self, letter: Letter) -> Result:
+        """Mark a letter as done although nothing is sent."""
         await self._mark([(letter.id, None)])
         return Result(letter.id, letter, reason="a newer set of this principal's groups is known: not sent")
 
     async def _delivered(self, group: Sequence[tuple[Letter, Delivery]]) -> list[Result]:
-        """Wait for a group and mark what has arrived. Raises Retryable when something may not have."""
+        """Wait until Kafka has stored a group of letters, and mark those as replayed. Raises Retryable when some may
+        not be stored, after marking the others."""
         if not group:
             return []
         await asyncio.wait([delivery for _, delivery in group], timeout=DELIVERY_SECONDS)
@@ -176,7 +189,7 @@ class Replayer:
 
 
 async def read_letter(reader: Reader, letter: Letter) -> Sealed:
-    """The letter as it stands on dead-letters.v1. Raises CannotReplay when it is not (or no longer) there."""
+    """Read a letter from dead-letters.v1. Raises CannotReplay when it is not there, or no longer."""
     if letter.letter_partition is None or letter.letter_offset is None:
         raise CannotReplay("it was buried by a version that did not remember where")
     raw = await reader.read(letter.letter_partition, letter.letter_offset)
@@ -186,6 +199,6 @@ async def read_letter(reader: Reader, letter: Letter) -> Sealed:
         except NotALetter:
             pass
         else:
-            if sealed.failure.id == letter.id:  # else the topic was made anew and holds other letters
+            if sealed.failure.id == letter.id:  # otherwise the topic was recreated, and holds other letters
                 return sealed
     raise CannotReplay("its bytes have left the topic dead-letters.v1: publish it again at the source")

@@ -1,7 +1,8 @@
-"""vectors: make a generation's pgvector table hold exactly the desired chunks.
+"""The vectors stage: make a generation's pgvector table hold exactly the desired chunks.
 
-Embedding happens outside any lock. Rows are written in transactions of at most WRITE_CHUNKS, each re-checking under
-the documents' locks that nothing newer was accepted; what moved keeps its embeddings and is diffed again.
+Chunks are embedded without any lock. Rows are written in transactions of at most WRITE_CHUNKS, each of which checks
+under the documents' locks that nothing newer was accepted. A document for which something was is compared with the
+table again, and its embeddings stay cached.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
-from pipeline.stages.sink import Generations, set_aside
-from pipeline.stages.sink import ModelBreaker as OwnModels
+from pipeline.stages.sink import Generations, ModelBreaker, set_aside
 from pipeline.stages.stage import FinalStage, Incoming, used
 from pipeline.stores import graph, vectors
 from pipeline.stores.postgres import Pool, translated
@@ -35,15 +35,16 @@ from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 log = structlog.get_logger()
 
 WRITE_CHUNKS = 200
-"""Most rows of one transaction. Where they enter the graph at once (a backfill of a large table, an older version's
-graph) that is about 6 ms each, and a revocation waits for the lock that long."""
+"""The most rows of one transaction. Where they enter the graph at once (a backfill into a large table, or an older
+version's graph) each takes about 6 ms, and a revocation that needs the lock waits for all of them."""
 MAX_CACHED_VECTORS = 20_000
-"""Embeddings kept in memory until they are written, so that a database outage does not pay twice (≤ 120 MB at 1536)."""
+"""The most embeddings in memory that are not written yet. They are cached so that nothing is embedded, and paid for,
+twice when the database is down (at most 120 MB with 1,536 dimensions)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The rows that one document still needs in the table."""
+    """The difference between one document and the table: rows to insert (missing) and to delete (gone)."""
 
     work: Work
     missing: tuple[UUID, ...]
@@ -51,7 +52,10 @@ class _Plan:
 
 
 class VectorSink(FinalStage):
-    """The stage. See pipeline.stages.stage.Stage for its law."""
+    """Embeds chunks and writes them to pgvector.
+
+    Law (that of ``Stage``): ``handle`` may be called again with the same records, at any time, in any process.
+    """
 
     name = "vectors"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
@@ -71,7 +75,7 @@ class VectorSink(FinalStage):
         self._pool = pool
         self._models = models
         self._generations = Generations("vectors", pool, generations, metrics)
-        self._own_models = OwnModels(generations, self._give_up)
+        self._model_breaker = ModelBreaker(generations, self._set_all_aside)
         self._chunker = chunker
         self._announcer = announcer
         self._dead = dead
@@ -86,25 +90,26 @@ class VectorSink(FinalStage):
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         try:
             document, generation = read_hint(record)
-        except Poison:  # no hint at all
-            await self._dead.bury(record, stage=self.name, error=error)
+        except Poison:  # the record is no hint, and so names no document
+            await self._dead.add(record, stage=self.name, error=error)
             return
         await set_aside(self._pool, "vectors", document, generation, error, self._metrics)
 
     async def _converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
-        await self._own_models.serve(generation, ids, self.converge)
+        await self._model_breaker.serve(generation, ids, self.converge)
 
-    async def _give_up(self, generation: Generation, ids: Sequence[UUID], error: Misconfigured) -> None:
+    async def _set_all_aside(self, generation: Generation, ids: Sequence[UUID], error: Misconfigured) -> None:
         for id_ in ids:
             await set_aside(self._pool, "vectors", id_, generation.name, error, self._metrics)
 
     async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
-        """Make the table equal to the ledger for these documents. Raises Retryable."""
+        """Make the table equal to the ledger for these documents, and announce those that both stores hold. Raises
+        Retryable, and Poison when a round changes nothing."""
         open_ids = list(ids)
         embedded: dict[UUID, int] = {}
         refused: dict[UUID, set[UUID]] = {}
         last: list[_Plan] = []
-        # Each round writes, or meets something newer.
+        # Each round writes rows, or finds that something newer was accepted.
         while open_ids and (plans := await self._plan(generation, open_ids, refused)):
             if [(p.work.want_seq, p.missing) for p in plans] == [(p.work.want_seq, p.missing) for p in last]:
                 raise Poison("no_progress", "nothing could be written: its text is not in the ledger (see the audit)")
@@ -119,17 +124,19 @@ class VectorSink(FinalStage):
     async def _plan(
         self, generation: Generation, ids: Sequence[UUID], refused: Mapping[UUID, set[UUID]]
     ) -> list[_Plan]:
+        """Compare the ledger with the table; documents that are complete are absent. refused: chunks by document that
+        the model has refused, besides those in the ledger."""
         with translated("vectors"):
             async with self._pool.connection() as connection:
                 works = await work.load(connection, generation.name, "vectors", ids)
                 works = await self._chunker.complete(connection, generation, works, "vectors")
                 if not works:
-                    return []  # all settled, or the generation is retired and its table may be gone
-                there = await vectors.present(connection, generation, [w.identity.id for w in works])
+                    return []  # all are complete, or the generation is retired and its table may have been dropped
+                present = await vectors.present(connection, generation, [w.identity.id for w in works])
         plans = []
         for w in works:
-            known = there.get(w.identity.id, set())
-            diff = diff_vectors(w.chunk_ids, known, {*w.refused, *refused.get(w.identity.id, ())})
+            rows = present.get(w.identity.id, set())
+            diff = diff_vectors(w.chunk_ids, rows, {*w.refused, *refused.get(w.identity.id, ())})
             plans.append(_Plan(w, diff.write, diff.delete))
         return plans
 
@@ -140,20 +147,22 @@ class VectorSink(FinalStage):
         embedded: dict[UUID, int],
         refused: dict[UUID, set[UUID]],
     ) -> None:
-        """Embed what is missing and not kept from an earlier try, equal texts once."""
+        """Embed the missing chunks that are not cached, equal texts once, and cache the result. Adds the number of
+        newly embedded chunks to ``embedded``, and chunks that the model refuses to ``refused``, both by document.
+        Raises Retryable, Misconfigured."""
         await self._bills.settle(generation)
         needed = [
             (p.work, i) for p in plans for i in p.missing[:WRITE_CHUNKS] if (generation.name, i) not in self._cached
         ]
         if needed and generation.state == "building":
-            await self._borrow(generation, [i for _, i in needed])
+            await self._copy_from_origin(generation, [i for _, i in needed])
             needed = [(w, i) for w, i in needed if (generation.name, i) not in self._cached]
         if not needed:
             return
         texts = await self._reused(generation, await self._texts(needed))
         unique = list(dict.fromkeys(texts.values()))
         if not unique:
-            return  # nothing is new, or every one changed since it was loaded: the next round meets the new text
+            return  # the table had all texts, or their documents have changed: the next round loads the new ones
         model = await self._models.of(generation)
         try:
             result = await model.embed_documents(unique)
@@ -162,12 +171,12 @@ class VectorSink(FinalStage):
             raise
         used("embedding")
         self._metrics.embedded.inc(len(unique) - len(result.refused))
-        row = {text: n for n, text in enumerate(unique)}
+        index = {text: n for n, text in enumerate(unique)}
         counted: set[int] = set()
         for w, chunk in needed:
             if chunk not in texts:
                 continue
-            n = row[texts[chunk]]
+            n = index[texts[chunk]]
             if n in result.refused:
                 refused.setdefault(w.identity.id, set()).add(chunk)
                 log.warning("chunk_refused", document=str(w.identity.id), chunk=str(chunk), reason=result.refused[n])
@@ -178,10 +187,11 @@ class VectorSink(FinalStage):
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
         while len(self._cached) > MAX_CACHED_VECTORS:
             self._cached.popitem(last=False)
-        await self._bills.add(generation, result.tokens, counted=_tokens(needed, texts))  # last: what it is for is kept
+        # Last, after the embeddings are cached, because it may raise.
+        await self._bills.add(generation, result.tokens, counted=_tokens(needed, texts))
 
     async def _reused(self, generation: Generation, texts: Mapping[UUID, str]) -> dict[UUID, str]:
-        """Take over the vectors of texts that stand in the table already; returns the others."""
+        """Cache the vectors of the texts that the table already has; returns the other texts, by chunk."""
         with translated("vectors"):
             async with self._pool.connection() as connection:
                 known = await vectors.of_texts(connection, generation, list(dict.fromkeys(texts.values())))
@@ -191,16 +201,16 @@ class VectorSink(FinalStage):
         self._metrics.reused.inc(sum(text in known for text in texts.values()))
         return {chunk: text for chunk, text in texts.items() if text not in known}
 
-    async def _borrow(self, generation: Generation, chunks: Sequence[UUID]) -> None:
-        """Vectors that the generation's origin has already are not embedded again."""
+    async def _copy_from_origin(self, generation: Generation, chunks: Sequence[UUID]) -> None:
+        """Cache the vectors that the generation's origin already has of these chunks."""
         with translated("vectors"):
             async with self._pool.connection() as connection:
-                lent = await builds.origin_vectors(connection, generation.name, chunks)
-        for chunk, text, vector in lent:
+                copied = await builds.origin_vectors(connection, generation.name, chunks)
+        for chunk, text, vector in copied:
             self._cached[generation.name, chunk] = (text, np.asarray(vector, dtype=np.float32))
 
     async def _texts(self, needed: Sequence[tuple[Work, UUID]]) -> dict[UUID, str]:
-        """The chunks' texts; those of a document that changed since it was loaded are absent."""
+        """The texts of these chunks. Chunks of a document that has changed since it was loaded are absent."""
         works = {w.identity.id: w for w, _ in needed}
         with translated("vectors"):
             async with self._pool.connection() as connection:
@@ -219,8 +229,8 @@ class VectorSink(FinalStage):
         embedded: dict[UUID, int],
         refused: Mapping[UUID, set[UUID]],
     ) -> set[UUID]:
-        """One transaction for a group of documents; whoever moved meanwhile is left for the next round. Returns the
-        documents that are as they shall be."""
+        """Write a group of documents in one transaction, except those for which something newer was accepted: the next
+        round plans them again. Returns the documents that are complete."""
         with translated("vectors"):
             async with self._pool.connection() as connection, connection.transaction():
                 wants = await work.lock_wants(
@@ -267,7 +277,7 @@ def _tokens(needed: Sequence[tuple[Work, UUID]], embedded: Mapping[UUID, str]) -
 
 
 def _groups(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
-    """Documents together while their rows fit one transaction."""
+    """Group documents so that the rows of a group fit into one transaction; a larger document is a group of its own."""
     group: list[_Plan] = []
     rows = 0
     for plan in plans:
@@ -282,14 +292,17 @@ def _groups(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
 
 
 def _settled(w: Work, refused: set[UUID], embedded: int) -> tuple[UUID, int, list[UUID], int, str | None]:
-    """A complete document, as ``work.settle_vectors`` takes it: some of its chunks may never be embedded."""
-    never = sorted({*w.refused, *refused} & set(w.chunk_ids))
-    reason = f"{len(never)} of {len(w.chunk_ids)} chunks can not be embedded" if never else None
-    return w.identity.id, w.want_seq, never, embedded, reason
+    """A complete document, as ``work.settle_vectors`` takes it, with the chunks that the model has refused."""
+    all_refused = sorted({*w.refused, *refused} & set(w.chunk_ids))
+    reason = f"{len(all_refused)} of {len(w.chunk_ids)} chunks can not be embedded" if all_refused else None
+    return w.identity.id, w.want_seq, all_refused, embedded, reason
 
 
 class Bills:
-    """Law: what was billed reaches the build's row once, whatever fails meanwhile, as long as this process lives."""
+    """Records the tokens that embedding has cost: in the metrics, and with the build that they were used for.
+
+    Law: every token reaches the build's row once, whatever fails meanwhile, unless the process dies.
+    """
 
     def __init__(self, pool: Pool, metrics: Metrics) -> None:
         self._pool = pool
@@ -298,8 +311,9 @@ class Bills:
         """Tokens by generation that are not yet recorded with its build."""
 
     async def add(self, generation: Generation, billed: int, *, counted: int) -> None:
-        """counted: tokens as we count them, where the server does not say. Raises Retryable while the row cannot be
-        written; the tokens are not to be added again."""
+        """Record what one call has cost. billed: tokens according to the server; 0: it does not say. counted: tokens
+        by our own count, used in that case. Raises Retryable when the row cannot be written; the tokens must not be
+        added again, because the next ``settle`` writes them."""
         self._metrics.embedding_billed(
             billed, generation.service.price_per_million_tokens if generation.service else None
         )
@@ -308,14 +322,14 @@ class Bills:
             await self.settle(generation)
 
     async def settle(self, generation: Generation) -> None:
-        """Write down what could not be written before. Raises Retryable."""
-        tokens = self._owed.pop(generation.name, 0)  # taken away first: two lanes may come at once
+        """Write the tokens that are not recorded with their build yet. Raises Retryable."""
+        tokens = self._owed.pop(generation.name, 0)  # before the first await: two lanes may call this at once
         if not tokens:
             return
         try:
             with translated("vectors"):
                 async with self._pool.connection() as connection:
                     await builds.add_tokens(connection, generation.name, tokens)
-        except BaseException:  # also when it is cancelled
+        except BaseException:  # a cancellation as well
             self._owed[generation.name] += tokens
             raise

@@ -337,12 +337,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not unstamped and written | refused",
         "if written | refused",
     ),
-    Mutant("a chunk gets another one's vector", _VECTORS, "n = row[texts[chunk]]", "n = 0"),
+    Mutant("a chunk gets another one's vector", _VECTORS, "n = index[texts[chunk]]", "n = 0"),
     Mutant(
         "chunks that cannot be embedded are not recorded",
         _VECTORS,
-        "never = sorted({*w.refused, *refused} & set(w.chunk_ids))",
-        "never = list[UUID]()",
+        "all_refused = sorted({*w.refused, *refused} & set(w.chunk_ids))",
+        "all_refused = list[UUID]()",
     ),
     Mutant(
         "texts that have vectors are embedded again",

@@ -68,7 +68,7 @@ class Desk:
         return Incoming(self.name(topic), 2, self.next_offset, key, value, headers or [], "live")
 
     async def bury(self, record: Incoming, *, stage: str = "detect") -> str:
-        await self.dead.bury(record, stage=stage, error=INVALID)
+        await self.dead.add(record, stage=stage, error=INVALID)
         return f"{record.topic}:{record.partition}:{record.offset}"
 
     async def replay(self, *ids: str) -> dict[str, Result]:

@@ -55,7 +55,7 @@ async def letters(desk: Desk) -> int:
 
 async def test_the_dead_letters_of_a_batch_are_written_in_one_transaction(desk: Desk) -> None:
     records = bad(desk, 200)
-    await desk.letters(1_000).bury_all(with_errors(records), stage="detect")
+    await desk.letters(1_000).add_all(with_errors(records), stage="detect")
     assert await desk.space.query("SELECT count(*), count(DISTINCT xmin::text) FROM dead_letters") == [(200, 1)]
     sent = await desk.on_topic(DEAD_LETTERS)
     assert sorted((r.key, r.value) for r in sent) == sorted((r.key, r.value) for r in records)
@@ -63,15 +63,15 @@ async def test_the_dead_letters_of_a_batch_are_written_in_one_transaction(desk: 
 
 async def test_a_retried_batch_sends_no_dead_letter_twice(desk: Desk) -> None:
     dead, records = desk.letters(1_000), bad(desk, 50)
-    await dead.bury_all(with_errors(records[:30]), stage="detect")
-    await dead.bury_all(with_errors(records), stage="detect")
+    await dead.add_all(with_errors(records[:30]), stage="detect")
+    await dead.add_all(with_errors(records), stage="detect")
     assert len(await desk.on_topic(DEAD_LETTERS)) == await letters(desk) == 50
 
 
 async def test_records_beyond_the_limit_are_returned_and_the_others_become_dead_letters(desk: Desk) -> None:
     records = bad(desk, 30)
     with pytest.raises(Flooded) as flood:
-        await desk.letters(20).bury_all(with_errors(records), stage="detect")
+        await desk.letters(20).add_all(with_errors(records), stage="detect")
     assert list(flood.value.records) == records[20:]
     assert await letters(desk) == 20
 

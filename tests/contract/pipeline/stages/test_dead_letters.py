@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pipeline.core.errors import Deferred, Poison, Retryable
 from pipeline.ledger.letters import Filter, counts, page
 from pipeline.stages.announce import Announcer
-from pipeline.stages.dead import LOOK_AGAIN_SECONDS
+from pipeline.stages.dead import MAX_RETRY_SECONDS
 from pipeline.stages.detect import Detect
 from tests.support.pipeline.dead_kit import INVALID, Desk, open_desk
 from tests.support.query.library import document
@@ -94,7 +94,7 @@ async def test_a_record_that_fails_repeatedly_is_listed_as_one_dead_letter(desk:
     for _ in range(3):
         await desk.bury(record)
     assert len(await desk.on_topic(DEAD_LETTERS)) == 1
-    await desk.letters(60).bury(record, stage="detect", error=INVALID)  # another process knows nothing of it
+    await desk.letters(60).add(record, stage="detect", error=INVALID)  # another process knows nothing of it
     assert len(await desk.on_topic(DEAD_LETTERS)) == 2
     async with desk.pool.connection() as connection:
         assert await counts(connection, Filter()) == [("invalid", 1)]
@@ -103,13 +103,13 @@ async def test_a_record_that_fails_repeatedly_is_listed_as_one_dead_letter(desk:
 
 async def test_an_error_message_invalid_in_postgres_or_utf_8_does_not_prevent_a_dead_letter(desk: Desk) -> None:
     record = desk.record()
-    await desk.dead.bury(record, stage="detect", error=Poison("odd", "nul \x00 and lone \ud800"))
+    await desk.dead.add(record, stage="detect", error=Poison("odd", "nul \x00 and lone \ud800"))
     assert (await desk.listed(f"{record.topic}:2:1")).message == "nul \N{REPLACEMENT CHARACTER} and lone \\ud800"
 
 
 async def test_an_unexpected_exception_becomes_a_dead_letter_without_its_message(desk: Desk) -> None:
     record = desk.record()
-    await desk.dead.bury(record, stage="detect", error=ZeroDivisionError("secret"))
+    await desk.dead.add(record, stage="detect", error=ZeroDivisionError("secret"))
     listed = await desk.listed(f"{record.topic}:2:1")
     assert (listed.code, listed.message) == ("bug", "ZeroDivisionError in detect")
 
@@ -137,27 +137,27 @@ async def test_beyond_the_limit_no_dead_letter_is_written_until_the_pause_is_ove
     refused = []
     for record in [*records, *records]:  # a lane tries again what was refused
         try:
-            await dead.bury(record, stage="detect", error=INVALID)
+            await dead.add(record, stage="detect", error=INVALID)
         except Deferred as error:
             refused.append(error)
     assert len(await desk.on_topic(DEAD_LETTERS)) == 20
     assert len(refused) == 360
     assert {e.service for e in refused} == {"dead-letters"}
-    assert all("wait 60 s" in str(e) and e.retry_after == LOOK_AGAIN_SECONDS for e in refused)
+    assert all("wait 60 s" in str(e) and e.retry_after == MAX_RETRY_SECONDS for e in refused)
     assert "\n" not in str(refused[0])
     assert metrics.get_sample_value("penstock_dead_letter_floods_total") == 1
     desk.clock.now = 45.0
     assert metrics.get_sample_value("penstock_dead_letter_pause_seconds") == 15
     desk.clock.now = 60.0
     for record in records[20:40]:
-        await dead.bury(record, stage="detect", error=INVALID)
+        await dead.add(record, stage="detect", error=INVALID)
     with pytest.raises(Deferred) as again:
-        await dead.bury(records[40], stage="detect", error=INVALID)
+        await dead.add(records[40], stage="detect", error=INVALID)
     assert "wait 120 s" in str(again.value)
     assert metrics.get_sample_value("penstock_dead_letter_floods_total") == 2
     restarted = desk.letters(1000)
     for record in records[40:]:
-        await restarted.bury(record, stage="detect", error=INVALID)
+        await restarted.add(record, stage="detect", error=INVALID)
     async with desk.pool.connection() as connection:
         assert await counts(connection, Filter()) == [("invalid", 200)]
 
@@ -249,7 +249,7 @@ async def _bury_after_outage(desk: Desk, record: object) -> str:
 async def test_the_list_of_dead_letters_is_filtered_and_paged_newest_first(desk: Desk) -> None:
     for n in range(5):
         await desk.bury(desk.record(key=f"acme/wiki/{n}.md".encode()))
-    await desk.dead.bury(desk.record(key=b"other/drive/x"), stage="identities", error=Poison("wrong_topic", "x"))
+    await desk.dead.add(desk.record(key=b"other/drive/x"), stage="identities", error=Poison("wrong_topic", "x"))
     async with desk.pool.connection() as connection:
 
         async def names(chosen: Filter, after: str | None = None, limit: int | None = None) -> list[str]:

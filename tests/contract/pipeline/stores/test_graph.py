@@ -225,11 +225,11 @@ async def test_no_rows_move_into_the_graph_while_a_live_change_is_late_and_short
                 seconds,
                 late,
             )
-            keeper.keeper._seen.clear()
+            keeper.keeper._histories.clear()
             assert await keeper.turn() == moves, (seconds, lane)
         await library.execute("UPDATE chunks_g1 SET in_graph = false")
         await library.execute("UPDATE documents SET lane = 'live'")
-        keeper.keeper._seen.clear()  # or the next look is put off by twenty times what the last one took
+        keeper.keeper._histories.clear()  # or the next look is put off by twenty times what the last one took
         assert not await keeper.turn()
         await library.converge(late)
         assert not await keeper.turn(), "it was a moment ago"

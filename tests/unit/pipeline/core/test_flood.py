@@ -120,7 +120,7 @@ def test_no_minute_holds_more_dead_letters_than_the_limit(limit: int, steps: lis
 
 def test_while_another_source_succeeds_dead_letters_of_a_failing_source_are_unlimited() -> None:
     flood = Flood(3)
-    flood.passed("wiki", 1, 0.0)
+    flood.count_accepted("wiki", 1, 0.0)
     assert all(flood.admit(str(n), "drive", n * 0.001) is None for n in range(10_000))
     assert flood.pause(10.0) == 0
 
@@ -129,7 +129,7 @@ def test_a_pause_ends_as_soon_as_another_source_succeeds() -> None:
     flood = Flood(3)
     trip(flood, 0.0, 3)
     assert flood.admit("x", "wiki", 1.0) is not None
-    flood.passed("drive", 1, 2.0)
+    flood.count_accepted("drive", 1, 2.0)
     assert flood.pause(3.0) == 0
     assert flood.admit("x", "wiki", 3.0) is None
 
@@ -140,13 +140,13 @@ def test_a_mostly_failing_source_stays_limited_despite_its_own_valid_records() -
     for n in range(1_000):
         refused += flood.admit(str(n), "wiki", n * 0.001) is not None
         if n % 10 == 9:
-            flood.passed("wiki", 1, n * 0.001)
+            flood.count_accepted("wiki", 1, n * 0.001)
     assert refused == 1_000 - 3
 
 
 def test_the_limit_holds_when_more_sources_fail_than_succeed() -> None:
     flood = Flood(3)
-    flood.passed("canary", 100, 0.0)
+    flood.count_accepted("canary", 100, 0.0)
     admitted = [flood.admit(f"{n}-{source}", source, 1.0) is None for n in range(50) for source in ("wiki", "drive")]
     assert sum(admitted) <= 3 + 1  # one of the first source, before the second one was heard of
     assert not any(admitted[10:])
@@ -155,21 +155,21 @@ def test_the_limit_holds_when_more_sources_fail_than_succeed() -> None:
 def test_the_limit_holds_when_all_sources_start_failing_after_long_success() -> None:
     flood, sources = Flood(60), [f"source-{n}" for n in range(20)]
     for source in sources:
-        flood.passed(source, 100_000, 0.0)
+        flood.count_accepted(source, 100_000, 0.0)
     letters = sum(flood.admit(f"{n}-{s}", s, 1.0 + n * 0.01) is None for n in range(1_000) for s in sources)
     assert letters <= len(sources) * (MOST_SCORE + 1) + 60
 
 
 def test_a_success_long_ago_no_longer_lifts_the_limit() -> None:
     flood = Flood(3)
-    flood.passed("wiki", 1, 0.0)
+    flood.count_accepted("wiki", 1, 0.0)
     assert flood.admit("a", "drive", QUIET_SECONDS - 1) is None
     trip(flood, QUIET_SECONDS, 3)
 
 
 def test_a_limit_of_zero_admits_no_dead_letter_even_while_other_sources_succeed() -> None:
     flood = Flood(0)
-    flood.passed("wiki", 1, 0.0)
+    flood.count_accepted("wiki", 1, 0.0)
     assert flood.admit("a", "drive", 1.0) is not None
 
 
@@ -203,7 +203,7 @@ def test_records_retried_during_a_pause_do_not_prolong_it() -> None:
         assert [flood.admit(f"{source}-{n}", source, 0.0) for n in range(20)][-1] is not None
     for second in range(1, 31):
         for source in ("wiki", "drive"):
-            flood.passed(source, 1, float(second))
+            flood.count_accepted(source, 1, float(second))
             if second % 5 == 0:
                 for n in range(3, 20):
                     flood.admit(f"{source}-{n}", source, float(second))
