@@ -1,9 +1,9 @@
-"""Building a non-active generation: begin, fill in page by page, wait for the sinks, cut over or give up.
-``generation_tables`` removes what was replaced.
+"""Building a non-active generation: begin, fill page by page, wait for the sinks, then cut over or give up.
 
-A build *replaces* some stores and *shares* the others with the generation that it comes from (its origin): a rebuild
-of keywords has a new index and the old chunk table, a new model has both new. Live changes reach it from the moment
-it begins, because detect and the sinks serve every generation that is not retired. See docs/adr/0011.
+A build *replaces* some stores, and *shares* the others with the generation that it starts from (its origin): a rebuild
+of keywords has a new index and the origin's chunk table; a new model has both new. Live changes reach a build from its
+beginning, because detect and the sinks serve every generation that is not retired. ``generation_tables`` removes what
+was replaced. The reasons are in docs/adr/0011-rebuild-as-a-generation.md.
 """
 
 from __future__ import annotations
@@ -23,25 +23,30 @@ from pipeline.ledger.documents import Identity
 from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, point_readers_at
 
 FOLLOWED_SECONDS = 60.0
-"""Live work of a build that is younger is always pending, so it does not delay the cut-over."""
+"""Live work that has been pending for less than this does not delay the cut-over: on a busy system some always is."""
 LOCK_WAIT = "5s"
-"""The lock timeout for the old view or table: a reader that takes longer must not block everybody else meanwhile."""
+"""How long to wait for the lock of the view or table. All other readers wait behind us, so a slow reader must not delay
+them for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
+    """A generation that is being built, and how far it is."""
+
     generation: Generation
     origin: Generation
     replaces: frozenset[Store]
     filled: int
-    """Documents that were filled in."""
+    """The number of documents that ``fill`` has added."""
     filled_at: datetime | None
+    """When ``fill`` had added all documents."""
     ready_at: datetime | None
     """When both stores and the graph were complete, which permits the cut-over."""
 
     @property
     def same_chunks(self) -> bool:
-        """Both generations cut and embed alike, so that manifests are copied, and vectors of equal chunk ids."""
+        """Whether both generations chunk and embed in the same way. Then manifests, and vectors of equal chunk ids, are
+        copied from the origin."""
         mine, theirs = self.generation, self.origin
         return (mine.model, mine.revision, mine.dimensions, mine.vector_type, mine.document_prefix, mine.params) == (
             theirs.model,
@@ -61,23 +66,24 @@ class Outstanding:
     failed: int
     """Pending documents that were set aside after a failure."""
     holding: int
-    """Pending documents that delay the cut-over: all but live work younger than FOLLOWED_SECONDS, and of that the work
-    that was pending before the moment ``before``."""
+    """Pending documents that delay the cut-over: all but live work that has been pending for less than
+    FOLLOWED_SECONDS; with ``before``, that work too if it was pending at that time."""
     early: int
-    """Pending documents that have waited since before that moment, and have not failed."""
+    """Pending documents that were pending at the time ``before``, and have not failed."""
     held: int
-    """As ``holding``, but a document that is pending in both stores counts once."""
+    """The same as ``holding``, but a document that is pending in both stores counts once."""
 
 
 async def next_name(connection: Connection) -> str:
-    """``g2`` after ``g1``. Names are never used again."""
+    """The name of the next generation: ``g2`` after ``g1``. A name is never used twice."""
     numbers = [int(g.name[1:]) for g in await generations.every(connection) if g.name[1:].isdecimal()]
     return f"g{max(numbers, default=0) + 1}"
 
 
 async def begin(connection: Connection, generation: Generation, origin: Generation) -> Build:
-    """Add a building generation whose table and index exist (an empty one where it is not the origin's). From now on
-    every accepted change reaches it. Raises Misconfigured when another build is under way, or origin is not active."""
+    """Begin a build. Its table and index must exist: the origin's where they are shared, empty ones where they are
+    replaced. From now on every accepted change reaches it. Raises Misconfigured when another build is under way, or the
+    origin is not the active generation."""
     replaces = [
         store
         for store, mine, theirs in (
@@ -109,7 +115,7 @@ async def begin(connection: Connection, generation: Generation, origin: Generati
 
 
 async def under_way(connection: Connection) -> Build | None:
-    """The build that was begun and is neither cut over nor given up."""
+    """The build that has begun and has neither been cut over nor given up; None: there is none."""
     cursor = await connection.execute(
         "SELECT b.generation, b.origin, b.replaces, b.filled, b.filled_at, b.ready_at"
         " FROM builds b JOIN generations g ON g.name = b.generation WHERE g.state = 'building'"
@@ -122,7 +128,7 @@ async def under_way(connection: Connection) -> Build | None:
 
 
 def occupied(other: Build) -> str:
-    """The reason why no other build can be begun."""
+    """The message that says why no other build can begin, and what to do."""
     name, [store, *more] = other.generation.name, sorted(other.replaces)
     if more:
         return (
@@ -164,15 +170,15 @@ async def give_up(connection: Connection, name: str) -> None:
 
 
 async def moment(connection: Connection) -> datetime:
-    """Now, by the ledger's clock."""
+    """The present time on the ledger's clock."""
     row = await (await connection.execute("SELECT clock_timestamp()")).fetchone()
     assert row is not None
     return row[0]  # type: ignore[no-any-return]
 
 
 async def outstanding(connection: Connection, build: Build, *, before: datetime | None = None) -> Outstanding:
-    """Count the documents that are pending in the replaced stores. Cheap while there are few. before: the moment for
-    ``early`` and ``holding``."""
+    """Count the documents that are pending in the replaced stores, which is cheap while they are few. before: the time
+    that ``early`` and ``holding`` refer to."""
     cursor = await connection.execute(
         """
         SELECT count(*), count(*) FILTER (WHERE s.attempts > 0), count(*) FILTER (WHERE h.holding),
@@ -192,7 +198,7 @@ async def outstanding(connection: Connection, build: Build, *, before: datetime 
 
 
 async def retry_failures(connection: Connection, build: Build) -> None:
-    """Let the documents be tried again that failed in an earlier run."""
+    """Make the documents that failed in an earlier run be tried again."""
     await connection.execute(
         "UPDATE index_state SET attempts = 0, error = NULL WHERE generation = %s AND seq < want_seq AND attempts > 0",
         [build.generation.name],
@@ -200,7 +206,7 @@ async def retry_failures(connection: Connection, build: Build) -> None:
 
 
 async def pending(connection: Connection, build: Build, *, limit: int) -> list[Identity]:
-    """Documents that wait for a sink and have not failed, to be hinted again."""
+    """At most ``limit`` documents that are pending in a store and have not failed."""
     cursor = await connection.execute(
         "SELECT DISTINCT d.id, d.tenant, d.source, d.external_id FROM index_state s"
         " JOIN documents d ON d.id = s.document_id WHERE s.generation = %s AND s.seq < s.want_seq"
@@ -211,7 +217,7 @@ async def pending(connection: Connection, build: Build, *, limit: int) -> list[I
 
 
 async def failures(connection: Connection, build: Build, *, limit: int) -> list[tuple[Identity, Store, str]]:
-    """Documents that were set aside, with the reason."""
+    """At most ``limit`` documents that were set aside, each with the store and the reason."""
     cursor = await connection.execute(
         "SELECT d.id, d.tenant, d.source, d.external_id, s.store, coalesce(s.error, '') FROM index_state s"
         " JOIN builds b ON b.generation = s.generation JOIN documents d ON d.id = s.document_id"
@@ -225,14 +231,14 @@ async def failures(connection: Connection, build: Build, *, limit: int) -> list[
 async def cut_over(
     connection: Connection, build: Build, *, before: datetime | None = None, keep_origin: bool = False
 ) -> int:
-    """Make the build the active generation, readers' view included: one transaction. The one that was active is
-    retired, or kept as the previous one (which then takes the place of an older previous one, retired).
+    """Make the build the active generation, and let the readers' view show it, in one transaction. The generation that
+    was active is retired; with ``keep_origin`` it becomes the previous one, and an older previous one is retired.
 
-    before: pending work that was accepted until this moment delays the cut-over too, however young it is: queries find
-    it in the present generation, and must find it in the new one. Returns 0 when the cut-over was done (or had been
-    done before), else the number of documents that delay it, and nothing was done.
-    Raises Misconfigured when it is not complete, or when another generation than its origin is active and it shares a
-    store with the origin; Retryable (by ``translated``) when a reader keeps the view locked.
+    before: work that was pending at this time delays the cut-over, however short a time it has been pending: queries
+    find such a document in the present generation, and must find it in the new one. Returns 0 when the build is active
+    now (or was already), otherwise the number of documents that delay the cut-over, in which case nothing was changed.
+    Raises Misconfigured when the build is not complete, or when it shares a store with its origin and the origin is not
+    active any more; Retryable (by ``translated``) when a reader keeps the view locked for LOCK_WAIT.
     """
     async with changing(connection):
         active = await generations.active(connection)
@@ -265,14 +271,15 @@ async def changing(connection: Connection) -> AsyncIterator[None]:
 
 
 async def make_active(connection: Connection, new: Generation, old: Generation, *, keep: bool) -> None:
-    """Switch vectors, keywords and the query's model together. The caller is inside ``changing``."""
+    """Switch vectors, keywords and the queries' model to the new generation together. keep: the old one becomes the
+    previous one, for a rollback, instead of being retired. The caller is inside ``changing``."""
     if keep:
         await connection.execute(
             "UPDATE generations SET state = 'retired', since = clock_timestamp()"
             " WHERE state = 'previous' AND name <> %s",
             [new.name],
         )
-    # There is one active and one previous: each steps aside before the other takes its place.
+    # At most one generation may be active and one previous at any time, so the order of these updates matters.
     for name, state in ((new.name, "building"), (old.name, "previous" if keep else "retired"), (new.name, "active")):
         await connection.execute(
             "UPDATE generations SET state = %s, since = clock_timestamp() WHERE name = %s", [state, name]
@@ -285,13 +292,13 @@ class Page:
     """The result of one call of ``fill``."""
 
     documents: int
-    """0: nothing is left to fill in."""
+    """The number of documents added; 0: all were added before."""
     pending: tuple[Identity, ...] = ()
-    """Documents that a sink has to write."""
+    """Those of them that a sink has to write."""
 
 
 async def next_token_counts(connection: Connection, build: Build, *, limit: int) -> list[int]:
-    """Token counts, in the origin, of the documents that ``fill`` handles next, in its order."""
+    """The token counts of the documents that ``fill`` adds next, in its order, according to the origin's manifests."""
     cursor = await connection.execute(
         "SELECT coalesce((SELECT sum(t) FROM unnest(m.token_counts) t), 0)::bigint FROM documents d"
         " LEFT JOIN manifests m ON m.document_id = d.id AND m.generation = %s"
@@ -369,7 +376,7 @@ _WANT = f"""
     ORDER BY d.id
     ON CONFLICT DO NOTHING RETURNING document_id
 """  # noqa: S608 — constants of this module
-"""For a store that is replaced: everything is pending, except a document that nobody may read."""
+"""The states in a replaced store: every document is pending, except those that nobody may read."""
 _SHARE = """
     INSERT INTO index_state AS mine (document_id, generation, store, want_seq, seq, settled_at, pending_since, next_at,
         claimed, confirmed, confirmed_hashes, refused, attempts, error)
@@ -385,13 +392,14 @@ _SHARE = """
         seq = least(mine.seq, mine.want_seq - 1), next_at = excluded.next_at
     WHERE NOT mine.claimed @> excluded.claimed
 """
-"""For a store that is shared: the origin's state is copied under a lock, so that it is never more settled here than
-there. Where detect was faster, only the origin's claimed entries are added, to be deleted if they are not desired."""
+"""The states in a shared store: copies of the origin's, made under a lock, so that no document is further here than
+there. Where detect has already added a state, only the origin's claimed entries are added to it, so that they are
+deleted if they are not desired."""
 
 
 async def _copy_vectors(connection: Connection, build: Build, ids: list[UUID], fresh: list[UUID]) -> None:
-    """Copy the rows of desired chunks with equal ids, and settle the ``fresh`` documents that then have all their rows:
-    nobody else has written rows for them yet."""
+    """Copy the origin's rows of desired chunks, and confirm the ``fresh`` documents that then have all their rows.
+    fresh: documents whose state this transaction has added, so that no sink has written rows for them."""
     if not await table_exists(connection, build.origin.chunk_table):
         return
     tables = {
@@ -433,8 +441,8 @@ async def _copy_vectors(connection: Connection, build: Build, ids: list[UUID], f
 async def origin_vectors(
     connection: Connection, generation: str, chunks: Collection[UUID]
 ) -> list[tuple[UUID, str, list[float]]]:
-    """(chunk, text, vector) of the chunks among these that the origin of a build has, where one model made both: a
-    document that changed before it was filled in costs only the embeddings of its change."""
+    """(chunk, text, vector) of those of these chunks that the origin's table has, if both generations use the same
+    model. So a document that changes before ``fill`` adds it costs only the embeddings of its new chunks."""
     cursor = await connection.execute(
         "SELECT theirs.chunk_table FROM builds b JOIN generations mine ON mine.name = b.generation"
         " JOIN generations theirs ON theirs.name = b.origin"

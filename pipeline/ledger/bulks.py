@@ -1,7 +1,7 @@
-"""Bulk requests to Elasticsearch whose outcome is unknown, and which of their entries must not stand in the index.
+"""Open bulks: bulk requests to Elasticsearch whose outcome is unknown, and which of their entries must be deleted.
 
-A row is written with the claim, before the request is sent, and removed once every operation was answered. A row that
-stays belongs to a worker that died or got no answer: its request may arrive at any later time.
+A row is written with the claim, before the request is sent, and removed when every operation was answered. A row that
+remains belongs to a worker that died or got no answer, whose request may reach Elasticsearch at any later time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from uuid import UUID
 from pipeline.stores.postgres import Connection
 
 ANSWERED_SECONDS = 300.0
-"""An answer that comes later than so long after the claim is no certain one: half of ``index.gc_deletes`` (600), within
-which Elasticsearch remembers every delete that was accepted since the claim, and so refuses what is older."""
+"""An answer that comes longer than this after the claim is not relied on. It is half of ``index.gc_deletes`` (600 s),
+the time for which Elasticsearch remembers a delete and refuses older writes."""
 
 
 class Entry(NamedTuple):
@@ -27,26 +27,31 @@ class Entry(NamedTuple):
 
 
 class OpenBulk(NamedTuple):
+    """A recorded bulk request."""
+
     id: UUID
     keyword_index: str
     entries: Sequence[Entry]
     expired: bool
-    """It was sent so long ago that it can no longer arrive."""
+    """True if it was sent so long ago that it can no longer arrive."""
 
 
 class Unwanted(NamedTuple):
-    """The entries of an open bulk that the index shall not hold."""
+    """The entries of an open bulk that the index must not hold."""
 
     entries: Sequence[Entry]
-    """Each with a version at which the index shall not hold it; if it is desired later, that has a higher one."""
+    """The entries to delete, each with the version for the delete. If the entry is desired later, its version is
+    higher."""
     complete: bool
-    """False: a document's chunks are not known yet, so its entries could not be judged."""
+    """False when some entries could not be judged, because their documents' chunks are not known yet."""
     confirmed: Sequence[Entry]
-    """Those of them that the ledger holds to stand in the index: a delete that was accepted was not processed yet."""
+    """Those of the entries that are confirmed in the ledger: the sink has not processed the change yet that makes them
+    unwanted."""
 
 
 async def record_open(connection: Connection, index: str, entries: Sequence[Entry], *, check_in_seconds: float) -> UUID:
-    """Record a bulk that is about to be sent; returns its id. In the transaction that claims its documents."""
+    """Record a bulk that is about to be sent, in the transaction that claims its documents; returns its id. The same
+    bulk has the same id each time it is sent."""
     ordered = sorted(entries)
     digest = hashlib.blake2b(index.encode(), digest_size=16)
     for entry in ordered:
@@ -71,9 +76,9 @@ async def record_open(connection: Connection, index: str, entries: Sequence[Entr
 
 
 async def record_answered(connection: Connection, bulk: UUID) -> None:
-    """Every operation of one sending was answered. The row stays while another sending of the same bulk was not, and
-    where the claim is older than ANSWERED_SECONDS: the entries may have been accepted after a delete of them was
-    forgotten, and a worker that confirms that delete after us would undo our second look."""
+    """Record that every operation of a bulk was answered. The row stays while the same bulk, sent another time, has no
+    answer. It also stays where the claim is older than ANSWERED_SECONDS: Elasticsearch may then have forgotten a delete
+    and accepted our older entries after it, and they must be checked again."""
     young = "id = %s AND sent_at > clock_timestamp() - make_interval(secs => %s)"
     cursor = await connection.execute(
         f"DELETE FROM open_bulks WHERE unanswered = 1 AND {young}",  # noqa: S608 — literals of this function
@@ -89,7 +94,8 @@ async def record_answered(connection: Connection, bulk: UUID) -> None:
 async def due(
     connection: Connection, *, limit: int, again_in_seconds: float, expire_after_seconds: float
 ) -> list[OpenBulk]:
-    """Take the bulks whose check is due, and put off their next one, so that several workers share them."""
+    """Take at most ``limit`` bulks whose check is due, and set their next check, so that several workers share them.
+    again_in_seconds: time until the next check. expire_after_seconds: the age from which a bulk is expired."""
     cursor = await connection.execute(
         """
         WITH taken AS (
@@ -108,7 +114,7 @@ async def due(
 
 
 async def user_of(connection: Connection, index: str) -> str | None:
-    """A generation that is not retired and keeps its entries in this index; None: there is none."""
+    """The name of a generation that is not retired and uses this index; None: there is none."""
     cursor = await connection.execute(
         "SELECT name FROM generations WHERE keyword_index = %s AND state <> 'retired' LIMIT 1", [index]
     )
@@ -117,10 +123,10 @@ async def user_of(connection: Connection, index: str) -> str | None:
 
 
 async def unwanted(connection: Connection, bulk: OpenBulk) -> Unwanted:
-    """Compare an open bulk with the ledger, in one statement: a desired state and its sequence number belong together.
+    """Find the entries of an open bulk that no generation desires; several generations may share an index.
 
-    An index may be shared by several generations: an entry is unwanted when none of them desires it. Law, where the
-    caller has locked the documents' states: nothing newer is accepted before its transaction ends.
+    One statement reads a desired state together with its sequence number. The result stays true until the caller's
+    transaction ends if the caller has locked the documents' states (``work.lock_wants``).
     """
     cursor = await connection.execute(
         """
@@ -157,4 +163,5 @@ async def unwanted(connection: Connection, bulk: OpenBulk) -> Unwanted:
 
 
 async def forget(connection: Connection, bulk: UUID) -> None:
+    """Delete the record of a bulk."""
     await connection.execute("DELETE FROM open_bulks WHERE id = %s", [bulk])

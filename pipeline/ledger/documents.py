@@ -1,6 +1,7 @@
-"""Detect's side of the ledger: lock documents, read what is known, write the desired state.
+"""Detect's side of the ledger: lock documents, read what is known of them, and write their desired state.
 
-Superseded content lost by version although it was observed later: it stands again when a delete in between turns up.
+A *superseded* revision has lost by version although it was observed later than the winner. It is stored, because a
+delete that was observed between the two may still arrive, and then it wins.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline.core.model import STORES, Generation, Lane, Manifest
 from pipeline.stores.postgres import Connection
 
 EVENTS_PER_DOCUMENT = 16
-"""The size of the ring in which document_events holds a document's newest events."""
+"""How many of a document's newest events document_events holds, as a ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A document's row under its lock."""
+    """A document's row in the ledger."""
 
     state: State
     seq: int = 0
@@ -42,7 +43,7 @@ class Known:
     media_type: str | None = None
     access_id: int | None = None
     pending: bool = False
-    """Some store has not reached the last desired state: an unchanged event hints again."""
+    """Whether a store has not reached the desired state. Then even an event that changes nothing sends hints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +98,15 @@ class Accepted:
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     """New manifest by generation; where it is absent the old one stays."""
     erased: bool = False
-    """Deleted: its text and manifests go."""
+    """True if it was deleted, so that its text and manifests are erased."""
 
 
 async def lock(connection: Connection, identities: Sequence[Identity]) -> dict[UUID, Known]:
-    """Lock these documents' rows (a missing one is inserted as a stub first), in the order of their ids.
+    """Lock these documents' rows until the caller's transaction ends, and read them. A missing row is inserted as a
+    stub.
 
-    The caller holds a transaction. Order by id everywhere: two workers that overlap in a rebalance cannot deadlock.
+    The locks are taken in the order of the ids, as everywhere, so that two workers with the same documents (during a
+    rebalance) do not deadlock.
     """
     ordered = sorted({i.id: i for i in identities}.values(), key=lambda i: i.id)
     ids = [i.id for i in ordered]
@@ -121,7 +124,7 @@ async def lock(connection: Connection, identities: Sequence[Identity]) -> dict[U
 
 
 async def peek(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, Known]:
-    """As ``lock`` but without locking: good enough to foresee which texts need chunking."""
+    """Read the rows of these documents without a lock. A missing one is absent."""
     cursor = await connection.execute(
         "SELECT id, version, observed_at, content_hash, meta_hash, deleted_floor, deleted_at, access_observed_at,"
         " access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s)",
@@ -150,8 +153,8 @@ async def _known(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> dic
 
 
 async def draw_seqs(connection: Connection, befores: Sequence[Known]) -> list[int]:
-    """A new sequence number for each: greater than any drawn before and than the document's own (which may be ahead
-    of the sequence after a restored backup)."""
+    """Draw a new sequence number for each of these documents. It is greater than any drawn before, and greater than the
+    document's own, which may be ahead of the sequence after a backup was restored."""
     cursor = await connection.execute("SELECT nextval('ledger_seq') FROM generate_series(1, %s)", [len(befores)])
     return [max(drawn, before.seq + 1) for (drawn,), before in zip(await cursor.fetchall(), befores, strict=True)]
 
@@ -159,7 +162,7 @@ async def draw_seqs(connection: Connection, befores: Sequence[Known]) -> list[in
 async def intern_access(
     connection: Connection, access_sets: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]]
 ) -> dict[tuple[str, tuple[str, ...], tuple[str, ...]], int]:
-    """Ids of the access sets (tenant, acl_tags, required_tags), inserted where new."""
+    """The ids of these access sets (tenant, acl_tags, required_tags). New ones are inserted."""
     keyed = sorted({(tenant, access_digest(acl, req)): (tenant, acl, req) for tenant, acl, req in access_sets}.items())
     if not keyed:
         return {}
@@ -180,10 +183,10 @@ async def intern_access(
 async def write(
     connection: Connection, accepted: Sequence[Accepted], generations: Sequence[Generation], *, grace_seconds: float
 ) -> dict[UUID, int]:
-    """Write the decisions of one batch; returns the sequence number drawn by each document that drew one.
+    """Write the decisions for one batch; returns the new sequence number of each document whose stores must follow.
 
-    The caller holds the rows' locks and, where anything draws a number, the shared generations lock. ``grace_seconds``:
-    how long the sweeper leaves the new work to the hints.
+    generations: those that are not retired. grace_seconds: how long the sweeper leaves new live work to the hints. The
+    caller holds the rows' locks and the shared generations lock.
     """
     drawing = sorted((a for a in accepted if a.draws_seq), key=lambda a: a.identity.id)  # the sinks' lock order
     drawn = await draw_seqs(connection, [a.before for a in drawing]) if drawing else []
@@ -210,7 +213,7 @@ async def write(
             await cursor.executemany(
                 _WANT,
                 [
-                    (a.identity.id, generation.name, store, seqs[a.identity.id], grace_seconds * _PATIENCE[a.lane])
+                    (a.identity.id, generation.name, store, seqs[a.identity.id], grace_seconds * _GRACE_FACTORS[a.lane])
                     for generation in generations
                     for store in STORES
                     for a in drawing
@@ -225,8 +228,8 @@ async def write(
     return seqs
 
 
-_PATIENCE: dict[Lane, float] = {"live": 1.0, "backfill": 10.0}
-"""A first load stands in queues for long without anything being lost: the sweeper leaves it alone longer."""
+_GRACE_FACTORS: dict[Lane, float] = {"live": 1.0, "backfill": 10.0}
+"""Multiples of ``grace_seconds``: hints of a first load wait long in their topic without being lost."""
 
 
 def _has_access(a: Accepted) -> bool:
@@ -245,7 +248,7 @@ _UPDATE_FIELDS = f"""
     UPDATE documents SET {", ".join(f"{column} = %s" for column in FIELD_COLUMNS)}, external_id = %s, erased_at = NULL
     WHERE id = %s
 """  # noqa: S608 — names of this module
-"""The external id: it was erased if the document had been deleted for long."""
+"""It writes the external id again, because retention erases it some time after a document was deleted."""
 _UPSERT_BODY = """
     INSERT INTO document_bodies AS b (document_id, text, metadata) VALUES (%s, coalesce(%s, ''), coalesce(%s, '{}'))
     ON CONFLICT (document_id) DO UPDATE SET
@@ -332,14 +335,16 @@ def _event_row(h: DocumentEvent, seq: int | None) -> tuple[Any, ...]:
 
 
 MAX_SUPERSEDED = 8
-"""Most superseded upserts of one document, because each holds a whole text. A source that counts backwards would need
-any number: each was observed later than the one before, under a lower version, and wins after a delete in between. The
-ones observed last are kept: a delete that arrives late then never ends a document that was observed after it. Where the
-exact winner was forgotten, the next one that was observed stands."""
+"""The most superseded revisions of one document, because each holds a whole text. A source whose versions fall would
+need any number: each revision was observed later than the one before, under a lower version, and wins if a delete in
+between arrives. The ones observed last are retained, so that a late delete never removes a document that was observed
+after it. If the revision that should then win is no longer stored, the one observed next wins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
+    """A revision with its text, as it is stored when it is superseded."""
+
     version: int
     observed_at: datetime
     content_hash: bytes
@@ -370,7 +375,7 @@ def _superseded(row: Sequence[Any]) -> Superseded:
 
 
 async def load_current(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Superseded]:
-    """The ledger's present revisions of these documents, as far as they are alive."""
+    """The present revisions of these documents. Deleted ones, and those without content, are absent."""
     if not ids:
         return {}
     cursor = await connection.execute(f"SELECT {_CURRENT} AND d.deleted_at IS NULL", [list(ids)])
@@ -378,7 +383,7 @@ async def load_current(connection: Connection, ids: Collection[UUID]) -> dict[UU
 
 
 async def keep_current(connection: Connection, ids: Collection[UUID]) -> None:
-    """Store the present revisions of these documents as superseded, before others are written over them."""
+    """Store the present revisions of these documents as superseded, before ``write`` replaces them."""
     if ids:
         await connection.execute(f"{_INSERT_SUPERSEDED} SELECT {_CURRENT} {_GREATER_STAYS}", [list(ids)])
 
@@ -415,14 +420,15 @@ _GREATER_STAYS = f"""
         {", ".join(f"{column} = excluded.{column}" for column in REVISION_COLUMNS[2:])}
     WHERE (excluded.content_hash, excluded.meta_hash) > (s.content_hash, s.meta_hash)
 """
-"""As for two that were observed together under one version, as in the order of content: whichever came first."""
+"""From two revisions with the same version and time of observation the one with the greater hashes is stored, whichever
+arrived first: that is the order of content."""
 
 
 async def prune_superseded(connection: Connection, ids: Collection[UUID]) -> int:
-    """Delete the superseded revisions that no late delete can make current again, after the documents' rows were
-    written: those for which another revision of no lower version was observed with or after them. The remaining ones
-    of a document fall in version as they rise in observed_at. Returns how many more were deleted because a document
-    had more than MAX_SUPERSEDED."""
+    """Delete the superseded revisions that no late delete can make win, after the documents' rows were written: those
+    for which another revision, of the same or a higher version, was observed at the same time or later. (The versions
+    of a document's remaining ones fall as their times of observation rise.) Also deletes the oldest ones beyond
+    MAX_SUPERSEDED, and returns how many of those there were."""
     cursor = await connection.execute(
         """
         WITH judged AS (

@@ -14,12 +14,12 @@ from pipeline.ledger.work import Work
 
 
 def to_the_hour(moment: datetime) -> datetime:
-    """Round a time of modification down to the hour for the keyword entry: nearly every edit changes it, and would
-    otherwise rewrite every entry of the document. A search filters from the beginning of the hour, and then by the
+    """Round a time of modification down to the hour, for the keyword entry. Nearly every edit changes this time, and
+    would otherwise rewrite every entry of the document. A search filters by the hour in Elasticsearch, and then by the
     exact time in the ledger."""
     try:
         return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-    except OverflowError:  # within a day of the first or last moment that there is
+    except OverflowError:  # within a day of datetime.min or datetime.max
         return moment
 
 
@@ -44,15 +44,15 @@ def common_fields(w: Work, metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def cut(body: str, spans: Sequence[Span]) -> str:
-    """A chunk's text: the normalised body's pieces, one after another."""
+    """A chunk's text: the pieces of the normalised text at these spans, joined."""
     return "".join(body[start:end] for start, end in spans)
 
 
 def entries(
     w: Work, body: str, metadata: Mapping[str, object], only: Container[UUID] | None = None
 ) -> Iterator[tuple[UUID, dict[str, Any]]]:
-    """Every wanted chunk (or ``only`` these of them) with its whole entry, in reading order. The manifest must belong
-    to the body."""
+    """Yield every desired chunk and its entry, in reading order. body: the normalised text that the manifest was built
+    from. only: yield these chunks alone; None: all."""
     if not w.chunk_ids or w.manifest is None:
         return
     common = common_fields(w, metadata)

@@ -1,5 +1,5 @@
-"""The rows, table and index of a generation: how many there should be and are, the graph, and removing those that only
-retired generations use."""
+"""The table and index of a generation: counting rows, building its graph, and removing what only retired generations
+use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import Connection
 
 GRAPH_BYTES_A_ROW = 500
-"""Memory that HNSW (m = 16) takes for a row, without its vector, while it is built."""
+"""The memory that building an HNSW graph (m = 16) takes for each row, besides the row's vector."""
 
 
 async def desired_counts(connection: Connection, generation: Generation) -> tuple[int, int, int]:
-    """(documents, chunks, tokens) that this generation's stores shall hold."""
+    """The numbers of (documents, chunks, tokens) that this generation's stores should hold."""
     cursor = await connection.execute(
         "SELECT count(*), coalesce(sum(cardinality(m.chunk_ids)), 0)::bigint,"
         " coalesce(sum((SELECT sum(t) FROM unnest(m.token_counts) t)), 0)::bigint"
@@ -44,7 +44,7 @@ async def rows(connection: Connection, table: str) -> int:
 
 
 async def written(connection: Connection, generation: Generation, store: Store) -> int:
-    """Chunks embedded, or entries written, since the generation was begun."""
+    """The number of chunks embedded, or of entries written, since the generation was created."""
     cursor = await connection.execute(
         "SELECT coalesce(sum(written), 0)::bigint FROM index_state WHERE generation = %s AND store = %s",
         [generation.name, store],
@@ -56,14 +56,14 @@ async def written(connection: Connection, generation: Generation, store: Store) 
 async def build_graph(
     connection: Connection, generation: Generation, *, name: str | None = None, alone: bool = False
 ) -> None:
-    """Once over all rows, while writers go on. name: unless it is the graph's own. alone: by one process, so that
-    writers keep the other processors."""
+    """Build the graph over all rows of the table, while writers continue. name: the graph's, if it is not the usual
+    one. alone: with one process, which leaves the other processors to the writers."""
     await _allow_memory(connection, generation)
     one, many = "SET max_parallel_maintenance_workers = 0", "RESET max_parallel_maintenance_workers"
     await connection.execute(one if alone else many)
     try:
         await create_graph(connection, generation, name=name, concurrently=True)
-    except DiskFull:  # a container's small /dev/shm: parallel builders share the graph there, one alone does not
+    except DiskFull:  # parallel builders share the graph in /dev/shm, which is small in a container; one alone does not
         if alone:
             raise
         await connection.execute(one)
@@ -72,8 +72,8 @@ async def build_graph(
 
 
 async def _allow_memory(connection: Connection, generation: Generation) -> None:
-    """Enough maintenance_work_mem for the graph where the server has it: up to a quarter of what it says it may use
-    (effective_cache_size). A graph that does not fit is built too, only slower."""
+    """Raise maintenance_work_mem so that the graph fits into it, but not above a quarter of effective_cache_size. A
+    graph that does not fit is built more slowly."""
     bytes_a_value = 2 if generation.vector_type == "halfvec" else 4
     held = await rows(connection, generation.chunk_table)
     needed = held * (generation.dimensions * bytes_a_value + GRAPH_BYTES_A_ROW) // 1024
@@ -96,16 +96,16 @@ async def uncleared(connection: Connection) -> list[Generation]:
 
 
 async def clear_rows(connection: Connection, retired: Generation) -> None:
-    """Remove a retired generation's manifests and states, CLEAR_ROWS at a time. What it counted as written goes over
-    to the active one, so that a document's count never falls. Repeats are harmless."""
+    """Remove a retired generation's manifests and states, CLEAR_ROWS at a time. Its counts of written chunks are added
+    to the active generation's, so that no document's count falls. Repeats are harmless."""
     active = (await generations.active(connection)).name
     for store in STORES:
         names: dict[str, Any] = {"retired": retired.name, "active": active, "store": store, "limit": CLEAR_ROWS}
         after = UUID(int=0)
         while batch := await _batch(connection, "index_state", names | {"after": after}, "AND store = %(store)s"):
             async with connection.transaction():
-                await connection.execute(_LOCK_HEIRS, names | {"ids": batch})
-                await connection.execute(_BEQUEATH, names | {"ids": batch})
+                await connection.execute(_LOCK_ACTIVE_STATES, names | {"ids": batch})
+                await connection.execute(_MOVE_COUNTS, names | {"ids": batch})
             after = batch[-1]
     after = UUID(int=0)
     names = {"retired": retired.name, "limit": CLEAR_ROWS}
@@ -131,11 +131,11 @@ async def _batch(
     return [id_ for (id_,) in await cursor.fetchall()]
 
 
-_LOCK_HEIRS = """
+_LOCK_ACTIVE_STATES = """
     SELECT FROM index_state WHERE generation = %(active)s AND store = %(store)s AND document_id = ANY(%(ids)s)
     ORDER BY document_id FOR UPDATE
 """
-_BEQUEATH = """
+_MOVE_COUNTS = """
     WITH gone AS (
         DELETE FROM index_state
         WHERE generation = %(retired)s AND store = %(store)s AND document_id = ANY(%(ids)s)
@@ -147,19 +147,21 @@ _BEQUEATH = """
 
 
 async def orphaned(connection: Connection, of: Collection[Generation]) -> tuple[set[str], set[str]]:
-    """(tables, indexes) of these retired generations that no living one uses."""
-    living = await generations.writable(connection)
-    tables = {g.chunk_table for g in of} - {g.chunk_table for g in living}
-    indexes = {g.keyword_index for g in of} - {g.keyword_index for g in living}
+    """The (tables, indexes) of these retired generations that no other generation uses."""
+    in_use = await generations.writable(connection)
+    tables = {g.chunk_table for g in of} - {g.chunk_table for g in in_use}
+    indexes = {g.keyword_index for g in of} - {g.keyword_index for g in in_use}
     return tables, indexes
 
 
 async def drop_table(connection: Connection, table: str) -> None:
-    """Remove a chunk table that nobody uses any more; a missing one is fine."""
+    """Drop a chunk table that no generation uses, if it exists. Raises psycopg.Error when a reader keeps it locked for
+    LOCK_WAIT."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
         await connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(table)))
 
 
 async def mark_cleared(connection: Connection, retired: Generation) -> None:
+    """Record that nothing is left of a retired generation."""
     await connection.execute("UPDATE generations SET cleared_at = clock_timestamp() WHERE name = %s", [retired.name])

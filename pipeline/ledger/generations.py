@@ -1,4 +1,4 @@
-"""Generations: which model and chunker are in force, and the first one's creation."""
+"""The list of generations: reading it, creating the first one, and checking that a model is the one that filled it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, create_chunk_
 
 REFERENCE_TEXT = "The penstock carries water from the reservoir to the turbine."
 REFERENCE_COSINE = 0.99
-"""Below it the model that answers is not the one that filled the index. Never equality: the same weights quantised on
-another family of processors may round otherwise (int8 against float32 was 0.996 at worst when measured)."""
+"""The least cosine between two vectors of the reference text by the same model. They need not be equal: quantised
+weights round differently on another family of processors (int8 against float32 gave 0.996 at worst)."""
 
 _COLUMNS = (
     "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table, "
@@ -32,7 +32,8 @@ def _generation(row: tuple[Any, ...]) -> Generation:
 
 
 async def writable(connection: Connection) -> list[Generation]:
-    """Every generation that follows the ledger: building, active, previous (so that rollback is never stale)."""
+    """The generations that are not retired: building, active and previous. All follow the ledger, the previous one so
+    that a rollback never shows old documents."""
     cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state <> 'retired' ORDER BY name")  # noqa: S608 — constants of this module
     return [_generation(row) for row in await cursor.fetchall()]
 
@@ -54,8 +55,10 @@ async def ensure_first(
     index_prefix: str,
     service: EmbeddingService | None = None,
 ) -> Generation:
-    """The active generation, created from the settings when there is none yet. The caller creates its index. service:
-    where the embedder's model is; noted for every living generation of that model that does not know it yet."""
+    """The active generation, which is created from the settings when there is none. The caller creates its index.
+
+    service: where the embedder's model is served. It is recorded for every generation of that model that has none.
+    """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
         cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")  # noqa: S608 — constants of this module
@@ -64,9 +67,9 @@ async def ensure_first(
             generation = _generation(row)
             await _create_table(connection, generation)
             if service is not None:
-                for living in await writable(connection):
-                    if living.service is None and _made_by(living, embedder):
-                        await note_service(connection, living.name, service)
+                for other in await writable(connection):
+                    if other.service is None and _has_model(other, embedder):
+                        await note_service(connection, other.name, service)
             return await active(connection)
         generation = Generation(
             name="g1",
@@ -89,8 +92,8 @@ async def ensure_first(
 
 
 async def _create_table(connection: Connection, generation: Generation) -> None:
-    """With an empty graph, when there is none: a worker may not be allowed to build one. What becomes of it later is
-    pipeline.stages.graph's."""
+    """Create the chunk table with an empty graph, if there is none. (Later the vectors workers maintain the graph, but
+    their database role may not be allowed to create one.)"""
     cursor = await connection.execute("SELECT to_regclass(%s) IS NULL", [f'"{generation.chunk_table}"'])
     row = await cursor.fetchone()
     if row is not None and row[0]:
@@ -99,7 +102,7 @@ async def _create_table(connection: Connection, generation: Generation) -> None:
 
 
 async def add(connection: Connection, generation: Generation) -> None:
-    """A new row. The caller holds the exclusive lock."""
+    """Add a generation to the list. The caller holds the exclusive generations lock."""
     values = {c: getattr(generation, c) for c in _COLUMNS.split(", ")} | {
         "params": Jsonb(asdict(generation.params)),
         "service": Jsonb(asdict(generation.service)) if generation.service else None,
@@ -111,30 +114,30 @@ async def add(connection: Connection, generation: Generation) -> None:
 
 
 async def note_service(connection: Connection, name: str, service: EmbeddingService) -> None:
-    """Where a generation's model is, and what it costs."""
+    """Record where a generation's model is served, and what it costs."""
     await connection.execute("UPDATE generations SET service = %s WHERE name = %s", [Jsonb(asdict(service)), name])
 
 
 async def every(connection: Connection) -> list[Generation]:
-    """All of them, retired ones too, the oldest first."""
+    """All generations, retired ones included, the oldest first."""
     cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations ORDER BY created_at, name")  # noqa: S608 — constants of this module
     return [_generation(row) for row in await cursor.fetchall()]
 
 
 async def reference(connection: Connection, generation: Generation) -> list[float] | None:
-    """The vector of REFERENCE_TEXT by the generation's own model; None: no worker with that model has started yet."""
+    """The vector of REFERENCE_TEXT by the generation's model; None: no worker with that model has started yet."""
     cursor = await connection.execute("SELECT reference FROM generations WHERE name = %s", [generation.name])
     row = await cursor.fetchone()
     return list(row[0]) if row and row[0] else None
 
 
-def _made_by(generation: Generation, embedder: Embedder) -> bool:
+def _has_model(generation: Generation, embedder: Embedder) -> bool:
     return (embedder.model, embedder.dimensions) == (generation.model, generation.dimensions)
 
 
 def same_model(one: Generation, other: Generation) -> bool:
-    """Whether the vector of a text is the same in both: then it is copied (``builds.origin_vectors`` has
-    the same condition in SQL)."""
+    """Whether a text has the same vector in both generations, so that vectors can be copied. ``builds.origin_vectors``
+    has the same condition in SQL."""
     return (one.model, one.revision, one.dimensions, one.document_prefix) == (
         other.model,
         other.revision,
@@ -144,13 +147,13 @@ def same_model(one: Generation, other: Generation) -> bool:
 
 
 async def check_model(connection: Connection, generation: Generation, embedder: Embedder) -> None:
-    """Refuse to start with another model than the one that filled the generation: models never mix.
+    """Check that the embedder has the model that filled the generation, because vectors of two models do not compare.
 
-    The first caller stores the reference text's vector; later ones compare theirs. Raises Misconfigured.
+    The first call stores the vector of the reference text; later calls compare theirs with it. Raises Misconfigured.
     """
-    import numpy as np  # here: a tenth of a second to import, and only who embeds compares vectors
+    import numpy as np  # here: importing it takes 0.1 s, which processes that never embed need not spend
 
-    if not _made_by(generation, embedder):
+    if not _has_model(generation, embedder):
         raise Misconfigured(
             f"settings name {embedder.model} ({embedder.dimensions} dimensions), but generation {generation.name} was"
             f" built with {generation.model} ({generation.dimensions}): build a new generation, or put the setting back"

@@ -1,4 +1,4 @@
-"""The marks: the records of each partition that a consumer group handled last, and the owner that may update them."""
+"""Marks: for each partition the records that a consumer group handled last, and the owner that may update them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Place = tuple[str, int]
 
 
 async def claim(connection: Connection, group: str, places: Collection[Place]) -> dict[Place, tuple[int, Mark | None]]:
-    """Become the owner of the marks of these partitions, so that earlier owners can store none any more. Returns the
-    owner's number, greater than that of any owner before, and the mark; None: nothing was handled yet."""
+    """Become the owner of the marks of these partitions; from now on earlier owners can store none. Returns for each
+    the owner's number, which is greater than any earlier owner's, and its mark (None: no record was handled yet)."""
     cursor = await connection.execute(
         "INSERT INTO kafka_marks AS m (consumer_group, topic, partition, log_id, offsets, sent_ms, digests, owner)"
         " SELECT %s, topic, partition, '', '{}', '{}', '{}', 1 FROM unnest(%s::text[], %s::integer[])"
@@ -32,8 +32,8 @@ async def claim(connection: Connection, group: str, places: Collection[Place]) -
 
 
 async def save(connection: Connection, group: str, marks: Mapping[Place, tuple[int, Mark]]) -> set[Place]:
-    """Replace the marks of these partitions, each for an owner. Returns the partitions whose marks were stored; those
-    that have another owner by now are left out."""
+    """Replace the marks of these partitions; each value is (owner's number, mark). Returns the partitions whose marks
+    were stored: a partition that has a later owner is left as it is."""
     cursor = connection.cursor()
     await cursor.executemany(
         "INSERT INTO kafka_marks AS m (consumer_group, topic, partition, owner, log_id, offsets, sent_ms, digests)"

@@ -1,4 +1,4 @@
-"""The sinks' side of the ledger: the desired state of documents, and recording how far a store has come."""
+"""The sinks' side of the ledger: read the desired state of documents, and record how far a store has reached it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from pipeline.stores.postgres import GENERATIONS_LOCK, Connection
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One document for a sink: its desired state (as of ``want_seq``) and what this store confirmed before."""
+    """One document that a store has not reached: its desired state (as of ``want_seq``) and what is known of the
+    store."""
 
     identity: Identity
     want_seq: int
     searchable: bool
-    """It is alive and readable by somebody; otherwise the store shall hold nothing of it."""
+    """True if it has content, is not deleted, and somebody may read it; otherwise the store must hold nothing of it."""
     content_hash: bytes | None
     access_id: int | None
     acl_tags: tuple[str, ...]
@@ -42,7 +43,7 @@ class Work:
 
     @property
     def chunk_ids(self) -> tuple[UUID, ...]:
-        """The chunks that the store shall hold, in reading order."""
+        """The desired chunks, in reading order."""
         return self.manifest.chunk_ids if self.searchable and self.manifest else ()
 
     @property
@@ -52,7 +53,7 @@ class Work:
 
     @property
     def needs_chunking(self) -> bool:
-        """The manifest is missing or was cut from another text."""
+        """Whether the manifest is missing or was built from another text."""
         return self.searchable and (self.manifest is None or self.manifest.content_hash != self.content_hash)
 
 
@@ -72,8 +73,8 @@ _WORK = """
 
 
 async def load(connection: Connection, generation: str, store: Store, ids: Collection[UUID]) -> list[Work]:
-    """The work still to do for these documents, in the order of their ids; settled ones are absent, and so are all of a
-    retired generation. One statement, so that the desired state and want_seq belong together."""
+    """The pending work of these documents, in the order of their ids. Documents that the store has reached are absent,
+    and so are all of a retired generation. One statement reads a desired state together with its want_seq."""
     cursor = await connection.cursor(row_factory=dict_row).execute(_WORK, [generation, store, list(ids)])
     return [
         work_of(
@@ -97,7 +98,8 @@ def work_of(
     refused: tuple[UUID, ...] = (),
     attempts: int = 0,
 ) -> Work:
-    """Work from the columns of a document, its access set and its manifest (whose hash is ``manifest_hash``)."""
+    """Make Work from a row with the columns of a document, its access set and its manifest (its content hash is called
+    ``manifest_hash``)."""
     manifest = None
     if row["manifest_hash"] is not None:
         manifest = Manifest(
@@ -130,9 +132,9 @@ def work_of(
 
 
 async def bodies(connection: Connection, works: Collection[Work]) -> dict[UUID, tuple[str, dict[str, object]]]:
-    """Normalised text and metadata of documents, as far as the text is still the one that their manifests were cut
-    from: a document that changed since it was loaded is absent (its spans would cut the new text wrongly), and so is
-    one whose stored text has rotted (nothing shall be made from that; the audit names it)."""
+    """The normalised texts and the metadata of these documents. A document that has changed since it was loaded is
+    absent, because its spans do not fit the new text. So is one whose stored text does not have its content hash: the
+    audit reports such damage, and nothing is made from it."""
     hashes = {w.identity.id: w.content_hash for w in works}
     cursor = await connection.execute(
         "SELECT b.document_id, b.text, b.metadata, d.content_hash FROM document_bodies b"
@@ -147,12 +149,12 @@ async def bodies(connection: Connection, works: Collection[Work]) -> dict[UUID, 
 
 
 async def lock_wants(connection: Connection, generation: str, store: Store, ids: Sequence[UUID]) -> dict[UUID, int]:
-    """Lock these documents' states in this store and return their want_seq; of a retired generation there are none.
-    Law: until the transaction ends nothing newer can be accepted for them, and the generation is not retired.
+    """Lock these documents' states in this store, and return each one's want_seq; none for a retired generation.
 
-    Were it retired meanwhile, its want_seq would stand still, and what it then writes or deletes would be wrong in a
-    table or index that a living generation shares. For keywords the states of all generations that share the index are
-    locked (in detect's order: by generation, then document), because they are claimed and reopened together.
+    Law: until the transaction ends nothing newer is accepted for these documents, and the generation is not retired. If
+    it were retired meanwhile, its want_seq would no longer follow the document, and its writes would be wrong in a
+    table or index that it shares with another generation. For keywords the states of all generations that share the
+    index are locked (in detect's order: by generation, then document), because they are claimed and reopened together.
     """
     await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
     cursor = await connection.execute(
@@ -169,13 +171,14 @@ async def lock_wants(connection: Connection, generation: str, store: Store, ids:
 
 _SHARING = """SELECT g.name FROM generations g JOIN generations mine ON mine.name = %(generation)s
     WHERE g.state <> 'retired' AND (g.name = mine.name OR g.keyword_index = mine.keyword_index)"""
-"""This generation and those that share its index, as far as they live."""
+"""This generation and the others that use its index, without retired ones."""
 
 
 async def settle_vectors(
     connection: Connection, generation: str, reached: Sequence[tuple[UUID, int, Sequence[UUID], int, str | None]]
 ) -> None:
-    """pgvector now equals the ledger for each (document, seq, refused chunk ids, newly embedded, error)."""
+    """Record that the table holds the desired state ``seq`` of documents: (document, seq, refused chunks, number of
+    newly embedded chunks, error or None)."""
     await connection.cursor().executemany(
         "UPDATE index_state SET seq = %s, settled_at = clock_timestamp(), refused = %s, written = written + %s,"
         " attempts = 0, error = %s WHERE document_id = %s AND generation = %s AND store = 'vectors'",
@@ -186,9 +189,11 @@ async def settle_vectors(
 async def claim(
     connection: Connection, generation: str, claims: Sequence[tuple[UUID, int, Sequence[UUID]]]
 ) -> set[UUID]:
-    """Before writing to Elasticsearch, for each (document, want_seq, ids of all chunks to be written or deleted): they
-    may stand there in any form from now on, so they become claimed and are confirmed no more. Skips a document whose
-    want_seq has moved; returns those that were claimed."""
+    """Claim documents before Elasticsearch is written to: (document, want_seq, all chunks to be written or deleted).
+
+    From now on these entries may be in the index in any form, so they become claimed, and are no longer confirmed.
+    Skips the documents for which something newer was accepted; returns the others' ids.
+    """
     wants = await lock_wants(connection, generation, "keywords", [id_ for id_, _, _ in claims])
     still = [(id_, chunk_ids) for id_, want_seq, chunk_ids in claims if wants.get(id_) == want_seq]
     await connection.cursor().executemany(
@@ -206,16 +211,16 @@ _CLAIMED = f"""
     confirmed = ({_REMAINING.format(column="id")}), confirmed_hashes = ({_REMAINING.format(column="hash")})
 """
 _OF_ALL = f"WHERE s.document_id = %(document)s AND s.store = 'keywords' AND s.generation IN ({_SHARING})"
-"""The entries that may stand in an index are known to every generation that shares it: one of them goes on when the
-other retires. The caller has locked the rows. (builds.fill copies rows under the same lock, so none is missed.)"""
+"""The states of a document in all generations that share an index. Each of them must know the entries that may be in
+the index, because it may be the one that remains when the others are retired. The caller has locked the rows.
+(``builds.fill`` copies rows under the same lock, so none is missed.)"""
 
 
 async def confirm_keywords(
     connection: Connection, generation: str, reached: Sequence[tuple[UUID, int, Mapping[UUID, int], int]]
 ) -> None:
-    """After a refresh: Elasticsearch holds exactly these entries, for each (document, seq, chunk → hash, written).
-
-    The caller holds the rows' locks and has seen want_seq = seq.
+    """Record, after a refresh, that the index holds exactly these entries of documents: (document, seq, hashes by
+    chunk, number of entries written). The caller has locked the rows and seen that want_seq = seq.
     """
     await connection.cursor().executemany(
         "UPDATE index_state SET seq = %s, settled_at = clock_timestamp(), claimed = %s, confirmed = %s,"
@@ -231,9 +236,9 @@ async def confirm_keywords(
 async def reopen_keywords(
     connection: Connection, generation: str, late: Sequence[tuple[UUID, int, Sequence[UUID]]]
 ) -> None:
-    """Our operations may have landed after those of a newer worker: for each (document, our seq, ids that we wrote or
-    deleted) put the ids back into claimed, forget their confirmation and lower the reached seq: the document converges
-    again."""
+    """Make documents pending again for which something newer was accepted while we wrote: (document, our seq, chunks
+    that we wrote or deleted). Our operations may have been applied after those of the worker that wrote the newer
+    state, so the chunks become claimed again and lose their confirmation, and the document converges once more."""
     await connection.cursor().executemany(
         f"UPDATE index_state s SET {_CLAIMED}, seq = least(s.seq, %(seq)s) {_OF_ALL}",  # noqa: S608 — constants of this module
         [{"ids": list(ids), "seq": seq, "document": id_, "generation": generation} for id_, seq, ids in late],
@@ -241,14 +246,15 @@ async def reopen_keywords(
 
 
 async def raise_want(connection: Connection, generation: str, store: Store, document: UUID, above: int) -> int:
-    """Draw a new sequence number above ``above`` for one document, wanted by this store alone; returns it.
+    """Draw a sequence number above ``above`` for one document, which only this store has to reach; returns it.
 
-    Elasticsearch can be ahead of a ledger restored from a backup, or remember a tombstone's version.
+    The index can hold a version that is ahead of the ledger: after the ledger was restored from a backup, or from a
+    delete that Elasticsearch remembers.
     """
     cursor = await connection.execute("SELECT seq FROM documents WHERE id = %s FOR UPDATE", [document])
     await cursor.fetchone()
     cursor = await connection.execute(
-        # What was announced stays announced: nothing changed for anybody, and freshness counts no repair.
+        # An announced document stays announced, because readers see no change, and freshness must not count a repair.
         "UPDATE documents d SET seq = drawn.seq,"
         " announced_seq = CASE WHEN d.announced_seq = d.seq THEN drawn.seq ELSE d.announced_seq END"
         " FROM (SELECT greatest(nextval('ledger_seq'), seq + 1, %s + 1) AS seq FROM documents WHERE id = %s) drawn"
@@ -269,7 +275,8 @@ async def raise_want(connection: Connection, generation: str, store: Store, docu
 async def set_aside(
     connection: Connection, generation: str, store: Store, document: UUID, *, error: str, retry_in_seconds: float
 ) -> None:
-    """One document failed while others succeed: set it aside with its reason; the sweeper brings it back."""
+    """Record that a document failed in a store while others succeed. The sweeper hints it again after
+    ``retry_in_seconds``."""
     await connection.execute(
         "UPDATE index_state SET attempts = attempts + 1, error = %s,"
         " next_at = clock_timestamp() + make_interval(secs => %s)"
@@ -279,8 +286,8 @@ async def set_aside(
 
 
 async def pending(connection: Connection, generation: str, *, within_seconds: float, most: int) -> int:
-    """Waits of this generation's documents for a store that began no longer ago than that and have not failed, counted
-    no further than ``most``. What waits longer may wait for a store that is away."""
+    """The number of states of this generation that have been pending for at most ``within_seconds`` and have not
+    failed, counted up to ``most``. What has been pending longer may wait for a store with an outage."""
     cursor = await connection.execute(
         "SELECT count(*) FROM (SELECT FROM index_state WHERE seq < want_seq AND attempts = 0 AND generation = %s"
         " AND pending_since > clock_timestamp() - make_interval(secs => %s) LIMIT %s) waiting",
@@ -291,8 +298,8 @@ async def pending(connection: Connection, generation: str, *, within_seconds: fl
 
 
 async def is_live_late(connection: Connection, generation: str, seconds: float, *, at_most: float) -> bool:
-    """Whether the live change that has waited longest for a store, without having failed, has done so for more than so
-    many seconds. A store where it is more than ``at_most`` is away, and does not count."""
+    """Whether in some store the oldest pending live change that has not failed has been pending for at least this many
+    seconds. A store where it is more than ``at_most`` seconds has an outage, and does not count."""
     cursor = await connection.execute(
         "SELECT FROM index_state s JOIN documents d ON d.id = s.document_id"
         " WHERE s.seq < s.want_seq AND s.attempts = 0 AND s.generation = %s AND d.lane = 'live' GROUP BY s.store"
@@ -304,8 +311,8 @@ async def is_live_late(connection: Connection, generation: str, seconds: float, 
 
 
 async def pending_backfill(connection: Connection) -> dict[str, tuple[int, datetime]]:
-    """store → how many documents that came by backfill wait for it, in the active generation and without having failed,
-    and since when the first of them does. A store that none waits for is absent."""
+    """By store: how many backfilled documents are pending in it, in the active generation and without having failed,
+    and since when the oldest of them has been. A store without any is absent."""
     cursor = await connection.execute(
         "SELECT s.store, count(*), min(s.pending_since) FROM index_state s JOIN documents d ON d.id = s.document_id"
         " WHERE s.seq < s.want_seq AND s.attempts = 0 AND d.lane = 'backfill'"
@@ -316,7 +323,7 @@ async def pending_backfill(connection: Connection) -> dict[str, tuple[int, datet
 
 @dataclass(frozen=True, slots=True)
 class PendingWork:
-    """Work that stayed pending past its time."""
+    """Work that is due to be hinted again."""
 
     identity: Identity
     generation: str
@@ -324,10 +331,12 @@ class PendingWork:
 
 
 async def due(connection: Connection, *, limit: int, again_in_seconds: float) -> list[PendingWork]:
-    """Take pending work whose time has come, each (document, generation) once, and put it off: by again_in_seconds, or
-    by as long as it has been pending already (what waits in a long queue is not hinted over and over).
+    """Take pending work that is due, each (document, generation) once, and make it due again later: after
+    again_in_seconds, or after as long as it has been pending already if that is more, so that work in a long queue is
+    not hinted over and over.
 
-    now() and not clock_timestamp(), which no index can be asked for: all that is pending would be read every time.
+    The statement compares with now(): with clock_timestamp() Postgres could not use the index, and would read all
+    pending work each time.
     """
     cursor = await connection.execute(
         """

@@ -313,11 +313,11 @@ async def test_a_graph_left_invalid_by_a_killed_build_is_dropped_and_rebuilt(
 
 async def test_one_worker_at_a_time_maintains_the_graphs(library: Library) -> None:
     async with open_keeper(library) as first, open_keeper(library) as second:
-        mine = asyncio.create_task(first.keeper._hold(first.connection))
+        mine = asyncio.create_task(first.keeper._lead(first.connection))
         await library.put(*pages(10))
         while await outside(library):
             await asyncio.sleep(0.05)
-        await asyncio.wait_for(second.keeper._hold(second.connection), 10)
+        await asyncio.wait_for(second.keeper._lead(second.connection), 10)
         assert not mine.done()
         mine.cancel()
         await asyncio.gather(mine, return_exceptions=True)
