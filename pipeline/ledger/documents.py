@@ -420,7 +420,7 @@ _GREATER_STAYS = f"""
         {", ".join(f"{column} = excluded.{column}" for column in REVISION_COLUMNS[2:])}
     WHERE (excluded.content_hash, excluded.meta_hash) > (s.content_hash, s.meta_hash)
 """
-"""From two revisions with the same version and time of observation the one with the greater hashes is stored, whichever
+"""The revision with the greater hashes is stored, whichever of two with the same version and time of observation
 arrived first: that is the order of content."""
 
 

@@ -1,4 +1,5 @@
-"""Dead letters as the ledger lists them: one row each, whatever is sent twice. The bytes are on dead-letters.v1."""
+"""The ledger's list of dead letters: one row each, even for one that was sent twice. The records themselves are on the
+topic dead-letters.v1."""
 
 from __future__ import annotations
 
@@ -18,15 +19,17 @@ from topics.messages import IdentityChanged
 from topics.registry import CONVERSATIONS
 
 NAME_CHARACTERS = (200, 200, 2_000)
-"""The contract's longest tenant, source and external id."""
+"""The lengths of the longest tenant, source and external id that the wire format allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
+    """A dead letter as it is listed: where its record was, why it is poison, and what became of it."""
+
     id: str
-    """topic:partition:offset of the record."""
+    """The record's topic:partition:offset."""
     topic: str
-    """With the prefix of a shared cluster."""
+    """The record's topic, with the prefix that a shared cluster's topics have."""
     partition: int
     offset: int
     stage: str
@@ -43,28 +46,29 @@ class Letter:
     """The letter whose replay failed again and is this one."""
     value_bytes: int | None
     letter_partition: int | None
-    """On dead-letters.v1; None: not known."""
+    """The letter's partition on dead-letters.v1; None: not known."""
     letter_offset: int | None
     replayed_at: datetime | None
     replayed_partition: int | None
     replayed_offset: int | None
-    """On the letter's own topic. None with replayed_at: nothing was sent, because something newer was known."""
+    """The replayed record's offset on ``topic``. None although replayed_at is set: nothing was sent, because something
+    newer was known."""
     superseded_by: str | None
     """The letter that the replayed record became when it failed again."""
     dismissed_at: datetime | None = None
-    """Judged not worth replaying; None: not, or that was undone."""
+    """When an operator decided not to replay it; None: nobody has, or the decision was undone."""
     dismissed_by: str | None = None
     dismissed_reason: str | None = None
 
     @property
     def waits(self) -> bool:
-        """It waits for an operator to replay or dismiss it."""
+        """True while it waits for an operator to replay or dismiss it."""
         return self.replayed_at is None and self.dismissed_at is None
 
 
 @dataclass(frozen=True, slots=True)
 class TrailEntry:
-    """One line of a letter's trail."""
+    """One decision about a letter."""
 
     at: datetime
     action: Literal["dismissed", "undone"]
@@ -95,7 +99,8 @@ _TABLES = """
     dead_letters l LEFT JOIN dead_letters again
         ON again.id = l.topic || ':' || l.replayed_partition || ':' || l.replayed_offset
 """
-"""A letter's id is where its record stood, so the letter that a replayed record became needs no column."""
+"""A letter's id is the place of its record, so the letter of a replayed record is found by the place to which the
+record was replayed."""
 _WHERE: LiteralString = """
     (%(stage)s::text IS NULL OR l.stage = %(stage)s) AND (%(code)s::text IS NULL OR l.code = %(code)s)
     AND (%(tenant)s::text IS NULL OR l.tenant = %(tenant)s) AND (%(source)s::text IS NULL OR l.source = %(source)s)
@@ -117,11 +122,11 @@ def _where(chosen: Filter) -> LiteralString:
 async def insert(
     connection: Connection, sent: Iterable[tuple[Failure, bytes | None, int | None, Stored | None]]
 ) -> None:
-    """List letters that are on dead-letters.v1, all or none of them; repeats leave the first. sent: why a record is
-    dead, its key, the size of its value, and where its letter stands."""
+    """Add letters that are on dead-letters.v1 to the list, all of them or none. One that is listed stays as it is.
+    sent: (why the record is poison, its key, the size of its value, where the letter is stored)."""
     rows = []
-    for failure, key, value_bytes, stored in sorted(sent, key=lambda one: one[0].id):  # no deadlock with another worker
-        tenant, source, external_id, document = _named(failure.topic, key)
+    for failure, key, value_bytes, stored in sorted(sent, key=lambda row: row[0].id):  # no deadlock with another worker
+        tenant, source, external_id, document = _names_in_key(failure.topic, key)
         rows.append(
             (
                 failure.id,
@@ -154,7 +159,8 @@ async def insert(
 
 
 async def page(connection: Connection, chosen: Filter, *, after: str | None, limit: int | None) -> list[Letter]:
-    """Newest first. after: the id of the last letter of the page before. limit None: all."""
+    """A page of the matching letters, newest first. after: the id of the previous page's last letter. limit None: all
+    letters."""
     cursor = await connection.cursor(row_factory=class_row(Letter)).execute(
         f"SELECT {_COLUMNS} FROM {_TABLES} WHERE {_where(chosen)}"  # noqa: S608 — constants of this module
         " AND (%(after)s::text IS NULL OR (l.at, l.id) < (SELECT at, id FROM dead_letters WHERE id = %(after)s))"
@@ -165,7 +171,7 @@ async def page(connection: Connection, chosen: Filter, *, after: str | None, lim
 
 
 async def counts(connection: Connection, chosen: Filter) -> list[tuple[str, int]]:
-    """Letters by code, the most frequent first."""
+    """The number of matching letters by code, the most frequent code first."""
     cursor = await connection.execute(
         f"SELECT l.code, count(*) FROM dead_letters l WHERE {_where(chosen)} GROUP BY 1 ORDER BY 2 DESC, 1".encode(),  # noqa: S608 — constants of this module
         asdict(chosen),
@@ -174,7 +180,7 @@ async def counts(connection: Connection, chosen: Filter) -> list[tuple[str, int]
 
 
 async def ids(connection: Connection, chosen: Filter) -> list[str]:
-    """In the order in which they were buried."""
+    """The ids of the matching letters, in the order in which they were sent to the topic."""
     cursor = await connection.execute(
         f"SELECT l.id FROM dead_letters l WHERE {_where(chosen)}"  # noqa: S608 — constants of this module
         " ORDER BY l.letter_partition, l.letter_offset, l.id".encode(),
@@ -184,7 +190,7 @@ async def ids(connection: Connection, chosen: Filter) -> list[str]:
 
 
 async def get(connection: Connection, letter_ids: Collection[str]) -> dict[str, Letter]:
-    """The letters of these ids that exist, in the order in which they were buried."""
+    """The letters with these ids that exist, in the order in which they were sent to the topic."""
     cursor = await connection.cursor(row_factory=class_row(Letter)).execute(
         f"SELECT {_COLUMNS} FROM {_TABLES} WHERE l.id = ANY(%s)"  # noqa: S608 — constants of this module
         " ORDER BY l.letter_partition, l.letter_offset, l.id".encode(),
@@ -194,7 +200,8 @@ async def get(connection: Connection, letter_ids: Collection[str]) -> dict[str, 
 
 
 async def mark_replayed(connection: Connection, done: Sequence[tuple[str, Stored | None]]) -> None:
-    """They were sent again and stand there now; None: not sent, because something newer was known."""
+    """Record that letters were replayed: (id, where the record is stored now). None: it was not sent, because something
+    newer was known."""
     await connection.execute(
         "UPDATE dead_letters l SET replayed_at = now(), replayed_partition = w.partition, replayed_offset = w.place"
         " FROM unnest(%s::text[], %s::integer[], %s::bigint[]) AS w (id, partition, place) WHERE l.id = w.id",
@@ -207,8 +214,8 @@ async def mark_replayed(connection: Connection, done: Sequence[tuple[str, Stored
 
 
 async def dismiss(connection: Connection, letter_ids: Collection[str], *, by: str, reason: str) -> list[str]:
-    """Dismiss the waiting ones of these letters and record by whom and why; returns their ids. A letter that was
-    replayed or dismissed meanwhile is left as it is."""
+    """Dismiss these letters as far as they wait for an operator, and record by whom and why; returns the ids of those
+    that were dismissed."""
     cursor = await connection.execute(
         "WITH done AS (UPDATE dead_letters SET dismissed_at = clock_timestamp(), dismissed_by = %(by)s,"
         " dismissed_reason = %(reason)s"
@@ -223,7 +230,7 @@ async def dismiss(connection: Connection, letter_ids: Collection[str], *, by: st
 async def undo_dismissal(
     connection: Connection, letter_ids: Collection[str], *, by: str, reason: str | None
 ) -> list[str]:
-    """Make the dismissed ones of these letters wait again; returns their ids."""
+    """Make those of these letters that are dismissed wait for an operator again; returns their ids."""
     cursor = await connection.execute(
         "WITH done AS (UPDATE dead_letters SET dismissed_at = NULL, dismissed_by = NULL, dismissed_reason = NULL"
         " WHERE id = ANY(%(ids)s) AND dismissed_at IS NOT NULL RETURNING id)"
@@ -247,7 +254,7 @@ async def trail(connection: Connection, id_: str) -> list[TrailEntry]:
 
 
 async def newer_identity_known(connection: Connection, message: IdentityChanged) -> bool:
-    """Whether the ledger's set of this principal's groups was observed at the same time or later."""
+    """Whether the ledger's groups of this principal were observed at the same time as the message's, or later."""
     cursor = await connection.execute(
         "SELECT EXISTS (SELECT FROM memberships WHERE (tenant, source, principal) = (%s, %s, %s)"
         " AND observed_at >= %s)",
@@ -258,15 +265,15 @@ async def newer_identity_known(connection: Connection, message: IdentityChanged)
 
 
 def storable(text: str) -> str:
-    """Text as Postgres takes it: no NUL, no lone surrogates."""
+    """The text as Postgres can store it: without NUL, with lone surrogates escaped."""
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "backslashreplace").decode()
 
 
-def _named(topic: str, key: bytes | None) -> tuple[str | None, str | None, str | None, UUID | None]:
-    """tenant, source and external id, as far as the key names them, and the document that they mean."""
+def _names_in_key(topic: str, key: bytes | None) -> tuple[str | None, str | None, str | None, UUID | None]:
+    """(tenant, source, external id, document id) as far as a record's key contains them."""
     parts = (key or b"").decode("utf-8", "replace").replace("\x00", "").split("/", 2)
     if len(parts) == 2 and all(parts) and topic.endswith(CONVERSATIONS.name):
-        return parts[0][: NAME_CHARACTERS[0]], None, None, None  # the member is nobody's business here
+        return parts[0][: NAME_CHARACTERS[0]], None, None, None  # the second part names a person: it is not listed
     if len(parts) != 3 or not all(parts):
         return None, None, None, None
     if any(len(part) > most for part, most in zip(parts, NAME_CHARACTERS, strict=True)):

@@ -1,8 +1,8 @@
-"""Where Postgres holds what may be personal data: one list, for erasure, export and retention alike.
+"""Where Postgres may hold personal data: one list, which erasure, export and retention use.
 
-Every table and every column is in it, as personal or as free of personal data (a test compares it with the migrated
-schema). "Free" is: keys that only tables here give a meaning to, moments, counts, digests that nobody can turn back,
-and the names of tenants and sources. A chunk table (``chunks_…``) is as CHUNKS says.
+It names every table and every column, as personal or as free of personal data; a test compares it with the migrated
+schema. Free are keys that mean something only together with other tables here, times, counts, digests that cannot be
+reversed, and the names of tenants and sources. CHUNKS describes the chunk tables (``chunks_…``).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Subject = Literal["document", "source", "tenant", "person"]
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """Deletion by age. The statement reads by an index, and takes at most ``most`` rows at once."""
+    """How rows of a table are deleted by age. The statement uses an index, and deletes at most ``most`` rows."""
 
     setting: str
     """The field of ``RetentionSettings``, in days."""
     statement: LiteralString
-    """Parameters: days, most. Its row count is how many went."""
+    """An SQL statement with the parameters ``days`` and ``most``. Its row count is the number of rows deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One table."""
+    """One table, which of its columns hold personal data, and how they are erased."""
 
     table: LiteralString
     personal: LiteralString = ""
@@ -44,7 +44,8 @@ class Place:
     free: LiteralString = ""
     """Columns that do not hold personal data, separated by spaces."""
     erase: Mapping[Subject, LiteralString] = field(default_factory=dict)
-    """Statements with the parameters of ``Scope``. A source and a tenant are erased document by document first."""
+    """SQL statements with the parameters of ``Scope``. Before those for a source or a tenant run, its documents are
+    erased one by one."""
     of_person: LiteralString | None = None
     """A condition that selects the rows about a person, for export."""
     age: Age | None = None
@@ -65,11 +66,11 @@ class Scope:
     names: Sequence[str] = ()
     """External ids of these documents."""
     givers: Sequence[bytes] = ()
-    """Under which the person's feedback may stand (query.answers.review)."""
+    """The digests under which the person's feedback may be stored (``query.answers.review``)."""
     answers: Sequence[Any] = ()
     """Ids of answers that were made from the documents, or given to the person."""
     chunks: Sequence[Any] = ()
-    """Ids of the documents' passages."""
+    """Ids of the documents' chunks."""
 
     def parameters(self) -> dict[str, Any]:
         return {
@@ -91,7 +92,8 @@ _TAGGED: LiteralString = "tenant = %(tenant)s AND (acl_tags || required_tags) @>
 _HELD: LiteralString = (
     "tenant = %(tenant)s AND (members @> ARRAY[%(person)s::text] OR of @> ARRAY['user:' || %(person)s::text])"
 )
-"""A source may list a person among a group's members, or by their own tag among the tags whose holders hold it."""
+"""A source may list a person as a member of a group, or by the tag ``user:…`` among the tags whose holders belong to
+it."""
 _QUESTIONS_AS: LiteralString = (
     "tenant = %(tenant)s AND (principals @> ARRAY[%(person)s::text] OR EXISTS (SELECT FROM unnest(tags) tag"
     " WHERE tag = 'user:' || %(person)s OR right(tag, length(%(person)s) + 6) = '/user:' || %(person)s))"
@@ -480,8 +482,8 @@ CHUNKS = Place("chunks_*", personal="text embedding", free="id document_id acces
 
 
 async def erase(connection: Connection, subject: Subject, scope: Scope) -> dict[str, int]:
-    """Rows erased, by table; those without any are absent. A source's, tenant's and person's access sets are not among
-    them. The caller holds a transaction."""
+    """Erase everything in this scope except access sets, in the caller's transaction. Returns the number of rows erased
+    by table; a table without any is absent."""
     counts: dict[str, int] = {}
     parameters = scope.parameters()
     for place in PLACES:
@@ -503,8 +505,8 @@ async def erase(connection: Connection, subject: Subject, scope: Scope) -> dict[
 
 
 async def lock_deleted(connection: Connection, ids: Sequence[UUID]) -> list[UUID]:
-    """Lock the documents among these that are deleted, and that both stores and the announcement have followed: they
-    stay so until the caller's transaction ends. Returns their ids."""
+    """Lock those of these documents that are deleted, removed from both stores, and announced as retired; they stay so
+    until the caller's transaction ends. Returns their ids."""
     cursor = await connection.execute(
         "SELECT id FROM documents d WHERE id = ANY(%s) AND (deleted_at IS NOT NULL OR version IS NULL)"
         " AND announced_seq >= seq AND NOT EXISTS (SELECT FROM index_state s WHERE s.document_id = d.id"
@@ -516,9 +518,9 @@ async def lock_deleted(connection: Connection, ids: Sequence[UUID]) -> list[UUID
 
 
 async def erase_access_sets(connection: Connection, tenant: str, ids: Sequence[int]) -> int:
-    """Erase the access sets that no document uses any more, in a transaction for each SETS_AT_ONCE. Workers that accept
-    events wait meanwhile, because a set must not vanish between its look-up and its use. Returns how many were erased.
-    Raises LockNotAvailable when the table is never free."""
+    """Erase those of these access sets that no document uses, SETS_AT_ONCE in each transaction; returns their number.
+    Workers that accept events wait for each transaction, because a set must not be deleted between its look-up and its
+    use. Raises LockNotAvailable when the table stays locked."""
     count = 0
     for start in range(0, len(ids), SETS_AT_ONCE):
         for attempt in range(1, LOCK_ATTEMPTS + 1):
@@ -547,7 +549,7 @@ async def _erase_sets(connection: Connection, tenant: str, ids: Sequence[int]) -
 
 
 async def export(connection: Connection, scope: Scope) -> dict[str, list[dict[str, Any]]]:
-    """Everything that is stored about a person, by table: rows, whole but for embeddings."""
+    """All rows that are stored about a person, by table, without embeddings."""
     rows_by_table: dict[str, list[dict[str, Any]]] = {}
     for place in PLACES:
         if place.of_person is None:

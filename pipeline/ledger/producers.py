@@ -1,4 +1,4 @@
-"""The producers that are enrolled, with their public keys (migration 0036)."""
+"""The registry of producers: who may publish what, and with which public keys (migration 0036)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pipeline.stores.postgres import Connection
 
 
 class Refused(PenstockError):
-    """The registry is not changed. One line that says why."""
+    """The registry was not changed; the message is one line that says why."""
 
 
 async def load(connection: Connection) -> Registry:
-    """All of them, those that are no longer in force included."""
+    """Read all producers and keys, those that are no longer in force included."""
     cursor = await connection.execute("SELECT name, allow, valid_from, valid_until FROM producers ORDER BY name")
     producers = {
         name: Producer(name, tuple(allow), Term(since, until)) for name, allow, since, until in await cursor.fetchall()
@@ -41,8 +41,8 @@ async def add(
     since: datetime | None,
     until: datetime | None,
 ) -> None:
-    """Enrol a producer with its first key. One that was removed, or has lapsed, may come back with another key: its
-    older ones have ended. Raises Refused when it is enrolled, or the key is known."""
+    """Enrol a producer with its first key. A producer that was removed, or whose term has ended, may be enrolled again
+    with another key. Raises Refused when it is enrolled, or the key is or was in the registry."""
     async with connection.transaction():
         row = await (
             await connection.execute(
@@ -67,7 +67,8 @@ async def allow(connection: Connection, name: str, patterns: Sequence[str]) -> N
 
 
 async def rotate(connection: Connection, name: str, key_id: str, public_key: bytes, overlap: timedelta) -> datetime:
-    """Give a producer another key. Its present ones end after ``overlap``; returns when that is. Raises Refused."""
+    """Add a key to a producer. Its present keys end after ``overlap``; returns when that is. Raises Refused when no
+    such producer is enrolled, or the key is or was in the registry."""
     async with connection.transaction():
         await _lock(connection, name)
         await connection.execute(
@@ -83,8 +84,8 @@ async def rotate(connection: Connection, name: str, key_id: str, public_key: byt
 
 
 async def remove(connection: Connection, name: str) -> None:
-    """End a producer and its keys, at once; the keys of one that has lapsed, too. Raises Refused when there is no such
-    producer, or nothing of it is left to end."""
+    """End a producer and its keys at once; also keys that are left of a producer whose term has ended. Raises Refused
+    when there is nothing to end."""
     async with connection.transaction():
         ended = await connection.execute(
             "UPDATE producers SET valid_until = now() WHERE name = %s AND (valid_until IS NULL OR valid_until > now())",
@@ -114,7 +115,7 @@ async def _lock(connection: Connection, name: str) -> None:
 
 
 async def _add_key(connection: Connection, name: str, key_id: str, public_key: bytes) -> None:
-    """A key belongs to one producer, once: what was removed stays removed."""
+    """Add a key. Raises Refused when it is or was in the registry, because a removed key must stay removed."""
     cursor = await connection.execute(
         "INSERT INTO producer_keys (key_id, producer, public_key) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
         [key_id, name, public_key],

@@ -1,8 +1,8 @@
-"""How the audit requests a repair: it makes the ledger doubt a store, and the sink converges again.
+"""How the audit requests a repair: it makes documents pending in the ledger, and the sink converges them again.
 
-Every function here belongs in a transaction that has locked the document's row and its states (``standings`` of
-pipeline.audit.reading with ``lock``): then nothing newer can be accepted, and no sink can settle, between the look and
-the doubt.
+Every function here must be called in a transaction that has locked the document's row and its states (``standings`` of
+``pipeline.audit.reading`` with ``lock``). Then nothing newer is accepted, and no sink confirms anything, between the
+audit's reading and the request.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from pipeline.ledger import work
 from pipeline.stores.postgres import Connection
 
 GRACE_SECONDS = 300.0
-"""How long the sweeper leaves a repair to its hint."""
+"""How long the sweeper leaves a requested repair to its hint."""
 
 
 async def want_again(connection: Connection, generation: str, store: Store, document: UUID, *, above: int = 0) -> int:
-    """Let one store converge again, at a new seq greater than ``above``; returns it. A missing state is added: as one
-    that reached nothing. A generation that shares the table or index doubts it too: were it cut over to, what the
-    repair took out would be believed to be there."""
+    """Make a document pending in one store, at a new seq greater than ``above``; returns the seq. A missing state is
+    added.
+
+    The document becomes pending in every generation that shares the table or index: otherwise one of them would still
+    count rows as present that the repair has removed, and a cut-over to it would hide documents.
+    """
     seq = await work.raise_want(connection, generation, store, document, above)
     await connection.execute(
         "INSERT INTO index_state AS s (document_id, generation, store, want_seq, next_at)"
@@ -51,8 +54,8 @@ _SHARING = """SELECT g.name FROM generations g JOIN generations mine ON mine.nam
 async def doubt_keywords(
     connection: Connection, generation: str, doubts: Sequence[tuple[UUID, int, Sequence[UUID]]]
 ) -> None:
-    """Believe nothing that was confirmed of these documents' entries: for each (document, highest version of its
-    entries, entries that stand in the index) all of them are written again, or deleted. A missing state is added."""
+    """Discard what the ledger has confirmed of these documents' entries, so that all of them are written again, or
+    deleted. doubts: (document, highest version of its entries, entries in the index). A missing state is added."""
     ids, above = [id_ for id_, _, _ in doubts], [version for _, version, _ in doubts]
     await connection.execute(
         "UPDATE documents d SET seq = drawn.seq,"
@@ -79,7 +82,7 @@ async def doubt_keywords(
 
 
 async def delete_rows(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
-    """Rows whose text is wrong: nobody can tell what their vector is of."""
+    """Delete rows whose text is wrong, and so perhaps their vector: it may have been made from either text."""
     if ids:
         await connection.execute(
             sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(sql.Identifier(generation.chunk_table)), [list(ids)]
@@ -87,8 +90,8 @@ async def delete_rows(connection: Connection, generation: Generation, ids: Seque
 
 
 async def insert_rows_again(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> int:
-    """Take rows out and put the same ones in, so that the vector index takes them up; nothing is embedded. (An UPDATE
-    that changes nothing would be HOT and leave the index alone.) Returns how many."""
+    """Delete rows and insert the same ones, so that they enter the vector index; nothing is embedded. (An UPDATE that
+    changes nothing would be a HOT update, which does not touch the index.) Returns the number of rows."""
     table = sql.Identifier(generation.chunk_table)
     columns = sql.SQL("id, document_id, access_id, created_at, text, embedding")
     cursor = await connection.execute(
@@ -103,20 +106,20 @@ async def insert_rows_again(connection: Connection, generation: Generation, ids:
 
 
 async def forget_manifest(connection: Connection, generation: str, document: UUID) -> None:
-    """The sinks cut the text anew."""
+    """Delete a document's manifest, so that the sinks chunk its text again."""
     await connection.execute("DELETE FROM manifests WHERE document_id = %s AND generation = %s", [document, generation])
 
 
 async def forget_content(connection: Connection, document: UUID) -> None:
-    """The body is rotten: take the next event that carries the content for a change, whatever its hash, even the very
-    event that was accepted before. (An empty hash is that of no text, and older than any.)"""
+    """Discard the hash of a document whose stored text is damaged, so that the next event with its content counts as a
+    change, even the same event as before. (An empty hash is no text's, and is ordered before all others.)"""
     await connection.execute("UPDATE documents SET content_hash = '' WHERE id = %s AND deleted_at IS NULL", [document])
 
 
 @asynccontextmanager
 async def unheard_of(connection: Connection, documents: Sequence[UUID]) -> AsyncIterator[list[UUID]]:
-    """Yield the ones of these documents that the ledger does not know, and lock them, with stubs that are removed
-    before the transaction ends, and for which everybody waits who writes such a document meanwhile."""
+    """Yield those of these documents that the ledger does not know, and lock them: stubs are inserted for them, which
+    are removed before the transaction ends. Until then every writer of such a document waits."""
     async with connection.transaction():
         cursor = await connection.execute(
             "INSERT INTO documents (id, tenant, source, external_id) SELECT one, '', '', one::text"
@@ -129,7 +132,7 @@ async def unheard_of(connection: Connection, documents: Sequence[UUID]) -> Async
 
 
 async def delete_rows_of(connection: Connection, generation: Generation, document: UUID) -> int:
-    """All rows of a document that the ledger never heard of; returns how many."""
+    """Delete all rows of a document that the ledger does not know; returns their number."""
     cursor = await connection.execute(
         sql.SQL("DELETE FROM {} WHERE document_id = %s").format(sql.Identifier(generation.chunk_table)), [document]
     )
@@ -137,7 +140,7 @@ async def delete_rows_of(connection: Connection, generation: Generation, documen
 
 
 async def draw(connection: Connection, at_least: int) -> int:
-    """A sequence number for a delete on behalf of no document."""
+    """Draw a sequence number, not below ``at_least``, for deleting an entry that belongs to no document."""
     cursor = await connection.execute("SELECT greatest(nextval('ledger_seq'), %s)", [at_least])
     row = await cursor.fetchone()
     assert row is not None

@@ -1,5 +1,5 @@
-"""Documents that their source cannot publish as they are: a damaged file, one that is too large, one that may not be
-read. `penstock ingest` and the connectors write them down in their own table; here it is read."""
+"""Skipped documents: those that cannot be published as they are, such as a file that is damaged, too large or not
+readable. `penstock ingest` and the connectors record them in their own table; this module reads it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ MOST_COUNTED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
+    """A document that was not published, and why."""
+
     tenant: str
     source: str
     external_id: str
     code: str
     message: str
     seen_at: datetime
-    """When its row was last written: at the newest read, or the newest listing that showed another access."""
+    """When its row was last written: when it was last read, or last listed with another access set."""
     older: bool
-    """The revision that was published before is still searchable."""
+    """Whether an earlier revision was published and is still searchable."""
 
 
 async def page(
@@ -37,8 +39,8 @@ async def page(
     code: str | None = None,
     limit: int = 50,
 ) -> tuple[Sequence[Skipped], int]:
-    """The first of them by name, and how many there are (at most MOST_COUNTED). Nothing for a role that may not read
-    the connectors' table."""
+    """The first ``limit`` matching documents by name, and the number of all matching ones (at most MOST_COUNTED).
+    Returns nothing for a database role that may not read the connectors' table."""
     chosen = (
         "problem_code IS NOT NULL AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)"
         " AND (%(source)s::text IS NULL OR source = %(source)s) AND (%(code)s::text IS NULL OR problem_code = %(code)s)"
@@ -64,7 +66,8 @@ async def page(
 
 
 async def by_source(connection: Connection) -> list[dict[str, Any]] | None:
-    """{source, code, documents} of at most MOST_COUNTED documents, most first. None: not for this role to know."""
+    """{source, code, documents}: the numbers of skipped documents, the highest first; at most MOST_COUNTED are counted.
+    None: this database role may not read the table."""
     try:
         async with connection.transaction():
             cursor = await connection.execute(

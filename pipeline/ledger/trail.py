@@ -1,4 +1,4 @@
-"""The audit trail in Postgres: adding records, searching them, and reading all of them for a check."""
+"""The trail in Postgres: adding records, searching them, and checking all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.core.trail import Day, Finding, Head, Keys, Record, Sealed, check_
 from pipeline.stores.postgres import Connection
 
 MOST_ATTEMPTS = 100
-"""Attempts to add one head: each that fails means that another process has committed a head."""
+"""The most attempts to add one head. Each failed one means that another process has added a head."""
 _COLUMNS: LiteralString = (
     "chain, number, at, tenant, actor, credential, access, action, object, documents, decision, reason, address,"
     " request, process, key_id, mac"
@@ -57,8 +57,8 @@ async def prepare(connection: Connection, day: date) -> None:
 
 
 async def add_head(connection: Connection, keys: Keys, at: datetime, last: Sealed) -> Head:
-    """Record that the chain ends with this record now. The caller's transaction survives a failure. Raises
-    HeadLocked, psycopg.Error."""
+    """Add a head, which records that at the time ``at`` the chain ended with the record ``last``. The caller's
+    transaction can go on after a failure. Raises HeadLocked, psycopg.Error."""
     for attempt in range(1, MOST_ATTEMPTS + 1):
         newest = await newest_head(connection)
         number, previous = (1, b"") if newest is None else (newest.number + 1, newest.mac)
@@ -82,23 +82,23 @@ async def add_head(connection: Connection, keys: Keys, at: datetime, last: Seale
 
 
 def _values(sealed: Sealed) -> list[Any]:
-    one = sealed.record
+    record = sealed.record
     return [
-        one.day,
+        record.day,
         sealed.chain,
         sealed.number,
-        one.at,
-        one.tenant,
-        one.actor,
-        one.credential,
-        list(one.access),
-        one.action,
-        one.object,
-        list(one.documents),
-        one.decision,
-        one.reason,
-        one.address,
-        one.request,
+        record.at,
+        record.tenant,
+        record.actor,
+        record.credential,
+        list(record.access),
+        record.action,
+        record.object,
+        list(record.documents),
+        record.decision,
+        record.reason,
+        record.address,
+        record.request,
         sealed.process,
         sealed.key_id,
         sealed.mac,
@@ -110,7 +110,7 @@ class RecordFilter:
     """A selection of records; None and empty match any."""
 
     document: UUID | None = None
-    """Shown, or asked for in vain."""
+    """The document that was shown, or requested without success."""
     person: str | None = None
     """The person who did it, or on whose access it was done."""
     names: Sequence[str] = ()
@@ -167,7 +167,7 @@ def _place(text: str) -> tuple[datetime, UUID, int]:
 
 
 async def page(connection: Connection, chosen: RecordFilter, limit: int) -> list[Sealed]:
-    """The newest first. Raises ValueError, psycopg.Error."""
+    """At most ``limit`` matching records, the newest first. Raises ValueError, psycopg.Error."""
     condition, selection = chosen.where()
     cursor = await connection.execute(
         sql.SQL(
@@ -203,7 +203,7 @@ async def heads(connection: Connection) -> list[Head]:
 
 
 async def newest_head(connection: Connection) -> Head | None:
-    """Raises psycopg.Error."""
+    """The head with the highest number; None: there is none. Raises psycopg.Error."""
     cursor = await connection.execute(_HEADS + sql.SQL(" DESC LIMIT 1"))
     row = await cursor.fetchone()
     return _as_head(row) if row else None
@@ -211,6 +211,8 @@ async def newest_head(connection: Connection) -> Head | None:
 
 @dataclass(frozen=True, slots=True)
 class TrailReport:
+    """The result of a check: how much was read, and what was wrong."""
+
     records: int
     heads: int
     findings: Sequence[Finding]
@@ -219,10 +221,11 @@ class TrailReport:
 async def examine(
     connection: Connection, keys: Keys, *, retention_days: float, since: datetime | None, noted: Mapping[int, bytes]
 ) -> TrailReport:
-    """Read the whole trail and check it. retention_days: the age up to which records must exist; 0: any. since: check
-    only records of that day and later. noted: heads that were stored elsewhere, number → code. Raises psycopg.Error."""
+    """Read the whole trail and check it. retention_days: the age in days up to which records must exist; 0: all must.
+    since: check only records of this day and later. noted: the codes, by number, of heads that were stored outside of
+    Postgres. Raises psycopg.Error."""
     now = datetime.now(UTC)
-    known = await heads(connection)  # before the records: these only become more
+    known = await heads(connection)  # before the records, of which more may be added meanwhile
     oldest = (now - timedelta(days=retention_days)).date() if retention_days else None
     first = since.astimezone(UTC).date() if since else date.min
     findings = [*check_heads(keys, known, oldest=oldest), *check_noted(known, noted)]
@@ -288,7 +291,7 @@ def _sealed(row: Sequence[Any]) -> Sealed:
 
 
 def as_json(sealed: Sealed) -> dict[str, Any]:
-    """A record as JSON, without its code."""
+    """A record as JSON, without its authentication code."""
     record = sealed.record
     return {
         "at": record.at.isoformat(),
