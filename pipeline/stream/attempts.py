@@ -1,4 +1,4 @@
-"""Handling of a batch that fails: wait for the service, or set one record aside because the others succeed."""
+"""Handling a batch that may fail: wait out an outage, or find the record that is at fault and set it aside."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ log = structlog.get_logger()
 
 RETRY_BASE_SECONDS = 0.2
 RETRY_CAP_SECONDS = 20.0
-SET_ASIDE_AFTER = 6
-"""Tries (about six seconds of waiting) before a batch may count as being at fault itself."""
-OTHERS_SUCCEEDED = 3
-"""It then is at fault if so many other batches got through the same service since it first failed."""
-SPLIT_EVERY = 10
-"""Without such evidence (nobody else has work) a batch is halved after so many tries: one half may get through."""
+SET_ASIDE_AFTER_TRIES = 6
+"""A batch may be found at fault after this many tries, which are about six seconds of waiting."""
+MIN_OTHER_SUCCESSES = 3
+"""It then is at fault if the service that it fails at has served this many other batches since its first failure."""
+SPLIT_EVERY_TRIES = 10
+"""Without such evidence, because there are no other batches, a batch is halved each time it has failed this often: one
+half may succeed."""
 
 Item = tuple[Incoming, object]
 Outcome = Literal["done", "again", "split"]
@@ -37,54 +38,61 @@ Outcome = Literal["done", "again", "split"]
 
 @dataclass(slots=True, eq=False)
 class Batch:
+    """Records that are handled together, and what their earlier tries have shown."""
+
     items: Sequence[Item]
     tries: int = 0
-    proved: Counter[Service | None] = field(default_factory=Counter)
-    """How often other batches had got through each service when it first failed."""
+    successes_before: Counter[Service | None] = field(default_factory=Counter)
+    """How many batches each service had served when this one first failed; under None, all batches."""
     not_before: float = 0.0
-    """On time.monotonic()."""
+    """The time of the next try, on time.monotonic()."""
 
     refused: Sequence[Incoming] = ()
-    """The records whose dead letters are too many; the others are handled."""
+    """The records that exceed the limit on dead letters; the other records of the batch are handled."""
 
     @property
     def flooded(self) -> bool:
-        """True while it only waits until its dead letters may be sent."""
+        """True while it waits only until its dead letters may be sent."""
         return bool(self.refused)
 
     def parts(self) -> tuple[Batch, Batch]:
-        """The records that were not refused and those that were; two halves where none was refused."""
+        """Split the batch into the records that were not refused and those that were, or into halves if none was."""
         if self.refused:
             rest = [item for item in self.items if item[0] not in self.refused]
             refused = [item for item in self.items if item[0] in self.refused]
-            return Batch(rest), Batch(refused, self.tries, self.proved, self.not_before, self.refused)
+            return Batch(rest), Batch(refused, self.tries, self.successes_before, self.not_before, self.refused)
         middle = len(self.items) // 2
-        tries = 0 if self.tries and self.tries % SPLIT_EVERY == 0 else self.tries
-        first, second = (Batch(half, tries, self.proved) for half in (self.items[:middle], self.items[middle:]))
+        tries = 0 if self.tries and self.tries % SPLIT_EVERY_TRIES == 0 else self.tries
+        first, second = (
+            Batch(half, tries, self.successes_before) for half in (self.items[:middle], self.items[middle:])
+        )
         return first, second
 
 
 class Attempts:
-    """Law: "done" is said of a batch that was handled, or whose one record was made visible and kept (``set_aside``).
-    A world that is down is waited for, however long; what asks us to come back later (429) is no failure of a record.
+    """Tries the batches of one stage.
+
+    Law: a batch is "done" only if it was handled, or if its only record was set aside. A batch never counts as at fault
+    during an outage, however long, nor because of an answer that asks us to come back later (429).
     """
 
     def __init__(self, stage: Stage, metrics: Metrics, stopping: asyncio.Event) -> None:
         self._stage = stage
         self._metrics = metrics
         self._stopping = stopping
-        self._proved: Counter[Service | None] = Counter()
+        self._successes: Counter[Service | None] = Counter()
         self._flood: Trouble | None = None
         self.breaker = Breaker()
 
     @property
     def trouble(self) -> Trouble | None:
-        """The trouble that the stage, or a lane of it, is waiting out."""
+        """The outage or flood of dead letters that the stage, or one of its lanes, waits for; None: there is none."""
         return self.breaker.trouble or self._flood
 
     async def once(self, batch: Batch) -> Outcome:
-        """Try it once. "again": not before ``batch.not_before``; "split": each of its parts by itself."""
-        if not await self._admitted():
+        """Try a batch once. Returns "done", "again" (try it again at ``batch.not_before``), or "split" (try each of its
+        ``parts`` on its own)."""
+        if not await self._wait_for_breaker():
             return "again"
         records = [record for record, _ in batch.items]
         with traced.batch(self._stage.name, records, tries=batch.tries) as span:
@@ -99,38 +107,39 @@ class Attempts:
         except (Retryable, Misconfigured, OSError, MemoryError) as error:
             span.failed(error)
             if _service(error) == "dead-letters":
-                self._ended(used)
-            self._note(batch, error)
+                self._record_end(used)
+            self._record_failure(batch, error)
             if isinstance(error, Flooded):
-                batch.tries, batch.refused = 0, error.records  # that it waited says nothing against it later
+                batch.tries, batch.refused = 0, error.records  # tries during a flood are no evidence against the batch
                 return "split" if len(error.records) < len(batch.items) else "again"
             batch.refused = ()
-            if self._at_fault(batch, error):
-                return await self._blame(batch, error)
-            if batch.tries % SPLIT_EVERY == 0 and len(batch.items) > 1:
+            if self._is_at_fault(batch, error):
+                return await self._split_or_set_aside(batch, error)
+            if batch.tries % SPLIT_EVERY_TRIES == 0 and len(batch.items) > 1:
                 return "split"
             return "again"
-        except Exception as error:  # noqa: BLE001  a record that fails must not take the partition with it
+        except Exception as error:  # noqa: BLE001  a failing record must not stop its partition
             span.failed(error)
-            self._ended(used)
-            return await self._blame(batch, error)
+            self._record_end(used)
+            return await self._split_or_set_aside(batch, error)
         finally:
             SERVICES_USED.reset(token)
-        self._ended(used)
+        self._record_end(used)
         if batch.flooded:
             self._flood = None
-        self._proved.update([None, *used])
+        self._successes.update([None, *used])
         return "done"
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, or less when the stage is told to stop."""
+        """Sleep for this time, or until the stage is told to stop."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
         except TimeoutError:
             return
 
-    async def _admitted(self) -> bool:
+    async def _wait_for_breaker(self) -> bool:
+        """Wait until the circuit breaker permits a try; returns False when the stage is told to stop before."""
         while not self._stopping.is_set():
             wait = self.breaker.enter(monotonic())
             if wait == 0:
@@ -138,10 +147,11 @@ class Attempts:
             await self.pause(wait)
         return False
 
-    def _note(self, batch: Batch, error: Retryable | Misconfigured | OSError | MemoryError) -> None:
+    def _record_failure(self, batch: Batch, error: Retryable | Misconfigured | OSError | MemoryError) -> None:
+        """Count a failed try, choose the time of the next one, and report the failure to the circuit breaker."""
         service, after = _service(error), error.retry_after if isinstance(error, Retryable) else None
         if batch.tries == 0:
-            batch.proved = self._proved.copy()
+            batch.successes_before = self._successes.copy()
         batch.tries += 1
         seconds = backoff(
             batch.tries,
@@ -156,8 +166,8 @@ class Attempts:
         log.warning(
             "batch_delayed", stage=self._stage.name, tries=batch.tries, seconds=round(seconds, 2), reason=reason
         )
-        if service == "dead-letters":  # records that are not part of the flood continue
-            self._flooded(reason)
+        if service == "dead-letters":  # no outage: records that are not part of the flood go on
+            self._record_flood(reason)
             return
         closed = self.breaker.trouble is None
         first = batch.items[0][0]
@@ -173,14 +183,15 @@ class Attempts:
             self._metrics.breaker(self._stage.name, service, is_open=True)
             log.error("breaker_opened", stage=self._stage.name, service=service, reason=reason)
 
-    def _flooded(self, reason: str) -> None:
-        """There are too many dead letters: some lanes wait, which is no reason for the others to."""
+    def _record_flood(self, reason: str) -> None:
+        """Record that there are too many dead letters. The circuit breaker is not told: only some lanes wait."""
         before = self._flood
         self._flood = Trouble(
             "dead-letters", reason, before.since if before else monotonic(), before.trials + 1 if before else 0
         )
 
-    def _ended(self, used: set[Service]) -> None:
+    def _record_end(self, used: set[Service]) -> None:
+        """Report a batch that ended without an outage. used: the services that have answered it."""
         if "dead-letters" in used:
             self._flood = None
         before = self.breaker.trouble
@@ -189,24 +200,26 @@ class Attempts:
             self._metrics.breaker(self._stage.name, before.service, is_open=False)
             log.info("breaker_closed", stage=self._stage.name, service=before.service)
 
-    def _at_fault(self, batch: Batch, error: Exception) -> bool:
-        """It keeps failing while others get through the very service that it fails at."""
+    def _is_at_fault(self, batch: Batch, error: Exception) -> bool:
+        """Whether this batch keeps failing although the service that it fails at serves others."""
         service = _service(error)
-        others = self._proved[service] - batch.proved[service]
-        return not isinstance(error, Deferred) and batch.tries >= SET_ASIDE_AFTER and others >= OTHERS_SUCCEEDED
+        others = self._successes[service] - batch.successes_before[service]
+        return (
+            not isinstance(error, Deferred) and batch.tries >= SET_ASIDE_AFTER_TRIES and others >= MIN_OTHER_SUCCESSES
+        )
 
-    async def _blame(self, batch: Batch, error: Exception) -> Outcome:
-        """Halve until the one failing record stands alone; that one is set aside."""
+    async def _split_or_set_aside(self, batch: Batch, error: Exception) -> Outcome:
+        """Ask for a batch of several records to be halved; set a single record aside."""
         if len(batch.items) > 1:
             return "split"
         try:
             await self._stage.set_aside(batch.items[0][0], error)
-        except Exception as again:  # noqa: BLE001  the world is down: the record stays where it is
+        except Exception as again:  # noqa: BLE001  an outage, for example: the record is tried again
             self._metrics.retries.labels(stage=self._stage.name).inc()
             log.warning("set_aside_failed", stage=self._stage.name, error=type(again).__name__, reason=str(again)[:200])
             after = again.retry_after if isinstance(again, Retryable) else None
             if isinstance(again, Flooded):
-                self._flooded(str(again)[:300])
+                self._record_flood(str(again)[:300])
                 batch.refused = again.records
             batch.not_before = monotonic() + (after or RETRY_CAP_SECONDS / 4)
             return "again"

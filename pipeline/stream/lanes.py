@@ -1,6 +1,7 @@
-"""Key lanes: documents of one key one after another, lanes side by side, live before backfill.
+"""Key lanes: records of one key are handled in order, different lanes run concurrently, and live goes before backfill.
 
-No Kafka here: records come in through ``put`` and leave through ``on_done``, exactly once each, in any order.
+This module knows nothing of Kafka: a record comes in through ``put``, and ``on_done`` is called for it once, in any
+order.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ from pipeline.stages.stage import Incoming, Stage
 from pipeline.stream.attempts import Attempts, Batch, Item, Outcome
 
 BATCH_BYTES = 4 * 1024 * 1024
-"""A batch is closed when its records reach this: one large document a batch, so that others wait for one only."""
-TOGETHER_SECONDS = 0.02
-"""The first record after a pause waits so long for those that were published with it."""
-PARK_AFTER = 3
-"""Tries of a single record before the lane goes on with what waits behind it, and comes back to it in between."""
-ASK_SECONDS = 0.1
-"""Between two looks whether backfill may go on."""
+"""A batch takes no more records when they have reached this size, so that a batch has at most one large document, and
+other documents wait for one only."""
+GATHER_SECONDS = 0.02
+"""How long the first record after a pause waits for others that were published with it."""
+PARK_AFTER_TRIES = 3
+"""A single record that has failed this often is parked: the lane goes on with other records, and tries it in
+between."""
+BACKFILL_POLL_SECONDS = 0.1
+"""Pause between two checks whether backfill may go on."""
 
 
 class _Waiting(NamedTuple):
+    """A queued record, and since when it has been queued."""
+
     item: Item
     since: float
     """On time.monotonic()."""
@@ -45,56 +50,62 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _KeyLane:
-    """Live or backfill of some keys: a large batch of the one keeps nothing of the other waiting."""
+    """The live or the backfill queue of some keys. They are separate so that live records do not wait for a large batch
+    of backfill."""
 
     kind: Lane
     queue: deque[_Waiting] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     room: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = -math.inf
-    """The last batch, on time.monotonic()."""
-    at_work: frozenset[bytes | None] = frozenset()
-    """Keys of what is left of the present batch."""
+    """When the last batch began, on time.monotonic()."""
+    keys_in_progress: frozenset[bytes | None] = frozenset()
+    """The keys of the records that are left of the present batch."""
     sibling: _KeyLane | None = None
-    """The lane of the same keys and the other kind: keys that are at work there wait here."""
+    """The other queue of the same keys. A key that is in progress there waits here."""
     parked: Batch | None = None
-    """A record that keeps failing, tried again between other work. One at most: a lane stays bounded."""
+    """A record that keeps failing, which is tried again between batches. At most one, so that the memory of a lane
+    stays bounded."""
 
     @property
     def waiting(self) -> bool:
-        return any(True for _ in self.free())
+        """Whether a record may be taken."""
+        return any(True for _ in self.takeable())
 
     @property
     def due(self) -> bool:
         """Whether the parked record may be tried again."""
         parked = self.parked
-        return parked is not None and parked.not_before <= monotonic() and not self.elsewhere(parked.items[0][0].key)
+        return (
+            parked is not None and parked.not_before <= monotonic() and not self.is_in_sibling(parked.items[0][0].key)
+        )
 
-    def elsewhere(self, key: bytes | None) -> bool:
-        """Whether the other lane of these keys is at work on this one."""
-        return self.sibling is not None and key in self.sibling.at_work
+    def is_in_sibling(self, key: bytes | None) -> bool:
+        """Whether the sibling is handling a record of this key."""
+        return self.sibling is not None and key in self.sibling.keys_in_progress
 
-    def hold(self, parts: Sequence[Batch]) -> None:
-        """Say what is at work now; what is not any more may go on beside. Bad records that wait for a flood to end
-        keep no valid one of their document waiting."""
-        self.at_work = frozenset(record.key for part in parts if not part.flooded for record, _ in part.items)
+    def set_in_progress(self, parts: Sequence[Batch]) -> None:
+        """Set the parts of a batch that are in progress, and let the sibling take the other keys. Records that wait for
+        the end of a flood do not count: valid records of their documents go on."""
+        self.keys_in_progress = frozenset(record.key for part in parts if not part.flooded for record, _ in part.items)
         if self.sibling is not None:
             self.sibling.changed.set()
 
-    def awaited(self, part: Batch) -> bool:
-        """Whether a record of the other lane waits until this part is done."""
+    def blocks_sibling(self, part: Batch) -> bool:
+        """Whether a record of the sibling waits until this part is done."""
         keys = {record.key for record, _ in part.items}
         return self.sibling is not None and any(entry.key in keys for entry in self.sibling.queue)
 
-    def free(self) -> Iterator[_Waiting]:
-        """The waiting records that may be taken, in order."""
-        return (entry for entry in self.queue if not self.elsewhere(entry.key))
+    def takeable(self) -> Iterator[_Waiting]:
+        """The queued records whose key is not in progress in the sibling, in order."""
+        return (entry for entry in self.queue if not self.is_in_sibling(entry.key))
 
     def take(self, count: int) -> list[Item]:
-        """The next batch out of the queue. The sources take turns: one that sends much keeps no other one waiting."""
+        """Take the next batch, of at most ``count`` records, out of the queue. Sources take turns, so that none waits
+        for another one that sends much."""
         taken: list[_Waiting] = []
         size = 0
-        for entry in _in_turns(self.free()):
+        for entry in _round_robin(self.takeable()):
             if len(taken) == count or size >= BATCH_BYTES:
                 break
             taken.append(entry)
@@ -108,8 +119,8 @@ class _KeyLane:
         return [entry.item for entry in taken]
 
 
-def _in_turns(waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
-    """One of each source after another; of each in order."""
+def _round_robin(waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
+    """Take one record of each source after the other; the records of a source stay in order."""
     by_source: dict[bytes, deque[_Waiting]] = {}
     for entry in waiting:
         by_source.setdefault(source_of(entry.key), deque()).append(entry)
@@ -127,8 +138,10 @@ def _pair() -> tuple[_KeyLane, _KeyLane]:
 
 
 class Lanes:
-    """``count`` pairs of lanes over one stage. ``on_done(record, tag)`` is called for every record that is finished
-    with."""
+    """``count`` pairs of a live and a backfill queue, which hand the records of one stage to it.
+
+    ``on_done(record, tag)`` is called for every record that was handled or set aside.
+    """
 
     def __init__(
         self,
@@ -154,7 +167,7 @@ class Lanes:
 
     @property
     def trouble(self) -> Trouble | None:
-        """The trouble that the stage is waiting out, if it stands still."""
+        """The outage or flood of dead letters that the stage waits for; None: there is none."""
         return self._attempts.trouble
 
     def start(self) -> None:
@@ -165,7 +178,7 @@ class Lanes:
         ]
 
     async def put(self, record: Incoming, tag: object) -> None:
-        """Queue a record in its key's lane; waits while that lane is full, which holds back the record's topic."""
+        """Queue a record in its key's lane. Waits while that lane is full, so that no more is read from the topic."""
         live, backfill = self._pairs[zlib.crc32(record.key or b"") % len(self._pairs)]
         lane = live if record.lane == "live" else backfill
         while len(lane.queue) >= self._queue_size and not self._stopping.is_set():
@@ -175,7 +188,8 @@ class Lanes:
         lane.changed.set()
 
     def forget(self, stale: Callable[[object], bool]) -> None:
-        """Drop waiting records whose tag is stale (their partition was revoked: the broker sends them again)."""
+        """Drop the queued records whose tag is stale, because their partition was revoked. Its next owner reads
+        them."""
         for lane in self._lanes:
             lane.queue = deque(entry for entry in lane.queue if not stale(entry.item[1]))
             lane.room.set()
@@ -183,7 +197,7 @@ class Lanes:
                 lane.parked = None
 
     async def failed(self) -> BaseException:
-        """Return when a lane ended although nobody stopped it: a fault of ours, not of a record."""
+        """Return the error of a lane that ended without being stopped, which is a bug. Otherwise never returns."""
         while self._tasks:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -194,8 +208,8 @@ class Lanes:
         return await asyncio.Future()
 
     async def stop(self, *, within_seconds: float) -> None:
-        """Finish the batches at work, start no other, drop what waits. Unfinished records are not done: the broker
-        sends them again."""
+        """Finish the batches in progress, start no other, and cancel what is left after ``within_seconds``. Records
+        that are not done are not committed, and are read again."""
         self._stopping.set()
         for lane in self._lanes:
             lane.changed.set()
@@ -211,10 +225,11 @@ class Lanes:
                 try:
                     await self._work(lane, batch)
                 finally:
-                    lane.hold([])
+                    lane.set_in_progress([])
 
     async def _next(self, lane: _KeyLane) -> Batch | None:
-        """The parked record when its time has come, else what waits."""
+        """The parked record if it is due, otherwise the next batch of the queue; None: the lane is stopping, or a key
+        went into progress in the sibling meanwhile."""
         while (parked := lane.parked) is not None and not (lane.due or lane.waiting or self._stopping.is_set()):
             wait = parked.not_before - monotonic()
             lane.changed.clear()
@@ -229,11 +244,11 @@ class Lanes:
         return None if self._stopping.is_set() else await self._gather(lane)
 
     async def _work(self, lane: _KeyLane, batch: Batch) -> None:
-        """Handle a batch to its end, or leave one failing record parked. The parts of a batch that was halved wait for
-        each other as little as records in the queue do."""
+        """Handle a batch until all of it is done, or only a parked record is left. The parts of a batch that was split
+        do not wait for each other: the one with the earliest next try comes first."""
         parts = [batch]
         while parts and not self._stopping.is_set():
-            lane.hold(parts)
+            lane.set_in_progress(parts)
             part = min(parts, key=lambda p: p.not_before)
             if (wait := part.not_before - monotonic()) > 0:
                 await self._attempts.pause(wait)
@@ -245,12 +260,12 @@ class Lanes:
             elif outcome == "split":
                 parts.remove(part)
                 parts += part.parts()
-            elif self._parks(lane, part, others=lane.waiting or lane.awaited(part) or len(parts) > 1):
+            elif self._should_park(lane, part, others=lane.waiting or lane.blocks_sibling(part) or len(parts) > 1):
                 parts.remove(part)
                 lane.parked = part
 
     async def _once(self, lane: _KeyLane, part: Batch) -> Outcome:
-        """Try a batch. What it waits between its tries is not work."""
+        """Try a batch once, and count the time of this try, without pauses, for the backfill throttle."""
         began = monotonic()
         self._throttle.batch_started(lane.kind)
         try:
@@ -260,30 +275,32 @@ class Lanes:
             self._throttle.batch_ended(lane.kind, now - began, now=now)
 
     @staticmethod
-    def _parks(lane: _KeyLane, part: Batch, *, others: bool) -> bool:
-        held = part.flooded or part.tries >= PARK_AFTER
-        return others and len(part.items) == 1 and held and lane.parked is None
+    def _should_park(lane: _KeyLane, part: Batch, *, others: bool) -> bool:
+        """Whether to park this part. others: there are other records to go on with."""
+        keeps_failing = part.flooded or part.tries >= PARK_AFTER_TRIES
+        return others and len(part.items) == 1 and keeps_failing and lane.parked is None
 
     async def _gather(self, lane: _KeyLane) -> Batch | None:
-        """The next batch."""
+        """Wait for the next batch and take it out of the queue; None: the lane is stopping, or nothing may be taken."""
         while not (lane.waiting or self._stopping.is_set()):
             lane.changed.clear()
             await lane.changed.wait()
-        await self._company(lane)
+        await self._let_batch_grow(lane)
         if lane.kind == "backfill":
             while not (self._stopping.is_set() or await self._admits_backfill()):
-                await self._attempts.pause(ASK_SECONDS)
+                await self._attempts.pause(BACKFILL_POLL_SECONDS)
         if self._stopping.is_set() or not lane.waiting:
             return None
         lane.began = monotonic()
         if lane.kind == "live":
-            self._throttle.live_waited(lane.began - next(lane.free()).since, now=lane.began)
+            self._throttle.live_waited(lane.began - next(lane.takeable()).since, now=lane.began)
         return Batch(lane.take(self._stage.batch_size))
 
-    async def _company(self, lane: _KeyLane) -> None:
-        """Let a small batch grow: until it is full, or ``batch_wait_seconds`` after the last one began. A steady stream
-        is handled in few batches of many, which cost little more than one of one; what comes alone does not wait."""
-        wait = min(self._batch_wait, max(TOGETHER_SECONDS, lane.began + self._batch_wait - monotonic()))
+    async def _let_batch_grow(self, lane: _KeyLane) -> None:
+        """Wait for more records until the batch is full, or until ``batch_wait_seconds`` after the last one began. A
+        large batch costs little more than a small one, so a steady stream is handled in few large batches; a record
+        that comes after a pause waits only for GATHER_SECONDS."""
+        wait = min(self._batch_wait, max(GATHER_SECONDS, lane.began + self._batch_wait - monotonic()))
         try:
             async with asyncio.timeout(wait):
                 full = min(self._stage.batch_size, self._queue_size)
@@ -297,5 +314,5 @@ class Lanes:
         return (
             self._throttle.admits_backfill(now=monotonic())
             and not await self._stage.is_backlogged()
-            and self._throttle.admits_backfill(now=monotonic())  # another lane may have begun while that was asked
+            and self._throttle.admits_backfill(now=monotonic())  # again: another lane may have begun a batch meanwhile
         )

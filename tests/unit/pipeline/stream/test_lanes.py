@@ -165,7 +165,7 @@ async def test_a_record_that_keeps_failing_does_not_delay_the_other_lane(
 ) -> None:
     """Neither the document that was in its batch and is done, nor, once it is parked, its own."""
     monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
-    monkeypatch.setattr(attempts, "SET_ASIDE_AFTER", 10**9)
+    monkeypatch.setattr(attempts, "SET_ASIDE_AFTER_TRIES", 10**9)
     done: list[int] = []
 
     def work(batch: Sequence[Incoming]) -> None:
