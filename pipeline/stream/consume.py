@@ -1,7 +1,8 @@
-"""How a worker consumes Kafka: the one place that knows faust, and how it loses data when left alone.
+"""Consuming Kafka with faust, which no other module knows.
 
-The body of the agents never raises; nothing is acked by faust itself (``noack``); what faust commits is our own done
-prefix (``Progress``), whatever it thinks was acked; revoked partitions are forgotten at once. See docs/adr/0005.
+By default faust may commit records that were not handled. Here it does not: the agents' code never raises, faust
+acknowledges nothing by itself (``noack``), it commits only our done prefix (``Progress``), and a revoked partition is
+dropped at once. The reasons are in docs/adr/0005-how-we-consume.md.
 """
 
 from __future__ import annotations
@@ -43,33 +44,36 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 POLL_RECORDS = 20
-SPAN_RECORDS = 10_000
-"""Records of one partition from the oldest unfinished one to the newest read: about a megabyte of marks."""
+MAX_IN_FLIGHT_RECORDS = 10_000
+"""The most records of one partition from the oldest unfinished one to the newest that was read. Tracking them takes
+about a megabyte."""
 COMMIT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 1.0
-"""The members hear only with their next heartbeat that another one joins, and it waits for all of them."""
+"""A worker that joins waits for all members of the group, and they learn of it only with their next heartbeat."""
 CALL_SECONDS = 30.0
-"""Time limit for Kafka's answer to the thread that aiokafka's consumer runs in."""
+"""Time limit for a call of aiokafka's consumer, which runs in a thread of its own."""
 SEEK_SECONDS = 240.0
-"""How long Kafka may take to say which offsets of newly assigned partitions are committed."""
+"""How long Kafka may take to answer which offsets of newly assigned partitions are committed."""
 METADATA_MS = 30_000
-"""A topic that was deleted and made anew, or got more partitions, is read after so long (aiokafka's default: 300 s)."""
-TOPICS_SECONDS = 5.0
-"""How long the topics of all agents are waited for before those that are there are subscribed to."""
+"""How long it takes until a topic that was deleted and created again, or has new partitions, is read (aiokafka's
+default: 300 s)."""
+SUBSCRIBE_SECONDS = 5.0
+"""How long to wait for the topics of all agents before subscribing to those that are known."""
 DRAIN_SECONDS = 12.0
-"""How long a stopping worker may finish its batches; what is not finished by then is read again by the next one."""
+"""How long a stopping worker may take to finish its batches. Unfinished records are read again by the partition's next
+owner."""
 
 
 def _options(kafka: KafkaSettings, stream: StreamSettings, stage: Stage) -> dict[str, Any]:
-    """faust's settings. Why each differs from its default: docs/adr/0005."""
+    """faust's settings. docs/adr/0005-how-we-consume.md says why each differs from its default."""
     return {
         "id": f"{kafka.topic_prefix}penstock-{stage.name}",
         "broker": [f"kafka://{host.strip()}" for host in kafka.bootstrap.split(",")],
         "broker_credentials": _credentials(kafka),
         "key_serializer": "raw",
         "value_serializer": "raw",
-        # A partition is held back when its topic's buffer is four fifths full; until then each may still bring
-        # one poll. If that did not fit, faust's one loop would wait for room, and live with backfill.
+        # faust pauses a partition when its topic's buffer is four fifths full; until then each partition may add one
+        # poll. If those did not fit, faust's only loop would wait for room in backfill, and live records with it.
         "stream_buffer_maxsize": 5 * POLL_RECORDS * max(t.partitions for t in stage.topics.values()),
         "broker_max_poll_records": POLL_RECORDS,
         "datadir": str(Path(tempfile.gettempdir()) / "penstock-faust"),
@@ -98,9 +102,12 @@ def _options(kafka: KafkaSettings, stream: StreamSettings, stage: Stage) -> dict
 
 
 class _Recovery(Recovery):
-    """Has partitions read after they were assigned. faust's own takes it for its own stop when Kafka does not say in
-    time which offsets are committed, and ends without a word: the process would keep its partitions and read nothing of
-    them, nor of any that it is assigned later."""
+    """Starts reading partitions after their assignment.
+
+    faust's own class ends silently, as if it had been stopped, when Kafka does not answer in time which offsets are
+    committed. The process would then keep its partitions and read nothing of them, nor of any that it is assigned
+    later. This one raises Retryable, which ends the process.
+    """
 
     async def _wait(self, coro: Any, timeout: Any = None) -> None:
         try:
@@ -111,12 +118,15 @@ class _Recovery(Recovery):
             reason = (
                 f"Kafka did not say within {SEEK_SECONDS:.0f} s which offsets are committed: the worker starts anew"
             )
-            raise Retryable(reason, service="kafka") from error  # it crashes the app, which ends the process
+            raise Retryable(reason, service="kafka") from error  # this crashes the app, which ends the process
 
 
 class _NoTables(TableManager):
-    """faust waits a second for tables to be declared before it subscribes, and with it for its agents' topics: one that
-    comes later is subscribed to after 45 s. We have no tables, and wait for the topics themselves."""
+    """Waits for the agents' topics before faust subscribes.
+
+    faust's own class waits one second, for tables to be declared, and a topic that is added later is subscribed to only
+    after 45 s. We have no tables.
+    """
 
     @property
     def recovery(self) -> Recovery:
@@ -126,9 +136,9 @@ class _NoTables(TableManager):
 
     async def on_start(self) -> None:
         expected = {topic for agent in self.app.agents.values() for topic in agent.channel.topics}
-        until = monotonic() + TOPICS_SECONDS
-        while not self.should_stop and monotonic() < until:  # faust tells nobody that a topic was added
-            if expected <= {topic for there in self.app.topics for topic in there.topics}:
+        until = monotonic() + SUBSCRIBE_SECONDS
+        while not self.should_stop and monotonic() < until:  # polled, because faust signals no added topic
+            if expected <= {topic for channel in self.app.topics for topic in channel.topics}:
                 break
             await asyncio.sleep(0.005)
         if not self.should_stop:
@@ -150,17 +160,17 @@ def _credentials(kafka: KafkaSettings) -> Any:
 
 
 class Consumption:
-    """One stage's consumption: a faust app, its lanes, and the progress between them."""
+    """One stage's consumption: a faust app that reads, the lanes that handle, and the progress that is committed."""
 
     def __init__(
         self, stage: Stage, *, kafka: KafkaSettings, stream: StreamSettings, metrics: Metrics, pool: Pool
     ) -> None:
-        """pool: holds the marks by which a log that moved is noticed."""
+        """pool: connections to the ledger, which holds the marks of the log guard."""
         self._stage = stage
         self._metrics = metrics
         self._progress: Progress[Any] = Progress()
         self._draining = False
-        self._shrunk = asyncio.Event()
+        self._has_room = asyncio.Event()
         self._lanes = Lanes(
             stage,
             count=stream.lanes,
@@ -174,12 +184,12 @@ class Consumption:
         self.app = app
         self.app.finalize()
         transport: Any = self.app.transport
-        self._committing = asyncio.Lock()
+        self._commit_lock = asyncio.Lock()
         self._guard = LogGuard(stage.name, self.app.conf.id, self, kafka=kafka, pool=pool, metrics=metrics)
-        transport.Consumer = _consumer_class(self._progress, self._guard, self._committing)
+        transport.Consumer = _consumer_class(self._progress, self._guard, self._commit_lock)
         self.app.on_partitions_revoked.connect(self._revoked, weak=False)
         self.app.on_partitions_assigned.connect(self._assigned, weak=False)
-        self._guarding: asyncio.Task[None] | None = None
+        self._guard_task: asyncio.Task[None] | None = None
         self.assigned = asyncio.Event()
         for lane, topic in stage.topics.items():
             channel = self.app.topic(f"{kafka.topic_prefix}{topic.name}")
@@ -201,7 +211,7 @@ class Consumption:
                 )
                 if self._draining:
                     continue
-                await self._room(message.tp)
+                await self._wait_for_room(message.tp)
                 read = witness(message.offset, round(message.timestamp * 1000), message.key, message.value)
                 token = self._progress.arrived(message.tp, message.offset, read)
                 if token is not None:
@@ -210,42 +220,45 @@ class Consumption:
 
         return consume
 
-    async def _room(self, tp: Any) -> None:
-        """Wait while a partition's span in flight is full: one record that waits must not pile up the others' marks."""
-        while self._progress.in_flight(tp) >= SPAN_RECORDS and not self._draining:
-            self._shrunk.clear()
-            await self._shrunk.wait()
+    async def _wait_for_room(self, tp: Any) -> None:
+        """Wait while a partition has MAX_IN_FLIGHT_RECORDS, so that memory stays bounded while one record is
+        retried."""
+        while self._progress.in_flight(tp) >= MAX_IN_FLIGHT_RECORDS and not self._draining:
+            self._has_room.clear()
+            await self._has_room.wait()
 
     def _done(self, _record: Incoming, tag: object) -> None:
         assert isinstance(tag, tuple)
         tp, token, event = tag
         if self._progress.finished(tp, token):
-            self._shrunk.set()
-        event.ack()  # lets faust forget it and come to commit; what it commits is our prefix, not this offset
+            self._has_room.set()
+        event.ack()  # lets faust release the event and begin a commit, which commits our done prefix, not this offset
 
     async def _revoked(self, _app: Any, revoked: Any, **_: Any) -> None:
         gone = set(revoked)
         self._guard.revoked(gone)
-        self._forget(gone)
+        self._drop(gone)
         log.info("partitions_revoked", stage=self._stage.name, count=len(gone))
 
-    def _forget(self, gone: Collection[Any]) -> None:
+    def _drop(self, gone: Collection[Any]) -> None:
+        """Stop tracking these partitions, and drop their queued records."""
         self._progress.close(gone)
-        self._shrunk.set()
+        self._has_room.set()
         self._lanes.forget(lambda tag: isinstance(tag, tuple) and tag[0] in gone)
 
     async def take_back(self, offsets: Mapping[Place, int]) -> None:
-        """For the guard: see ``Rewinds``. Nothing else commits meanwhile: there is no done prefix any more."""
-        self._forget(offsets.keys())
+        """Implements ``Rewinds``. Nothing else is committed of these partitions meanwhile, because they are no longer
+        tracked."""
+        self._drop(offsets.keys())
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                await self._committing.acquire()
+                await self._commit_lock.acquire()
         except TimeoutError as error:
             raise Retryable("an earlier commit is still under way", service="kafka") from error
         try:
             await self._commit_again(offsets)
         finally:
-            self._committing.release()
+            self._commit_lock.release()
 
     async def _commit_again(self, offsets: Mapping[Place, int]) -> None:
         commits = {TopicPartition(*place): offset for place, offset in offsets.items()}
@@ -256,7 +269,7 @@ class Consumption:
         await self._call_consumer(commit, "the offsets to go back to were not committed")
 
     async def read_again(self) -> None:
-        """For the guard: see ``Rewinds``. Assigning anew is how faust drops all that it has read ahead."""
+        """Implements ``Rewinds``. A new assignment makes faust drop the records that it has read ahead."""
 
         async def rejoin(consumer: AIOKafkaConsumer) -> None:
             consumer._coordinator.request_rejoin()
@@ -264,7 +277,7 @@ class Consumption:
         await self._call_consumer(rejoin, "the group was not joined again")
 
     async def is_member(self) -> bool:
-        """For the guard: see ``Rewinds``."""
+        """Implements ``Rewinds``."""
 
         async def heartbeat(consumer: AIOKafkaConsumer) -> bool:
             group = consumer._coordinator
@@ -274,13 +287,14 @@ class Consumption:
         return bool(await self._call_consumer(heartbeat, "the group did not say whether this worker is a member"))
 
     async def _call_consumer(self, function: Callable[[AIOKafkaConsumer], Awaitable[T]], failed: str) -> T:
-        """In the thread where aiokafka's consumer lives. Raises Retryable."""
+        """Call a function with aiokafka's consumer, in the thread that it runs in. failed: the error's message when
+        that fails. Raises Retryable."""
         thread = self.app.consumer._thread
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 result: T = await thread.call_thread(function, thread._ensure_consumer())
                 return result
-        except Exception as error:  # the consumer is being moved or started anew: it is tried again
+        except Exception as error:  # for example while the consumer restarts: the caller tries again
             raise Retryable(f"{failed}: {type(error).__name__}", service="kafka") from error
 
     async def _assigned(self, _app: Any, assigned: Any, **_: Any) -> None:
@@ -289,23 +303,23 @@ class Consumption:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Consume inside the block; leaving it drains: batches at work finish and are committed, no other starts."""
+        """Consume inside the block. At its end, drain and stop."""
         self._lanes.start()
         await self.app.start()
-        self._guarding = asyncio.create_task(self._guard.run())
+        self._guard_task = asyncio.create_task(self._guard.run())
         try:
             yield
         finally:
             try:
                 await self.drain()
             finally:
-                await cancel_and_wait([self._guarding])
+                await cancel_and_wait([self._guard_task])
                 await self.app.stop()
 
     async def drain(self) -> None:
-        """Finish the batches at work, start no other, and commit what is done. Repeats are harmless."""
+        """Finish the batches in progress, start no other, and commit what is done. Repeats are harmless."""
         self._draining = True
-        self._shrunk.set()
+        self._has_room.set()
         await self._lanes.stop(within_seconds=DRAIN_SECONDS)
         if self.app.consumer is not None and not self.app.crashed:
             try:
@@ -315,16 +329,16 @@ class Consumption:
                 log.warning("commit_timed_out", stage=self._stage.name)  # it will be read again: nothing is lost
 
     async def crashed(self) -> BaseException:
-        """Return when faust gave up (a lost thread, a fatal broker error), or a lane or the guard ended: the process
-        should end and start anew."""
+        """Return the error when faust has stopped (after losing a thread, or a fatal error of the broker), or a lane or
+        the guard has ended. The process should then end, and be started again."""
         lanes = asyncio.create_task(self._lanes.failed())
         app = asyncio.create_task(self.app.wait_until_stopped())
-        assert self._guarding is not None
+        assert self._guard_task is not None
         try:
-            await asyncio.wait([lanes, app, self._guarding], return_when=asyncio.FIRST_COMPLETED)
-            if self._guarding.cancelled():
+            await asyncio.wait([lanes, app, self._guard_task], return_when=asyncio.FIRST_COMPLETED)
+            if self._guard_task.cancelled():
                 return RuntimeError("the comparison of Kafka's logs was cancelled")
-            if self._guarding.done() and (error := self._guarding.exception()):
+            if self._guard_task.done() and (error := self._guard_task.exception()):
                 return error
             return (lanes.result() if lanes.done() else self.app.crash_reason) or RuntimeError("the consumer stopped")
         finally:
@@ -345,28 +359,28 @@ class Consumption:
 
     @property
     def ready(self) -> bool:
-        """Partitions were assigned (perhaps none, when there are more workers than partitions)."""
+        """Whether partitions were assigned (perhaps none, when there are more workers than partitions)."""
         return self.assigned.is_set() and not self.app.crashed
 
 
-def _consumer_class(progress: Progress[Any], guard: LogGuard, committing: asyncio.Lock) -> type:
+def _consumer_class(progress: Progress[Any], guard: LogGuard, commit_lock: asyncio.Lock) -> type:
     class Consumer(FaustConsumer):
-        """Commits our done prefix and nothing else: faust's own rule passes over gaps in a fresh group."""
+        """Commits our done prefix and nothing else. (faust's own rule skips gaps in a new group.)"""
 
         async def on_partitions_assigned(self, assigned: Any, generation_id: int = 0) -> None:
-            progress.open(assigned)  # before all else: faust lets records through while its signal is still being sent
+            progress.open(assigned)  # first: faust passes records on before it has sent its own signal
             guard.assigned(assigned)
             await super().on_partitions_assigned(assigned, generation_id)
 
         async def seek_to_committed(self) -> Any:
-            """Seek everything that is assigned. aiokafka's own leaves alone what has no committed offset, and faust has
-            perhaps read and dropped records of it by then."""
+            """Seek in every assigned partition. aiokafka skips those without a committed offset, but faust may already
+            have read records of them, and dropped them."""
 
             async def seek(consumer: AIOKafkaConsumer) -> dict[TopicPartition, int | None]:
                 committed: dict[TopicPartition, int | None] = await consumer.seek_to_committed()
                 for tp in consumer.assignment() & committed.keys():
                     if not committed[tp]:
-                        consumer.seek(tp, 0)  # below what is kept, it becomes the earliest: auto_offset_reset
+                        consumer.seek(tp, 0)  # if Kafka has deleted that record, auto_offset_reset selects the earliest
                 return committed
 
             committed = await self._thread.call_thread(seek, self._thread._ensure_consumer())
@@ -374,7 +388,8 @@ def _consumer_class(progress: Progress[Any], guard: LogGuard, committing: asynci
             return committed
 
         async def _commit_offsets(self, offsets: Any, start_new_transaction: bool = True) -> bool:
-            """Only what the guard has marked. What is left out is tried again with the next commit."""
+            """Commit only the offsets whose marks the guard has stored. The others are tried again with the next
+            commit."""
             done = {
                 tp: token.stamp
                 for tp in offsets
@@ -385,9 +400,9 @@ def _consumer_class(progress: Progress[Any], guard: LogGuard, committing: asynci
             return bool(allowed) and await super()._commit_offsets(allowed, start_new_transaction)
 
         async def _commit(self, offsets: Any) -> bool:
-            """An offset that was taken back while faust was on its way here must not be committed, nor after the
-            offset that it was taken back to: one commit at a time."""
-            async with committing:
+            """Commit one call at a time, and only partitions that are still tracked: faust may have begun this commit
+            before the guard took an offset back."""
+            async with commit_lock:
                 ours = {tp: offset for tp, offset in offsets.items() if progress.last(tp) is not None}
                 return bool(ours) and await super()._commit(ours)
 

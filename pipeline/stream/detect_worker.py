@@ -1,4 +1,5 @@
-"""The detect worker: documents, identities, conversations from their topics to the ledger; sweep, audit, vitals."""
+"""The detect worker: writes documents, identities and conversations from their topics to the ledger; besides, it runs
+the sweeper, the background audit, the vitals and retention."""
 
 from __future__ import annotations
 
@@ -73,21 +74,20 @@ class DetectWorker:
         return [sweeper.run(), self._audit(), vitals.run(), retention.run()]
 
     async def _warm(self) -> None:
-        """Cut a text in each generation's way: the parsers and tokenizers that this loads (half a second, for which no
-        start waits) are there when the first document comes. What goes wrong with it is said, and ends nothing: it is
-        that document's to tell.
+        """Chunk a text for each generation, so that the parsers and tokenizers are loaded (which takes half a second)
+        before the first document arrives. A failure is only logged: the first document will meet it, and report it.
         """
         parts = self._parts
         try:
             for generation in (await parts.generations()).values():
                 cut = partial(build_manifest, UUID(int=0), "# A\n\nB.", "text/markdown", b"", generation)
                 await asyncio.to_thread(cut, parts.counters(generation))
-        except Exception as error:  # noqa: BLE001 # whatever a tokenizer's file or a store may raise
+        except Exception as error:  # noqa: BLE001 # anything that loading a tokenizer or reading the ledger may raise
             log.warning("warmup_failed", error=type(error).__name__)
 
     async def _audit(self) -> BaseException:
         await self._warm()
-        # Half a second in a thread: the audit alone needs Elasticsearch's client here, and documents come first.
+        # In a thread, because it takes half a second: only the audit needs Elasticsearch's client in this worker.
         await asyncio.to_thread(import_module, "pipeline.audit.background")
         gc.freeze()
         from pipeline.audit.background import BackgroundAudit

@@ -1,4 +1,4 @@
-"""The parts that every kind of worker is built from, and the interface of a kind."""
+"""The objects that every kind of worker is built from, and the interface of a kind."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ MODELS = "models"
 """Folder under dist() that holds converted models."""
 
 BATCH_FACTOR = {"detect": 1.0, "vectors": 0.5, "keywords": 2.0}
-"""Batches relative to settings.stream.batch_size: a vectors batch is embedded as a whole before anything is written."""
+"""The size of each stage's batches, as a multiple of settings.stream.batch_size. A vectors batch is small because it is
+embedded as a whole before any of it is written."""
 
 
 def _counter(generation: Generation) -> CountTokens:
-    """The first count loads the tokenizer, in a thread: up to half a second that no start waits for."""
+    """A token counter for this generation. It loads the tokenizer, which takes up to half a second, at its first call
+    and not at the start of the worker."""
     loaded = cache(partial(token_counter, generation, dist() / MODELS))
     return lambda texts: loaded()(texts)
 
 
 @dataclass
 class Parts:
-    """The parts that the stages are built from. stack: closes what they open, when the worker ends."""
+    """The objects that the stages of a worker share. stack: closes what they open, when the worker ends."""
 
     settings: Settings
     pool: Pool
@@ -65,9 +67,10 @@ class Kind(Protocol):
     """The stages and background tasks of a worker of one name."""
 
     async def stages(self) -> list[Stage]:
-        """Raises Misconfigured at once when nothing could work."""
+        """Build the stages. Raises Misconfigured when the settings make all of their work impossible."""
         ...
 
     def background(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
-        """Coroutines that run for ever alongside the stages, in their order."""
+        """Coroutines that run alongside the stages until the worker stops. consuming: the stages' consumption, in the
+        order of ``stages``."""
         ...

@@ -1,4 +1,5 @@
-"""The vectors worker: embeds, and keeps pgvector equal to the ledger; its graphs, conversations' vectors and bills."""
+"""The vectors worker: embeds chunks and keeps pgvector equal to the ledger; besides, it maintains the graphs, embeds
+conversations, and records spending."""
 
 from __future__ import annotations
 
@@ -31,17 +32,17 @@ class VectorsWorker:
         parts.metrics.embedding_budget.set(parts.settings.embedding.daily_budget)
         async with parts.pool.connection() as connection:
             active = await generations.active(connection)
-        await models.of(active)  # a wrong one refuses to start; another generation's is met when its work comes
+        await models.of(active)  # a wrong model of the active generation must stop the start; others are checked later
 
-        async def living() -> dict[str, Generation]:
-            there = await parts.generations()
-            await models.keep(there.values())
-            return there
+        async def current_generations() -> dict[str, Generation]:
+            generations_by_name = await parts.generations()
+            await models.keep(generations_by_name.values())
+            return generations_by_name
 
         stage = VectorSink(
             parts.pool,
             models,
-            living,
+            current_generations,
             Chunker(parts.counters),
             parts.announcer,
             parts.dead,
@@ -53,13 +54,13 @@ class VectorsWorker:
     def background(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
         parts, documents = self._parts, consuming[0]
         spending = Spending(parts.pool, parts.metrics)
-        parts.stack.push_async_callback(spending.record)  # the cost of the drained batches
+        parts.stack.push_async_callback(spending.record)  # records the cost of batches that were drained at the end
         conversations = ConversationVectors(
             parts.pool,
             self._models,
             parts.metrics,
             parts.settings.conversations,
-            busy=lambda: bool(documents.report()["in_flight"]),  # documents' work goes first
+            busy=lambda: bool(documents.report()["in_flight"]),  # documents go first
         )
         graphs = GraphKeeper(parts.settings.postgres, parts.generations, parts.metrics)
         return [conversations.run(), graphs.run(), spending.run()]

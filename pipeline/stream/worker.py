@@ -1,4 +1,4 @@
-"""A worker process: one stage, its resources, its health port, and a stop that drains."""
+"""A worker process: its stages, their resources, its health port, and a stop that drains."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ log = structlog.get_logger()
 
 WORKERS = ("detect", "vectors", "keywords")
 STOP_SECONDS = 28.0
-"""From the signal to the end, at most: Kubernetes kills after 30. A library that waits for Kafka to come back would
-hold the process for minutes; what is not drained by then is left to the next worker, as after any kill."""
+"""The longest time from the signal to the end of the process; Kubernetes kills it after 30. Without this limit a
+library that waits for Kafka would delay the end for minutes. What is not drained by then is left to the next worker, as
+after any kill."""
 
 
 async def run(name: str, settings: Settings) -> None:
-    """Run one worker until SIGTERM or SIGINT. Raises Misconfigured at once when nothing could work, and whatever faust
-    crashed with (the supervisor starts the process anew)."""
+    """Run one worker until SIGTERM or SIGINT. Raises Misconfigured when the settings make its work impossible, and
+    RuntimeError when a part of it has failed; the supervisor then starts the process again."""
     if name not in WORKERS:
         raise Misconfigured(f"no worker is called {name!r}: choose one of {', '.join(WORKERS)}")
     stop = asyncio.Event()
@@ -79,12 +80,12 @@ async def run(name: str, settings: Settings) -> None:
         await _all_started(starting, stack)
         consuming += starting
         ending = [*(c.crashed() for c in consuming), *kind.background(consuming)]
-        gc.freeze()  # modules stay: looking through them again and again took 3 % of a first load's processor time
+        gc.freeze()  # excludes the modules from garbage collection, which took 3 % of a first load's processor time
         log.info("worker_started", worker=name)
         try:
             await _until_stopped(stop, ending)
         except BaseException:
-            on_stop_signal()  # what is stopped after a crash may wait for Kafka as well
+            on_stop_signal()  # the time limit holds after a crash too, because stopping may wait for Kafka
             raise
         log.info("worker_draining", worker=name)
         await asyncio.gather(*(c.drain() for c in consuming))
@@ -93,13 +94,13 @@ async def run(name: str, settings: Settings) -> None:
 
 
 async def _admitted(pool: Pool, stop: asyncio.Event) -> bool:
-    """Wait until the ledger may be used; False: told to stop before that. Raises Misconfigured."""
+    """Wait until the ledger may be used; returns False when the worker is told to stop before. Raises Misconfigured."""
     while not stop.is_set():
         try:
             with translated("Postgres"):
                 async with pool.connection():
                     return True
-        except Retryable as error:  # or Postgres is away while it fails over
+        except Retryable as error:  # the ledger is fenced, or Postgres is down, for example during a failover
             log.warning(
                 "ledger_fenced" if isinstance(error, Fenced) else "postgres_unreachable", reason=str(error)[:200]
             )
@@ -110,7 +111,8 @@ async def _admitted(pool: Pool, stop: asyncio.Event) -> bool:
 
 
 def _kind(name: str, parts: Parts) -> Kind:
-    """Imported here: a kind's libraries take up to a second, which the other kinds need not wait for."""
+    """Build the kind of worker with this name. The imports are here because a kind's libraries take up to a second,
+    which the other kinds need not spend."""
     match name:
         case "detect":
             from pipeline.stream.detect_worker import DetectWorker
@@ -127,7 +129,8 @@ def _kind(name: str, parts: Parts) -> Kind:
 
 
 async def _all_started(consumptions: list[Consumption], stack: AsyncExitStack) -> None:
-    """At once: each waits for the other members of its group. Raises the first one's error when all have ended."""
+    """Start all consumptions concurrently, because each waits for the other members of its group. Raises the first
+    error after all have started or failed."""
     started = await asyncio.gather(
         *(stack.enter_async_context(c.running()) for c in consumptions), return_exceptions=True
     )
@@ -143,7 +146,7 @@ def _end_anyway(name: str) -> None:
 
 
 async def _until_stopped(stop: asyncio.Event, endings: list[Coroutine[Any, Any, BaseException]]) -> None:
-    """Wait for the signal to stop. Raises when anything that should run for ever ends before that."""
+    """Wait for the signal to stop. Raises RuntimeError when a coroutine that should run until then ends before."""
     stopping = asyncio.create_task(stop.wait())
     running = [asyncio.create_task(ending) for ending in endings]
     done, pending = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)

@@ -104,7 +104,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.001)
     monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.002)
     monkeypatch.setattr("pipeline.core.breaker.TRIAL_POLL_SECONDS", 0.0005)
-    monkeypatch.setattr(consuming, "SPAN_RECORDS", 20)
+    monkeypatch.setattr(consuming, "MAX_IN_FLIGHT_RECORDS", 20)
 
 
 async def test_no_commit_passes_an_unfinished_record_through_failures_and_rebalances() -> None:
