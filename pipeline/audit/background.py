@@ -43,8 +43,8 @@ RECHECKED_DOCUMENTS = 10
 """Documents that differed before and are compared again with each page: the metric follows a repair at once, not a
 whole round later."""
 SUSPECTS_A_PAGE = 1_000
-"""Most documents of a page that get a second look, which the page's transaction waits for. Only a flood of documents
-that the ledger never heard of exceeds it: the next round reports the next ones."""
+"""The most documents of a page that get a second comparison, which the page's transaction waits for. Only a flood of
+documents that are unknown to the ledger exceeds it: the next round reports the next ones."""
 IDLE_SECONDS = 5.0
 """Between two attempts to become the leader."""
 

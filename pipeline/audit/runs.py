@@ -164,7 +164,7 @@ async def differing(connection: Connection, run: int, after: UUID | None, limit:
 
 
 async def replace(connection: Connection, run: int, documents: Sequence[UUID], left: Iterable[Finding]) -> None:
-    """Record a second look at these documents: differences that are not in ``left`` are repaired."""
+    """Record a second comparison of these documents: differences that are not in ``left`` are repaired."""
     await connection.execute(
         "UPDATE audit_differences SET repaired = true WHERE run_id = %s AND document_id = ANY(%s)",
         [run, list(documents)],

@@ -17,7 +17,7 @@ from pipeline.stores.postgres import translated
 BLOCK_DOCUMENTS = 2_000
 """An interrupted run repeats at most so many."""
 SUSPECTS = 2_000
-"""Documents that wait for their second look, at most."""
+"""The most documents that wait for their second comparison."""
 SECOND_LOOK_SECONDS = 2.0
 """Between the first look and the second. A worker that was overtaken while it wrote reopens the document after its
 refresh, and refreshes are at most a second apart: what such a worker left behind is not settled any more by then."""
@@ -62,7 +62,7 @@ class Suspects:
         self._last = asyncio.get_running_loop().time()
 
     async def confirmed(self) -> list[Finding]:
-        """The second look at all of them."""
+        """Compare all of them a second time."""
         if not self._waiting:
             return []
         began = asyncio.get_running_loop().time()

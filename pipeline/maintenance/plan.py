@@ -47,10 +47,10 @@ CHUNKS_PER_CHANGE = 3.0
 PEAK = 3.0
 """The busiest hour against the mean. An assumption."""
 SERVICE_SECONDS_PER_QUERY = 0.027
-"""Processor time of the query service, with the second look (docs/load.md; 0.0125 without)."""
+"""Processor time of the query service, with relevance feedback (docs/load.md; 0.0125 without)."""
 STORES_SECONDS_PER_QUERY = 0.06
-"""Processor time of both stores together, at most: two idle cores, clients included, gave 46 searches/s without the
-second look (load), which is 43 ms each; with it, twice that, less what the service took."""
+"""Processor time of both stores together, at most: two idle cores, clients included, gave 46 searches/s without
+relevance feedback (load), which is 43 ms each; with it, twice that, less what the service took."""
 BUSY = 0.6
 """How busy a processor may be in the mean, so that queues stay short."""
 SMALLEST_PARTITIONS = 8

@@ -1,4 +1,4 @@
-"""What a second look asks for."""
+"""The words that relevance feedback adds."""
 
 from __future__ import annotations
 

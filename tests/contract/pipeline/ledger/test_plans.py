@@ -137,7 +137,7 @@ async def test_hot_statements_read_few_rows_in_a_large_ledger(ledger: AsyncConne
         "a sink's lock": lambda c: work.lock_wants(c, "g1", "keywords", ids),
         "the audit's page": lambda c: reading.next_documents(c, active, middle, reading.Limits()),
         "the audit's documents": lambda c: reading.load(c, active, ids),
-        "the audit's second look": lambda c: reading.standings(c, active, ids),
+        "the audit's second comparison": lambda c: reading.standings(c, active, ids),
         "the audit's own size": lambda c: runs.background(c),
         "dead letters": lambda c: letters.page(c, letters.Filter(), after=None, limit=50),
         "more dead letters": lambda c: letters.page(c, letters.Filter(), after="t:0:1000", limit=50),

@@ -168,7 +168,7 @@ async def test_penstock_golden_adds_exports_imports_and_removes_judgements(libra
     assert (wrong.exit_code, len(wrong.stderr.splitlines())) == (2, 1)
 
 
-# The second look
+# Relevance feedback
 
 
 def by_keyword(found: SearchResults) -> set[str]:

@@ -1,4 +1,4 @@
-"""What has a say in the second look does not hang on how much is withheld."""
+"""The candidates that take part in relevance feedback do not depend on how much is withheld."""
 
 from __future__ import annotations
 
