@@ -459,7 +459,7 @@ PLACES: tuple[Place, ...] = (
     Place(
         "query_use",
         personal="caller",
-        free="tenant span since requests tokens money",
+        free="tenant span since requests tokens money settled holders held",
         erase={
             "tenant": f"DELETE FROM query_use {_OF_TENANT}",
             "person": f"DELETE FROM query_use WHERE {_CALLS}",

@@ -3,6 +3,7 @@
 Usage is stored in Postgres. A process takes a portion of a budget in advance, a hundredth, and requests the next one
 when that is used up. It therefore writes only once in many requests, and all processes together never hold more than
 the budget. Tokens and money, which are known only afterwards, are reserved by their typical use and settled at the end.
+When a process stops, it returns what it holds, and no process can return anything else.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
+from uuid import uuid4
 
 import structlog
 
@@ -65,11 +67,19 @@ class Ledger(Protocol):
     """The shared account of all processes."""
 
     async def use(
-        self, subject: Subject, *, since: datetime | None, spent: Amounts, requested: Amounts, ceilings: Ceilings
+        self,
+        subject: Subject,
+        *,
+        since: datetime | None,
+        spent: Amounts,
+        holding: Amounts,
+        requested: Amounts,
+        ceilings: Ceilings,
     ) -> BudgetUsage:
         """Add what was spent in the span that began at ``since`` (negative: returned), then grant what is requested as
-        far as it stays below ``ceilings``. Law: all processes together are never granted more than the ceilings. Raises
-        Retryable."""
+        far as it stays below ``ceilings``. holding: the part of earlier grants that this process still holds; only that
+        can be returned later. Laws: all processes together are never granted more than the ceilings, and no process
+        returns more than it holds. Raises Retryable."""
 
 
 class Subject(NamedTuple):
@@ -86,6 +96,8 @@ class _Portion:
 
     since: datetime | None = None
     left: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    reserved: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """The amounts that accounts have taken out of ``left`` until they are closed."""
     ceilings: Ceilings = (None, None, None)
     used: Amounts = NO_AMOUNTS
     """The use by all processes, as of the last request to Postgres."""
@@ -103,12 +115,31 @@ class _Portion:
             if ceilings is not None and need > 0 and left < need
         ]
 
-    def take(self, needed: Amounts, sign: int = 1) -> None:
-        for n, need in enumerate(needed):
-            self.left[n] -= sign * need
+    def charge(self, amounts: Amounts) -> None:
+        for n, amount in enumerate(amounts):
+            self.left[n] -= amount
+
+    def reserve(self, amounts: Amounts) -> None:
+        for n, amount in enumerate(amounts):
+            self.left[n] -= amount
+            self.reserved[n] += amount
+
+    def release(self, amounts: Amounts, *, used: Amounts) -> None:
+        """End a reservation, of which ``used`` is not available again."""
+        for n, (amount, gone) in enumerate(zip(amounts, used, strict=True)):
+            self.left[n] += amount - gone
+            self.reserved[n] -= amount
+
+    def begin(self, since: datetime) -> None:
+        self.since, self.used, self.warned, self.empty_until = since, NO_AMOUNTS, False, 0.0
+        self.left, self.reserved = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
 
     def owes(self) -> Amounts:
         return Amounts(*(max(0.0, -left) for left in self.left))
+
+    def holding(self) -> Amounts:
+        """The part of its grants that this process still holds. Reservations are included: most of them return."""
+        return Amounts(*(max(0.0, left + held) for left, held in zip(self.left, self.reserved, strict=True)))
 
     def ratios(self) -> list[float]:
         """The used share of each budget; 0 without a limit."""
@@ -128,14 +159,14 @@ class Account:
     def charge(self, tokens: int, money: float) -> None:
         for portion, _, _ in self._reserved:
             if portion.counts:
-                portion.take(Amounts(0, tokens, money))
+                portion.charge(Amounts(0, tokens, money))
 
     def close(self, *, refund: bool = False) -> None:
         """Return what was reserved, because actual use has been charged. refund: the request did not run and does not
         count."""
         for portion, amounts, since in self._reserved:
             if portion.since == since:  # else its span has ended
-                portion.take(amounts if refund else amounts._replace(requests=0), -1)
+                portion.release(amounts, used=NO_AMOUNTS if refund else Amounts(amounts.requests))
         self._reserved = []
 
 
@@ -225,22 +256,22 @@ class Meter:
         needed = Amounts(*(need if n == 0 or ceilings[n] is not None else 0.0 for n, need in enumerate(needed)))
         async with portion.lock:
             self._begin(subject, portion, ceilings)
-            if lacking := portion.lacks(needed):
+            while lacking := portion.lacks(needed):
                 now = asyncio.get_running_loop().time()
-                if now >= portion.empty_until:
-                    requested = self._request(subject, portion, needed, lacking)
-                    if now < self._outage_until and self._outage is not None:
-                        raise self._outage.with_traceback(None)
-                    try:
-                        await self._use(subject, portion, spent=portion.owes(), requested=requested)
-                    except Retryable as error:  # requests waiting for the lock fail at once
-                        self._outage, self._outage_until = error, asyncio.get_running_loop().time() + RETRY_SECONDS
-                        raise
-                    lacking = portion.lacks(needed)
-                    portion.empty_until = now + RETRY_SECONDS if lacking else 0.0
-                if lacking:
+                if now < portion.empty_until:
                     raise self._exhausted(subject, portion, lacking[0])
-            portion.take(needed)
+                requested = self._request(subject, portion, needed, lacking)
+                if now < self._outage_until and self._outage is not None:
+                    raise self._outage.with_traceback(None)
+                try:
+                    granted = await self._use(subject, portion, spent=portion.owes(), requested=requested)
+                except Retryable as error:  # requests waiting for the lock fail at once
+                    self._outage, self._outage_until = error, asyncio.get_running_loop().time() + RETRY_SECONDS
+                    raise
+                # Whole grants, and too little all the same: others were charged in the meantime.
+                short = any(part < whole for part, whole in zip(granted, requested, strict=True))
+                portion.empty_until = now + RETRY_SECONDS if short and portion.lacks(needed) else 0.0
+            portion.reserve(needed)
             if any(owed and limit is not None for owed, limit in zip(portion.owes(), portion.ceilings, strict=True)):
                 self._record_now.set()
             return portion, needed
@@ -252,8 +283,8 @@ class Meter:
             portion.ceilings, portion.empty_until = tuple(ceilings), 0.0
         began = _beginning(subject.span, self._clock())
         if portion.since is None or portion.since < began:
-            portion.since, portion.used, portion.warned, portion.empty_until = began, NO_AMOUNTS, False, 0.0
-            portion.left = [self._first(subject, ceilings), 0.0, 0.0]
+            portion.begin(began)
+            portion.left[0] = self._first(subject, ceilings)
 
     def _first(self, subject: Subject, ceilings: Ceilings) -> float:
         return _portion(ceilings[0], PORTION_OF_A_MINUTE) if subject.span == "minute" else 0.0
@@ -269,7 +300,8 @@ class Meter:
             amounts[n] -= max(0.0, portion.left[n])
         return Amounts(*amounts)
 
-    async def _use(self, subject: Subject, portion: _Portion, *, spent: Amounts, requested: Amounts) -> None:
+    async def _use(self, subject: Subject, portion: _Portion, *, spent: Amounts, requested: Amounts) -> Amounts:
+        """Report and request; returns what was granted."""
         ceilings = list(portion.ceilings)
         if subject.span == "minute" and ceilings[0] is not None:
             ceilings[0] -= self._first(subject, ceilings)  # so that a single process keeps exactly to the rate
@@ -277,13 +309,19 @@ class Meter:
             portion.left[n] += amount
         try:
             usage = await self._ledger.use(
-                subject, since=portion.since, spent=spent, requested=requested, ceilings=ceilings
+                subject,
+                since=portion.since,
+                spent=spent,
+                holding=portion.holding(),
+                requested=requested,
+                ceilings=ceilings,
             )
         except BaseException:
             for n, amount in enumerate(spent):
                 portion.left[n] -= amount
             raise
-        portion.since = max(usage.since, portion.since or usage.since)
+        if portion.since is None or portion.since < usage.since:  # the server's clock is ahead
+            portion.since, portion.reserved = usage.since, [0.0, 0.0, 0.0]
         for n, amount in enumerate(usage.granted):
             portion.left[n] += amount
         if subject.span == "day":
@@ -295,6 +333,7 @@ class Meter:
                     log.warning(
                         "budget_nearly_used", tenant=subject.tenant, of=of, budget=NAMES[n], used=round(ratio, 2)
                     )
+        return usage.granted
 
     def _highest_ratio(self, n: int, of: str) -> float:
         """The used share of today's most used budget."""
@@ -347,23 +386,33 @@ def _beginning(span: Span, now: datetime) -> datetime:
 
 
 class PostgresLedger:
-    """A ``Ledger`` in the table query_use, through the function of migration 0040."""
+    """A ``Ledger`` in the table query_use, through the function of migration 0049."""
 
     def __init__(self, pool: Pool, seconds: float) -> None:
         """seconds: the time limit of a statement."""
         self._pool = pool
         self._seconds = seconds
+        self._secret = uuid4()
+        """Known to this process alone: with it, it returns what it was granted. Postgres stores a digest."""
 
     async def use(
-        self, subject: Subject, *, since: datetime | None, spent: Amounts, requested: Amounts, ceilings: Ceilings
+        self,
+        subject: Subject,
+        *,
+        since: datetime | None,
+        spent: Amounts,
+        holding: Amounts,
+        requested: Amounts,
+        ceilings: Ceilings,
     ) -> BudgetUsage:
         async with time_limit(self._seconds, "Postgres"):
             with translated("budgets"):
                 async with self._pool.connection() as connection:
                     cursor = await connection.execute(
                         "SELECT began, given, used"
-                        " FROM use_budget(%s, %s, %s, %s, %s::float8[], %s::float8[], %s::float8[])",
-                        [*subject, since, *(_floats(amounts) for amounts in (spent, requested, ceilings))],
+                        " FROM settle_budget("
+                        "%s, %s, %s, %s, %s, %s::float8[], %s::float8[], %s::float8[], %s::float8[])",
+                        [*subject, self._secret, since, *map(_floats, (spent, holding, requested, ceilings))],
                     )
                     [[began, granted, used]] = await cursor.fetchall()
         return BudgetUsage(began, Amounts(*granted), Amounts(*used))

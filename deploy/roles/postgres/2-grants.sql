@@ -91,8 +91,9 @@ GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
 -- What is shown of all tenants together: numbers, and names of sources.
 GRANT SELECT ON overview_documents, overview_canaries, overview_letters TO penstock_worker, penstock_query;
 GRANT EXECUTE ON FUNCTION overview_chunks TO penstock_worker, penstock_query;
--- Budgets are counted by a function: what somebody used cannot be unsaid. `penstock budget` reads today's of all tenants.
-GRANT EXECUTE ON FUNCTION use_budget TO penstock_query;
+-- Budgets are counted by a function: what somebody used cannot be unsaid, and what is given back is at most what was given
+-- to whoever gives it back. `use_budget` is the one of the version before. `penstock budget` reads today's of all tenants.
+GRANT EXECUTE ON FUNCTION settle_budget, use_budget TO penstock_query;
 GRANT SELECT ON overview_use TO penstock_query;
 
 -- The audit trail (docs/trail.md). Whoever acts adds to it and links to its newest head; its reader reads it, the worker

@@ -31,7 +31,7 @@ from tests.support.deploy.roles_kit import logins, run_file
 from tests.support.query.http_kit import as_, problem, service_over, write_keys
 from tests.support.query.library import Library, WordEmbedder, document
 from tests.support.query.mcp_kit import call, connected
-from tests.unit.query.test_meter import Table
+from tests.unit.query.test_meter import LedgerOf, Table
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -315,22 +315,29 @@ async def test_a_rate_limit_is_shared_by_two_processes_up_to_one_portion(library
 async def test_the_postgres_budget_ledger_behaves_like_the_model_of_the_unit_tests(
     library: Library, tenant: str
 ) -> None:
-    ledger, table = PostgresLedger(library.pool, 60), Table()
+    table = Table()
+    pairs = [(PostgresLedger(library.pool, 60), LedgerOf(table)) for _ in range(2)]
     day = Subject(tenant, "", "day")
     [(midnight,)] = await library.execute("SELECT date_trunc('day', clock_timestamp(), 'UTC')")
     table.now = midnight + timedelta(seconds=1)
     yesterday = midnight - timedelta(days=1)
-    for since, spent, requested, ceilings in (
-        (None, NO_AMOUNTS, Amounts(3, 50), (10, 60, None)),
-        (midnight, Amounts(2, 5, 0.5), Amounts(3, 50, 9), (10, 60, None)),
-        (midnight, Amounts(-1, -50), Amounts(100), (10, 60, 1)),
-        (yesterday, Amounts(-5, 7, 7), Amounts(1, 1, 1), (10, 60, 1)),
-        (midnight, Amounts(-100, 0, 5), Amounts(4, 0, 1), (10, None, 1)),
+    for who, since, spent, holding, requested, ceilings in (
+        (0, None, NO_AMOUNTS, NO_AMOUNTS, Amounts(3, 50), (10, 60, None)),
+        (1, midnight, Amounts(2, 5, 0.5), NO_AMOUNTS, Amounts(3, 50, 9), (10, 60, None)),
+        (0, midnight, Amounts(-1, -40), Amounts(1, 10), Amounts(100), (10, 60, 1)),
+        (1, midnight, Amounts(-5, -5), Amounts(9, 9, 9), NO_AMOUNTS, (10, 60, 1)),
+        (1, yesterday, Amounts(-5, 7, 7), NO_AMOUNTS, Amounts(1, 1, 1), (10, 60, 1)),
+        (0, midnight, Amounts(-100, 0, 5), NO_AMOUNTS, Amounts(4, 0, 1), (10, None, 1)),
+        (0, midnight, Amounts(-4, -50), NO_AMOUNTS, Amounts(9), (10, None, 1)),
+        (1, midnight, NO_AMOUNTS, Amounts(1), Amounts(0, 4), (10, 60, 1)),
+        (1, midnight, Amounts(-5, -9, -3), NO_AMOUNTS, Amounts(2, 2, 2), (20, 80, 9)),
     ):
-        found = await ledger.use(day, since=since, spent=spent, requested=requested, ceilings=ceilings)
-        assert found == await table.use(day, since=since, spent=spent, requested=requested, ceilings=ceilings)
+        asked = {"since": since, "spent": spent, "holding": holding, "requested": requested, "ceilings": ceilings}
+        ledger, model = pairs[who]
+        assert await ledger.use(day, **asked) == await model.use(day, **asked)
     await library.execute("UPDATE query_use SET since = since - interval '1 day' WHERE tenant = %s", tenant)
-    found = await ledger.use(day, since=yesterday, spent=Amounts(9), requested=Amounts(4), ceilings=(10, None, None))
+    asked = {"spent": Amounts(9), "holding": Amounts(9), "requested": Amounts(4), "ceilings": (10, None, None)}
+    found = await pairs[0][0].use(day, since=yesterday, **asked)
     assert (found.since, found.used.requests) == (midnight, 4)
 
 
@@ -338,7 +345,12 @@ async def test_concurrent_budget_requests_are_granted_no_more_than_the_ceiling(l
     ledger = PostgresLedger(library.pool, 60)
     asked = [
         ledger.use(
-            Subject(tenant, "", "day"), since=None, spent=NO_AMOUNTS, requested=Amounts(7), ceilings=(100, None, None)
+            Subject(tenant, "", "day"),
+            since=None,
+            spent=NO_AMOUNTS,
+            holding=NO_AMOUNTS,
+            requested=Amounts(7),
+            ceilings=(100, None, None),
         )
         for _ in range(20)
     ]

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
@@ -25,38 +27,94 @@ NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
 
 @dataclass
+class Row:
+    since: datetime
+    used: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    settled: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    held: dict[UUID, list[float]] = field(default_factory=dict)
+
+
+@dataclass
 class Table:
-    """What migration 0040's function does (tests/contract/query/test_budgets.py compares)."""
+    """What migration 0049's function does (tests/contract/query/test_budgets.py compares)."""
 
     now: datetime = NOON
-    rows: dict[Subject, tuple[datetime, list[float]]] = field(default_factory=dict)
+    rows: dict[Subject, Row] = field(default_factory=dict)
     asked: int = 0
     away: bool = False
     refused: int = 0
 
     async def use(
-        self, subject: Subject, *, since: datetime | None, spent: Amounts, requested: Amounts, ceilings: Ceilings
+        self,
+        subject: Subject,
+        *,
+        secret: UUID,
+        since: datetime | None,
+        spent: Amounts,
+        holding: Amounts,
+        requested: Amounts,
+        ceilings: Ceilings,
     ) -> BudgetUsage:
         if self.away:
             self.refused += 1
             raise Retryable("Postgres is away")
         self.asked += 1
         began = self.now.replace(second=0) if subject.span == "minute" else self.now.replace(hour=0, minute=0, second=0)
-        known, used = self.rows.get(subject, (began, [0.0, 0.0, 0.0]))
-        used = list(used) if known == began else [0.0, 0.0, 0.0]
-        given_ = [0.0, 0.0, 0.0]
-        for n in range(3):
-            if since is None or since == began:
-                used[n] = max(0.0, used[n] + spent[n])
-            limit = ceilings[n]
+        row = self.rows.get(subject)
+        if row is None or row.since != began:
+            row = self.rows[subject] = Row(began)
+        mine = row.held.setdefault(secret, [0.0, 0.0, 0.0]) if subject.span == "day" else None
+        if since is None or since == began:
+            for n in range(3):
+                row.used[n] += max(0.0, spent[n])
+                row.settled[n] += max(0.0, spent[n])
+                if mine is not None:
+                    mine[n] = max(0.0, mine[n] + min(0.0, spent[n]))
+                    row.settled[n] += max(0.0, mine[n] - holding[n])
+                    mine[n] = min(mine[n], holding[n])
+            if mine is not None and min(spent) < 0:
+                row.used = [
+                    settled + sum(held[n] for held in row.held.values()) for n, settled in enumerate(row.settled)
+                ]
+        granted = [0.0, 0.0, 0.0]
+        for n, limit in enumerate(ceilings):
             if limit is not None:
-                given_[n] = max(0.0, min(requested[n], limit - used[n]))
-            used[n] += given_[n]
-        self.rows[subject] = began, used
-        return BudgetUsage(began, Amounts(*given_), Amounts(*used))
+                granted[n] = max(0.0, min(requested[n], limit - row.used[n]))
+            row.used[n] += granted[n]
+            of = row.settled if mine is None else mine
+            of[n] += granted[n]
+        return BudgetUsage(began, Amounts(*granted), Amounts(*row.used))
 
     def used(self, tenant: str, caller: str = "") -> Amounts:
-        return Amounts(*self.rows[Subject(tenant, caller, "day")][1])
+        return Amounts(*self.rows[Subject(tenant, caller, "day")].used)
+
+
+class LedgerOf:
+    """The table as one process reaches it."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._secret = uuid4()
+
+    async def use(
+        self,
+        subject: Subject,
+        *,
+        since: datetime | None,
+        spent: Amounts,
+        holding: Amounts,
+        requested: Amounts,
+        ceilings: Ceilings,
+    ) -> BudgetUsage:
+        return await self._table.use(
+            subject,
+            secret=self._secret,
+            since=since,
+            spent=spent,
+            holding=holding,
+            requested=requested,
+            ceilings=ceilings,
+        )
 
 
 def process(table: Table, limits: str, tmp_path: Path, *, rate: int = 1_000_000, chat: bool = False) -> Meter:
@@ -71,7 +129,7 @@ def process(table: Table, limits: str, tmp_path: Path, *, rate: int = 1_000_000,
         price_per_million_answer_tokens=1_000,
     )
     settings = QuerySettings(serve=ServeSettings(requests_per_minute=rate), chat=model if chat else ChatSettings())
-    return Meter(table, Quotas(path), settings, QueryMetrics(), clock=lambda: table.now)
+    return Meter(LedgerOf(table), Quotas(path), settings, QueryMetrics(), clock=lambda: table.now)
 
 
 async def count_admitted(meter: Meter, who: Identity, ceilings: int = 10_000) -> int:
@@ -138,6 +196,54 @@ async def test_tokens_and_money_are_reserved_and_settled_after_the_answer(tmp_pa
     await meter.aclose()
     assert table.used("acme").tokens == 4_000
     assert table.used("acme").money == pytest.approx(4, abs=0.1)
+
+
+async def test_a_charge_during_the_request_of_a_portion_does_not_refuse_the_next_answer(tmp_path: Path) -> None:
+    """Tokens were lacking and requested. When they were granted, money was lacking too, of which there was enough."""
+    table = Table()
+    meter = process(table, "[default]\ntokens_per_day = 100_000\nmoney_per_day = 250", tmp_path, chat=True)
+    first = await meter.admit(ANN, "answer")
+    asked, use = [], table.use
+
+    async def charged_meanwhile(*arguments: Any, **amounts: Any) -> BudgetUsage:
+        usage = await use(*arguments, **amounts)
+        if not asked:
+            first.charge(0, 1.1)
+        asked.append(amounts["requested"])
+        return usage
+
+    table.use = charged_meanwhile  # type: ignore[method-assign]
+    second = await meter.admit(ANN, "answer")
+    assert [(one.tokens > 0, one.money > 0) for one in asked] == [(True, False), (False, True)]
+    second.close()
+    first.close()
+    await meter.aclose()
+    assert table.used("acme").money == pytest.approx(1.1)
+
+
+async def test_reservations_of_running_answers_are_returned_after_further_portions_were_taken(
+    tmp_path: Path,
+) -> None:
+    table = Table()
+    meter = process(table, "[default]\nrequests_per_day = 1000\ntokens_per_day = 100_000", tmp_path, chat=True)
+    answers = [await meter.admit(ANN, "answer") for _ in range(25)]
+    for n, account in enumerate(answers):
+        (await meter.admit(ANN, "read")).close()
+        account.charge(10 * n, 0)
+        account.close(refund=n % 5 == 0)
+    await meter.aclose()
+    assert table.used("acme") == (25 + 20, 10 * sum(range(25)), 0)
+    [row] = [row for subject, row in table.rows.items() if subject.span == "day"]
+    assert not any(any(held) for held in row.held.values())
+
+
+async def test_every_new_portion_settles_the_use_of_the_one_before(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "[default]\nrequests_per_day = 1000", tmp_path)
+    assert await count_admitted(meter, ANN, 95) == 95
+    [row] = [row for subject, row in table.rows.items() if subject.span == "day"]
+    assert row.settled[0] == 90
+    assert [held[0] for held in row.held.values()] == [10]
 
 
 async def test_without_a_limit_usage_is_recorded_in_the_background(tmp_path: Path) -> None:
