@@ -1,27 +1,27 @@
-// The service's HTTP interface. Addresses are relative: the page works under any prefix.
+// Client of the service's HTTP interface. URLs are relative, so that the page works under any prefix.
 
 const KEY = "penstock-access";
-/** Who asks: {token} and, in development mode, {as, tenant}. Kept for this tab only: a cookie would go to whatever else
-    listens on this machine, for cookies know no ports. */
-let access = JSON.parse(sessionStorage.getItem(KEY) ?? "{}");
-// The address that `penstock status` shows brings the token of development mode behind "#", which is sent to nobody. Such
-// addresses count on this machine alone: elsewhere a link could make its reader ask as somebody else.
-const brought = location.hash.match(/^#token=([\w-]+)$/)?.[1];
-if (brought && ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname)) {
-  become({ ...access, token: brought });
+/** Credentials: {token} and, in development mode, {as, tenant}. Stored for this tab only: a cookie would be sent to every
+    other server on this machine, because cookies do not distinguish ports. */
+let stored = JSON.parse(sessionStorage.getItem(KEY) ?? "{}");
+// The URL that `penstock status` prints has the development token in its fragment, which browsers do not send. It is
+// accepted on this machine only: elsewhere a link could make its reader search as another person.
+const tokenInAddress = location.hash.match(/^#token=([\w-]+)$/)?.[1];
+if (tokenInAddress && ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname)) {
+  setCredentials({ ...stored, token: tokenInAddress });
   history.replaceState(history.state, "", location.pathname + location.search);
 }
 
 addEventListener("hashchange", () => location.hash.startsWith("#token=") && location.reload());
 
-export const who = () => access;
+export const credentials = () => stored;
 
-export function become(next) {
-  access = next;
+export function setCredentials(next) {
+  stored = next;
   sessionStorage.setItem(KEY, JSON.stringify(next));
 }
 
-/** What went wrong, for people. `status` 0: the service cannot be reached. */
+/** An error to show to people. `status` 0: the service cannot be reached. */
 export class Problem extends Error {
   constructor(status, title, detail, retryAfter) {
     super(detail || title);
@@ -32,20 +32,20 @@ export class Problem extends Error {
 }
 
 function headers() {
-  const found = {};
-  if (access.token) found["Authorization"] = `Bearer ${access.token}`;
-  if (access.as) found["X-Penstock-As"] = utf8(access.as);
-  if (access.tenant) found["X-Penstock-Tenant"] = utf8(access.tenant);
-  return found;
+  const result = {};
+  if (stored.token) result["Authorization"] = `Bearer ${stored.token}`;
+  if (stored.as) result["X-Penstock-As"] = utf8(stored.as);
+  if (stored.tenant) result["X-Penstock-Tenant"] = utf8(stored.tenant);
+  return result;
 }
 
-/** A header carries bytes: each as the character of its number. */
+/** Encode text for a header: one character for each byte of its UTF-8. */
 const utf8 = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
-async function ask(path, { method = "GET", body, signal, accept = "application/json" } = {}) {
-  let answer;
+async function request(path, { method = "GET", body, signal, accept = "application/json" } = {}) {
+  let response;
   try {
-    answer = await fetch(path, {
+    response = await fetch(path, {
       method,
       signal,
       headers: { Accept: accept, ...headers(), ...(body ? { "Content-Type": "application/json" } : {}) },
@@ -55,59 +55,59 @@ async function ask(path, { method = "GET", body, signal, accept = "application/j
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, "The service cannot be reached", "The service cannot be reached. Is it running, and are you online?");
+    throw new Problem(0, "The service cannot be reached", "The service cannot be reached. Check that it is running and that you are online.");
   }
-  if (answer.status === 401) document.dispatchEvent(new Event("stranger"));
-  if (!answer.ok) throw await problem(answer);
-  return answer;
+  if (response.status === 401) document.dispatchEvent(new Event("unauthenticated"));
+  if (!response.ok) throw await problemFrom(response);
+  return response;
 }
 
-async function problem(answer) {
-  let told = {};
+async function problemFrom(response) {
+  let fields = {};
   try {
-    told = await answer.json();
+    fields = await response.json();
   } catch {
-    // Not ours: a proxy's page. The status says enough.
+    // Not a problem document, for example a proxy's page: the status is enough.
   }
-  const title = told.title ?? `The service answered ${answer.status}`;
-  return new Problem(answer.status, title, told.detail ?? title, Number(answer.headers.get("Retry-After")) || undefined);
+  const title = fields.title ?? `The service responded with status ${response.status}`;
+  return new Problem(response.status, title, fields.detail ?? title, Number(response.headers.get("Retry-After")) || undefined);
 }
 
-export const get = async (path, signal) => (await ask(path, { signal })).json();
+export const get = async (path, signal) => (await request(path, { signal })).json();
 
 export async function post(path, body, signal) {
-  const answer = await ask(path, { method: "POST", body, signal });
-  return answer.status === 204 ? null : answer.json();
+  const response = await request(path, { method: "POST", body, signal });
+  return response.status === 204 ? null : response.json();
 }
 
-/** Server-sent events of a POST, one {event, data} each, data already parsed. Ends with the stream. */
+/** Yield the server-sent events of a POST as {event, data}, with parsed data, until the stream ends. */
 export async function* events(path, body, signal) {
-  const answer = await ask(path, { method: "POST", body, signal, accept: "text/event-stream" });
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const response = await request(path, { method: "POST", body, signal, accept: "text/event-stream" });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read().catch(broken);
+      const { done, value } = await reader.read().catch(connectionLost);
       if (done) return;
       buffer = (buffer + value).replace(/\r\n/g, "\n");
       for (let end = buffer.indexOf("\n\n"); end >= 0; end = buffer.indexOf("\n\n")) {
-        const found = parsed(buffer.slice(0, end));
+        const parsed = parseEvent(buffer.slice(0, end));
         buffer = buffer.slice(end + 2);
-        if (found) yield found;
+        if (parsed) yield parsed;
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // it may be broken already: then there is nothing to give up
+    reader.cancel().catch(() => {}); // the connection may be lost already
   }
 }
 
-function broken(error) {
+function connectionLost(error) {
   if (error.name === "AbortError") throw error;
   throw new Problem(0, "The connection ended", "The answer is incomplete: the connection ended early.");
 }
 
-/** One event's lines. Comments (a server's way to keep the line open) make none. */
-function parsed(block) {
+/** Parse the lines of one event; null for comments, which keep the connection open. */
+function parseEvent(block) {
   let event = "message";
   const data = [];
   for (const line of block.split("\n")) {

@@ -1,4 +1,4 @@
-// Elements from data. Text goes in as text only: documents are untrusted, and nothing here reads markup.
+// Creates elements. Text is inserted as text only: documents are untrusted, and nothing here parses markup.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -15,12 +15,12 @@ function fill(node, properties, children) {
   return node;
 }
 
-/** An element; `on…` properties are listeners, `data` its dataset, strings among the children are text. */
+/** Create an element. Properties `on…` are listeners, `data` is its dataset, and strings among the children are text. */
 export const el = (tag, properties = {}, ...children) => fill(document.createElement(tag), properties, children);
 export const svg = (tag, properties = {}, ...children) => fill(document.createElementNS(SVG, tag), properties, children);
 
-/** The URL if it leads to the web; null for every other scheme (javascript:, data:, file:) and for what is none. */
-export function web(address) {
+/** Parse an http or https URL. Returns null for other schemes (javascript:, data:, file:) and for anything else. */
+export function webUrl(address) {
   let url;
   try {
     url = new URL(address);
@@ -30,16 +30,16 @@ export function web(address) {
   return url.protocol === "https:" || url.protocol === "http:" ? url : null;
 }
 
-/** A link that tells its target nothing about us and shows where it leads; plain text where it leads nowhere safe. */
-export function outward(address, text, className = "") {
-  const url = web(address);
+/** A link that opens in a new tab without a referrer; plain text if the address is not an http or https URL. */
+export function externalLink(address, text, className = "") {
+  const url = webUrl(address);
   if (!url) return el("span", { class: className }, text);
   return el("a", { class: className, href: url.href, target: "_blank", rel: "noopener noreferrer" }, text);
 }
 
-/** Where a document lives, in few words: the host, or the end of a path. */
-export function place(address) {
-  const url = web(address);
+/** A short form of a document's address: the host, or the last two parts of a path. */
+export function shortLocation(address) {
+  const url = webUrl(address);
   if (url) return url.host;
   if (!address) return "";
   const parts = decoded(address).split("/").filter(Boolean);
@@ -54,8 +54,8 @@ function decoded(text) {
   }
 }
 
-/** Say it to a screen reader. */
-export function say(text) {
+/** Announce a text to screen readers. */
+export function announce(text) {
   $("said").textContent = text;
 }
 
@@ -63,7 +63,7 @@ export const plural = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} $
 
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60]];
 
-/** Seconds, in the largest unit of which there are two: "90 s", "4 min", "3 d". */
+/** Seconds in the largest unit of which there are at least two: "90 s", "4 min", "3 d". */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
   for (const [unit, size] of UNITS) if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
@@ -75,7 +75,7 @@ export function ago(moment) {
   return `${duration(Math.max(0, (Date.now() - Date.parse(moment)) / 1000))} ago`;
 }
 
-/** A moment as an element: short for the eye, exact on hover and for machines. */
+/** A time as an element: short text, with the exact time on hover and for machines. */
 export function time(moment, options = { dateStyle: "medium", timeStyle: "medium" }) {
   if (!moment) return el("span", {}, "–");
   const date = new Date(moment);

@@ -1,4 +1,4 @@
-// Filters by source, type, author and time; what there is to choose comes from the service (of what one may read).
+// Filters by source, type, author and time. The service returns the values that occur in documents the caller may read.
 
 import { get } from "./api.js";
 import { $, el } from "./dom.js";
@@ -6,28 +6,28 @@ import { typeName } from "./results.js";
 
 const KINDS = [["source", "sources", "Source"], ["type", "media_types", "Type"], ["author", "authors", "Author"]];
 const PERIODS = [["Any time", 0], ["Past week", 7], ["Past month", 31], ["Past year", 366]];
-const MOST = 12;
+const MAX_CHOICES = 12;
 
 let facets = {};
 
-const values = (found) => (found ?? []).map((one) => (typeof one === "string" ? { value: one } : { value: one.value ?? one.name, count: one.count }));
+const values = (list) => (list ?? []).map((facet) => (typeof facet === "string" ? { value: facet } : { value: facet.value ?? facet.name, count: facet.count }));
 
-/** Ask what there is. Without an answer the filters stay as they are: they are a convenience. */
-export async function load() {
+/** Fetch the values to choose from. */
+export async function loadFacets() {
   facets = await get("v1/facets");
   return facets;
 }
 
 export const sources = () => values(facets.sources);
 
-/** Draw the panel and the chips of what is chosen. change(part) is told what to change in the state. */
-export function draw(state, change) {
+/** Draw the panel and the chips of the chosen filters. change(changes) applies changes to the state. */
+export function drawFilters(state, change) {
   const panel = $("filters");
   const focused = document.activeElement?.id;
-  panel.replaceChildren(...KINDS.map(([name, from, title]) => choices(name, values(facets[from]), title, state, change)).filter(Boolean), period(state, change));
+  panel.replaceChildren(...KINDS.map(([name, from, title]) => choiceList(name, values(facets[from]), title, state, change)).filter(Boolean), period(state, change));
   if (focused && panel.contains($(focused))) $(focused).focus();
   const chips = [
-    ...KINDS.flatMap(([name, , title]) => state[name].map((value) => chip(`${title}: ${label(name, value)}`, () => change({ [name]: state[name].filter((one) => one !== value) })))),
+    ...KINDS.flatMap(([name, , title]) => state[name].map((value) => chip(`${title}: ${label(name, value)}`, () => change({ [name]: state[name].filter((other) => other !== value) })))),
     state.since && chip(`Since ${state.since}`, () => change({ since: "" })),
     state.before && chip(`Before ${state.before}`, () => change({ before: "" })),
   ].filter(Boolean);
@@ -42,28 +42,28 @@ function chip(text, remove) {
   return el("li", {}, el("button", { type: "button", class: "chip", onclick: remove, "aria-label": `Remove the filter ${text}` }, text, el("span", { "aria-hidden": "true" }, " ×")));
 }
 
-function choices(name, offered, title, state, change) {
-  const known = new Set(offered.map((one) => one.value));
+function choiceList(name, offered, title, state, change) {
+  const known = new Set(offered.map((choice) => choice.value));
   const all = [...offered, ...state[name].filter((value) => !known.has(value)).map((value) => ({ value }))];
   if (!all.length) return null;
   const box = ({ value, count }) => {
     const id = `filter-${name}-${value}`;
-    const input = el("input", { type: "checkbox", id, checked: state[name].includes(value), onchange: () => change({ [name]: input.checked ? [...state[name], value] : state[name].filter((one) => one !== value) }) });
+    const input = el("input", { type: "checkbox", id, checked: state[name].includes(value), onchange: () => change({ [name]: input.checked ? [...state[name], value] : state[name].filter((other) => other !== value) }) });
     return el("label", { for: id, title: value }, input, el("span", {}, label(name, value)), count !== undefined && el("small", {}, count.toLocaleString("en")));
   };
-  const first = all.filter((one, at) => at < MOST || state[name].includes(one.value));
-  const rest = all.filter((one) => !first.includes(one));
+  const first = all.filter((choice, n) => n < MAX_CHOICES || state[name].includes(choice.value));
+  const rest = all.filter((choice) => !first.includes(choice));
   return el("fieldset", {}, el("legend", {}, title), first.map(box), rest.length > 0 && el("details", {}, el("summary", {}, `${rest.length} more`), rest.map(box)));
 }
 
 function period(state, change) {
-  const ahead = (days) => new Date(Date.now() - days * 86_400_000).toISOString().slice(0, 10);
-  const chosen = PERIODS.find(([, days]) => (days ? state.since === ahead(days) : !state.since && !state.before));
+  const daysAgo = (days) => new Date(Date.now() - days * 86_400_000).toISOString().slice(0, 10);
+  const chosen = PERIODS.find(([, days]) => (days ? state.since === daysAgo(days) : !state.since && !state.before));
   const input = (name, title) => el("label", { class: "date" }, el("span", {}, title), el("input", { type: "date", id: `filter-${name}`, value: state[name], onchange: (event) => change({ [name]: event.currentTarget.value }) }));
   return el("fieldset", {}, el("legend", {}, "Changed"),
     PERIODS.map(([title, days]) => {
       const id = `filter-period-${days}`;
-      return el("label", { for: id }, el("input", { type: "radio", name: "period", id, checked: chosen?.[1] === days, onchange: () => change({ since: days ? ahead(days) : "", before: "" }) }), el("span", {}, title));
+      return el("label", { for: id }, el("input", { type: "radio", name: "period", id, checked: chosen?.[1] === days, onchange: () => change({ since: days ? daysAgo(days) : "", before: "" }) }), el("span", {}, title));
     }),
     input("since", "From"), input("before", "Before"));
 }

@@ -1,22 +1,22 @@
-// An answer's text as elements: paragraphs, lists, quotations, code, citations. Nothing else is read from it: no links, no images,
-// no HTML. Places in the text are kept all the way, so that sentences can be marked by where they stand.
+// Renders an answer's text: paragraphs, lists, quotations, code and citations, but no links, images or HTML. Every step keeps
+// the offsets in the text, so that sentences can be marked by offset.
 
 import { el } from "./dom.js";
 
-const QUOTED = /^\s*>\s?(?:#{1,6}\s+)?/;
+const QUOTE = /^\s*>\s?(?:#{1,6}\s+)?/;
 const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\]/g;
 const ITEM = /^\s*(?:[-*•]|(\d{1,3})[.)])\s+/;
 
-/** context: {cite(n) → element or null, unsupported: [[start, end], …]}. Returns a fragment. */
-export function formatted(text, context) {
-  const made = document.createDocumentFragment();
-  for (const block of blocks(text)) made.append(block.kind === "code" ? code(text, block) : block.kind === "list" ? list(text, block, context) : block.kind === "quote" ? quote(text, block, context) : paragraph(text, block, context));
-  return made;
+/** Render a text. context: {cite(n) → element or null, unsupported: [[start, end], …]}. Returns a fragment. */
+export function renderText(text, context) {
+  const nodes = document.createDocumentFragment();
+  for (const block of blocks(text)) nodes.append(block.kind === "code" ? renderCode(text, block) : block.kind === "list" ? renderList(text, block, context) : block.kind === "quote" ? renderQuote(text, block, context) : renderParagraph(text, block, context));
+  return nodes;
 }
 
-/** Lines gathered into blocks: {kind, lines: [[start, end], …], ordered?}; of a quotation parts: [lines, …]. */
+/** Group lines into blocks {kind, lines: [[start, end], …], ordered?}; a quotation has parts: [lines, …] instead of lines. */
 function blocks(text) {
-  const found = [];
+  const result = [];
   let open = null;
   let fenced = false;
   for (const [start, end] of lines(text)) {
@@ -24,28 +24,28 @@ function blocks(text) {
     if (/^\s*```/.test(line)) {
       fenced = !fenced;
       open = fenced ? { kind: "code", lines: [] } : null;
-      if (open) found.push(open);
+      if (open) result.push(open);
     } else if (fenced) {
       open.lines.push([start, end]);
     } else if (!line.trim()) {
       open = null;
-    } else if (QUOTED.test(line)) {
-      if (open?.kind !== "quote") found.push((open = { kind: "quote", parts: [[]] }));
-      const from = start + QUOTED.exec(line)[0].length;
+    } else if (QUOTE.test(line)) {
+      if (open?.kind !== "quote") result.push((open = { kind: "quote", parts: [[]] }));
+      const from = start + QUOTE.exec(line)[0].length;
       if (text.slice(from, end).trim()) open.parts.at(-1).push([from, end]);
       else open.parts.push([]);
     } else if (ITEM.test(line)) {
       const ordered = ITEM.exec(line)[1] !== undefined;
-      if (open?.kind !== "list" || open.ordered !== ordered) found.push((open = { kind: "list", ordered, lines: [] }));
+      if (open?.kind !== "list" || open.ordered !== ordered) result.push((open = { kind: "list", ordered, lines: [] }));
       open.lines.push([start + ITEM.exec(line)[0].length, end]);
     } else if (open?.kind === "list") {
-      open.lines[open.lines.length - 1][1] = end; // an item that goes on
+      open.lines[open.lines.length - 1][1] = end; // the item continues
     } else {
-      if (!open) found.push((open = { kind: "paragraph", lines: [] }));
+      if (!open) result.push((open = { kind: "paragraph", lines: [] }));
       open.lines.push([start + /^\s*(?:#{1,6}\s+)?/.exec(line)[0].length, end]);
     }
   }
-  return found;
+  return result;
 }
 
 function* lines(text) {
@@ -58,72 +58,72 @@ function* lines(text) {
   }
 }
 
-const code = (text, block) => el("pre", {}, el("code", {}, block.lines.map(([a, b]) => text.slice(a, b)).join("\n")));
+const renderCode = (text, block) => el("pre", {}, el("code", {}, block.lines.map(([a, b]) => text.slice(a, b)).join("\n")));
 
-const list = (text, block, context) =>
-  el(block.ordered ? "ol" : "ul", {}, block.lines.map(([a, b]) => el("li", {}, inline(text, a, b, context))));
+const renderList = (text, block, context) =>
+  el(block.ordered ? "ol" : "ul", {}, block.lines.map(([a, b]) => el("li", {}, renderInline(text, a, b, context))));
 
-const paragraph = (text, block, context) =>
-  el("p", {}, block.lines.map(([a, b], n) => [n ? " " : null, ...inline(text, a, b, context)]));
+const renderParagraph = (text, block, context) =>
+  el("p", {}, block.lines.map(([a, b], n) => [n ? " " : null, ...renderInline(text, a, b, context)]));
 
-const quote = (text, block, context) =>
-  el("blockquote", {}, block.parts.filter((part) => part.length).map((part) => paragraph(text, { lines: part }, context)));
+const renderQuote = (text, block, context) =>
+  el("blockquote", {}, block.parts.filter((part) => part.length).map((part) => renderParagraph(text, { lines: part }, context)));
 
-/** Nodes of one stretch, cut where an unsupported sentence begins or ends. */
-function inline(text, start, end, context) {
-  const made = [];
+/** Render a range of the text, split where an unsupported sentence begins or ends. */
+function renderInline(text, start, end, context) {
+  const nodes = [];
   let at = start;
   for (const [from, to] of context.unsupported ?? []) {
     const a = Math.max(from, at);
     const b = Math.min(to, end);
     if (a >= b) continue;
-    made.push(...pieces(text, at, a, context));
-    made.push(el("span", { class: "unsupported" }, pieces(text, a, b, context), el("span", { class: "visually-hidden" }, " (no passage supports this)")));
+    nodes.push(...renderPieces(text, at, a, context));
+    nodes.push(el("span", { class: "unsupported" }, renderPieces(text, a, b, context), el("span", { class: "visually-hidden" }, " (no passage supports this)")));
     at = b;
   }
-  made.push(...pieces(text, at, end, context));
-  return made;
+  nodes.push(...renderPieces(text, at, end, context));
+  return nodes;
 }
 
-function pieces(text, start, end, context) {
-  const made = [];
+function renderPieces(text, start, end, context) {
+  const nodes = [];
   const part = text.slice(start, end);
   let at = 0;
-  for (const hit of part.matchAll(INLINE)) {
-    made.push(part.slice(at, hit.index));
-    if (hit[1] !== undefined) made.push(el("code", {}, hit[1]));
-    else if (hit[2] !== undefined) made.push(el("strong", {}, hit[2]));
-    else made.push(...cited(hit, context));
-    at = hit.index + hit[0].length;
+  for (const match of part.matchAll(INLINE)) {
+    nodes.push(part.slice(at, match.index));
+    if (match[1] !== undefined) nodes.push(el("code", {}, match[1]));
+    else if (match[2] !== undefined) nodes.push(el("strong", {}, match[2]));
+    else nodes.push(...citationNodes(match, context));
+    at = match.index + match[0].length;
   }
-  made.push(part.slice(at));
-  return made;
+  nodes.push(part.slice(at));
+  return nodes;
 }
 
-/** A citation of what was not given stays the text that it is. */
-function cited(hit, context) {
-  const numbers = hit[3].split(/[,;]/).map((n) => Number(n.trim()));
+/** A citation of unknown passages stays plain text. */
+function citationNodes(match, context) {
+  const numbers = match[3].split(/[,;]/).map((n) => Number(n.trim()));
   const links = numbers.map((n) => context.cite(n));
-  return links.every(Boolean) ? links : [hit[0]];
+  return links.every(Boolean) ? links : [match[0]];
 }
 
-const SIGNS = "(?:\\s*\\[[\\d\\s,;]*\\])*";
-/** Citations, which sentences are given without and the text has. */
+const CITATIONS = "(?:\\s*\\[[\\d\\s,;]*\\])*";
+/** Matches citations between words: the text has them, the unsupported sentences do not. */
 
-const literal = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+const escapeRegExp = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
-/** Where sentences stand in a text, sorted and without overlap, and those that do not stand there word for word. */
-export function located(text, sentences) {
-  const found = [];
+/** Find sentences in a text. Returns their ranges, sorted and without overlap, and the sentences that are missing. */
+export function locateSentences(text, sentences) {
+  const result = [];
   const missing = [];
   for (const sentence of sentences ?? []) {
     const words = sentence.replace(/\[[\d\s,;]*\]/g, "").trim().split(/\s+/).filter(Boolean);
-    const parts = words.map((word) => /^(.*?)([.,;:!?]*)$/.exec(word)).map(([, core, end]) => literal(core) + (end ? `${SIGNS}\\s*${literal(end)}` : ""));
-    const hit = parts.length ? new RegExp(parts.join(`${SIGNS}\\s+`)).exec(text) : null;
-    if (hit) found.push([hit.index, hit.index + hit[0].length]);
+    const parts = words.map((word) => /^(.*?)([.,;:!?]*)$/.exec(word)).map(([, core, end]) => escapeRegExp(core) + (end ? `${CITATIONS}\\s*${escapeRegExp(end)}` : ""));
+    const match = parts.length ? new RegExp(parts.join(`${CITATIONS}\\s+`)).exec(text) : null;
+    if (match) result.push([match.index, match.index + match[0].length]);
     else missing.push(sentence);
   }
-  found.sort((a, b) => a[0] - b[0]);
-  const apart = found.filter(([from], n) => n === 0 || from >= found[n - 1][1]);
-  return { ranges: apart, missing };
+  result.sort((a, b) => a[0] - b[0]);
+  const disjoint = result.filter(([from], n) => n === 0 || from >= result[n - 1][1]);
+  return { ranges: disjoint, missing };
 }

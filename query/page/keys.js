@@ -1,4 +1,4 @@
-// The keyboard: / to the question, arrows or j and k through the passages, Enter opens, ? tells.
+// Keyboard shortcuts: / focuses the query, arrows or j and k move through the passages, Enter opens one, ? lists all.
 
 import { $, el } from "./dom.js";
 
@@ -8,7 +8,7 @@ const KEYS = [
   ["t", "Light, dark, or the system's setting"], ["Esc", "Close, or stop the answer"], ["?", "This list"],
 ];
 
-export function help() {
+export function showHelp() {
   const card = $("help");
   card.replaceChildren(
     el("div", { class: "head" }, el("h2", { id: "help-title" }, "Keyboard"),
@@ -21,7 +21,7 @@ export function help() {
 
 const cards = () => [...document.querySelectorAll("#results article")];
 
-function move(by) {
+function moveFocus(by) {
   const all = cards();
   const at = all.indexOf(document.activeElement?.closest?.("#results article"));
   const next = all[at + by];
@@ -31,32 +31,32 @@ function move(by) {
   } else if (at + by < 0) $("query").focus();
 }
 
-/** do: {answer, escape, theme, search} are what keys stand for. */
-export function listen(act) {
+/** Listen for keys. actions: {answer, escape, theme, search, searching}. */
+export function listenForKeys(actions) {
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.altKey || event.isComposing || document.querySelector("dialog[open]")) return;
     const typing = event.target.closest?.("input:not([type=radio]):not([type=checkbox]), textarea, select");
     if (event.ctrlKey || event.metaKey) {
-      if (event.key === "Enter" && act.searching()) taken(event, act.answer);
+      if (event.key === "Enter" && actions.searching()) handle(event, actions.answer);
       return;
     }
-    if (event.key === "Escape") return void taken(event, act.escape);
+    if (event.key === "Escape") return void handle(event, actions.escape);
     if (typing) {
-      if (event.target === $("query") && event.key === "ArrowDown") taken(event, () => move(1));
+      if (event.target === $("query") && event.key === "ArrowDown") handle(event, () => moveFocus(1));
       return;
     }
     const card = event.target.closest?.("#results article");
     const onCard = card === event.target;
-    const meant = {
-      "/": () => act.search(), "?": help, t: act.theme, j: () => move(1), k: () => move(-1),
-      ...(card || event.target === document.body ? { ArrowDown: () => move(1), ArrowUp: () => move(-1) } : {}),
+    const action = {
+      "/": () => actions.search(), "?": showHelp, t: actions.theme, j: () => moveFocus(1), k: () => moveFocus(-1),
+      ...(card || event.target === document.body ? { ArrowDown: () => moveFocus(1), ArrowUp: () => moveFocus(-1) } : {}),
       ...(onCard ? { Enter: () => card.open(), e: () => card.toggle(), o: () => card.source && window.open(card.source.href, "_blank", "noopener,noreferrer") } : {}),
     }[event.key];
-    if (meant) taken(event, meant);
+    if (action) handle(event, action);
   });
 }
 
-function taken(event, meant) {
+function handle(event, action) {
   event.preventDefault();
-  meant();
+  action();
 }

@@ -1,7 +1,7 @@
-// The page: what is asked stands in the address, and everything shown follows from it.
+// The page. Its state is in the URL, and everything is drawn from the state.
 
 import * as answer from "./answer.js";
-import { who } from "./api.js";
+import { credentials } from "./api.js";
 import { $ } from "./dom.js";
 import * as choices from "./filters.js";
 import * as keys from "./keys.js";
@@ -10,23 +10,23 @@ import * as search from "./search.js";
 import * as signin from "./signin.js";
 import * as address from "./state.js";
 import * as story from "./story.js";
-import { wanted } from "./words.js";
+import { queryStems } from "./words.js";
 
 let state = address.read();
-let opened = null;
-/** The passage that the drawer was opened for. */
+let openedResult = null;
+/** The result whose document the drawer shows. */
 
-const results = () => search.now(state, open);
+const showResults = () => search.searchNow(state, openDocument);
 
-function change(part, how) {
-  const asked = ["q", "mode", "source", "type", "author", "since", "before"].some((name) => name in part && part[name] !== state[name]);
-  state = { ...state, ...part };
-  if (asked && !("answer" in part)) state.answer = false;
-  address.write(state, how);
-  if (asked && !state.answer) answer.stop();
+function change(changes, options) {
+  const searchChanged = ["q", "mode", "source", "type", "author", "since", "before"].some((name) => name in changes && changes[name] !== state[name]);
+  state = { ...state, ...changes };
+  if (searchChanged && !("answer" in changes)) state.answer = false;
+  address.write(state, options);
+  if (searchChanged && !state.answer) answer.stop();
 }
 
-/** Draw everything from the state: after loading, and after back and forward. */
+/** Draw everything from the state, after loading and after going back or forward. */
 async function render() {
   const searching = state.view === "search";
   $("view-search").hidden = !searching;
@@ -34,44 +34,44 @@ async function render() {
   for (const tab of document.querySelectorAll(".tabs a")) {
     tab.toggleAttribute("aria-current", false);
     if (tab.dataset.view === state.view) tab.setAttribute("aria-current", "page");
-    if (tab.dataset.view === "pipeline") tab.hidden = !signin.operator() && searching;
+    if (tab.dataset.view === "pipeline") tab.hidden = !signin.isOperator() && searching;
   }
   document.title = searching ? (state.q ? `${state.q} – Penstock` : "Penstock") : "Pipeline – Penstock";
   pipeline[searching ? "stop" : "start"]();
   if ($("query").value !== state.q) $("query").value = state.q;
   for (const input of $("modes").querySelectorAll("input")) input.checked = input.value === state.mode;
-  choices.draw(state, filtered);
+  choices.drawFilters(state, applyFilters);
   showDocument();
   if (!searching) return;
   if (state.answer && state.q.trim()) {
-    if (!answer.shows(question())) await write();
+    if (!answer.isShown(question())) await writeAnswer();
   } else {
     answer.stop();
-    await results();
+    await showResults();
   }
 }
 
-function filtered(part) {
-  change(part);
-  choices.draw(state, filtered);
-  results();
+function applyFilters(changes) {
+  change(changes);
+  choices.drawFilters(state, applyFilters);
+  showResults();
 }
 
-function open(result) {
-  opened = result;
+function openDocument(result) {
+  openedResult = result;
   change({ doc: result.document_id, chunk: result.chunk_id ?? "" });
   showDocument();
 }
 
 function showDocument() {
   if (!state.doc) return void ($("story").open && $("story").close());
-  const passage = opened?.document_id === state.doc ? opened.text : undefined;
+  const passage = openedResult?.document_id === state.doc ? openedResult.text : undefined;
   story.show(state.doc, {
-    passage, stems: wanted(state.q),
-    closed() {
+    passage, stems: queryStems(state.q),
+    onClosed() {
       if (state.doc) change({ doc: "", chunk: "" });
-      const from = opened && document.querySelector(`#results article[data-chunk="${CSS.escape(opened.chunk_id ?? "")}"]`);
-      opened = null;
+      const from = openedResult && document.querySelector(`#results article[data-chunk="${CSS.escape(openedResult.chunk_id ?? "")}"]`);
+      openedResult = null;
       from?.focus({ preventScroll: true });
     },
   });
@@ -79,20 +79,20 @@ function showDocument() {
 
 const question = () => ({ question: state.q.trim(), filters: address.filters(state), ...(state.mode === "hybrid" ? {} : { mode: state.mode }) });
 
-async function write() {
-  const asked = question();
-  if (!asked.question) return void $("query").focus();
+async function writeAnswer() {
+  const body = question();
+  if (!body.question) return void $("query").focus();
   if (!state.answer) change({ answer: true });
-  search.notices([]);
-  const list = (passages) => search.lend(passages, asked.question, open);
-  await answer.write(asked, { list, close: closeAnswer });
+  search.showNotices([]);
+  const showPassages = (passages) => search.showPassages(passages, body.question, openDocument);
+  await answer.streamAnswer(body, { showPassages, close: closeAnswer });
 }
 
 function closeAnswer() {
   answer.stop();
   if (!state.answer) return;
   change({ answer: false });
-  results();
+  showResults();
 }
 
 function escape() {
@@ -108,9 +108,9 @@ function toggleFilters() {
 }
 
 const THEMES = ["system", "light", "dark"];
-const SIGNS = { system: "◐", light: "☀", dark: "☾" };
+const THEME_ICONS = { system: "◐", light: "☀", dark: "☾" };
 
-function theme(next) {
+function setTheme(next) {
   if (next === "system") {
     delete document.documentElement.dataset.theme;
     localStorage.removeItem("penstock-theme");
@@ -118,22 +118,22 @@ function theme(next) {
     document.documentElement.dataset.theme = next;
     localStorage.setItem("penstock-theme", next);
   }
-  $("theme").textContent = SIGNS[next];
+  $("theme").textContent = THEME_ICONS[next];
   $("theme").title = `Colours: ${next === "system" ? "the system's setting" : next} (t)`;
   $("theme").setAttribute("aria-label", `Colours: ${next === "system" ? "the system's setting" : next}`);
 }
 
-const present = () => document.documentElement.dataset.theme ?? "system";
-const nextTheme = () => theme(THEMES[(THEMES.indexOf(present()) + 1) % THEMES.length]);
+const currentTheme = () => document.documentElement.dataset.theme ?? "system";
+const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(currentTheme()) + 1) % THEMES.length]);
 
-/** Somebody said who they are, or the page was loaded: begin anew. */
-async function begin() {
-  search.forget();
+/** Start after the page was loaded, and again after the credentials changed. */
+async function start() {
+  search.clearCache();
   try {
-    if (!(await signin.recognise())) return;
-    await choices.load();
+    if (!(await signin.identify())) return;
+    await choices.loadFacets();
   } catch (error) {
-    search.failed(error);
+    search.showError(error);
   }
   await render();
 }
@@ -141,23 +141,23 @@ async function begin() {
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   change({ q: $("query").value });
-  address.settle();
-  results();
+  address.endTyping();
+  showResults();
 });
 $("query").addEventListener("input", () => {
   change({ q: $("query").value }, { typing: true });
   document.title = state.q ? `${state.q} – Penstock` : "Penstock";
-  search.later(state, open);
+  search.searchSoon(state, openDocument);
 });
 $("modes").addEventListener("change", (event) => {
   change({ mode: event.target.value });
-  results();
+  showResults();
 });
-$("answer-it").addEventListener("click", write);
+$("answer-it").addEventListener("click", writeAnswer);
 $("filters-open").addEventListener("click", toggleFilters);
-$("help-open").addEventListener("click", keys.help);
+$("help-open").addEventListener("click", keys.showHelp);
 $("theme").addEventListener("click", nextTheme);
-$("who").addEventListener("click", () => signin.open(begin));
+$("who").addEventListener("click", () => signin.open(start));
 document.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-view], a[data-home]");
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
@@ -166,20 +166,20 @@ document.addEventListener("click", (event) => {
   else change({ view: link.dataset.view });
   render();
 });
-// At the beginning, or when what proved it has expired.
-document.addEventListener("stranger", () => {
-  const known = who().token || who().as;
-  if (!$("signin").open) signin.open(begin, known ? "The service does not know this token, or it has expired." : "");
+// The service answered 401: there are no credentials yet, or they have expired.
+document.addEventListener("unauthenticated", () => {
+  const known = credentials().token || credentials().as;
+  if (!$("signin").open) signin.open(start, known ? "The service does not know this token, or it has expired." : "");
 });
 addEventListener("popstate", () => {
   state = address.read();
   render();
 });
-keys.listen({
-  answer: write, escape, theme: nextTheme,
+keys.listenForKeys({
+  answer: writeAnswer, escape, theme: nextTheme,
   search: () => $("query").select(),
   searching: () => state.view === "search",
 });
-theme(present());
+setTheme(currentTheme());
 if (matchMedia("(hover: hover)").matches && !state.doc) $("query").focus();
-begin();
+start();

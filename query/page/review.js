@@ -1,15 +1,15 @@
-// For operators: answers that somebody should look at. What was written is there only for who may read all it is made of.
+// For operators: the review queue of answers. An answer's text is shown only if the operator may read all its documents.
 
 import { get, post } from "./api.js";
-import { ago, el, say } from "./dom.js";
-import { formatted, located } from "./format.js";
+import { ago, el, announce } from "./dom.js";
+import { renderText, locateSentences } from "./format.js";
 
-const SHOWN = 10;
+const MAX_SHOWN = 10;
 
-/** The newest that wait, and what is to be said when they are not known: {waiting, away}. */
-export async function waiting(signal) {
+/** Fetch the newest waiting answers. Returns {waiting, away}; away holds a message if they cannot be fetched. */
+export async function loadReviews(signal) {
   try {
-    return { waiting: (await get(`v1/review?limit=${SHOWN}`, signal)).waiting, away: [] };
+    return { waiting: (await get(`v1/review?limit=${MAX_SHOWN}`, signal)).waiting, away: [] };
   } catch (error) {
     if (error.name === "AbortError") throw error;
     return { waiting: [], away: error.status === 403 ? [] : [`answers to review: ${error.message}`] };
@@ -18,34 +18,34 @@ export async function waiting(signal) {
 
 const percent = (share) => `${Math.round(share * 100)} %`;
 
-/** A panel of them. again() is called when one was decided on. */
-export function panel(found, again) {
-  if (!found.length) return null;
-  return el("section", { class: "panel" }, el("h2", {}, "Answers to review"), el("ul", { class: "reviews" }, found.map((one) => entry(one, again))));
+/** The panel of answers to review. reload() is called after a decision. */
+export function panel(answers, reload) {
+  if (!answers.length) return null;
+  return el("section", { class: "panel" }, el("h2", {}, "Answers to review"), el("ul", { class: "reviews" }, answers.map((answer) => reviewEntry(answer, reload))));
 }
 
-function entry(one, again) {
+function reviewEntry(answer, reload) {
   const decide = (verdict) => async (event) => {
     event.currentTarget.disabled = true;
     try {
-      await post(`v1/review/${encodeURIComponent(one.answer_id)}`, { verdict });
-      say("Noted.");
-      await again();
+      await post(`v1/review/${encodeURIComponent(answer.answer_id)}`, { verdict });
+      announce("The decision is stored.");
+      await reload();
     } catch (error) {
       event.target.disabled = false;
-      say(error.message);
+      announce(error.message);
     }
   };
-  const votes = [one.feedback?.up && `${one.feedback.up} helpful`, one.feedback?.down && `${one.feedback.down} not helpful`].filter(Boolean);
-  const { ranges } = located(one.answer ?? "", one.unsupported);
+  const votes = [answer.feedback?.up && `${answer.feedback.up} helpful`, answer.feedback?.down && `${answer.feedback.down} not helpful`].filter(Boolean);
+  const { ranges } = locateSentences(answer.answer ?? "", answer.unsupported);
   return el("li", {},
-    el("details", { id: `review-${one.answer_id}` },
-      el("summary", { id: `about-${one.answer_id}` }, el("strong", {}, one.question)),
-      one.answer === null
-        ? el("p", { class: "quiet-text" }, "It was made from documents that you may not all read, so its text is not shown.")
-        : el("div", { class: "prose" }, formatted(one.answer, { cite: () => null, unsupported: ranges }))),
-    el("p", { class: "when" }, [ago(one.asked_at), `${percent(one.support)} supported`, `${percent(one.density)} cited`, ...one.reasons.map((reason) => reason.replaceAll("_", " ")), ...votes].join(" · ")),
+    el("details", { id: `review-${answer.answer_id}` },
+      el("summary", { id: `about-${answer.answer_id}` }, el("strong", {}, answer.question)),
+      answer.answer === null
+        ? el("p", { class: "quiet-text" }, "The text is not shown, because you may not read all documents that it was made from.")
+        : el("div", { class: "prose" }, renderText(answer.answer, { cite: () => null, unsupported: ranges }))),
+    el("p", { class: "when" }, [ago(answer.asked_at), `${percent(answer.support)} supported`, `${percent(answer.density)} cited`, ...answer.reasons.map((reason) => reason.replaceAll("_", " ")), ...votes].join(" · ")),
     el("div", { class: "decide" },
-      el("button", { type: "button", class: "quiet", id: `right-${one.answer_id}`, "aria-label": `It was right: ${one.question}`, onclick: decide("right") }, "Right"),
-      el("button", { type: "button", class: "quiet", id: `wrong-${one.answer_id}`, "aria-label": `It was wrong: ${one.question}`, onclick: decide("wrong") }, "Wrong")));
+      el("button", { type: "button", class: "quiet", id: `right-${answer.answer_id}`, "aria-label": `It was right: ${answer.question}`, onclick: decide("right") }, "Right"),
+      el("button", { type: "button", class: "quiet", id: `wrong-${answer.answer_id}`, "aria-label": `It was wrong: ${answer.question}`, onclick: decide("wrong") }, "Wrong")));
 }

@@ -1,133 +1,133 @@
-// Live results: asked for while one types, the one before given up; what is shown stays until the next is there.
+// Live results: searched while the user types. A new search cancels the previous one, whose results stay until it completes.
 
 import { post } from "./api.js";
-import { $, el, plural, say } from "./dom.js";
+import { $, el, plural, announce } from "./dom.js";
 import { sources } from "./filters.js";
-import { card } from "./results.js";
+import { resultCard } from "./results.js";
 import { filters } from "./state.js";
-import { wanted } from "./words.js";
+import { queryStems } from "./words.js";
 
 const PAUSE_MS = 160;
-/** Without a key: about the time between two keys of somebody who types slowly. */
+/** Pause in typing after which a search starts, about the time between two keys of a slow typist. */
 const TOP = 12;
 
 let running = null;
-let waiting = 0;
+let timer = 0;
 let last = null;
-/** What the list shows: {key, found}. An answer borrows the list and gives it back. */
+/** The last search, {key, response}: its results are shown again when an answer is closed. */
 
-export function later(state, open) {
-  clearTimeout(waiting);
-  waiting = setTimeout(() => now(state, open), PAUSE_MS);
+export function searchSoon(state, open) {
+  clearTimeout(timer);
+  timer = setTimeout(() => searchNow(state, open), PAUSE_MS);
 }
 
 const keyOf = (state) => JSON.stringify([state.q.trim(), state.mode, filters(state)]);
 
-/** Search, unless that very answer is shown already. */
-export async function now(state, open) {
-  clearTimeout(waiting);
+/** Search, unless the response to the same search is known. */
+export async function searchNow(state, open) {
+  clearTimeout(timer);
   running?.abort();
   running = null;
   const key = keyOf(state);
   if (!state.q.trim()) {
     last = null;
-    return landing();
+    return showLandingPage();
   }
-  if (last?.key === key) return show(last.found, state, open);
-  const mine = (running = new AbortController());
+  if (last?.key === key) return renderResults(last.response, state, open);
+  const controller = (running = new AbortController());
   $("results").setAttribute("aria-busy", "true");
   try {
-    const found = await post("v1/search", { query: state.q.trim(), mode: state.mode, top: TOP, filters: filters(state) }, mine.signal);
-    if (mine.signal.aborted) return;
-    last = { key, found };
-    show(found, state, open);
+    const response = await post("v1/search", { query: state.q.trim(), mode: state.mode, top: TOP, filters: filters(state) }, controller.signal);
+    if (controller.signal.aborted) return;
+    last = { key, response };
+    renderResults(response, state, open);
   } catch (error) {
     if (error.name === "AbortError") return;
     last = null;
-    failed(error);
+    showError(error);
   } finally {
-    if (running === mine) {
+    if (running === controller) {
       running = null;
       $("results").removeAttribute("aria-busy");
     }
   }
 }
 
-/** Forget what was found: another asks now. */
-export function forget() {
+/** Discard the last response, because the caller has changed. */
+export function clearCache() {
   last = null;
 }
 
-function show(found, state, open) {
-  const stems = wanted(state.q);
-  const results = found.results ?? [];
+function renderResults(response, state, open) {
+  const stems = queryStems(state.q);
+  const results = response.results ?? [];
   $("results").dataset.of = state.q.trim();
-  $("results").replaceChildren(...results.map((result) => card(result, { stems, query: state.q.trim(), open })));
-  $("status").textContent = results.length ? `${plural(results.length, "passage")} · ${Math.round(found.took_ms)} ms` : "";
-  notices(found.degraded ?? []);
-  empty(found, state);
-  steps(found);
-  say(results.length ? `${plural(results.length, "passage")} found.` : "Nothing found.");
+  $("results").replaceChildren(...results.map((result) => resultCard(result, { stems, query: state.q.trim(), open })));
+  $("status").textContent = results.length ? `${plural(results.length, "passage")} · ${Math.round(response.took_ms)} ms` : "";
+  showNotices(response.degraded ?? []);
+  renderEmpty(response, state);
+  renderSteps(response);
+  announce(results.length ? `${plural(results.length, "passage")} found.` : "Nothing found.");
 }
 
-/** Passages that an answer was given, in place of the results. */
-export function lend(passages, query, open) {
-  const stems = wanted(query);
+/** Show the passages of an answer in place of the results. */
+export function showPassages(passages, query, open) {
+  const stems = queryStems(query);
   $("results").removeAttribute("aria-busy");
-  $("results").replaceChildren(...passages.map((one) => card(one, { stems, query, n: one.n, open })));
+  $("results").replaceChildren(...passages.map((passage) => resultCard(passage, { stems, query, n: passage.n, open })));
   $("empty").replaceChildren();
   $("how").hidden = true;
-  $("status").textContent = passages.length ? "The passages this answer was given" : "";
+  $("status").textContent = passages.length ? "The passages of this answer" : "";
 }
 
-/** Before the first word: what there is to search. */
-function landing() {
+/** Shown without a query: which sources can be searched. */
+function showLandingPage() {
   $("results").replaceChildren();
   $("results").removeAttribute("aria-busy");
   $("status").textContent = "";
   $("how").hidden = true;
-  notices([]);
+  showNotices([]);
   const readable = sources();
   $("empty").replaceChildren(
     el("div", { class: "landing" },
       el("h2", {}, "What would you like to know?"),
       el("p", {}, "Results appear while you type. ", el("kbd", {}, "Ctrl"), " ", el("kbd", {}, "Enter"), " writes an answer from them, with its sources."),
-      readable.length > 0 && el("p", { class: "quiet-text" }, "You can search ", readable.slice(0, 8).map((one, n) => [n ? " · " : null, el("strong", {}, one.value)]), readable.length > 8 && ` and ${readable.length - 8} more`)),
+      readable.length > 0 && el("p", { class: "quiet-text" }, "You can search ", readable.slice(0, 8).map((source, n) => [n ? " · " : null, el("strong", {}, source.value)]), readable.length > 8 && ` and ${readable.length - 8} more`)),
   );
 }
 
-function empty(found, state) {
+function renderEmpty(response, state) {
   const shown = [];
-  if (!(found.results ?? []).length) {
+  if (!(response.results ?? []).length) {
     const narrowed = Boolean(filters(state));
     shown.push(
       el("h2", {}, "Nothing relevant was found"),
-      el("p", {}, narrowed ? "Perhaps the filters are too narrow. " : "Try other words, or fewer. ", "Only documents that you may read are searched."),
+      el("p", {}, narrowed ? "The filters may be too narrow. " : "Try other words, or fewer. ", "Only documents that you may read are searched."),
     );
-  } else if (found.relevant === false) {
-    $("notices").append(el("p", { class: "note" }, "None of this seems to be about your question: these are only the nearest passages."));
+  } else if (response.relevant === false) {
+    $("notices").append(el("p", { class: "note" }, "No result seems relevant to your query: these are only the nearest passages."));
   }
   $("empty").replaceChildren(shown.length ? el("div", { class: "landing" }, shown) : "");
 }
 
-/** Say plainly that this is less than it could be. */
-export function notices(reasons) {
+/** Show why the results are incomplete. */
+export function showNotices(reasons) {
   $("notices").replaceChildren(...reasons.map((reason) => el("p", { class: "doubt" }, el("strong", {}, "Incomplete: "), reason)));
 }
 
-export function failed(error) {
+export function showError(error) {
   const wait = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "";
   $("notices").replaceChildren(el("p", { class: "doubt", role: "alert" }, `${error.message}${wait}`));
   $("results").removeAttribute("aria-busy");
   $("status").textContent = "";
 }
 
-function steps(found) {
+function renderSteps(response) {
   const row = (step) => {
-    const { step: name, name: other, took_ms, ...facts } = step;
-    const told = Object.entries(facts).map(([key, value]) => `${key.replaceAll("_", " ")} ${value}`).join(", ");
-    return el("div", {}, el("dt", {}, name ?? other), el("dd", {}, `${took_ms} ms${told ? ` · ${told}` : ""}`));
+    const { step: name, name: otherName, took_ms, ...facts } = step;
+    const details = Object.entries(facts).map(([key, value]) => `${key.replaceAll("_", " ")} ${value}`).join(", ");
+    return el("div", {}, el("dt", {}, name ?? otherName), el("dd", {}, `${took_ms} ms${details ? ` · ${details}` : ""}`));
   };
-  $("how").hidden = !(found.steps ?? []).length;
-  $("steps").replaceChildren(...(found.steps ?? []).map(row));
+  $("how").hidden = !(response.steps ?? []).length;
+  $("steps").replaceChildren(...(response.steps ?? []).map(row));
 }

@@ -1,4 +1,4 @@
-// A small line over time. For the eye; the numbers stand beside it and in its label.
+// A small line chart over time. Its numbers are also in the text around it and in its label.
 
 import { el, svg } from "./dom.js";
 
@@ -6,18 +6,18 @@ const WIDTH = 640;
 const HEIGHT = 96;
 const PAD = 6;
 
-/** points: [{at, value|null, label}] evenly spaced. limit: a line to stay under. Gaps stay gaps. */
+/** Draw points [{at, value|null, label}], evenly spaced, with gaps for null. limit: the value of a horizontal line. */
 export function sparkline(points, { limit, label, unit }) {
-  const known = points.map((one) => one.value).filter((value) => value !== null && value !== undefined);
+  const known = points.map((point) => point.value).filter((value) => value !== null && value !== undefined);
   if (!known.length) return el("p", { class: "quiet-text" }, "Nothing yet.");
-  // Logarithmic: what matters lies between a second and an hour.
+  // Logarithmic, because values lie between a second and an hour.
   const scale = (value) => Math.log10(Math.max(0.1, value) + 1);
   const top = Math.max(scale(limit ?? 0), ...known.map(scale)) * 1.08;
   const x = (n) => PAD + (n * (WIDTH - 2 * PAD)) / Math.max(1, points.length - 1);
   const y = (value) => HEIGHT - PAD - (scale(value) / top) * (HEIGHT - 2 * PAD);
   const drawn = svg("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label, preserveAspectRatio: "none" });
   if (limit) drawn.append(svg("line", { class: "limit", x1: PAD, x2: WIDTH - PAD, y1: y(limit), y2: y(limit) }));
-  for (const run of runs(points)) {
+  for (const run of segmentsOf(points)) {
     const path = run.map(([n, value], at) => `${at ? "L" : "M"}${x(n).toFixed(1)} ${y(value).toFixed(1)}`).join("");
     if (run.length > 1) {
       drawn.append(svg("path", { class: "area", d: `${path}L${x(run.at(-1)[0]).toFixed(1)} ${HEIGHT - PAD}L${x(run[0][0]).toFixed(1)} ${HEIGHT - PAD}Z` }));
@@ -26,23 +26,23 @@ export function sparkline(points, { limit, label, unit }) {
   }
   points.forEach((point, n) => {
     if (point.value === null || point.value === undefined) return;
-    const hit = svg("rect", { class: "hit", x: x(n) - WIDTH / points.length / 2, y: 0, width: WIDTH / points.length, height: HEIGHT });
-    hit.append(svg("title", {}, `${point.label}: ${unit(point.value)}`));
-    drawn.append(hit);
+    const target = svg("rect", { class: "hit", x: x(n) - WIDTH / points.length / 2, y: 0, width: WIDTH / points.length, height: HEIGHT });
+    target.append(svg("title", {}, `${point.label}: ${unit(point.value)}`));
+    drawn.append(target);
   });
   return drawn;
 }
 
-/** Neighbouring known points. */
-function runs(points) {
-  const found = [];
+/** Runs of neighbouring points that have a value. */
+function segmentsOf(points) {
+  const segments = [];
   let open = null;
   points.forEach((point, n) => {
     if (point.value === null || point.value === undefined) open = null;
     else {
-      if (!open) found.push((open = []));
+      if (!open) segments.push((open = []));
       open.push([n, point.value]);
     }
   });
-  return found;
+  return segments;
 }

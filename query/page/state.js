@@ -1,4 +1,4 @@
-// What is looked at stands in the address: it can be sent on, and back and forward work.
+// The state of the page, in the URL's query: it can be shared, and going back and forward works.
 
 const LISTS = ["source", "type", "author"];
 const MODES = ["hybrid", "vector", "keyword"];
@@ -8,51 +8,51 @@ export const EMPTY = Object.freeze({
 });
 
 export function read() {
-  const found = new URLSearchParams(location.search);
+  const parameters = new URLSearchParams(location.search);
   const state = { ...EMPTY };
-  state.view = found.get("view") === "pipeline" ? "pipeline" : "search";
-  state.q = found.get("q") ?? "";
-  state.mode = MODES.includes(found.get("mode")) ? found.get("mode") : "hybrid";
-  for (const name of LISTS) state[name] = found.getAll(name);
-  state.since = date(found.get("since"));
-  state.before = date(found.get("before"));
-  state.answer = found.has("answer");
-  state.doc = found.get("doc") ?? "";
-  state.chunk = found.get("chunk") ?? "";
+  state.view = parameters.get("view") === "pipeline" ? "pipeline" : "search";
+  state.q = parameters.get("q") ?? "";
+  state.mode = MODES.includes(parameters.get("mode")) ? parameters.get("mode") : "hybrid";
+  for (const name of LISTS) state[name] = parameters.getAll(name);
+  state.since = date(parameters.get("since"));
+  state.before = date(parameters.get("before"));
+  state.answer = parameters.has("answer");
+  state.doc = parameters.get("doc") ?? "";
+  state.chunk = parameters.get("chunk") ?? "";
   return state;
 }
 
 const date = (text) => (/^\d{4}-\d{2}-\d{2}$/.test(text ?? "") ? text : "");
 
-export function address(state) {
-  const made = new URLSearchParams();
-  if (state.view !== "search") made.set("view", state.view);
-  if (state.q) made.set("q", state.q);
-  if (state.mode !== "hybrid") made.set("mode", state.mode);
-  for (const name of LISTS) for (const value of state[name]) made.append(name, value);
-  for (const name of ["since", "before", "doc", "chunk"]) if (state[name]) made.set(name, state[name]);
-  if (state.answer) made.set("answer", "1");
-  return `?${made}`;
+export function toQuery(state) {
+  const parameters = new URLSearchParams();
+  if (state.view !== "search") parameters.set("view", state.view);
+  if (state.q) parameters.set("q", state.q);
+  if (state.mode !== "hybrid") parameters.set("mode", state.mode);
+  for (const name of LISTS) for (const value of state[name]) parameters.append(name, value);
+  for (const name of ["since", "before", "doc", "chunk"]) if (state[name]) parameters.set(name, state[name]);
+  if (state.answer) parameters.set("answer", "1");
+  return `?${parameters}`;
 }
 
-/** Write it into the address bar, as a new step of the history. What is being typed is one step until it is settled. */
+/** Write the state into the URL as a new entry of the history. All changes while typing share one entry. */
 export function write(state, { typing = false } = {}) {
-  const to = address(state);
+  const to = toQuery(state);
   if (to === location.search || (to === "?" && !location.search)) return;
   const replaced = typing && history.state?.typing;
   history[replaced ? "replaceState" : "pushState"](typing ? { typing } : null, "", to);
 }
 
-/** What was typed is what was meant: the next letter begins a new step. */
-export const settle = () => history.replaceState(null, "", location.href);
+/** End the entry of the text that was typed; the next change begins a new one. */
+export const endTyping = () => history.replaceState(null, "", location.href);
 
-/** The filters as the service takes them; undefined: none. */
+/** The filters of a request; undefined: none. */
 export function filters(state) {
-  const made = {};
-  if (state.source.length) made.sources = state.source;
-  if (state.type.length) made.media_types = state.type;
-  if (state.author.length) made.authors = state.author;
-  if (state.since) made.since = `${state.since}T00:00:00Z`;
-  if (state.before) made.before = `${state.before}T00:00:00Z`;
-  return Object.keys(made).length ? made : undefined;
+  const result = {};
+  if (state.source.length) result.sources = state.source;
+  if (state.type.length) result.media_types = state.type;
+  if (state.author.length) result.authors = state.author;
+  if (state.since) result.since = `${state.since}T00:00:00Z`;
+  if (state.before) result.before = `${state.before}T00:00:00Z`;
+  return Object.keys(result).length ? result : undefined;
 }

@@ -1,4 +1,4 @@
-// Runs before anything is painted, so that a chosen theme does not flash. Not a module: those run later.
+// Runs before the first paint, so that the page does not flash in another theme. It is no module, because modules run later.
 "use strict";
 (() => {
   const chosen = localStorage.getItem("penstock-theme");

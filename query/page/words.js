@@ -1,4 +1,4 @@
-// Which words of a text are those of the query: cut to roughly their stem, as `penstock search` does.
+// Highlights the words of the query in a text, compared by rough stems as in `penstock search`.
 
 const COMMON = new Set(
   ("and are but can does for from how into not that the this was what when where which who why with").split(" "),
@@ -6,46 +6,46 @@ const COMMON = new Set(
 const SNIPPET = 360;
 
 /** The query's words as stems, longest first. */
-export function wanted(query) {
+export function queryStems(query) {
   const words = new Set((query.toLowerCase().match(/[\p{L}\p{N}_]+/gu) ?? []).filter((w) => w.length > 2 && !COMMON.has(w)));
   const stems = new Set([...words].map((w) => (w.length > 4 ? w.replace(/(?:ing|ed|es|s|e)$/u, "") : w)));
   return [...stems].sort((a, b) => b.length - a.length || (a < b ? -1 : 1));
 }
 
-const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+const escapeRegExp = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
 function pattern(stems) {
-  return stems.length ? new RegExp(`(?<![\\p{L}\\p{N}_])(?:${stems.map(escaped).join("|")})[\\p{L}\\p{N}_]*`, "giu") : null;
+  return stems.length ? new RegExp(`(?<![\\p{L}\\p{N}_])(?:${stems.map(escapeRegExp).join("|")})[\\p{L}\\p{N}_]*`, "giu") : null;
 }
 
-/** A text as nodes, the query's words in <mark>. */
-export function marked(text, stems) {
+/** A text as nodes, with the query's words in <mark>. */
+export function highlight(text, stems) {
   const words = pattern(stems);
   const nodes = document.createDocumentFragment();
   let at = 0;
-  for (const hit of words ? text.matchAll(words) : []) {
-    nodes.append(text.slice(at, hit.index));
+  for (const match of words ? text.matchAll(words) : []) {
+    nodes.append(text.slice(at, match.index));
     const mark = document.createElement("mark");
-    mark.textContent = hit[0];
+    mark.textContent = match[0];
     nodes.append(mark);
-    at = hit.index + hit[0].length;
+    at = match.index + match[0].length;
   }
   nodes.append(text.slice(at));
   return nodes;
 }
 
-/** The stretch of a text, on one line, that holds most different words of the query; null: all of it fits. */
+/** The part of a text, on one line, with the most different words of the query. whole: all of the text fits. */
 export function snippet(text, stems) {
-  const flat = plain(text);
+  const flat = stripMarkdown(text);
   if (flat.length <= SNIPPET) return { text: flat, whole: true };
   const words = pattern(stems);
-  const hits = [...(words ? flat.matchAll(words) : [])].map((hit) => ({
-    at: hit.index,
-    stem: stems.find((stem) => hit[0].toLowerCase().startsWith(stem)),
+  const hits = [...(words ? flat.matchAll(words) : [])].map((match) => ({
+    at: match.index,
+    stem: stems.find((stem) => match[0].toLowerCase().startsWith(stem)),
   }));
   let best = { start: 0, words: 0 };
-  for (const start of [0, ...hits.map((hit) => Math.max(0, hit.at - 60))]) {
-    const held = new Set(hits.filter((hit) => hit.at >= start && hit.at < start + SNIPPET).map((hit) => hit.stem)).size;
+  for (const start of [0, ...hits.map((match) => Math.max(0, match.at - 60))]) {
+    const held = new Set(hits.filter((match) => match.at >= start && match.at < start + SNIPPET).map((match) => match.stem)).size;
     if (held > best.words) best = { start, words: held };
   }
   const start = best.start ? flat.lastIndexOf(" ", best.start) + 1 : 0;
@@ -54,8 +54,8 @@ export function snippet(text, stems) {
   return { text: (start ? "… " : "") + flat.slice(start, end) + (end < flat.length ? " …" : ""), whole: false };
 }
 
-/** A passage on one line, without the signs that Markdown puts before headings, lists and code. */
-export function plain(text) {
+/** A passage on one line, without Markdown's marks for headings, bold text and code. */
+export function stripMarkdown(text) {
   return text
     .replace(/^\s{0,3}#{1,6}\s+(.*)$/gm, "$1 —")
     .replace(/^\s*```.*$/gm, "")

@@ -105,7 +105,7 @@ async def test_operators_see_freshness_lag_problems_and_dead_letters(
         assert "needs attention" in shown
         assert "the token was revoked" in shown
         assert "documents.live.v1" in shown
-        assert "Both stores equal the ledger." in shown
+        assert "Both stores agree with the ledger." in shown
         assert "99 of 100 documents within" in str(await tab.page.get_attribute(".spark", "aria-label"))
         assert await tab.page.locator(".spark .line").count() >= 1
         assert await tab.page.inner_text(".tile:has-text('Lag') .value") == "4"
