@@ -20,7 +20,7 @@ class Clock:
         self.last = last or datetime.min.replace(tzinfo=UTC)
         if self.last > datetime.now(UTC) + TOLERANCE:
             raise Misconfigured(
-                f"this machine's clock is behind: something was already published at {self.last:%Y-%m-%d %H:%M:%S} UTC;"
+                f"this machine's clock is behind: the last message was published at {self.last:%Y-%m-%d %H:%M:%S} UTC;"
                 " set the clock"
             )
 

@@ -134,4 +134,4 @@ async def _send(producer: Producer, message: ConversationRecorded | Conversation
     try:
         await deliver([producer.send(CONVERSATIONS, message)], within_seconds=DELIVERY_SECONDS)
     except Retryable as error:
-        raise _Problem(503, "Not stored", "Kafka has not confirmed it: send the same again") from error
+        raise _Problem(503, "Not stored", "Kafka has not confirmed the message: send the same request again") from error

@@ -57,7 +57,9 @@ def source_class(kind: str) -> type[Source]:
     except ImportError as error:
         raise Misconfigured(f"kind {kind!r}: {module} cannot be imported ({error})") from error
     if not isinstance(source, type) or not hasattr(source, "Options") or not hasattr(source, "slim"):
-        raise Misconfigured(f"kind {kind!r}: {module} has no class {name} that is a source (connectors/source.py)")
+        raise Misconfigured(
+            f"kind {kind!r}: {module} has no class {name} that implements a source (connectors/source.py)"
+        )
     return cast("type[Source]", source)
 
 
@@ -128,7 +130,7 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> 
         raw = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise Misconfigured(
-            f"{path}: there is no such file; declare connectors in it, or name another by --file or {VARIABLE}"
+            f"{path}: the file does not exist; declare connectors in it, or name another file with --file or {VARIABLE}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise Misconfigured(f"{path}: cannot be read ({type(error).__name__})") from error
@@ -241,7 +243,7 @@ def _prefix(name: str) -> str:
 def _tables(path: Path, raw: Mapping[str, Any], what: str) -> dict[str, Mapping[str, Any]]:
     tables = raw.get(what, {})
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise Misconfigured(f"{path}: {what}: write a table [{what}.NAME] for each")
+        raise Misconfigured(f"{path}: {what}: write one table [{what}.NAME] for each")
     return tables
 
 

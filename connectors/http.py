@@ -70,12 +70,12 @@ class Bodies:
                             raise BodyRefused(413, f"a request has at most {most} bytes")
                         if self._shares.lacks(key, len(part)) is not None:
                             self._on_full()
-                            raise BodyRefused(503, "too much is being sent at once: send it again in a moment")
+                            raise BodyRefused(503, "too many requests at once: retry shortly")
                         self._shares.take(key, len(part))
                         taken += len(part)
                         body += part
             except TimeoutError as error:
-                raise BodyRefused(408, f"the whole request has to arrive within {seconds:g} s") from error
+                raise BodyRefused(408, f"the request did not arrive within {seconds:g} s") from error
             yield bytes(body)
         finally:
             self._shares.give(key, taken)
@@ -94,9 +94,9 @@ def tenant_for(api: Api, keys: Mapping[str, Key]) -> Callable[..., str]:
             raise HTTPException(401, "send Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
         key = _valid_key(header[len(SCHEME) :].strip(), keys)
         if key is None:
-            raise HTTPException(401, "this key is not known, or it has expired", {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(401, "the key is unknown or has expired", {"WWW-Authenticate": "Bearer"})
         if api not in key.may:
-            raise HTTPException(403, f"this key may not use {api}")
+            raise HTTPException(403, f"the key may not use {api}")
         return key.tenant
 
     return tenant
@@ -209,10 +209,10 @@ async def _reaction(instance: Instance, request: Request) -> tuple[str, Response
             reaction = await instance.on_event(request)
     except Refused as error:
         log.warning("event_refused", source=instance.plan.name, reason=explained(error))
-        return "refused", Response("this event does not prove where it comes from\n", 401)
+        return "refused", Response("the event's signature is missing or invalid\n", 401)
     except (Retryable, TimeoutError):
-        return "postponed", Response("not now: send it again\n", 503, {"Retry-After": "5"})
+        return "postponed", Response("temporarily unavailable: send the event again\n", 503, {"Retry-After": "5"})
     except Exception as error:  # noqa: BLE001 # anybody may send a body that the source's code cannot read
         log.warning("event_failed", source=instance.plan.name, error=explained(error))
-        return "failed", Response("this event could not be read\n", 500)
+        return "failed", Response("the event could not be read\n", 500)
     return "accepted", Response(reaction.answer, reaction.status, media_type=reaction.media_type)

@@ -100,7 +100,7 @@ class Summary:
 def condition(row: Row | None) -> tuple[Condition, str | None]:
     """The state of an instance and the reason for it, as `status`, the page and `why` show it."""
     if row is None:
-        return "not running", "no runner has taken it up yet"
+        return "not running", "no worker has started it yet"
     return connector_state(
         paused=row.paused,
         loaded=row.loaded_at is not None,

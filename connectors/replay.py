@@ -42,7 +42,7 @@ def _moment(sent: Any) -> datetime | None:
         if isinstance(sent, int | float) and not isinstance(sent, bool):
             return datetime.fromtimestamp(sent / 1000, UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise Refused("an event's time is none") from error
+        raise Refused("an event's time is invalid") from error
     return None
 
 

@@ -124,4 +124,4 @@ async def _until_stopped(stop: asyncio.Event, running: list[asyncio.Task[None]])
     done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     for task in done - {stopping}:
-        raise RuntimeError(f"the task {task.get_name()} of the connectors' worker has ended") from task.exception()
+        raise RuntimeError(f"the task {task.get_name()} of the connectors worker has ended") from task.exception()

@@ -149,7 +149,10 @@ class Trail:
     def start(self) -> None:
         if self.mode != "off":
             if self._keys.newest is None:
-                log.warning("trail_without_key", says="set PENSTOCK_TRAIL_KEY: who may write the tables could forge it")
+                log.warning(
+                    "trail_without_key",
+                    says="set PENSTOCK_TRAIL_KEY: without it, anyone who may write the tables can forge records",
+                )
             self._writing = asyncio.create_task(self._write(), name="trail")
 
     async def aclose(self) -> None:

@@ -70,7 +70,7 @@ def verify(request: Request, secret: str | None, *, token_allowed: bool) -> bool
     token = request.headers.get(TOKEN, "")
     if token_allowed and token and hmac.compare_digest(token.encode(), key):
         return False
-    raise Refused("an event is not signed with webhook_secret: is the secret the same on both sides?")
+    raise Refused("an event is not signed with webhook_secret: set the same secret on both sides")
 
 
 def parse(request: Request) -> Event:
@@ -79,9 +79,9 @@ def parse(request: Request) -> Event:
     try:
         body = json.loads(request.body)
     except ValueError as error:
-        raise Refused("an event is no JSON") from error
+        raise Refused("an event is not valid JSON") from error
     if not isinstance(body, dict):
-        raise Refused("an event is no JSON object")
+        raise Refused("an event is not a JSON object")
     noun, verb = _noun_and_verb(body, request.headers)
     sent_at = body.get("timestamp", body.get("eventCreatedDate"))
     if noun == "other":

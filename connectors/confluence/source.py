@@ -171,9 +171,14 @@ class _Check:
             return await read()
         except Denied as error:
             if error.status == 401 and not cloud:
-                self._add("token", "the personal access token was refused (401): is it expired or mistyped?")
+                self._add(
+                    "token",
+                    "the personal access token was refused (401): check that it is complete and has not expired",
+                )
             elif error.status == 401 and resource == "the account itself":
-                advice = "are email and token of the same account, and does base_url fit the kind of token?"
+                advice = (
+                    "check that email and token belong to the same account, and that base_url fits the kind of token"
+                )
                 self._add("token", f"the token was refused (401), or lacks the scope {scope}: {advice}")
             else:
                 needed = f"the scope {scope}" if cloud else f"the permission {permission}"
@@ -411,7 +416,7 @@ class Confluence:
         try:
             yield
         except Denied as error:
-            advice = "is the token valid, and has it the scopes that docs/connectors/confluence.md names?"
+            advice = "check that the token is valid and has the scopes that docs/connectors/confluence.md names"
             raise Misconfigured(f"{error}; {advice}") from error
         except Missing as error:
             raise Misconfigured(f"{error}; {address_advice(self._options)}") from error

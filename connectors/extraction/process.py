@@ -105,9 +105,9 @@ def answer(read: Reader, file: IO[bytes], limits: Limits) -> dict[str, object]:
     except MemoryError:
         return {"code": "too_much_memory", "message": "needs more memory to be read than a document may have"}
     except RecursionError:
-        return {"code": "bomb", "message": "is nested more deeply than any document made to be read"}
+        return {"code": "bomb", "message": "is nested too deeply"}
     except Exception as error:  # noqa: BLE001  # whatever a library does with a damaged file; its words may quote content
-        return {"code": "broken", "message": f"is damaged: its reader gave up ({type(error).__name__})"}
+        return {"code": "broken", "message": f"is damaged: its reader failed ({type(error).__name__})"}
     if isinstance(result, str):
         return {"family": result}
     text = join_surrogates(result.text)

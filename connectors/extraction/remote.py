@@ -76,7 +76,7 @@ class RemoteJob:
         try:
             return asyncio.run(self._read_with_retries())
         except asyncio.CancelledError as error:
-            raise Deferred("reading a file was given up") from error
+            raise Deferred("the extraction of a file was cancelled") from error
 
     async def _read_with_retries(self) -> Extracted:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
@@ -183,7 +183,7 @@ async def _request(
             if response.status_code == 429 or response.status_code >= 500:
                 retry_after = retry_after_seconds(response.headers, now=datetime.now(UTC))
                 raise (_Unreachable if retry_after is None else _Busy)(
-                    f"the extraction service {address} is busy, or not there yet (status {response.status_code})",
+                    f"the extraction service {address} is busy or not ready (status {response.status_code})",
                     retry_after=None if retry_after is None else min(retry_after, LONGEST_PAUSE_SECONDS),
                 )
             if response.status_code != 200:

@@ -287,25 +287,25 @@ def _refusal(process_exit: ProcessExit, limits: Limits) -> Unreadable | None:
     if process_exit.code == -signal.SIGKILL or process_exit.peak_bytes > MEMORY_SHARE * limits.memory_bytes:
         return Unreadable("too_much_memory", "needs more memory to be read than a document may have")
     cause = signal.Signals(-process_exit.code).name if process_exit.code < 0 else f"exit code {process_exit.code}"
-    return Unreadable("crashed", f"made its reader crash ({cause}): it is damaged, or made to do so")
+    return Unreadable("crashed", f"made its reader crash ({cause}): it is damaged or malicious")
 
 
 def _no_answer() -> Unreadable:
-    return Unreadable("crashed", "made its reader end without an answer")
+    return Unreadable("crashed", "made its reader end without a result")
 
 
 OCR_PROGRAM = "ocrmypdf"
 """A separate program, which is used if it is installed; it is not a dependency."""
 _OCR_FAILURES = {
-    1: "it was called wrongly",
+    1: "its arguments are invalid",
     2: "the PDF is damaged",
-    3: "a program is missing that it needs (tesseract, say)",
+    3: "a program that it needs is missing, such as tesseract",
     4: "its result was not a valid PDF",
-    5: "it may not write its files",
+    5: "it has no permission to write its files",
     7: "tesseract failed",
     8: "the PDF is encrypted",
     9: "its tesseract configuration is wrong",
-    15: "it does not say why",
+    15: "it reports no cause",
 }
 """The reasons for its exit codes (ocrmypdf.readthedocs.io, "Advanced features", "Return code policy")."""
 

@@ -119,7 +119,7 @@ class Extraction:
         if request.headers.get("content-type", "") != "application/octet-stream":
             raise _RequestFailed("refused", 415, "send a file's bytes as application/octet-stream")
         if self._accepted >= self._settings.at_once + self._settings.waiting:
-            raise _RequestFailed("busy", 503, "busy: come again")
+            raise _RequestFailed("busy", 503, "busy: retry shortly")
         self._accepted += 1
         self._metrics.accepted.set(self._accepted)
         try:
@@ -138,12 +138,12 @@ class Extraction:
     async def _extract(self, request: Request, file: FileIO) -> Extracted | Unreadable:
         if not await self._receive(request, file):
             most = self._settings.max_file_bytes
-            return Unreadable("too_large", f"is larger than {most:,} bytes, which the extraction service takes")
+            return Unreadable("too_large", f"is larger than {most:,} bytes, the limit of the extraction service")
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._readers.acquire()
         except TimeoutError as error:
-            raise _RequestFailed("busy", 503, "busy: come again") from error
+            raise _RequestFailed("busy", 503, "busy: retry shortly") from error
         try:
             return await self._read(request, file)
         except Unreadable as error:
@@ -163,7 +163,7 @@ class Extraction:
                         raise OSError(errno.ENOSPC, "the disk is full")
         except TimeoutError as error:
             seconds = self._settings.body_seconds
-            raise _RequestFailed("slow", 408, f"the whole file has to arrive within {seconds:g} s") from error
+            raise _RequestFailed("slow", 408, f"the file did not arrive within {seconds:g} s") from error
         return size <= most
 
     async def _read(self, request: Request, file: FileIO) -> Extracted:

@@ -130,7 +130,7 @@ def _read(path: str) -> bytes | None:
     try:
         with open(descriptor, "rb") as file:
             if not modes.S_ISREG(os.fstat(descriptor).st_mode):
-                raise PolicyError("is no regular file")
+                raise PolicyError("is not a regular file")
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PolicyError(f"cannot be read ({error.strerror})") from error
@@ -160,5 +160,5 @@ def _patterns(folder: str, name: str, patterns: object) -> Patterns:
         for pattern in patterns:
             compiled(pattern)
     except re.error as error:
-        raise PolicyError(f"{name}: a pattern that makes no sense ({error.msg})") from error
+        raise PolicyError(f"{name}: invalid pattern ({error.msg})") from error
     return Patterns(folder, tuple(patterns))

@@ -74,7 +74,7 @@ def _bytes(path: str) -> tuple[bytes, os.stat_result]:
         raise Unreadable("io_error", f"cannot be opened ({error.strerror})") from error
     with open(descriptor, "rb", buffering=0) as file:
         if os.path.realpath(path) != path:
-            raise Unreadable("not_a_file", "is reached over a link by now: skipped")
+            raise Unreadable("not_a_file", "is now reached through a link: skipped")
         try:
             for _ in range(ATTEMPTS):
                 before = os.fstat(file.fileno())
@@ -89,7 +89,7 @@ def _bytes(path: str) -> tuple[bytes, os.stat_result]:
 
 def _content(descriptor: int, stat: os.stat_result, path: str) -> bytes:
     if not modes.S_ISREG(stat.st_mode):
-        raise Unreadable("not_a_file", "is no regular file by now: skipped")
+        raise Unreadable("not_a_file", "is no longer a regular file: skipped")
     if stat.st_size > (most := most_bytes(os.pread(descriptor, HEAD_BYTES, 0), path)):
         raise Unreadable("too_large", f"is {stat.st_size:,} bytes; the limit for its kind is {most:,}")
     parts, position = [], 0

@@ -120,7 +120,7 @@ class Publisher:
                 await asyncio.shield(oldest.delivery)
         except TimeoutError as error:
             raise Retryable(
-                f"Kafka has not acknowledged an event within {DELIVERY_SECONDS:.0f} s: it is published again next time"
+                f"Kafka has not acknowledged an event within {DELIVERY_SECONDS:.0f} s: the next scan publishes it"
             ) from error
         except NotDelivered as error:
             raise Retryable(str(error)) from error

@@ -132,7 +132,7 @@ class Folder(SmallSource):
                 ]
             if unlisted := [*walk.unreadable, *walk.broken]:
                 raise Misconfigured(
-                    f"{unlisted[0]} cannot be listed, or its .penstock.toml not obeyed: `check` says why"
+                    f"{unlisted[0]} cannot be listed, or its .penstock.toml is invalid: see `penstock connector check`"
                 )
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
@@ -157,7 +157,7 @@ class Folder(SmallSource):
         if problem := root_problem(root):
             raise Retryable(str(problem))
         if os.path.isdir(root) and not os.listdir(root):
-            raise Retryable(f"{root} is empty: is it mounted? Nothing is deleted for that")
+            raise Retryable(f"{root} is empty: check that it is mounted; nothing is deleted")
         return Walk(root, target, self._rules)
 
     def _files(self) -> list[_File]:
@@ -179,7 +179,9 @@ class Folder(SmallSource):
         if candidate is not None:
             return self._read(id_, root, candidate)
         if walk.unreadable or walk.broken:
-            raise Misconfigured(f"{path} cannot be read, or a .penstock.toml above it not obeyed: `check` says why")
+            raise Misconfigured(
+                f"{path} cannot be read, or a .penstock.toml above it is invalid: see `penstock connector check`"
+            )
         moved = next((file for file in self._files() if file.id == id_), None) if not os.path.lexists(path) else None
         return self._read(id_, moved.root, moved.candidate) if moved else Gone(id_)
 

@@ -165,14 +165,16 @@ class Walk:
         """Report once for each rule that nobody may read the files under it."""
         if not policy.acl_tags and (where := policy.acl_from or self.root) not in self._nobody:
             self._nobody.add(where)
-            yield Problem(where, "nobody", "no access tag at all: nobody can find the files under it")
+            yield Problem(
+                where, "nobody", 'has no access tags, so nobody may read the files under it: add acl = ["TAG"]'
+            )
 
     def _refused(self, folder: str, subtree: str, error: PolicyError) -> Problem:
         self.broken.append(subtree)
         return Problem(
             os.path.join(folder, FILE),
             "policy",
-            f"{error}; nothing under it is published, what was keeps its access, until it is mended",
+            f"{error}; until it is fixed, nothing under it is published, and published documents keep their access",
         )
 
     def _unlistable(self, path: str, error: OSError) -> Iterator[Problem]:
@@ -180,7 +182,7 @@ class Walk:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             self.unreadable.append(path)
             code = "permission" if isinstance(error, PermissionError) else "io_error"
-            yield Problem(path, code, f"cannot be listed ({error.strerror}): what was published from it stays")
+            yield Problem(path, code, f"cannot be listed ({error.strerror}): its published documents stay")
 
 
 def is_within(path: str, folder: str) -> bool:
@@ -195,7 +197,7 @@ def root_problem(root: str) -> Problem | None:
             with os.scandir(root):
                 pass
     except FileNotFoundError:
-        return Problem(root, "missing", "there is no such file or folder; what was published from it stays")
+        return Problem(root, "missing", "there is no such file or folder; its published documents stay")
     except OSError as error:
-        return Problem(root, "unreadable", f"cannot be read ({error.strerror}); what was published from it stays")
+        return Problem(root, "unreadable", f"cannot be read ({error.strerror}); its published documents stay")
     return None

@@ -263,7 +263,9 @@ def _unreadable(access: Access) -> list[Problem]:
     """Return the problems of an access that lets nobody read: no tags at all, or a tag without members."""
     problems = []
     if not access.tags():
-        problems.append(Problem("acl_tags", "nobody", "acl_tags are empty, so nobody may read anything: name who may"))
+        problems.append(
+            Problem("acl_tags", "nobody", "acl_tags are empty, so nobody may read the documents: name the readers")
+        )
     for tag in sorted(access.tags() - set(access.members)):
         if not tag.startswith("user:"):
             problems.append(Problem("members", "nobody", f"the tag {tag!r} has no members: list them in members"))

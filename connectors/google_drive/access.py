@@ -237,7 +237,7 @@ class Memberships:
                 return await self._members(tag, name)
         except Missing:
             self._report(
-                "unknown_group", f"{kind}s that Google does not show to the account: nobody reads through them"
+                "unknown_group", f"{kind}s that Google does not show to the account: they give access to nobody"
             )
         except Denied as error:
             self._report(
@@ -260,7 +260,7 @@ class Memberships:
     async def _domain(self, tag: str, domain: str) -> Group | None:
         if domain not in self._options.domains:
             self._report(
-                "domain", "something is shared with a domain that is not among `domains`: nobody reads through it"
+                "domain", "a file is shared with a domain that is not in `domains`: this gives access to nobody"
             )
             return None
         people = {
@@ -273,7 +273,7 @@ class Memberships:
     async def _members(self, tag: str, address: str) -> Group | None:
         if not self._options.directory:
             self._report(
-                "directory", "the members of groups are not read (directory = false): nobody reads through them"
+                "directory", "the members of groups are not read (directory = false): groups give access to nobody"
             )
             return None
         people: set[str] = set()

@@ -85,7 +85,7 @@ def _parse(text: str) -> dict[str, Any]:
     except ValueError:
         raise Misconfigured("the service account key is not valid JSON: it may have been cut or quoted") from None
     if not isinstance(fields, dict) or fields.get("type") != "service_account":
-        raise Misconfigured("the key is not that of a service account (its type is another): create one of that kind")
+        raise Misconfigured("the key is not a service account's (it has another type): create a service account key")
     return fields
 
 
@@ -162,7 +162,7 @@ class Bearer(httpx.Auth):
             )
         if error.code == "invalid_grant":
             return f"{who} is refused (invalid_grant): the key was deleted, this machine's clock is wrong" + (
-                f", or {self._subject} is no active user" if self._subject else ""
+                f", or {self._subject} is not an active user" if self._subject else ""
             )
         return f"{who} gets no access token (answer {error.status}, {error.code or 'no code'})"
 
@@ -404,7 +404,10 @@ def misconfiguration(error: Answered) -> str | None:
     if error.code in ("insufficientPermissions", "ACCESS_TOKEN_SCOPE_INSUFFICIENT"):
         return f"the token lacks a scope: {DRIVE_SCOPE} (and {MEMBER_SCOPE} for groups) must be granted"
     if error.status == 401:
-        return "Google accepts no token of this service account (authError): is it disabled, or the user suspended?"
+        return (
+            "Google rejects all tokens of this service account (authError): check that the account is enabled and the"
+            " user is not suspended"
+        )
     return None
 
 

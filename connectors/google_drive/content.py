@@ -225,7 +225,7 @@ ABANDONED_SECONDS = 24 * 3600.0
 
 _REFUSALS = {
     "exportSizeLimitExceeded": ("too_large", "Google exports at most 10 MB: split it"),
-    "cannotDownloadAbusiveFile": ("abusive", "Google holds it for malware or spam: its owner can ask for a review"),
+    "cannotDownloadAbusiveFile": ("abusive", "Google considers it malware or spam: its owner can ask for a review"),
     "cannotDownloadFile": ("no_download", "its owner has switched off downloading for viewers"),
     "cannotExportFile": ("no_download", "its owner has switched off downloading for viewers"),
     "fileNotDownloadable": ("unsupported", "Google offers no download of it"),
@@ -304,15 +304,17 @@ class Contents:
         except Denied as error:
             if error.code not in _REFUSALS:
                 code = error.code or "no code"
-                raise NoText("denied", f"Google refuses to hand it out ({code}): may the account read it?") from error
+                raise NoText(
+                    "denied", f"Google refuses the download ({code}): check that the account may read it"
+                ) from error
             raise NoText(*_REFUSALS[error.code]) from error
         except Rejected as error:
             code = error.code or "no code"
-            raise NoText("refused", f"Google does not hand it out (answer {error.status}, {code})") from error
+            raise NoText("refused", f"Google refuses the download (status {error.status}, {code})") from error
         except TooLarge as error:
             raise NoText("too_large", f"is larger than {error.limit:,} bytes: split it") from error
         if not text.strip():
-            raise NoText("empty", "has no text in it")
+            raise NoText("empty", "has no text")
         if len(text.encode()) > MAX_CONTENT_BYTES:
             raise NoText("too_large", "has more than 4 MiB of text: split it")
         return text, media_type
@@ -327,7 +329,7 @@ class Contents:
                 continue  # this format is not offered
             text = text.removeprefix("\ufeff")
             return (without_pictures(text) if media_type == "text/markdown" else text), media_type
-        raise NoText("unsupported", "Google exports it in none of the formats that are read")
+        raise NoText("unsupported", "Google exports it in no supported format")
 
     async def _download(self, file: Json, method: Download) -> tuple[str, str]:
         self._remove_abandoned()

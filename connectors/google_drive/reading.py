@@ -69,11 +69,11 @@ async def _corpus_key(folder: str, api: Api) -> str:
 
 
 def missing_folder(folder: str, api: Api) -> str:
-    return f"folders: {folder} is not there, or not shared with {api.email} (or the subject)"
+    return f"folders: {folder} does not exist, or is not shared with {api.email} (or the subject)"
 
 
 def missing_drive(drive: str, api: Api) -> str:
-    return f"drives: {drive} is not there, or {api.email} (or the subject) is no member of it: add it as Viewer"
+    return f"drives: {drive} is not there, or {api.email} (or the subject) is not a member of it: add it as Viewer"
 
 
 class Tree:
@@ -266,7 +266,7 @@ class Reading:
                         external_id=str(file["id"]),
                         code="unavailable",
                         acl_tags=access.tags,
-                        message="Google fails at every request for it: it is retried with every sweep",
+                        message="every request for it fails at Google: it is retried with every sweep",
                     )
                 )
             else:

@@ -64,7 +64,7 @@ async def _drive(drive: str, api: Api) -> Problem | None:
         return Problem(
             drive,
             "permissions",
-            f"drives: the members of {drive} may not be listed ({error.code}), so nobody could read anything in it:"
+            f"drives: the members of {drive} may not be listed ({error.code}), so nobody may read its documents:"
             f" give {api.email} (or the subject) a higher role there",
         )
     return None
@@ -82,7 +82,7 @@ async def _folder(folder: str, api: Api) -> Problem | None:
             folder,
             "permissions",
             f"folders: {folder} is in a My Drive, where only accounts that may share a file see who may read it: make"
-            f" {api.email} (or the subject) an Editor of it, or nobody will find anything in it",
+            f" {api.email} (or the subject) an Editor of it; until then nobody may read its documents",
         )
     return None
 
@@ -92,7 +92,7 @@ async def _directory(options: GoogleDriveOptions, api: Api, name: str) -> AsyncI
     try:
         await api.directory_auth.token()
     except Misconfigured as error:
-        yield Problem(name, "directory", f"{error}; without it nobody reads through groups (or set directory = false)")
+        yield Problem(name, "directory", f"{error}; without it groups give access to nobody (or set directory = false)")
         return
     for domain in options.domains:
         try:
@@ -218,7 +218,7 @@ class GoogleDrive:
                         async for page, _ in pages:
                             yield await self._reading.listed(page)
                     except CursorExpired as error:  # a listing has no cursor: it begins again
-                        raise Retryable(f"{error}: the listing begins again", retry_after=RELIST_SECONDS) from error
+                        raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
 
     async def _files(
         self, corpus: Corpus, size: int, token: str | None

@@ -217,7 +217,7 @@ def explained(error: BaseException) -> str:
         return " ".join(str(error).split())[:500]
     frames = extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}: a fault in the connector's code"
+    return f"{type(error).__name__}{place}: a bug in the connector's code"
 
 
 def _now() -> str:

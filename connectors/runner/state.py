@@ -263,5 +263,5 @@ async def _acquire(
     )
     row = await cursor.fetchone()
     if row is None:
-        raise Removed(f"connector {source} was removed: `penstock connector resume {source}` takes it up again")
+        raise Removed(f"connector {source} was removed: `penstock connector resume {source}` starts it again")
     return int(row[0])

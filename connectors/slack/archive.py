@@ -108,7 +108,7 @@ class Archive:
             member = self._zip.getinfo(name)
         except KeyError:
             if name == "channels.json":
-                raise Misconfigured("the archive is no Slack export: it has no channels.json") from None
+                raise Misconfigured("the archive is not a Slack export: it has no channels.json") from None
             return []
         return self._rows(member)
 

@@ -167,7 +167,7 @@ class Api:
         except Rejected as error:
             raise Retryable(f"{self.name}: Slack answered {error.status} to {method}") from error
         if not isinstance(answer, dict):
-            raise Retryable(f"{self.name}: the response to {method} is not Slack's: it is no JSON object")
+            raise Retryable(f"{self.name}: the response to {method} is not Slack's: it is not a JSON object")
         if answer.get("ok") is not True:
             raise failure(self.name, method, answer)
         return answer

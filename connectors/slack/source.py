@@ -200,9 +200,9 @@ class Slack:
         try:
             envelope = json.loads(request.body)
         except ValueError as error:
-            raise Refused(f"{self._context.name}: an event is no JSON") from error
+            raise Refused(f"{self._context.name}: an event is not valid JSON") from error
         if not isinstance(envelope, dict):
-            raise Refused(f"{self._context.name}: an event is no JSON object")
+            raise Refused(f"{self._context.name}: an event is not a JSON object")
         challenge = envelope.get("challenge")
         if envelope.get("type") == "url_verification" and isinstance(challenge, str):
             return Reaction(answer=challenge.encode())

@@ -205,7 +205,7 @@ class _Form:
 PROBLEM = "application/problem+json"
 PATH = "/v1/uploads"
 RETRY_AFTER_SECONDS = 5
-NOT_STORED = "Postgres does not answer: send the same again"
+NOT_STORED = "Postgres does not answer: send the same request again"
 _HEADERS = {503: {"Retry-After": str(RETRY_AFTER_SECONDS)}, 413: {"Connection": "close"}}
 """Headers by status. After a body that is too large the connection is closed, because the rest may be long."""
 
@@ -309,7 +309,7 @@ class _Api:
         if not known:
             raise Refusal(404, "No uploads", "no connector of the kind uploads is declared for the tenant of this key")
         if name is None and len(known) > 1:
-            raise Refusal(422, "Which uploads?", f"source: name one of {', '.join(sorted(known))}")
+            raise Refusal(422, "Ambiguous source", f"source: name one of {', '.join(sorted(known))}")
         if name is not None and name not in known:
             raise Refusal(404, "No such source", f"source: one of {', '.join(sorted(known))}")
         return _require_running(known[name or next(iter(known))])
@@ -380,7 +380,7 @@ class _Api:
 
 def _require_running(intake: Intake | None) -> Intake:
     if intake is None:
-        raise Refusal(503, "Not running", "this connector is not running here at the moment: send the same again")
+        raise Refusal(503, "Not running", "this connector is not running here: send the same request again later")
     return intake
 
 

@@ -131,7 +131,7 @@ class Intake:
     def writing(self) -> Iterator[Incoming]:
         """Receive a file. Raises Busy and OSError."""
         if self._incoming_files >= MAX_INCOMING_FILES:
-            raise Busy(f"{MAX_INCOMING_FILES} files are being uploaded: send it again in a moment")
+            raise Busy(f"{MAX_INCOMING_FILES} files are being uploaded: retry shortly")
         self._incoming_files += 1
         try:
             with self.store.writing(self.max_bytes) as file:
@@ -216,7 +216,7 @@ def _copy(path: Path, file: Incoming) -> None:
 
 FIELDS = frozenset({"title", "acl_tags", "required_tags", "metadata", "external_id", "source", "file_name"})
 MAX_NAME_CHARACTERS = 200
-NO_ACCESS = 'acl_tags: name who may read it, e.g. "staff" or "user:ada@example.org"; without one nobody could find it'
+NO_ACCESS = 'acl_tags: name the readers, e.g. "staff" or "user:ada@example.org"; without readers nobody could find it'
 
 Fields = Mapping[str, Sequence[str]]
 

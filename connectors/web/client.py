@@ -42,7 +42,7 @@ async def parts(response: httpx.Response, where: str, limit: int) -> AsyncIterat
     length = response.headers.get("content-length", "")
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
-        raise Retryable(f"{where} answered in an encoding that was not asked for")
+        raise Retryable(f"{where} responded in an encoding that was not requested")
     if encoding == "identity" and length.isdecimal() and int(length) > limit:
         raise too_large(where, limit)
     gunzip = Gunzip() if encoding == "gzip" else None
@@ -104,7 +104,9 @@ async def read_json(response: httpx.Response, where: str, limit: int) -> Any:
         return None
     kind = media_type(response)
     if kind and kind != "application/json" and not kind.endswith("+json") and kind != "text/json":
-        raise Retryable(f"{where} answered with {_printable(kind)} instead of JSON: is there a login page or a proxy?")
+        raise Retryable(
+            f"{where} answered with {_printable(kind)} instead of JSON: check whether it is a login page or a proxy"
+        )
     data = await read(response, where, limit)
     try:
         return json.loads(data)
@@ -210,7 +212,7 @@ class Web:
         self.name = name
         self._base = _parsed(base_url)
         if self._base is None or self._base.scheme not in ("http", "https") or not self._base.host:
-            raise Misconfigured(f"{name}: base_url is no address: write https://host/path")
+            raise Misconfigured(f"{name}: base_url is not a URL: write https://host/path")
         if self._base.userinfo or self._base.query or self._base.fragment:
             raise Misconfigured(f"{name}: base_url may hold no user name, password or query: credentials are settings")
         self._hosts = Hosts(self._base, also)
@@ -419,7 +421,7 @@ class Web:
         except TimeoutError as error:
             raise Retryable(f"{where} did not answer to the end within {request.seconds:g} s") from error
         except httpx.TransportError as error:
-            raise Retryable(f"{where} gave no answer: {str(error)[:200]}") from error
+            raise Retryable(f"{where} did not respond: {str(error)[:200]}") from error
 
     async def _follow(self, request: _Request, read: Read[T]) -> T:
         url, trusted = request.url, True
@@ -448,12 +450,10 @@ class Web:
     def _target(self, request: _Request, url: httpx.URL, response: httpx.Response) -> httpx.URL:
         where = f"{self.name}: {origin(url)}"
         if request.method not in ("GET", "HEAD"):
-            raise Forbidden(
-                f"{where} redirects a {request.method}: not followed; does base_url name the right address?"
-            )
+            raise Forbidden(f"{where} redirects a {request.method}: not followed; check base_url")
         target = _parsed(response.extensions[LOCATION], base=url)
         if target is None:
-            raise Forbidden(f"{where} redirects to something that is no address")
+            raise Forbidden(f"{where} redirects to an invalid URL")
         return target
 
     async def _answer(self, request: _Request, response: httpx.Response, where: str, read: Read[T]) -> T:
@@ -480,10 +480,12 @@ class Web:
         if status >= 500 or status in (408, 425):
             raise Retryable(f"{where} {summary}", retry_after=after)
         if status in (404, 410):
-            raise Missing(f"{where} {summary}: there is nothing, or not for us", status=status, code=code)
+            raise Missing(
+                f"{where} {summary}: it does not exist, or the credential may not read it", status=status, code=code
+            )
         if status in (401, 403):
-            raise Denied(f"{where} {summary}: the credential is not taken, or not for this", status=status, code=code)
-        raise Rejected(f"{where} {summary}: it will not take this request", status=status, code=code)
+            raise Denied(f"{where} {summary}: the credential is invalid, or may not do this", status=status, code=code)
+        raise Rejected(f"{where} {summary}: it rejects this request", status=status, code=code)
 
 
 def _parsed(text: str, *, base: httpx.URL | None = None) -> httpx.URL | None:

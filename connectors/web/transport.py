@@ -84,7 +84,7 @@ class Origin:
         """Return it without path and query, for people. A name from outside that does not look like a host is not
         shown."""
         if self.scheme not in PORTS or not re.fullmatch(r"[a-z0-9._:\-]{1,100}", self.host):
-            return "something that is no https address"
+            return "an invalid https URL"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}" + ("" if PORTS[self.scheme] == self.port else f":{self.port}")
 
@@ -118,7 +118,7 @@ class Hosts:
             host, port = None, None
         plain = host is not None and entry.lower() in (host, f"{host}:{port}", f"[{host}]:{port}")
         if host is None or not plain or (port is not None and host.startswith(".")) or host.strip(".") == "":
-            raise Misconfigured(f"{entry!r} is no host to allow: write files.example.com, .example.com or host:port")
+            raise Misconfigured(f"{entry!r} is not a host: write files.example.com, .example.com or host:port")
         if port is not None:
             self._exact.add((host, port))
         else:
@@ -132,22 +132,22 @@ class Hosts:
         """Raise Forbidden unless requests to the URL are permitted. Its IP address is checked when it is known."""
         where = origin(url)
         if url.userinfo:
-            raise Forbidden(f"{where}: an address with a user name or password in it is not asked")
+            raise Forbidden(f"{where}: a URL with a user name or password is not requested")
         if where == self.base:
             return
         if where.scheme not in PORTS or (where.scheme == "http" and self.base.scheme != "http"):
-            raise Forbidden(f"{where}: only https is asked")
+            raise Forbidden(f"{where}: only https is allowed")
         if (where.host, where.port) in self._exact:
             return
         named = where.host in self._names or any(where.host.endswith(suffix) for suffix in self._suffixes)
         if not named or where.port != PORTS[where.scheme]:
-            raise Forbidden(f"{where} is neither the configured address nor a further host that the connector allows")
+            raise Forbidden(f"{where} is neither the configured host nor another host that the connector allows")
 
     def check_address(self, host: str, port: int, address: str) -> None:
         """Raise Forbidden when ``host``, which resolved to ``address``, must be public and is not."""
         named = (host, port) == (self.base.host, self.base.port) or (host, port) in self._exact
         if not named and not is_public(address):
-            raise Forbidden(f"{host[:100]} resolves to an address that is not public: not asked")
+            raise Forbidden(f"{host[:100]} resolves to an address that is not public: not requested")
 
 
 LOCATION = "location"
@@ -225,7 +225,7 @@ class Guarded(httpx.AsyncBaseTransport):
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise translated(error) from error
         if response is None:
-            raise Misconfigured("a header cannot be sent: is there a line end or a foreign letter in the credential?")
+            raise Misconfigured("a header cannot be sent: check the credential for line ends and non-ASCII letters")
         # httpx would build the next request from a Location by itself, and quote it when it cannot.
         headers = [(name, value) for name, value in response.headers if name.lower() != b"location"]
         targets = [value for name, value in response.headers if name.lower() == b"location"]
@@ -258,5 +258,5 @@ def translated(error: Exception) -> httpx.TransportError:
     if isinstance(error, httpcore.ConnectError):
         return httpx.ConnectError(str(error) or "no connection")
     if isinstance(error, httpcore.NetworkError):
-        return httpx.NetworkError("the connection broke")
-    return httpx.RemoteProtocolError("the answer was cut off, or is no HTTP")
+        return httpx.NetworkError("the connection was lost")
+    return httpx.RemoteProtocolError("the response was cut off, or is not HTTP")

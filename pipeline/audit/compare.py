@@ -33,9 +33,9 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MEANING: Mapping[Kind, str] = {
-    "missing": "a wanted chunk is not in the store",
-    "orphan": "the store holds a chunk that a known document does not want",
-    "unknown_document": "the store holds chunks of a document that is deleted, withdrawn or was never heard of",
+    "missing": "a desired chunk is not in the store",
+    "orphan": "the store holds a surplus chunk of a known document",
+    "unknown_document": "the store holds chunks of a document that is deleted, withdrawn or unknown",
     "wrong_access": "the store's copy of the access tags is not the ledger's",
     "wrong_text": "the store's text is not the one that the manifest cuts from the body",
     "wrong_entry": "another field of the keyword entry is not the ledger's",
@@ -43,7 +43,7 @@ MEANING: Mapping[Kind, str] = {
     "unreachable": "the row is right, but the HNSW index does not find it by its own vector",
     "no_state": "the ledger does not track the document in this store: it looked settled and was not",
     "stale_manifest": "the list of chunks is missing, of another text, or not what its own spans cut",
-    "rotten_body": "the stored text is gone or does not have its hash: only publishing it again mends that",
+    "rotten_body": "the stored text is missing or damaged: only publishing the document again repairs that",
 }
 
 NOWHERE = UUID(int=0)

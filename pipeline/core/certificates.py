@@ -11,10 +11,10 @@ def untrusted(text: str, *, authority: str, address: str) -> str | None:
     if "expired" in text:
         return "its certificate has expired: renew it on the server"
     if "not yet valid" in text:
-        return "its certificate is not valid yet: is a clock wrong?"
+        return "its certificate is not valid yet: check the clocks of both machines"
     if "mismatch" in text or "doesn't match" in text:
-        return f"its certificate is another host's: put the name that it was made for into {address}"
-    return f"its certificate is not trusted: let {authority} name the authority that signed it"
+        return f"its certificate is for another host: use the name in the certificate in {address}"
+    return f"its certificate is not trusted: set {authority} to the authority that signed it"
 
 
 def refused_ours(text: str, *, setting: str) -> str | None:
@@ -24,4 +24,4 @@ def refused_ours(text: str, *, setting: str) -> str | None:
     spelled = text.lower().replace("_", " ")
     if "alert" not in spelled or not any(alert in spelled for alert in alerts):
         return None
-    return f"it wants a certificate of ours, and takes none that is missing, expired or of another authority: {setting}"
+    return f"it requires a valid client certificate of an authority that it trusts: set {setting}"

@@ -45,8 +45,8 @@ class IndexFenced(Retryable):
 
     def __init__(self) -> None:
         super().__init__(
-            "the keyword index was restored, made anew or set back, and is not searched until the workers have compared"
-            " it with the ledger; `penstock status` says how far they are, `penstock audit --repair` does it at once",
+            "the keyword index was restored, recreated or set back, and is not searched until the workers have compared"
+            " it with the ledger; `penstock status` shows their progress, `penstock audit --repair` does it at once",
             service="elasticsearch",
         )
 

@@ -25,7 +25,7 @@ NEEDS: dict[Use, tuple[State, ...]] = {
 }
 """The states in which each use is allowed."""
 
-STANDBY = "Postgres is a standby, which may be behind: point PENSTOCK_POSTGRES_DSN at the primary"
+STANDBY = "Postgres is a standby, which may lag behind: set PENSTOCK_POSTGRES_DSN to the primary"
 CHANGED = (
     "the ledger is not on the server and timeline that it was accepted on, so revocations may be lost: run"
     " `penstock recover --failover` after a failover, `penstock recover --since TIME` after a restore"

@@ -87,7 +87,7 @@ def connector_state(
     if removed:
         return "removed", None
     if silent_seconds is None or silent_seconds > SILENT_SECONDS:
-        return "not running", "no sign of life: is `penstock worker connectors` running?"
+        return "not running", "its worker does not report: check that `penstock worker connectors` runs"
     if paused:
         return "paused", None
     if (worst := problem(activities)) is not None:
@@ -154,7 +154,7 @@ def _never_run(source: str, schedule: Schedule) -> dict[str, Any]:
         "source": source,
         "kind": schedule.kind,
         "state": "not running",
-        "reason": "no runner has taken it up yet",
+        "reason": "no worker has started it yet",
         "last_success_at": None,
         "last_sweep_at": None,
         "published": 0,

@@ -29,7 +29,7 @@ def embedder(settings: EmbeddingSettings, models: Path) -> Embedder:
     if settings.model not in ("", convert.MODEL):
         raise Misconfigured(f"PENSTOCK_EMBEDDING_MODEL={settings.model}: the local provider has only {convert.MODEL}")
     if settings.dimensions not in (None, convert.DIMENSIONS):
-        raise Misconfigured(f"PENSTOCK_EMBEDDING_DIMENSIONS: {convert.MODEL} has {convert.DIMENSIONS}, nothing else")
+        raise Misconfigured(f"PENSTOCK_EMBEDDING_DIMENSIONS: must be {convert.DIMENSIONS} for {convert.MODEL}")
     if settings.input_window not in (None, convert.MAX_TOKENS - 2):
         raise Misconfigured(f"PENSTOCK_EMBEDDING_INPUT_WINDOW: {convert.MODEL} reads {convert.MAX_TOKENS - 2} tokens")
     from pipeline.embedding.local import LocalEmbedder  # here: who only counts tokens need not wait for numpy
@@ -64,9 +64,9 @@ def settings_of(generation: Generation, settings: EmbeddingSettings) -> Embeddin
     if service is None:
         model, dimensions = _named(settings)
         raise Misconfigured(
-            f"settings name {model} ({dimensions} dimensions), but generation {generation.name} was built with"
-            f" {generation.model} ({generation.dimensions}), and where that is, is not known: put the settings back and"
-            " run `penstock migrate`, which notes it"
+            f"the settings name {model} ({dimensions} dimensions), but generation {generation.name} was built with"
+            f" {generation.model} ({generation.dimensions}), whose address is not known: restore the settings and run"
+            " `penstock migrate`, which stores it"
         )
     return settings.model_copy(
         update={

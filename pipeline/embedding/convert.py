@@ -75,7 +75,9 @@ def describe(model_dir: Path) -> Description:
     try:
         return Description(**json.loads((model_dir / DESCRIPTION).read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise Misconfigured(f"{model_dir} holds no usable embedding model: delete it, it is converted again") from error
+        raise Misconfigured(
+            f"{model_dir} holds no usable embedding model: delete it, and it is converted again"
+        ) from error
 
 
 def published() -> Path:
@@ -94,7 +96,7 @@ def _publish(built: Path, target: Path) -> None:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         if not (target / DESCRIPTION).exists():
-            raise Misconfigured(f"{target} is incomplete: delete it, it is converted again") from error
+            raise Misconfigured(f"{target} is incomplete: delete it, and it is converted again") from error
 
 
 def _convert(source: Path, built: Path, description: Description) -> None:

@@ -37,7 +37,7 @@ class Endpoint:
         parts = _address(base_url)
         if not (key.isascii() and key.isprintable()):
             raise Misconfigured(
-                "PENSTOCK_EMBEDDING_API_KEY holds something that no HTTP header can: a line's end, perhaps",
+                "PENSTOCK_EMBEDDING_API_KEY contains a character that HTTP headers cannot hold, such as a line break",
                 service="embedding",
             )
         self.host = parts.hostname or ""

@@ -57,7 +57,9 @@ class LocalEmbedder:
                 str(model_dir), compute_type=description.compute_type, inter_threads=threads, intra_threads=1
             )
         except (RuntimeError, ValueError) as error:
-            raise Misconfigured(f"{model_dir} cannot be loaded ({error}): delete it, it is converted again") from error
+            raise Misconfigured(
+                f"{model_dir} cannot be loaded ({error}): delete it, and it is converted again"
+            ) from error
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="embedding")
         self._tokens = word_pieces(model_dir / TOKENIZER)
         self.model = description.model

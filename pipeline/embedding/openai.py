@@ -259,7 +259,9 @@ def _key(settings: EmbeddingSettings) -> str:
         return "none"
     if key := os.environ.get("OPENAI_API_KEY"):
         return key
-    raise Misconfigured("no key for OpenAI: set PENSTOCK_EMBEDDING_API_KEY (or PENSTOCK_EMBEDDING_BASE_URL)")
+    raise Misconfigured(
+        "there is no API key for OpenAI: set PENSTOCK_EMBEDDING_API_KEY (or PENSTOCK_EMBEDDING_BASE_URL)"
+    )
 
 
 def batched(sizes: Sequence[int], most_inputs: int, most_tokens: int) -> list[list[int]]:

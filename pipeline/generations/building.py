@@ -197,8 +197,8 @@ class Builder:
                 moved, stall, last = monotonic(), self._stall, now.pending
             elif monotonic() - moved > stall:
                 self._note(
-                    f"nothing has moved for {stall:.0f} s; {now.pending} documents wait for a sink and were hinted"
-                    " again (`penstock status` says what the workers wait for)"
+                    f"no progress for {stall:.0f} s; {now.pending} documents are pending, and hints were sent again"
+                    " (`penstock status` says what the workers wait for)"
                 )
                 await self._hint_pending(build)
                 moved, stall = monotonic(), min(2 * stall, LONGEST_STALL_SECONDS)
@@ -213,8 +213,8 @@ class Builder:
         [(document, store, error), *_] = await builds.failures(self.connection, build, limit=1)
         raise Retryable(
             f"{now.failed} documents cannot be brought into the new {store} ({build.generation.name}), so nothing was"
-            f" swapped; the first is {document.source}/{document.external_id}: {error}. Mend it (`penstock why"
-            f" {document.external_id}`), then run the command again: it goes on from there"
+            f" changed; the first is {document.source}/{document.external_id}: {error}. Fix it (`penstock why"
+            f" {document.external_id}`), then run the command again, which continues from there"
         )
 
     async def require_served(self, *stores: Store) -> None:
@@ -222,8 +222,8 @@ class Builder:
         for store in stores:
             if not await self._served(store):
                 raise Retryable(
-                    f"no {store} worker runs, and it does the work: start one (`penstock up`, or `penstock worker"
-                    f" {store}`), then run this again: it goes on where it stopped"
+                    f"no {store} worker runs: start one (`penstock up`, or `penstock worker {store}`), then run this"
+                    " command again, which continues where it stopped"
                 )
 
     async def clear(self, *, after_queries: bool = False) -> None:

@@ -92,9 +92,9 @@ async def candidate(connection: Connection, name: str | None = None) -> Generati
     if not candidates:
         there = ", ".join(f"{g.name} ({g.state})" for g in living) or "none"
         raise Misconfigured(
-            f"there is no generation {name} beside the active one (there: {there})"
+            f"there is no non-active generation {name} (non-active: {there})"
             if name
-            else f"no generation is being built (beside the active one: {there}): `penstock generation build` does it"
+            else f"no generation is being built (non-active: {there}): start with `penstock generation build`"
         )
     return candidates[0]
 
@@ -194,20 +194,18 @@ async def retire(builder: Builder, name: str | None = None) -> Retired:
             living = [g for g in known.values() if g.state in ("previous", "building")]
             if name is None:
                 if len(living) != 1:
-                    there = ", ".join(f"{g.name} ({g.state})" for g in living) or "none beside the active one"
-                    raise Misconfigured(f"say which generation to retire: {there}")
+                    there = ", ".join(f"{g.name} ({g.state})" for g in living) or "there is none"
+                    raise Misconfigured(f"name the generation to retire: {there}")
                 name = living[0].name
             if name not in known:
-                raise Misconfigured(f"there is no generation {name}: `penstock generation list` shows them")
+                raise Misconfigured(f"there is no generation {name}: see `penstock generation list`")
             if known[name].state == "active":
-                raise Misconfigured(
-                    f"generation {name} answers the searches: cut over to another one, or roll back, before that"
-                )
+                raise Misconfigured(f"generation {name} is active: cut over to another one, or roll back, first")
             build = await builds.under_way(connection)
             if build is not None and build.origin.name == name:  # its tokens are what limits of the build reckon by
                 raise Misconfigured(
                     f"generation {build.generation.name} is being built from {name}: cut over to it, or retire it,"
-                    " before that"
+                    " first"
                 )
             await connection.execute(
                 "UPDATE generations SET state = 'retired', since = clock_timestamp() WHERE name = %s", [name]

@@ -88,7 +88,7 @@ class Feed:
     def _spent_up(self, spent: int) -> str:
         money = f" ({spent * self._limits.price / 1e6:,.2f})" if self._limits.price else ""
         return (
-            f"{self._name} is paused: {spent:,} of the {self._limits.budget_tokens:,} tokens that it may cost are"
-            f" spent{money}. What is in stays in and follows live changes; run `penstock generation build` again with a"
-            " higher --budget, and it goes on"
+            f"{self._name} is paused: {spent:,} of the {self._limits.budget_tokens:,} tokens of its budget are"
+            f" spent{money}. What is built stays and follows live changes; run `penstock generation build` again with a"
+            " higher --budget to continue"
         )

@@ -133,8 +133,8 @@ class Migration:
         build = await self._under_way()
         if build is None and change.asks and active.service is None:
             raise Misconfigured(
-                f"where the model of generation {active.name} is, is not known, so there would be no way back to it:"
-                " run `penstock migrate` with settings that name it (and no password in its address), which notes it"
+                f"the address of the model of generation {active.name} is not known, so a rollback would be impossible:"
+                " run `penstock migrate` with settings that name it (without a password), which stores it"
             )
         if build is not None and not change.asks:
             target = choose.settings_of(build.generation, self._settings)
@@ -167,8 +167,8 @@ class Migration:
         the dimensions, window and prefixes of this one."""
         if not change.asks:
             raise Misconfigured(
-                "nothing is being built, and nothing was asked for: say what shall differ, with --model, --dimensions,"
-                " --chunk-tokens, … (penstock generation build --help)"
+                "no generation is being built, and no change is given: say what should differ, with --model,"
+                " --dimensions, --chunk-tokens, … (penstock generation build --help)"
             )
         own = choose.settings_of(active, self._settings)
         base: dict[str, Any] = {"chunk_tokens": active.params.target}

@@ -42,7 +42,9 @@ async def ensure_topics(
         await admin.start()
         return await _ensure(admin, {f"{prefix}{topic.name}": topic for topic in TOPICS}, replication)
     except (KafkaError, TimeoutError, OSError) as error:
-        raise TopicsNotReady(f"Kafka at {bootstrap}: {type(error).__name__}; is it running and reachable?") from error
+        raise TopicsNotReady(
+            f"Kafka at {bootstrap}: {type(error).__name__}; check that it is running and reachable"
+        ) from error
     finally:
         await admin.close()
 
@@ -61,7 +63,9 @@ async def retention_ms(
         present = await _configs(admin, keys)
         return {name.removeprefix(prefix): int(configs["retention.ms"]) for name, configs in present.items()}
     except (KafkaError, TimeoutError, OSError) as error:
-        raise TopicsNotReady(f"Kafka at {bootstrap}: {type(error).__name__}; is it running and reachable?") from error
+        raise TopicsNotReady(
+            f"Kafka at {bootstrap}: {type(error).__name__}; check that it is running and reachable"
+        ) from error
     finally:
         await admin.close()
 

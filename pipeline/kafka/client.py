@@ -164,18 +164,18 @@ async def _explanation(kafka: KafkaSettings, host: str, port: str, error: BaseEx
         case ConnectionRefusedError() | TimeoutError():
             return None
         case kafka_errors.UnsupportedSaslMechanismError():
-            return f"it does not take {kafka.sasl_mechanism}: PENSTOCK_KAFKA_SASL_MECHANISM"
+            return f"it does not support {kafka.sasl_mechanism}: change PENSTOCK_KAFKA_SASL_MECHANISM"
         case kafka_errors.AuthenticationFailedError() | kafka_errors.SaslAuthenticationFailed():
-            return "it refuses the login: PENSTOCK_KAFKA_SASL_USERNAME and _SASL_PASSWORD"
+            return "it refuses the login: check PENSTOCK_KAFKA_SASL_USERNAME and _SASL_PASSWORD"
         case kafka_errors.IllegalSaslStateError():
-            return "it wants a login: PENSTOCK_KAFKA_SECURITY_PROTOCOL=SASL_SSL (or SASL_PLAINTEXT)"
+            return "it requires a login: set PENSTOCK_KAFKA_SECURITY_PROTOCOL=SASL_SSL (or SASL_PLAINTEXT)"
         case ssl.SSLError():
-            return "it does not speak TLS there: PENSTOCK_KAFKA_SECURITY_PROTOCOL, or another port"
+            return "it does not use TLS on this port: change PENSTOCK_KAFKA_SECURITY_PROTOCOL or the port"
     if not with_tls and await _speaks_tls(host, port):
-        return "it wants TLS: PENSTOCK_KAFKA_SECURITY_PROTOCOL=SASL_SSL (or SSL)"
+        return "it requires TLS: set PENSTOCK_KAFKA_SECURITY_PROTOCOL=SASL_SSL (or SSL)"
     if kafka.security_protocol in ("SSL", "PLAINTEXT") and isinstance(error, kafka_errors.KafkaConnectionError):
         login = "SASL_SSL" if with_tls else "SASL_PLAINTEXT"
-        return f"it hangs up on us: if it wants a login, PENSTOCK_KAFKA_SECURITY_PROTOCOL={login}"
+        return f"it closes the connection: if it requires a login, set PENSTOCK_KAFKA_SECURITY_PROTOCOL={login}"
     return None
 
 

@@ -133,7 +133,9 @@ class Groups:
                 for partition in topic["partitions"]
             ]
             if missing := names - {tp.topic for tp in partitions}:
-                raise OffsetsUnavailable(f"Kafka at {self._bootstrap} has no topic {min(missing)}: `penstock migrate`")
+                raise OffsetsUnavailable(
+                    f"Kafka at {self._bootstrap} has no topic {min(missing)}: run `penstock migrate`"
+                )
             ends = await kafka.end_offsets(partitions)
             begins = await kafka.beginning_offsets(partitions)
             firsts = await kafka.offsets_for_times(dict.fromkeys(partitions, 0))
@@ -197,7 +199,7 @@ class Groups:
             yield
         except (KafkaError, TimeoutError, OSError) as error:
             raise OffsetsUnavailable(
-                f"Kafka at {self._bootstrap}: {type(error).__name__}; is it running and reachable?"
+                f"Kafka at {self._bootstrap}: {type(error).__name__}; check that it is running and reachable"
             ) from error
 
 

@@ -85,7 +85,9 @@ async def look(
     except (KafkaError, TimeoutError, OSError) as error:
         if logs:
             return logs
-        raise LogsUnavailable(f"Kafka at {bootstrap}: {type(error).__name__}; is it running and reachable?") from error
+        raise LogsUnavailable(
+            f"Kafka at {bootstrap}: {type(error).__name__}; check that it is running and reachable"
+        ) from error
     finally:
         await _close(kafka)
 

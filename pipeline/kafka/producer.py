@@ -252,7 +252,7 @@ class Producer:
             case TopicAuthorizationFailedError():
                 return DeliveryRefused(f"Kafka at {self._bootstrap} does not let this user write to {topic}")
             case KafkaConnectionError() | OSError() if not topic:
-                return KafkaUnavailable(f"Kafka at {self._bootstrap} cannot be reached: is it running?")
+                return KafkaUnavailable(f"Kafka at {self._bootstrap} cannot be reached: check that it is running")
             case ProducerClosed() | None:
                 return DeliveryUnknown(f"the producer stopped before Kafka at {self._bootstrap} acknowledged a record")
             case KafkaError() if not error.retriable and not isinstance(error, KafkaTimeoutError | IllegalOperation):

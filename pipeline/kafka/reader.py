@@ -54,7 +54,7 @@ class Reader:
                 await self._kafka.start()
         except (KafkaError, TimeoutError, OSError) as error:
             await self._close()
-            raise ReadFailed(f"Kafka at {self._bootstrap} cannot be reached: is it running?") from error
+            raise ReadFailed(f"Kafka at {self._bootstrap} cannot be reached: check that it is running") from error
         except BaseException:
             await self._close()
             raise

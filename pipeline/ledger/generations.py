@@ -156,7 +156,7 @@ async def check_model(connection: Connection, generation: Generation, embedder: 
     if not _has_model(generation, embedder):
         raise Misconfigured(
             f"settings name {embedder.model} ({embedder.dimensions} dimensions), but generation {generation.name} was"
-            f" built with {generation.model} ({generation.dimensions}): build a new generation, or put the setting back"
+            f" built with {generation.model} ({generation.dimensions}): build a new generation, or restore the setting"
         )
     embedded = await embedder.embed_documents([REFERENCE_TEXT])
     mine: Vectors = embedded.vectors[0]

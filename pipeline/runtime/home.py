@@ -65,10 +65,12 @@ def secret(file: Path) -> str:
     with os.fdopen(descriptor) as opened:
         status = os.fstat(opened.fileno())
         if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not stat.S_ISREG(status.st_mode):
-            raise Misconfigured(f"{file} must be a file that its owner alone can read: delete it, and it is made anew")
+            raise Misconfigured(
+                f"{file} must be a file that only its owner can read: delete it, and a new one is created"
+            )
         text = opened.read().strip()
     if len(text) < SHORTEST_SECRET:
-        raise Misconfigured(f"{file} holds no secret: delete it, and it is made anew")
+        raise Misconfigured(f"{file} holds no secret: delete it, and a new one is created")
     return text
 
 

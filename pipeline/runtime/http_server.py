@@ -150,7 +150,7 @@ async def served(
             while not server.started:
                 if running.done():
                     await running
-                    raise OSError("the application did not start: its log says why")
+                    raise OSError("the application did not start: see its log")
                 await asyncio.sleep(0.005)
             shown = f"[{host}]" if ":" in host else host
             yield f"{'https' if tls else 'http'}://{shown}:{listening.getsockname()[1]}"
@@ -295,7 +295,7 @@ class _Connection(H11Protocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(431, "large_head", f"a request's head has at most {MAX_HEAD_BYTES} bytes")
         else:
-            self._refuse(400, "malformed", "this is no HTTP request")
+            self._refuse(400, "malformed", "the request is not valid HTTP")
 
     def _leave_reserve(self) -> None:
         if not self._is_inside:
@@ -332,7 +332,7 @@ class _Connection(H11Protocol):
     def _turn_away(self) -> None:
         self._leave_reserve()
         if self._awaits_head():
-            self._refuse(503, None, "too many connections: ask again in a moment")
+            self._refuse(503, None, "too many connections: retry shortly")
         self._hang_up()
 
     def _refuse(self, status: int, reason: PortRefusal | None, detail: str) -> None:
@@ -449,7 +449,7 @@ async def _probes_alone(app: Any, scope: Scope, receive: Receive, send: Send) ->
     if scope["path"] in PROBES:
         await app(scope, receive, last)
     else:
-        await _answer(send, 503, "too many connections: ask again in a moment")
+        await _answer(send, 503, "too many connections: retry shortly")
 
 
 class _Requests:
@@ -471,7 +471,7 @@ class _Requests:
         address = address_key((scope.get("client") or ("",))[0])
         if scope["path"] not in PROBES and (lacking := requests.lacks(address)) is not None:
             door.refused(lacking)
-            await _answer(send, 503, "too many requests of this address at once: ask again in a moment")
+            await _answer(send, 503, "too many concurrent requests from this address: retry shortly")
             return
         requests.take(address)
         try:

@@ -103,7 +103,7 @@ class DeadLetters:
         if refusal is not None:
             raise Flooded(
                 f"more than {self._per_minute} dead letters in a minute: the next ones wait {refusal.seconds:.0f} s."
-                " Look at `penstock dead list`; what is mended goes on at a restart"
+                " Look at `penstock dead list`; once the cause is fixed, a restart continues"
                 " (PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE)",
                 refused,
                 retry_after=min(refusal.seconds, MAX_RETRY_SECONDS),

@@ -147,9 +147,9 @@ class Replayer:
         try:
             message = read_identity(incoming, now=datetime.now(UTC))
         except Poison as error:
-            raise CannotReplay(f"it is still {error.code}: mend it at the source and publish it again") from error
+            raise CannotReplay(f"it is still {error.code}: fix it at the source and publish it again") from error
         if isinstance(message, Tombstone):  # it would remove groups that may have been published since
-            raise CannotReplay("it is a tombstone: `penstock forget` sends those")
+            raise CannotReplay("it is a tombstone, which is not replayed: run `penstock forget` again")
         if (refusal := await self._admission.refusal(incoming, message)) is not None:
             raise CannotReplay(f"it is still {refusal.code}: {refusal}")
         with translated("dead letters"):
@@ -159,7 +159,7 @@ class Replayer:
     async def _obsolete(self, letter: Letter) -> Result:
         """Mark a letter as done although nothing is sent."""
         await self._mark([(letter.id, None)])
-        return Result(letter.id, letter, reason="a newer set of this principal's groups is known: not sent")
+        return Result(letter.id, letter, reason="not sent: the ledger has newer groups of this principal")
 
     async def _delivered(self, group: Sequence[tuple[Letter, Delivery]]) -> list[Result]:
         """Wait until Kafka has stored a group of letters, and mark those as replayed. Raises Retryable when some may
@@ -191,7 +191,7 @@ class Replayer:
 async def read_letter(reader: Reader, letter: Letter) -> Sealed:
     """Read a letter from dead-letters.v1. Raises CannotReplay when it is not there, or no longer."""
     if letter.letter_partition is None or letter.letter_offset is None:
-        raise CannotReplay("it was buried by a version that did not remember where")
+        raise CannotReplay("its record cannot be found: an older version did not store its position")
     raw = await reader.read(letter.letter_partition, letter.letter_offset)
     if raw is not None:
         try:

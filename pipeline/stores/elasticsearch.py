@@ -136,7 +136,7 @@ def translated(doing: str) -> Iterator[None]:
         if why := _refused(text):
             raise Misconfigured(f"{doing}: Elasticsearch: {why}", service="elasticsearch") from error
         hung_up = "disconnected" in text.lower() or "reset by peer" in text.lower()
-        hint = " (it hangs up on us: does it want https?)" if hung_up else ""
+        hint = " (it closes the connection: check whether it requires https)" if hung_up else ""
         raise Retryable(f"{doing}: Elasticsearch cannot be reached{hint}", service="elasticsearch") from error
     except TransportError as error:
         raise Retryable(
@@ -149,7 +149,11 @@ def _refused(text: str) -> str | None:
     untrusting = untrusted(text, authority="PENSTOCK_ELASTICSEARCH_CA_CERTS", address="PENSTOCK_ELASTICSEARCH_URL")
     ours = refused_ours(text, setting="PENSTOCK_ELASTICSEARCH_CLIENT_CERT and _CLIENT_KEY")
     plain = "WRONG_VERSION_NUMBER" in text or "record layer failure" in text
-    return untrusting or ours or ("it does not speak TLS: http in PENSTOCK_ELASTICSEARCH_URL?" if plain else None)
+    return (
+        untrusting
+        or ours
+        or ("it does not use TLS: check whether PENSTOCK_ELASTICSEARCH_URL should begin with http" if plain else None)
+    )
 
 
 def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:
@@ -169,7 +173,7 @@ def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:
             service="elasticsearch",
         )
     if kind == "index_not_found_exception":
-        what = "the index does not exist; `penstock rebuild keywords` makes it anew"
+        what = "the index does not exist; run `penstock rebuild keywords`"
         return Misconfigured(f"{doing}: {what}", service="elasticsearch")
     return Misconfigured(f"{doing}: Elasticsearch refuses the request ({status} {kind})", service="elasticsearch")
 
@@ -224,7 +228,7 @@ async def create_index(
             raise
     if not made["shards_acknowledged"]:
         raise Retryable(
-            f"create index {generation_index}: its shards have not started yet; is the disk full?",
+            f"create index {generation_index}: its shards have not started yet; check the disk space",
             service="elasticsearch",
         )
     return None
@@ -249,7 +253,7 @@ async def _check_index(es: AsyncElasticsearch, index: str) -> None:
     different = [name for name, (theirs, ours) in pairs.items() if theirs != ours]
     if different:
         raise Misconfigured(
-            f"Elasticsearch index {index} was made otherwise ({', '.join(different[:5])}): run"
+            f"Elasticsearch index {index} has other settings than expected ({', '.join(different[:5])}): run"
             " `penstock rebuild keywords`, or choose another PENSTOCK_ELASTICSEARCH_INDEX_PREFIX"
         )
     if "gc_deletes" not in settings:  # made by a version before this setting; an operator's own value stays

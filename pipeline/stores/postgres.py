@@ -382,14 +382,17 @@ async def point_readers_at(connection: Connection, generation: Generation) -> No
 _REFUSALS = (
     (
         r"certificate verify failed",
-        "its certificate is not trusted, or has expired: let sslrootcert in PENSTOCK_POSTGRES_DSN name the authority"
+        "its certificate is not trusted, or has expired: set sslrootcert in PENSTOCK_POSTGRES_DSN to the authority"
         " that signed it",
     ),
     (
         r"server certificate for .* does not match host name",
-        "its certificate is another host's: put the name that it was made for into PENSTOCK_POSTGRES_DSN",
+        "its certificate is for another host: use the name in the certificate in PENSTOCK_POSTGRES_DSN",
     ),
-    (r"root certificate file .* does not exist", "sslrootcert in PENSTOCK_POSTGRES_DSN names a file that is not there"),
+    (
+        r"root certificate file .* does not exist",
+        "sslrootcert in PENSTOCK_POSTGRES_DSN names a file that does not exist",
+    ),
     (
         r"could not (load|read|open|stat).*(certificate|private key)|private key file .* (has|must)"
         r"|certificate does not match private key|certificate present, but not private key",
@@ -398,20 +401,26 @@ _REFUSALS = (
     (
         r"requires a valid client certificate|certificate authentication failed"
         r"|alert (certificate|unknown ca|bad cert)",
-        "it wants a certificate of ours, made for that user by its authority: sslcert, sslkey in PENSTOCK_POSTGRES_DSN",
+        "it requires a client certificate for this user: set sslcert and sslkey in PENSTOCK_POSTGRES_DSN",
     ),
-    (r"server does not support SSL", "it does not speak TLS: sslmode in PENSTOCK_POSTGRES_DSN, or switch it on there"),
+    (
+        r"server does not support SSL",
+        "it does not use TLS: change sslmode in PENSTOCK_POSTGRES_DSN, or enable TLS on the server",
+    ),
     (
         r"no pg_hba\.conf entry .*no encryption",
-        "it does not talk to that user without TLS: add sslmode=verify-full&sslrootcert=FILE to PENSTOCK_POSTGRES_DSN",
+        "it requires TLS for this user: add sslmode=verify-full&sslrootcert=FILE to PENSTOCK_POSTGRES_DSN",
     ),
-    (r"no pg_hba\.conf entry", "its pg_hba.conf does not let that user in from here"),
+    (r"no pg_hba\.conf entry", "its pg_hba.conf does not allow this user from this address"),
     (
         r"(password|SCRAM|SASL) authentication failed|no password supplied",
-        "it refuses the login: PENSTOCK_POSTGRES_USERNAME and _PASSWORD, or what PENSTOCK_POSTGRES_DSN says",
+        "it refuses the login: check PENSTOCK_POSTGRES_USERNAME and _PASSWORD, or PENSTOCK_POSTGRES_DSN",
     ),
-    (r"role .* (does not exist|is not permitted to log in)", "it does not know that user: PENSTOCK_POSTGRES_USERNAME"),
-    (r"permission denied for database", "that user may not use that database: deploy/roles/postgres/1-roles.sql"),
+    (
+        r"role .* (does not exist|is not permitted to log in)",
+        "the user does not exist: check PENSTOCK_POSTGRES_USERNAME",
+    ),
+    (r"permission denied for database", "the user may not use this database: run deploy/roles/postgres/1-roles.sql"),
 )
 """Patterns of the errors with which libpq and the server refuse a client (without SQLSTATE), and what helps. The first
 match counts."""

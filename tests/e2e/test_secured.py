@@ -147,11 +147,13 @@ async def test_a_server_certificate_of_another_authority_is_refused_naming_the_s
     site: Site, tmp_path: Path
 ) -> None:
     other = str(Authority(tmp_path, OTHER).ca)
-    assert "let PENSTOCK_KAFKA_SSL_CAFILE name" in await told(site, knock_at_kafka(site, ssl_cafile=other))
-    assert "let sslrootcert in PENSTOCK_POSTGRES_DSN name" in await told(
+    assert "set PENSTOCK_KAFKA_SSL_CAFILE to the authority" in await told(site, knock_at_kafka(site, ssl_cafile=other))
+    assert "set sslrootcert in PENSTOCK_POSTGRES_DSN to the authority" in await told(
         site, knock_at_postgres(site, sslrootcert=other)
     )
-    assert "let PENSTOCK_ELASTICSEARCH_CA_CERTS name" in await told(site, knock_at_elasticsearch(site, ca_certs=other))
+    assert "set PENSTOCK_ELASTICSEARCH_CA_CERTS to the authority" in await told(
+        site, knock_at_elasticsearch(site, ca_certs=other)
+    )
 
 
 @pytest.mark.slow
@@ -169,11 +171,11 @@ async def test_a_wrong_password_is_reported_with_the_names_of_its_settings(site:
 @pytest.mark.slow
 async def test_connections_without_tls_are_refused(site: Site) -> None:
     plain = {"security_protocol": "PLAINTEXT"}
-    assert "it wants TLS: PENSTOCK_KAFKA_SECURITY_PROTOCOL" in await told(site, knock_at_kafka(site, **plain))
-    assert "does not talk to that user without TLS" in await told(site, knock_at_postgres(site, sslmode="disable"))
+    assert "it requires TLS: set PENSTOCK_KAFKA_SECURITY_PROTOCOL" in await told(site, knock_at_kafka(site, **plain))
+    assert "requires TLS for this user" in await told(site, knock_at_postgres(site, sslmode="disable"))
     url = site.secured.stack.endpoints()["elasticsearch"]["url"].replace("https", "http")
     line = await told(site, knock_at_elasticsearch(site, url=url, ca_certs=None, client_cert=None, client_key=None))
-    assert "does it want https?" in line
+    assert "requires https" in line
 
 
 @pytest.mark.slow
@@ -181,7 +183,7 @@ async def test_a_login_without_our_client_certificate_is_refused_where_one_is_re
     site: Site, tmp_path: Path
 ) -> None:
     foreign = Authority(tmp_path, OTHER).issue(OWNER)
-    wanted = "it wants a certificate of ours"
+    wanted = "client certificate"
     certified = f"127.0.0.1:{certified_port(site)}"
     by_certificate = {"bootstrap": certified, "security_protocol": "SSL"}
     assert wanted in await told(site, knock_at_kafka(site, **by_certificate))
@@ -194,7 +196,7 @@ async def test_a_login_without_our_client_certificate_is_refused_where_one_is_re
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("wrong", "said"), [({"expired": True}, "has expired"), ({"hosts": ["elsewhere.example"]}, "is another host's")]
+    ("wrong", "said"), [({"expired": True}, "has expired"), ({"hosts": ["elsewhere.example"]}, "is for another host")]
 )
 async def test_a_server_certificate_that_expired_or_is_another_hosts_is_refused(
     site: Site, wrong: dict[str, Any], said: str

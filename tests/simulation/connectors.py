@@ -405,7 +405,7 @@ class Connected:
         """What an activity says that met an error which is not the product's."""
         for runner in self.instances:
             for name, one in (("start", runner.start), *((n, a.status) for n, a in runner.activities.items())):
-                if "fault in the connector's code" in (one.reason or ""):
+                if "bug in the connector's code" in (one.reason or ""):
                     return f"{name}: {one.reason}"
         return None
 

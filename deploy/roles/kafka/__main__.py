@@ -100,7 +100,7 @@ async def apply(kafka: KafkaSettings, passwords: Mapping[str, str]) -> tuple[int
                 taken += 1
         return granted, taken, sorted(left)
     except (KafkaError, TimeoutError, OSError) as error:
-        why = f"Kafka at {kafka.bootstrap}: {type(error).__name__}; is it running and reachable?"
+        why = f"Kafka at {kafka.bootstrap}: {type(error).__name__}; check that it is running and reachable"
         raise await refusal(kafka) or Retryable(why, service="kafka") from error
     finally:
         await admin.close()

@@ -82,7 +82,7 @@ def test_secrets_are_read_from_environment_variables(tmp_path: Path) -> None:
         ('[connector.a]\nkind = "KIND"\ntoken = { env = "T" }', "url: Field required"),
         ('[connector.a]\nkind = "jira"', "kind 'jira': one of confluence, folder"),
         ('[connector.a]\nkind = "nowhere.at_all:Thing"', "nowhere.at_all cannot be imported"),
-        (f'[connector.a]\nkind = "{__name__}:Options"', "no class Options that is a source"),
+        (f'[connector.a]\nkind = "{__name__}:Options"', "no class Options that implements a source"),
     ],
 )
 def test_an_invalid_connector_table_does_not_affect_other_connectors(tmp_path: Path, text: str, said: str) -> None:
@@ -99,7 +99,7 @@ def test_an_invalid_connector_table_does_not_affect_other_connectors(tmp_path: P
     [
         ("[connector.a", r"connectors\.toml: is not valid TOML at"),
         ("[connectors.a]", r"unknown table \[connectors\]"),
-        ("[connector]\na = 1", r"write a table \[connector\.NAME\]"),
+        ("[connector]\na = 1", r"write one table \[connector\.NAME\]"),
         ("[connector.a]", r"\[connector\.a\] kind: Field required"),
         ('[connector.a]\nkind = "git"\npoll_seconds = 0', r"\[connector\.a\] poll_seconds: Input should be greater"),
         ('[connector.a]\nkind = "git"\ntenant = "x/y"', r"\[connector\.a\] tenant:"),
@@ -119,7 +119,7 @@ def test_an_invalid_connectors_file_is_refused_with_a_one_line_reason(tmp_path: 
 
 
 def test_a_missing_connectors_file_is_reported_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match="there is no such file; declare connectors"):
+    with pytest.raises(Misconfigured, match="the file does not exist; declare connectors"):
         load(tmp_path / "none.toml", {})
 
 

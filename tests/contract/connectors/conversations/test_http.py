@@ -173,5 +173,5 @@ async def test_a_conversation_that_kafka_does_not_confirm_is_answered_503(
 ) -> None:
     monkeypatch.setattr(conversations, "DELIVERY_SECONDS", 0.0)
     answer = await client.post("/v1/conversations", json=BODY)
-    assert "send the same again" in problem(answer, 503)
+    assert "send the same request again" in problem(answer, 503)
     assert answer.headers["retry-after"] == "5"

@@ -141,7 +141,7 @@ async def test_ocr_can_write_only_to_its_own_folder_and_read_no_secrets(
         exit 15
     """
     monkeypatch.setenv("PATH", path_with_ocrmypdf(tmp_path, script))
-    assert "it does not say why" in str(await extract.refused("scan.pdf", SCAN, OCR))
+    assert "it reports no cause" in str(await extract.refused("scan.pdf", SCAN, OCR))
     assert not (tmp_path / "bin" / "planted").exists()
 
 
@@ -173,7 +173,7 @@ async def test_ocr_that_nests_folders_endlessly_is_refused_and_leaves_no_files(
     monkeypatch.setenv("PATH", path_with_ocrmypdf(tmp_path, script))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    assert "it does not say why" in str(await extract.refused("scan.pdf", SCAN, OCR))
+    assert "it reports no cause" in str(await extract.refused("scan.pdf", SCAN, OCR))
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
@@ -198,7 +198,7 @@ except PermissionError:
     (home / "bin").mkdir()
     (home / "bin" / "ocrmypdf").symlink_to(installed / "ocrmypdf")
     monkeypatch.setenv("PATH", f"{home}/bin{os.pathsep}{os.environ['PATH']}")
-    assert "it does not say why" in str(await extract.refused("scan.pdf", SCAN, OCR))
+    assert "it reports no cause" in str(await extract.refused("scan.pdf", SCAN, OCR))
 
 
 async def test_ocr_that_is_missing_fails_or_hangs_gives_a_clear_error(

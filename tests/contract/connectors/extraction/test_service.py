@@ -247,7 +247,7 @@ async def test_a_file_refused_by_a_busy_service_is_sent_again(tmp_path: Path) ->
 @pytest.mark.usefixtures("impatient")
 async def test_a_503_without_retry_after_defers_the_file(tmp_path: Path) -> None:
     async with impostor(fixed_response(b"", status="503 Service Unavailable")) as (url, heads):
-        with pytest.raises(Deferred, match="not there yet"):
+        with pytest.raises(Deferred, match="not ready"):
             await read(tmp_path, url)
     assert len(heads) == 1
 

@@ -188,7 +188,7 @@ async def test_flush_and_close_time_out_while_kafka_hangs(
 async def test_the_producer_raises_if_kafka_is_unreachable_it_is_not_open_or_the_topic_is_wrong(
     bootstrap: str, prefix: str
 ) -> None:
-    with pytest.raises(KafkaUnavailable, match="is it running"):
+    with pytest.raises(KafkaUnavailable, match="check that it is running"):
         async with Producer("127.0.0.1:1", prefix):
             pass
     with pytest.raises(RuntimeError, match="not open"):

@@ -46,5 +46,5 @@ async def test_access_rules_that_become_invalid_during_a_listing_end_it_with_an_
     pages = folder.slim()
     await anext(pages)
     (tmp_path / "docs" / ".penstock.toml").write_text("acl = everyone\n")
-    with pytest.raises(Misconfigured, match="not obeyed"):
+    with pytest.raises(Misconfigured, match="is invalid"):
         [page async for page in pages]

@@ -117,7 +117,7 @@ def test_invalid_settings_are_refused(wrong: dict[str, object]) -> None:
     [
         ("{broken", "not valid JSON"),
         ("/no/such/file.json", "neither a JSON key nor the path"),
-        ('{"type": "authorized_user"}', "not that of a service account"),
+        ('{"type": "authorized_user"}', "not a service account's"),
         ('{"type": "service_account", "token_uri": "http://evil.example.com/"}', "not an https address"),
         (
             '{"type": "service_account", "token_uri": "https://x.example/", "client_email": "a@b.c",'

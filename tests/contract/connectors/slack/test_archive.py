@@ -116,7 +116,7 @@ def test_only_day_files_of_known_channels_are_read_from_an_archive(tmp_path: Pat
 @pytest.mark.parametrize(
     ("members", "said"),
     [
-        ({"other.json": "[]"}, "no Slack export"),
+        ({"other.json": "[]"}, "not a Slack export"),
         ({"channels.json": "[{"}, "damaged"),
         ({"channels.json": "[" * 100_000}, "damaged"),
         ({"channels.json": b"\xff\xfe\x00"}, "damaged"),

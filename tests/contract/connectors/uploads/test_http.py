@@ -91,8 +91,8 @@ async def test_an_identical_upload_publishes_nothing_and_changed_access_only_acc
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"acl_tags": ""}, "acl_tags: name who may read it"),
-        ({"acl_tags": "[]"}, "acl_tags: name who may read it"),
+        ({"acl_tags": ""}, "acl_tags: name the readers"),
+        ({"acl_tags": "[]"}, "acl_tags: name the readers"),
         ({"acl_tags": "[1]"}, "acl_tags: is not a JSON list"),
         ({"acl_tags": "t" * 501}, "acl_tags"),
         ({"metadata": "{"}, "metadata: is not JSON"),

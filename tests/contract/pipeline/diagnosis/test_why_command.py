@@ -124,7 +124,7 @@ async def test_why_detects_a_row_missing_from_a_store(library: Library, tenant: 
     assert (code, differs["searchable"], differs["state"]) == (0, False, "differs")
     assert differs["next"] == "penstock audit --repair"
     assert differs["stores"] == [{"generation": "g1", "store": "vectors", "kind": "missing", "chunks": 1}]
-    assert "vectors: a wanted chunk is not in the store (1 of 1 chunks)" in differs["reason"]
+    assert "vectors: a desired chunk is not in the store (1 of 1 chunks)" in differs["reason"]
 
 
 async def test_why_detects_outdated_access_in_a_store(library: Library, tenant: str, home: Path) -> None:

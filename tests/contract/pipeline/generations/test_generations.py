@@ -68,7 +68,7 @@ async def test_a_generation_with_other_chunk_sizes_embeds_only_the_chunks_that_d
     async with site.pool.connection() as connection:
         active = await generations.active(connection)
         await create_chunk_table(connection, replace(active, chunk_table="chunks_g2", dimensions=64))
-    with pytest.raises(Paused, match=r"g2 is paused: .* tokens that it may cost"):
+    with pytest.raises(Paused, match=r"g2 is paused: .* tokens of its budget"):
         await build(site, limits=Limits(budget_tokens=estimate.tokens // 3))
     with pytest.raises(Misconfigured, match="g2 is not complete: run `penstock generation build --wait`"):
         await cutover(site)
@@ -310,7 +310,7 @@ async def test_the_base_generation_of_a_build_cannot_be_retired_and_its_price_ca
 
 async def test_a_build_is_rejected_while_the_active_models_service_is_unknown(site: Site) -> None:
     await site.space.execute("UPDATE generations SET service = NULL")
-    with pytest.raises(Misconfigured, match=r"where the model of generation g1 is, is not known.* `penstock migrate`"):
+    with pytest.raises(Misconfigured, match=r"address of the model of generation g1 is not known.* `penstock migrate`"):
         await build(site)
     assert await site.states() == {"g1": "active"}
     await begun(site)

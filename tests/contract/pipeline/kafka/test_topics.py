@@ -116,7 +116,7 @@ async def test_more_replicas_than_brokers_are_rejected(bootstrap: str, prefix: s
 
 
 async def test_an_unreachable_kafka_is_reported_in_one_line() -> None:
-    with pytest.raises(TopicsNotReady, match=r"Kafka at 127\.0\.0\.1:9: \w+; is it running") as raised:
+    with pytest.raises(TopicsNotReady, match=r"Kafka at 127\.0\.0\.1:9: \w+; check that it is running") as raised:
         await ensure_topics("127.0.0.1:9")
     assert "\n" not in str(raised.value)
 

@@ -168,7 +168,7 @@ def test_only_the_base_and_hosts_allowed_with_a_port_may_have_private_addresses(
     ["", ".", "..", ".example.com:443", "https://example.com", "a b@c", "user@host", "host/path", "host:x", "h:"],
 )
 def test_an_allowed_host_that_is_no_host_name_is_misconfigured(entry: str) -> None:
-    with pytest.raises(Misconfigured, match="no host to allow"):
+    with pytest.raises(Misconfigured, match="is not a host"):
         hosts(entry)
 
 

@@ -200,8 +200,8 @@ CASES: list[tuple[str, Story, Context, str, str | None]] = [
     (
         "differs",
         WELL,
-        Context(differences=(StoreDifference("g1", "vectors", "missing", "a wanted chunk is not in the store", 1),)),
-        "vectors: a wanted chunk is not in the store (1 of 2 chunks)",
+        Context(differences=(StoreDifference("g1", "vectors", "missing", "a desired chunk is not in the store", 1),)),
+        "vectors: a desired chunk is not in the store (1 of 2 chunks)",
         "penstock audit --repair",
     ),
     (

@@ -135,7 +135,7 @@ async def test_the_openai_api_key_variable_is_not_sent_to_other_servers(
         with pytest.raises(Misconfigured, match="401"):
             await embedder.embed_query("hello")
     monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(Misconfigured, match="no key for OpenAI"):
+    with pytest.raises(Misconfigured, match="no API key for OpenAI"):
         OpenAIEmbedder(EmbeddingSettings(provider="openai"), byte_pairs())
 
 

@@ -152,8 +152,8 @@ def test_acls_of_another_installation_for_the_same_users_are_left_alone(prefix: 
     ("text", "said"),
     [
         ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired", "has expired"),
-        ("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch, certificate is not valid for 'a'", "another host's"),
-        ("certificate verify failed: self-signed certificate in certificate chain", "let CA name the authority"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch, certificate is not valid for 'a'", "is for another host"),
+        ("certificate verify failed: self-signed certificate in certificate chain", "set CA to the authority"),
         ("Connection refused", None),
     ],
 )
@@ -172,9 +172,9 @@ def test_a_rejected_client_certificate_is_distinguished_from_an_untrusted_server
     [
         ('FATAL:  password authentication failed for user "u"', "PENSTOCK_POSTGRES_USERNAME"),
         ('FATAL:  no pg_hba.conf entry for host "h", user "u", database "d", no encryption', "sslmode=verify-full"),
-        ("server does not support SSL, but SSL was required", "does not speak TLS"),
-        ('server certificate for "a" (and 1 other name) does not match host name "b"', "another host's"),
-        ("FATAL:  connection requires a valid client certificate", "wants a certificate of ours"),
+        ("server does not support SSL, but SSL was required", "does not use TLS"),
+        ('server certificate for "a" (and 1 other name) does not match host name "b"', "is for another host"),
+        ("FATAL:  connection requires a valid client certificate", "requires a client certificate"),
         ("connection refused; is the server running?", None),
         ("FATAL:  the database system is starting up", None),
     ],
