@@ -1,4 +1,4 @@
-"""When a stage stands still because a service is down, and when it may try again. Pure: the caller passes the time."""
+"""The circuit breaker of a stage: it stops tries while a service is down. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from pipeline.core.errors import Service
 
 THRESHOLD = 5
-"""Failures in a row, over all lanes of a stage: fewer are a hiccup that each lane waits out by itself."""
-DIFFERENT = 3
-"""So many batches must be among them before the others are held back: one bad document harms no other."""
+"""Failures in a row, over all lanes of a stage, that open the breaker. Fewer are waited out by each lane on its own."""
+MIN_FAILING_BATCHES = 3
+"""How many different batches must be failing before other batches are held back, so that one bad document does not
+delay the others."""
 BASE_SECONDS, CAP_SECONDS = 1.0, 30.0
-"""Between two trials, doubled each time. The cap is what an outage costs in freshness after it has ended."""
+"""The pause between two trials, doubled each time up to the cap: so long may work wait after an outage has ended."""
 TRIAL_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a breaker is open, for people and dashboards."""
+    """Why and since when (on the caller's clock) a breaker is open."""
 
     service: Service | None
     reason: str
@@ -27,13 +28,16 @@ class Trouble:
 
 
 class Breaker:
-    """Law: while DIFFERENT batches fail, at most one at a time is tried, and none before the time that was asked for.
+    """A circuit breaker over all lanes of a stage.
 
-    There is trouble after THRESHOLD failures in a row; it ends when the service that failed was used with success.
+    It opens after THRESHOLD failures in a row, and closes when the service that failed has answered a batch.
+
+    Law: while it is open and MIN_FAILING_BATCHES fail, one batch at a time is tried, and none before the time that the
+    service has asked for.
     """
 
     def __init__(self) -> None:
-        self._row = 0
+        self._failures_in_a_row = 0
         self._failing: set[Hashable] = set()
         self._trouble: Trouble | None = None
         self._not_before = 0.0
@@ -41,12 +45,13 @@ class Breaker:
 
     @property
     def trouble(self) -> Trouble | None:
-        """None: all is well."""
+        """Why the breaker is open; None: it is closed."""
         return self._trouble
 
     def enter(self, now: float) -> float:
-        """Seconds to wait before asking again; 0: go on, and report by ``failed`` or ``ended``."""
-        if self._trouble is None or len(self._failing) < DIFFERENT:
+        """Ask to try a batch. Returns 0 when it may be tried now, and must then be reported to ``failed`` or ``ended``;
+        otherwise the seconds after which to ask again."""
+        if self._trouble is None or len(self._failing) < MIN_FAILING_BATCHES:
             return 0.0
         if self._not_before > now:
             return self._not_before - now
@@ -57,7 +62,7 @@ class Breaker:
 
     def failed(
         self,
-        who: Hashable,
+        batch: Hashable,
         service: Service | None,
         reason: str,
         *,
@@ -65,11 +70,12 @@ class Breaker:
         random: float,
         retry_after: float | None = None,
     ) -> None:
-        """The batch called ``who`` met a failure that may heal. random: in [0, 1)."""
-        self._row += 1
-        if len(self._failing) < DIFFERENT:
-            self._failing.add(who)
-        if self._trouble is None and self._row < THRESHOLD:
+        """Report that a try has failed, and that a later one may succeed. batch: identifies the batch. retry_after: the
+        seconds that the service has asked for. random: in [0, 1)."""
+        self._failures_in_a_row += 1
+        if len(self._failing) < MIN_FAILING_BATCHES:
+            self._failing.add(batch)
+        if self._trouble is None and self._failures_in_a_row < THRESHOLD:
             return
         before = self._trouble
         trials = before.trials + 1 if before is not None and self._trial else before.trials if before else 0
@@ -80,10 +86,10 @@ class Breaker:
         self._not_before = max(self._not_before, now + max(pause, retry_after or 0.0))
 
     def ended(self, used: Collection[Service]) -> None:
-        """A batch came to an end otherwise; ``used``: what answered it well."""
+        """Report that a try has ended in another way. used: the services that have answered it without an error."""
         self._trial = False
         if self._trouble is None or self._trouble.service is None or self._trouble.service in used:
-            self._row = 0
+            self._failures_in_a_row = 0
             self._failing.clear()
             self._trouble = None
             self._not_before = 0.0

@@ -1,4 +1,13 @@
-"""The three kinds of error, and nothing else decides what happens to a failing piece of work."""
+"""The three kinds of error. The kind alone decides what happens to work that fails:
+
+PenstockError
+├── Retryable          wait and try again
+│   ├── Deferred       … and it is no evidence against the work itself
+│   ├── Fenced
+│   └── IndexFenced
+├── Poison             becomes a dead letter
+└── Misconfigured      refuse to start
+"""
 
 from __future__ import annotations
 
@@ -16,32 +25,32 @@ class PenstockError(Exception):
 
 
 class Retryable(PenstockError):
-    """The world may heal (a refused connection, a 429, a 5xx): wait and try again; never dead-letter."""
+    """A later attempt may succeed (after a refused connection, a 429, a 5xx). Never becomes a dead letter."""
 
     def __init__(self, message: str, *, retry_after: float | None = None, service: Service | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds that the other side asked us to wait, if it said so."""
+        """The seconds that the service has asked us to wait; None: it has not."""
         self.service = service
-        """The dependency that has to recover, where that is known."""
+        """The dependency that has to recover; None: unknown."""
 
 
 class Deferred(Retryable):
-    """The other side asks us to come later (a 429), has no room (a full disk), or serves every piece of work and fails
-    at all of them (an extraction service that is away): that says nothing about the piece of work."""
+    """The failure is no evidence against the piece of work, however often it happens and whatever else succeeds: the
+    service asks us to come later (a 429), has no room (a full disk), or fails at everything."""
 
 
 class Fenced(Retryable):
-    """The ledger must not be used until it is recovered, or the settings name the primary. The text says which,
-    and names no server: callers of the query service are told it."""
+    """The ledger must not be used until it is recovered, or until the settings name the primary; the message says
+    which. It names no server, because callers of the query service receive it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, service="postgres")
 
 
 class IndexFenced(Retryable):
-    """The keyword index is not the one that the ledger filled, and not compared with it yet. Callers of the query
-    service are told the text."""
+    """The keyword index is not the one that the ledger filled, and was not compared with it yet. Callers of the query
+    service receive the message."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -52,7 +61,7 @@ class IndexFenced(Retryable):
 
 
 class Poison(PenstockError):
-    """This record never works. ``code`` is a bounded label; the text never quotes content."""
+    """This record can never succeed. ``code`` is one of a bounded set of labels; the message never quotes content."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -60,9 +69,9 @@ class Poison(PenstockError):
 
 
 class Misconfigured(PenstockError):
-    """Nothing works until somebody changes the settings: refuse to start."""
+    """Nothing works until an operator changes the settings. A process refuses to start."""
 
     def __init__(self, message: str, *, service: Service | None = None) -> None:
         super().__init__(message)
         self.service = service
-        """The dependency that refuses, where that is known."""
+        """The dependency that refuses us; None: unknown."""

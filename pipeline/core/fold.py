@@ -1,7 +1,9 @@
-"""The effect of one event on one document: the pure heart of detect.
+"""The effect of one event on one document. Pure: detect applies it to what the ledger knows.
 
-Content is ordered by (version, observed_at, content_hash, meta_hash); a delete's observed_at is a floor below which
-upserts are ignored; access is ordered by observed_at alone, and at a tie the narrower wins. Docs: docs/wire.md.
+The content with the greatest (version, observed_at, content_hash, meta_hash) wins. Upserts that were not observed after
+the newest delete (its observed_at is the floor) are ignored. The access set that was observed last wins; two that were
+observed at the same time are merged into the narrower one: the tags that both allow, and all that either requires.
+docs/wire.md describes this for producers.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ Outcome = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
+    """A revision of a document: hashes of its content and metadata, and its access set."""
+
     version: int
     observed_at: datetime
     content_hash: bytes
@@ -28,12 +32,16 @@ class Upsert:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
+    """The document is gone at its source."""
+
     version: int
     observed_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
+    """A document's access set alone."""
+
     observed_at: datetime
     acl_tags: tuple[str, ...]
     required_tags: tuple[str, ...]
@@ -44,7 +52,7 @@ Event = Upsert | Delete | Access
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A document as the ledger knows it. All None: a stub, or a document never heard of."""
+    """A document's state in the ledger. With the defaults: a document that the ledger does not know."""
 
     version: int | None = None
     observed_at: datetime | None = None
@@ -58,17 +66,19 @@ class State:
 
     @property
     def alive(self) -> bool:
-        """It has content and is not deleted."""
+        """True if it has content and is not deleted."""
         return self.version is not None and self.deleted_at is None
 
     @property
     def searchable(self) -> bool:
-        """Whether the stores shall hold its chunks: it is alive, and somebody may read it."""
+        """Whether the stores should hold its chunks: it is alive, and somebody may read it."""
         return self.alive and bool(self.acl_tags)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """The effect of one event: the new state, what to call it, and what has changed."""
+
     state: State
     outcome: Outcome
     changes: frozenset[Change] = frozenset()
@@ -77,7 +87,7 @@ class Step:
 
 
 def fold(state: State, event: Event) -> Step:
-    """Apply one event. Repeats are harmless; older events lose."""
+    """Apply one event. Applying it again changes nothing, and an older event never overwrites a newer one."""
     match event:
         case Delete():
             return _delete(state, event)
@@ -95,7 +105,7 @@ def _delete(state: State, event: Delete) -> Step:
     if state.deleted_at is not None:
         return Step(replace(state, deleted_floor=floor), "duplicate")
     if state.observed_at is not None and state.observed_at > event.observed_at:
-        return Step(replace(state, deleted_floor=floor), "stale")  # its content was read after the delete
+        return Step(replace(state, deleted_floor=floor), "stale")  # the content was observed after the delete
     gone = replace(state, deleted_floor=floor, deleted_at=event.observed_at, content_hash=None, meta_hash=None)
     return Step(gone, "deleted", frozenset({"deleted"}))
 
@@ -142,7 +152,7 @@ def _is_newer(state: State, event: Upsert) -> Literal[True, "stale", "duplicate"
     if state.deleted_floor is not None and event.observed_at <= state.deleted_floor:
         return "stale"
     if not state.alive:
-        return True  # unknown, a stub, or deleted: the first one observed after the floor restarts the comparison
+        return True  # without content or deleted: the first upsert that was observed after the floor wins
     mine = (state.version, state.observed_at, state.content_hash, state.meta_hash)
     theirs = (event.version, event.observed_at, event.content_hash, event.meta_hash)
     if mine == theirs:
@@ -151,7 +161,8 @@ def _is_newer(state: State, event: Upsert) -> Literal[True, "stale", "duplicate"
 
 
 def _with_access(state: State, event: Access) -> State:
-    """The state under the newer of two accesses; the same object when the event changes nothing."""
+    """The state with the newer of two access sets, or the intersection of two of the same time. Returns the same object
+    when the event changes nothing."""
     known = state.access_observed_at
     if known is not None and event.observed_at < known:
         return state

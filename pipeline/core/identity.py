@@ -1,4 +1,4 @@
-"""Names that every part derives alike: document ids, chunk ids, qualified tags."""
+"""Identifiers and hashes that all parts must derive in the same way: document ids, chunk ids, qualified tags."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 DOCUMENTS = UUID("9f2c1c2e-6a4c-5d0b-9d8e-0a8c7a3d5b11")
-"""Namespace of document ids. Never changes: ids are recomputed, not looked up."""
+"""The namespace of document ids. It must never change, because ids are computed and not looked up."""
 
 EVERYONE = "*"
 """The universal required tag that every caller has: Elasticsearch's terms_set matches nothing on an empty list."""
 
 OWN_TAG = "user:"
-"""``user:NAME`` is the tag that the principal NAME holds in every source of its tenant, and nobody else: no group may
-be called so."""
+"""The prefix of the tag ``user:NAME``, which the principal NAME has in every source of its tenant. Nobody else has it,
+so no group may have such a name."""
 
 
 def document_key(tenant: str, source: str, external_id: str) -> str:
@@ -29,7 +29,8 @@ def document_key(tenant: str, source: str, external_id: str) -> str:
 
 
 def source_of(key: bytes | None) -> bytes:
-    """``tenant/source`` of a record's key, however broken the key is; of one without a source, its tenant."""
+    """The part ``tenant/source`` of a record's key, or the tenant where the key has no source. Never fails, because the
+    key may be invalid."""
     return b"/".join((key or b"").split(b"/", 2)[:-1])
 
 
@@ -38,7 +39,8 @@ def document_id(tenant: str, source: str, external_id: str) -> UUID:
 
 
 def chunk_ids(document: UUID, texts: Sequence[str]) -> tuple[UUID, ...]:
-    """uuid5(document, hash of exactly the embedded text, occurrence), in order. Position is no part of the id."""
+    """The ids of a document's chunks, in order: uuid5(document, hash of the embedded text, occurrence of that text).
+    The position is no part of an id, so that a chunk keeps its id when others are inserted before it."""
     seen: dict[bytes, int] = {}
     ids = []
     for text in texts:
@@ -50,7 +52,8 @@ def chunk_ids(document: UUID, texts: Sequence[str]) -> tuple[UUID, ...]:
 
 
 def qualify(source: str, tags: Iterable[str]) -> tuple[str, ...]:
-    """Tags as stored: ``source/tag``. Two sources' "engineering" are two groups; a source holds no ``/``."""
+    """Tags as they are stored: ``source/tag``, sorted and unique. Groups of the same name in two sources are different
+    groups. A source's name contains no ``/``."""
     return tuple(sorted({f"{source}/{tag}" for tag in tags}))
 
 
@@ -60,10 +63,11 @@ def content_hash(text: str) -> bytes:
 
 
 def meta_hash(document_fields: DataclassInstance) -> bytes:
-    """SHA-256 of everything about a document that is neither content nor access (32 bytes).
+    """SHA-256 of a document's metadata: all of it that is neither content nor access (32 bytes).
 
-    Fields of the dataclass without a default are hashed by their order. One with a default was added later, and is
-    hashed by its name where it has another value: a document without it keeps its hash, and is not written again.
+    Fields of the dataclass without a default are hashed in their order. Fields with a default were added later, and are
+    hashed by name, only where they have another value: then documents without them keep their hash, and are not written
+    again.
     """
     values: list[object] = []
     later: dict[str, object] = {}
@@ -85,7 +89,7 @@ def access_digest(acl_tags: Sequence[str], required_tags: Sequence[str]) -> byte
 
 
 def keyword_hash(*fields: object) -> int:
-    """A hash of the fields that a keyword entry was made of, as a signed 64-bit number (Postgres bigint)."""
+    """A hash of the fields of a keyword entry, as a signed 64-bit number (Postgres bigint)."""
     digest = hashlib.blake2b(
         json.dumps(fields, sort_keys=True, ensure_ascii=False, default=str).encode(), digest_size=8
     )

@@ -1,4 +1,5 @@
-"""Is a partition's log still the one that was read? A log may be made anew, lose its tail, or expire unread."""
+"""Deciding whether a partition's log is still the one that was read: a topic may be recreated, a log may lose its end,
+and records may expire unread. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 MOST_MS = 2**63 - 1
-"""A producer may write any time into a record."""
+"""The latest time that is stored of a record: a producer may write any number into it."""
 
 Kind = Literal["same", "recreated", "truncated", "regrown"]
 Moved = Literal["recreated", "truncated", "regrown", "expired"]
 
 
 class Witness(NamedTuple):
-    """A record that was read: whether it still stands at its offset shows whether the log up to it is the same."""
+    """A record that was read. If it is still at its offset, the log up to there is the same."""
 
     offset: int
     sent_ms: int
@@ -30,7 +31,7 @@ class Mark:
     log_id: str
     """Identifies the cluster and the topic; it changes when the topic is created again."""
     witnesses: Sequence[Witness] = ()
-    """Handled records by ascending offset; everything before each of them was handled as well."""
+    """Handled records in offset order. All records before each of them were handled as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,11 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The result of a comparison."""
+
     kind: Kind
     read_from: int
-    """Where to read again from, unless the log is the same: everything below was surely handled."""
+    """The offset from which to read again, unless the log is the same: all records before it were handled."""
 
 
 def witness(offset: int, sent_ms: int, key: bytes | None, value: bytes | None) -> Witness:
@@ -64,8 +67,8 @@ def witness(offset: int, sent_ms: int, key: bytes | None, value: bytes | None) -
 def judge(mark: Mark, log: Log, *, read: Iterable[Witness] = (), position: int = 0) -> Verdict:
     """Compare what was read with the log as it is now.
 
-    read: records that were read and are perhaps not handled yet. position: one beyond the last offset that was read or
-    committed. An offset that holds no record proves nothing: it has expired, or was compacted away.
+    read: records that were read, and perhaps not handled yet. position: the offset after the last one that was read or
+    committed. An offset without a record is no evidence: the record may have expired or been compacted away.
     """
     if log.log_id != mark.log_id:
         return Verdict("recreated", log.begin)
@@ -79,14 +82,14 @@ def judge(mark: Mark, log: Log, *, read: Iterable[Witness] = (), position: int =
 
 
 def expired(unread: Iterable[tuple[int, int]], begin: int) -> int:
-    """How many offsets of these ranges (first, one beyond the last) lie before the begin of the log: their records
-    were deleted before they were read."""
+    """The number of offsets in these ranges (first, one after the last) that are before the beginning of the log: their
+    records were deleted before they were read."""
     return sum(max(0, min(until, begin) - since) for since, until in unread)
 
 
 def thinned(witnesses: Sequence[Witness]) -> list[Witness]:
-    """Some of them, by ascending offset: the newest, and before it ever fewer, about one for each fourfold distance.
-    After a loss so little more is read again than was lost; 10^10 records keep at most 18."""
+    """A selection of these witnesses, in offset order: the newest one, and before it about one for each fourfold
+    distance. So after a loss not much more is read again than was lost, and 10^10 records need at most 18 witnesses."""
     by_distance: dict[int, Witness] = {}
     for record in sorted(set(witnesses)):
         by_distance.setdefault((witnesses[-1].offset - record.offset).bit_length() // 2, record)

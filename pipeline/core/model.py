@@ -1,4 +1,4 @@
-"""The nouns that every part shares."""
+"""The types that all parts share: stores, lanes, chunks, manifests, generations."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class ChunkParams:
-    """How a generation cuts text. All sizes in tokens of the generation's model.
+    """How a generation chunks text. All sizes are in tokens of the generation's model.
 
-    target: what a chunk aims at; min_tokens: no boundary is sought below it; max_tokens: never more (the input window);
-    overlap: share of the target that running text repeats from the chunk before (0.15–0.20).
+    target: the size that a chunk should have; min_tokens: a smaller chunk is not ended at a boundary; max_tokens: the
+    largest size, which is the model's input window; overlap: the part of ``target`` that running text repeats from the
+    chunk before (0.15–0.20).
     """
 
     target: int = 400
@@ -32,22 +33,23 @@ class ChunkParams:
     max_tokens: int = 512
     overlap: float = 0.175
     version: int = 1
-    """Raised whenever the chunker would cut the same text differently, so that the new way is another generation. The
-    chunker cuts in the old way for generations that have a lower version."""
+    """The version of the chunker. It is raised whenever the same text would be chunked differently, which makes another
+    generation; for generations with a lower version the chunker still works in the old way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One passage. Law: ``text == "".join(normalised[a:b] for a, b in spans)``.
+    """A piece of a document's text. Law: ``text == "".join(normalised[a:b] for a, b in spans)``.
 
-    More than one span where context is repeated in front: a table's header, a long function's signature.
+    It has more than one span where context is repeated at its beginning, such as a table's header or a long function's
+    signature.
     """
 
     text: str
     spans: tuple[Span, ...]
     token_count: int
     headings: tuple[str, ...] = ()
-    """The heading path it stands under, outermost first. Searched by keyword, never embedded."""
+    """The headings that it is under, the outermost first. Keyword search uses them; they are not embedded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingService:
-    """Where a generation's model is, as far as it may be written down: never with its key."""
+    """Where a generation's model is served, without the key."""
 
     provider: EmbeddingProvider
     base_url: str | None = None
@@ -75,7 +77,7 @@ class EmbeddingService:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One embedding model with one way of cutting, and the tables and indexes that hold the result."""
+    """One embedding model with one way of chunking, and the table and index that hold the result."""
 
     name: str
     state: Literal["building", "active", "previous", "retired"]
@@ -83,7 +85,7 @@ class Generation:
     revision: str
     dimensions: int
     input_window: int
-    """Most tokens the model reads, special tokens not counted."""
+    """The most tokens that the model reads, without special tokens."""
     params: ChunkParams
     document_prefix: str
     query_prefix: str
@@ -91,4 +93,4 @@ class Generation:
     keyword_index: str
     vector_type: Literal["halfvec", "vector"] = "halfvec"
     service: EmbeddingService | None = None
-    """None: the settings alone say where the model is."""
+    """None: the settings say where the model is served."""

@@ -1,4 +1,4 @@
-"""One text for one content: what is hashed, stored, cut and shown."""
+"""Normalising content: the text that is hashed, stored, chunked and shown."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pipeline.core.errors import Poison
 
 MESSAGES_TYPE = "text/x-penstock-messages"
 RECORD_SEPARATOR = "\x1e"
-"""Stands between the messages of a ``text/x-penstock-messages`` document, and is dropped from every other one."""
+"""Separates the messages of a ``text/x-penstock-messages`` document. It is removed from all other texts."""
 
 _HTML = frozenset({"text/html", "application/xhtml+xml"})
 
 _UNUSUAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-"""The characters of the next three patterns: most texts hold none, and one set is searched four times as fast."""
+"""The characters of the next three patterns. Most texts have none of them, and one search is four times as fast."""
 _LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _CONTROLS_BUT_RS = re.compile("[\x00-\x08\x0e-\x1d\x1f\x7f-\x9f]")
@@ -22,7 +22,8 @@ _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb]"
 )
 _TAG_CHARACTERS = re.compile("(\U0001f3f4[\U000e0020-\U000e007e]{1,8}\U000e007f)|[\U000e0000-\U000e007f]")
-"""Invisible letters; one sequence is a flag (of Scotland, say), all others hide text."""
+"""Invisible letters. A sequence of them after a black flag is the flag of a region, such as Scotland's; all others hide
+text."""
 _SELECTORS = re.compile("(?<=[\ufe00-\ufe0f\U000e0100-\U000e01ef])[\ufe00-\ufe0f\U000e0100-\U000e01ef]+")
 _JOINERS = re.compile("[\u200c\u200d]+")
 _HIDDEN = re.compile(
@@ -30,13 +31,15 @@ _HIDDEN = re.compile(
 )
 """The characters of the last four patterns."""
 _JOINING = "\u0590"
-"""Scripts from here on (and emoji) may need joiners; between Latin, Greek or Cyrillic letters they only hide a word."""
+"""The first character of the scripts that may need joiners (emoji need them too). Between Latin, Greek or Cyrillic
+letters a joiner only hides a word."""
 
 
 def normalise(content: str, media_type: str) -> tuple[str, str]:
-    """``(text, media type)`` as stored: NFC, line ends ``\\n``, nothing invisible, HTML as Markdown.
+    """The (text, media type) as it is stored: NFC, with ``\\n`` as line ends, without invisible characters, HTML
+    converted to Markdown.
 
-    Idempotent: its result, given again with the returned media type, is unchanged. Raises Poison("bad_text") on lone
+    Idempotent: normalising the result with the returned media type changes nothing. Raises Poison("bad_text") for lone
     surrogates, which no store can hold.
     """
     try:
@@ -45,14 +48,14 @@ def normalise(content: str, media_type: str) -> tuple[str, str]:
         raise Poison("bad_text", "the text holds a lone surrogate, which is not Unicode: fix its encoding") from error
     kind = media_type.partition(";")[0].strip().lower() or "text/plain"
     if kind in _HTML:
-        from pipeline.core.html import to_markdown  # here: its parser takes a tenth of a second to import
+        from pipeline.core.html import to_markdown  # here: importing its parser takes 0.1 s
 
         return clean(to_markdown(clean(content))), "text/markdown"
     return clean(content, keep_record_separators=kind == MESSAGES_TYPE), kind
 
 
 def clean(text: str, *, keep_record_separators: bool = False) -> str:
-    """Plain characters: NFC, ``\\n`` for every line end, no control, zero-width or direction characters."""
+    """The text in NFC, with ``\\n`` for every line end, and without control, zero-width and direction characters."""
     if _UNUSUAL.search(text):
         text = _LINE_ENDS.sub("\n", text)
         text = (_CONTROLS_BUT_RS if keep_record_separators else _CONTROLS).sub("", text)

@@ -70,21 +70,25 @@ class Registry:
         return key
 
     def authorise(self, producer: str, tenant: str, source: str) -> None:
-        """Raises Unauthorised."""
+        """Check that a producer may publish for this tenant and source. Raises Unauthorised."""
         if not is_allowed(self.producers[producer].allow, tenant, source):
             raise Unauthorised("not_allowed", f"{producer} may not publish for this tenant and source")
 
     def authorise_key(self, producer: str, source: str, error: Exception) -> None:
-        """For a record that cannot be read. source: ``tenant/source``, or the tenant alone, as its key has it. Raises
-        Unauthorised from the error."""
+        """Check that a producer may publish under the key of a record that cannot be read. source: the key's
+        ``tenant/source``, or its tenant alone. error: why it cannot be read. Raises Unauthorised."""
         tenant, slash, name = source.partition("/")
         allow = self.producers[producer].allow
-        if not (is_allowed(allow, tenant, name) if slash else any(_of(pattern, tenant) for pattern in allow)):
+        if not (
+            is_allowed(allow, tenant, name) if slash else any(_matches_tenant(pattern, tenant) for pattern in allow)
+        ):
             raise Unauthorised("not_allowed", f"{producer} may not publish under this key: {error}") from error
 
     def authorise_tenant(self, producer: str, tenant: str) -> None:
-        """For what concerns all sources of a tenant. Raises Unauthorised."""
-        if not any(_parts(pattern)[1] == "*" for pattern in self.producers[producer].allow if _of(pattern, tenant)):
+        """Check that a producer may publish for all sources of a tenant. Raises Unauthorised."""
+        if not any(
+            _parts(pattern)[1] == "*" for pattern in self.producers[producer].allow if _matches_tenant(pattern, tenant)
+        ):
             raise Unauthorised("not_allowed", f"{producer} may not publish for all sources of this tenant")
 
 
@@ -98,7 +102,7 @@ def is_allowed(allow: Sequence[str], tenant: str, source: str) -> bool:
         _compiled(_parts(pattern)[1]).fullmatch(source) is not None
         and is_canary(source) <= is_canary(_parts(pattern)[1])
         for pattern in allow
-        if _of(pattern, tenant)
+        if _matches_tenant(pattern, tenant)
     )
 
 
@@ -107,7 +111,7 @@ def _parts(pattern: str) -> tuple[str, str]:
     return tenant, source
 
 
-def _of(pattern: str, tenant: str) -> bool:
+def _matches_tenant(pattern: str, tenant: str) -> bool:
     return _compiled(_parts(pattern)[0]).fullmatch(tenant) is not None
 
 

@@ -1,4 +1,5 @@
-"""The offset of each partition that may be committed: only the *done prefix*, whatever order work finishes in."""
+"""Tracks which offset of each partition may be committed: the end of the *done prefix*, in whatever order records are
+finished."""
 
 from __future__ import annotations
 
@@ -12,17 +13,20 @@ P = TypeVar("P", bound=Hashable)
 
 @dataclass(slots=True, eq=False)
 class Token:
-    """One record on its way. Belongs to the assignment it arrived under: later ones ignore it."""
+    """A record in flight. It belongs to the assignment under which it was read; later assignments ignore it."""
 
     offset: int
     stamp: object = None
-    """Whatever the caller wants back with the done prefix."""
+    """An object of the caller, who gets it back with the done prefix."""
     done: bool = False
 
 
 class Progress(Generic[P]):
-    """Law: ``committable`` never passes a record that arrived and is not done; a partition that was revoked forgets
-    everything, and what arrives for it while it is closed is not tracked (the broker will send it again)."""
+    """The records in flight, by partition.
+
+    Law: ``committable`` is never beyond a record that was read and is not done. Closing a partition drops its records,
+    and records that arrive while it is closed are not tracked: its next owner reads them.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[P, deque[Token]] = {}
@@ -39,7 +43,7 @@ class Progress(Generic[P]):
             self._last.pop(partition, None)
 
     def arrived(self, partition: P, offset: int, stamp: object = None) -> Token | None:
-        """Track a record; None when its partition is not ours now."""
+        """Track a record; returns None when its partition is closed."""
         pending = self._pending.get(partition)
         if pending is None:
             return None
@@ -48,7 +52,7 @@ class Progress(Generic[P]):
         return token
 
     def finished(self, partition: P, token: Token) -> list[Token]:
-        """Mark a record done; returns the records that the done prefix grew by, in offset order."""
+        """Mark a record as done; returns the records by which the done prefix has grown, in offset order."""
         token.done = True
         pending = self._pending.get(partition)
         if not pending:
@@ -61,16 +65,16 @@ class Progress(Generic[P]):
         return grown
 
     def committable(self, partition: P) -> int | None:
-        """The offset to commit (that of the next record to read), None while nothing is done."""
+        """The offset to commit, which is that of the next record to read; None while the done prefix is empty."""
         last = self._last.get(partition)
         return None if last is None else last.offset + 1
 
     def last(self, partition: P) -> Token | None:
-        """The last record of the done prefix, None while nothing is done."""
+        """The last record of the done prefix; None while it is empty."""
         return self._last.get(partition)
 
     def in_flight(self, partition: P | None = None) -> int:
-        """Records that arrived and are not part of a done prefix yet."""
+        """The number of records that were read and are not in a done prefix yet. partition: None counts all."""
         if partition is not None:
             return len(self._pending.get(partition, ()))
         return sum(len(pending) for pending in self._pending.values())

@@ -214,8 +214,8 @@ class LogGuard:
     # Comparing
 
     async def run(self) -> None:
-        """Compare each partition after its assignment, and then every COMPARE_SECONDS, until cancelled. Raises
-        Retryable when a mark that must be stored belongs to another worker."""
+        """Compare each partition after its assignment, and then every COMPARE_SECONDS, until cancelled. A comparison
+        that fails is logged, and repeated."""
         due = monotonic() + COMPARE_SECONDS
         while True:
             await self._wait(SAMPLE_SECONDS)

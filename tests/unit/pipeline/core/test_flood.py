@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pipeline.core.flood import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
-    MOST_SCORE,
-    MOST_SOURCES,
+    MAX_SCORE,
+    MAX_SOURCES,
     QUIET_SECONDS,
     WINDOW_SECONDS,
     Flood,
@@ -157,7 +157,7 @@ def test_the_limit_holds_when_all_sources_start_failing_after_long_success() -> 
     for source in sources:
         flood.count_accepted(source, 100_000, 0.0)
     letters = sum(flood.admit(f"{n}-{s}", s, 1.0 + n * 0.01) is None for n in range(1_000) for s in sources)
-    assert letters <= len(sources) * (MOST_SCORE + 1) + 60
+    assert letters <= len(sources) * (MAX_SCORE + 1) + 60
 
 
 def test_a_success_long_ago_no_longer_lifts_the_limit() -> None:
@@ -175,9 +175,9 @@ def test_a_limit_of_zero_admits_no_dead_letter_even_while_other_sources_succeed(
 
 def test_the_number_of_remembered_sources_is_bounded() -> None:
     sources = Sources()
-    for n in range(2 * MOST_SOURCES):
+    for n in range(2 * MAX_SOURCES):
         sources.add(n, -1, 0.0)
-    assert len(sources._scores) == MOST_SOURCES
+    assert len(sources._scores) == MAX_SOURCES
 
 
 @given(
@@ -192,7 +192,7 @@ def test_source_scores_match_a_naive_model(steps: list[tuple[int, int, float]]) 
         scores = {s: n for s, n in scores.items() if now - heard[s] < QUIET_SECONDS}
         assert sources.confined(now) == (0 < sum(n > 0 for n in scores.values()) >= sum(n < 0 for n in scores.values()))
         sources.add(source, score, now)
-        scores[source] = max(-MOST_SCORE, min(MOST_SCORE, scores.get(source, 0) + score))
+        scores[source] = max(-MAX_SCORE, min(MAX_SCORE, scores.get(source, 0) + score))
         heard[source] = now
 
 
