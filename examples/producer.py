@@ -1,13 +1,13 @@
-"""An external producer: one document to Penstock, signed, with nothing of Penstock's installed.
+"""An external producer: it sends one signed document to Penstock, without Penstock installed.
 
     pip install aiokafka cryptography
     openssl genpkey -algorithm ed25519 -out wiki-key.pem          # stays here
-    openssl pkey -in wiki-key.pem -pubout -out wiki.pub           # goes to Penstock's operator, who says:
+    openssl pkey -in wiki-key.pem -pubout -out wiki.pub           # goes to Penstock's operator, who runs:
     penstock producer add wiki --allow acme/wiki --public-key wiki.pub
 
     BOOTSTRAP=127.0.0.1:9092 KEY_FILE=wiki-key.pem TENANT=acme SOURCE=wiki python producer.py leave.md "Thirty days."
 
-For a cluster that wants TLS and a login, give AIOKafkaProducer its ``security_protocol`` and what belongs to it.
+For a cluster with TLS and a login, pass ``security_protocol`` and its related options to AIOKafkaProducer.
 """
 
 from __future__ import annotations

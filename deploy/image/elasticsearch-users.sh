@@ -1,11 +1,11 @@
 #!/bin/bash
-# Roles from /roles and a user in each. Repeats are harmless: a changed password in .env takes effect.
+# Roles from /roles and a user in each. Repeating it is harmless: a changed password in .env takes effect.
 set -euo pipefail
 
 roles="${ROLES:-/roles}" secrets="${SECRETS:-/run/secrets}"
 admin="elastic:$(cat "$secrets/elasticsearch_admin")"
 
-put() {  # path; the body on standard input. Passwords are on no command line.
+put() {  # argument: path; the body on standard input, so that no password is on a command line
   curl --silent --show-error --fail --config <(printf 'user = "%s"\n' "$admin") --request PUT \
     --header 'content-type: application/json' --data-binary @- --output /dev/null "$ELASTICSEARCH/_security/$1"
 }

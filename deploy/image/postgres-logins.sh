@@ -13,5 +13,5 @@ login penstock_migrate penstock_owner postgres_owner
 login penstock_work penstock_worker postgres_worker
 login penstock_connect penstock_connectors postgres_connectors
 login penstock_ask penstock_query postgres_query
-# What migrations make belongs to the group, and carries the group's default privileges.
+# What migrations create belongs to the group, and has the group's default privileges.
 psql -v ON_ERROR_STOP=1 -q -U postgres -d penstock -c 'ALTER ROLE penstock_migrate SET role = penstock_owner'

@@ -1,6 +1,6 @@
--- Run once in Penstock's database by an administrator of the server, before the first `penstock migrate`; repeats are
--- harmless. What each role may do is in 2-grants.sql. These are groups: whoever logs in is a member of one of them
--- (docs/deploy.md says how), so that a password can change without a grant's being said again.
+-- Run once in Penstock's database as an administrator of the server, before the first `penstock migrate`; repeating it is
+-- harmless. The grants of each role are in 2-grants.sql. These roles are groups: each login is a member of one of them
+-- (see docs/deploy.md), so that a login can be replaced without repeating the grants.
 DO $$
 DECLARE
     wanted text;
@@ -25,12 +25,12 @@ BEGIN
     );
 END $$;
 
--- pgvector is not a trusted extension: an owner of a database may not make it.
+-- pgvector is not a trusted extension: the owner of a database may not create it.
 CREATE EXTENSION IF NOT EXISTS vector;
 
--- Postgres lets every login take advisory locks, by which our processes wait for each other, make large objects, and
--- write messages of any size into the log from which replicas follow and backups are restored. Readers by SQL
--- (docs/readers.md) write nothing and hold nobody up. Only a superuser may say so: without one, give readers a replica.
+-- Postgres lets every login take advisory locks, with which our processes wait for each other, create large objects, and
+-- write messages of any size into the write-ahead log. Readers by SQL (docs/readers.md) must write nothing and delay
+-- nobody. Only a superuser may revoke these rights: without one, give readers a replica.
 DO $$
 DECLARE
     given regprocedure;

@@ -1,18 +1,18 @@
--- What each process may do. Run by the owner of the tables after every `penstock migrate`; repeats are harmless, and in
--- one transaction with what they take away, so that no process is ever without its rights.
+-- The grants of each process. Run as the owner of the tables after every `penstock migrate`. Repeating it is harmless:
+-- revokes and grants are in one transaction, so that no process is ever without its rights.
 --
---   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`, `producer`: makes and drops tables
---   penstock_operator    `penstock forget`, `export`, and what withdraws: reads what may be personal and erases it; writes no
---                        text, access or membership, and grants nobody anything
+--   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`, `producer`: creates and drops tables
+--   penstock_operator    `penstock forget`, `export` and withdrawals: reads and erases personal data; writes no text, access
+--                        or membership, and grants nobody anything
 --   penstock_worker      detect, vectors, keywords; `penstock audit`, `dead`, `why`: writes the ledger and the vectors
---   penstock_connectors  connectors: its own checkpoints and the uploads, and nothing that was read from a source
---   penstock_query       serve, mcp, search, ask, status: reads; writes feedback, the review queue, the evaluation alone
---   penstock_trail_reader  `penstock trail`: reads the audit trail, and adds that it did
---   penstock_reader      other teams' query services: the schema `readers` alone (migration 0013)
+--   penstock_connectors  connectors: their own checkpoints and the uploads, and nothing that was read from a source
+--   penstock_query       serve, mcp, search, ask, status: reads; writes only feedback, the review queue and the evaluation
+--   penstock_trail_reader  `penstock trail`: reads the audit trail, and records that it did
+--   penstock_reader      other teams' query services: only the schema `readers` (migration 0013)
 BEGIN;
 
--- Every generation has a chunk table of its own, made while everything runs (`penstock rebuild`): who uses it must be
--- allowed to from its first moment. Tables of later migrations get the same until this file is run again.
+-- Every generation has a chunk table of its own, which is created while everything runs (`penstock rebuild`): its users
+-- need their rights from the beginning. Tables of later migrations get the same rights until this file is run again.
 ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO penstock_worker;
 ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO penstock_query;
 
@@ -21,20 +21,20 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM penstock_worker, penstock_conn
 GRANT USAGE ON SCHEMA public TO penstock_worker, penstock_connectors, penstock_query;
 GRANT SELECT ON schema_migrations, fence TO penstock_worker, penstock_connectors, penstock_query;
 
--- Chunk tables that are there already.
+-- Existing chunk tables.
 DO $$
 DECLARE
     chunks regclass;
 BEGIN
     FOR chunks IN SELECT DISTINCT to_regclass(quote_ident(chunk_table)) FROM generations LOOP
-        IF chunks IS NOT NULL THEN  -- a retired one's is gone
+        IF chunks IS NOT NULL THEN  -- that of a retired generation was dropped
             EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO penstock_worker', chunks);
             EXECUTE format('GRANT SELECT ON %s TO penstock_query', chunks);
         END IF;
     END LOOP;
 END $$;
 
--- The workers. Which generations there are is not theirs to say; the first one to start notes its model's reference.
+-- The workers. They may not create generations; the first one to start records the model's reference.
 GRANT SELECT ON generations, builds TO penstock_worker;
 GRANT UPDATE (reference) ON generations TO penstock_worker;
 GRANT UPDATE (tokens) ON builds TO penstock_worker;
@@ -43,24 +43,24 @@ GRANT SELECT, INSERT, UPDATE ON
     access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors,
     embedding_days, handled, kafka_marks, keyword_indexes
     TO penstock_worker;
-GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- what was done is not undone there …
+GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- rows are added and never changed …
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     documents, manifests, superseded, open_bulks, audit_runs, audit_documents, audit_differences,
     conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_worker;
--- Who may publish what: enrolled by the owner alone.
+-- The producers' rights: only the owner enrols producers.
 GRANT SELECT ON producers, producer_keys TO penstock_worker, penstock_query;
-GRANT SELECT ON answer_provenance TO penstock_worker;  -- copied while a conversation names it
--- How its connectors are is shown by detect's metrics, and on the page: never their cursors, nor where they listen.
+GRANT SELECT ON answer_provenance TO penstock_worker;  -- copied when a conversation names it
+-- Detect's metrics and the page show the state of connectors, but never their cursors and addresses.
 GRANT SELECT
     (tenant, source, kind, paused, loaded_at, guard, activities, counts, seen_at, removed_at, access_every_seconds)
     ON connectors
     TO penstock_worker, penstock_query;
 
--- … and goes by age, as whatever else does (pipeline/maintenance/retention.py).
+-- … and deleted by age, like everything else (pipeline/maintenance/retention.py).
 GRANT EXECUTE ON FUNCTION erase_by_age, erase_use_by_age TO penstock_worker;
 
--- What became of one document at its source is told by `penstock why`.
+-- `penstock why` shows what happened to one document at its source.
 GRANT SELECT
     (tenant, source, external_id, version, gone, problem_code, problem_message, content_at, access_at, swept_at,
         in_doubt_since, difference, difference_at, withdrawn_at, unlisted_since)
@@ -86,18 +86,18 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
     TO penstock_query;
 GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance TO penstock_query;
--- `penstock why --as` asks what somebody may read, whoever logs in for it.
+-- `penstock why --as` reads what a person may read, with any login.
 GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
--- What is shown of all tenants together: numbers, and names of sources.
+-- Shown for all tenants together: numbers, and names of sources.
 GRANT SELECT ON overview_documents, overview_canaries, overview_letters TO penstock_worker, penstock_query;
 GRANT EXECUTE ON FUNCTION overview_chunks TO penstock_worker, penstock_query;
--- Budgets are counted by a function: what somebody used cannot be unsaid, and what is given back is at most what was given
--- to whoever gives it back. `use_budget` is the one of the version before. `penstock budget` reads today's of all tenants.
+-- Budgets are counted by a function, so that recorded use cannot be reduced, and a process returns at most what it was
+-- given. `use_budget` is the function of the previous version. `penstock budget` reads today's use of all tenants.
 GRANT EXECUTE ON FUNCTION settle_budget, use_budget TO penstock_query;
 GRANT SELECT ON overview_use TO penstock_query;
 
--- The audit trail (docs/trail.md). Whoever acts adds to it and links to its newest head; its reader reads it, the worker
--- lets what is old enough go, a day at a time; nobody but the owner changes or deletes a row.
+-- The audit trail (docs/trail.md). Processes that act add records and link them to its newest head; its reader reads it; the
+-- worker drops what is old enough, a day at a time. Only the owner can change or delete a row.
 REVOKE ALL ON ALL TABLES IN SCHEMA trail FROM penstock_worker, penstock_connectors, penstock_query;
 GRANT USAGE ON SCHEMA trail TO penstock_worker, penstock_connectors, penstock_query;
 GRANT INSERT ON trail.records TO penstock_worker, penstock_connectors, penstock_query;
@@ -114,8 +114,8 @@ BEGIN
     END IF;
 END $$;
 
--- The operator's commands: what pipeline.ledger.personal names is read and erased. Of what stays it takes names away, and
--- has keyword entries written anew. A document it withdraws goes by the wire; what its connector knows is marked here.
+-- The operator's commands read and erase the columns that pipeline.ledger.personal names. They remove names from rows that
+-- stay, and have keyword entries written again. Withdrawals are published on the wire; the connector's rows are marked here.
 DO $$
 BEGIN
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'penstock_operator') THEN  -- or 1-roles.sql is of an older version
@@ -124,7 +124,7 @@ BEGIN
         REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM penstock_operator;
         GRANT USAGE ON SCHEMA public, trail TO penstock_operator;
         GRANT SELECT ON schema_migrations, fence TO penstock_operator;
-        GRANT SELECT, INSERT ON trail.records TO penstock_operator;  -- a person's export tells those about the person
+        GRANT SELECT, INSERT ON trail.records TO penstock_operator;  -- a person's export includes the records about the person
         GRANT SELECT, INSERT ON trail.heads TO penstock_operator;
         GRANT EXECUTE ON FUNCTION trail.prepare TO penstock_operator;
         GRANT SELECT ON
@@ -169,6 +169,6 @@ END $$;
 
 COMMIT;
 
--- Rows by tenant, for whoever is in penstock_query: here, because roles and rights may come after the tables. Nothing is
--- done twice, and nothing while a query service of a version before is connected (docs/upgrade.md).
+-- Row security by tenant for members of penstock_query. It is here because roles and grants may come after the tables. It is
+-- applied once, and not while a query service of an earlier version is connected (docs/upgrade.md).
 DO $$ BEGIN PERFORM divide_rows(); END $$;
