@@ -32,7 +32,7 @@ OVERVIEW = Dashboard(
                     [("(1 - penstock:freshness_slow:ratio_rate1h) or vector(1)", "")],
                     "percentunit",
                     kind="stat",
-                    says="The objective is 99 %. While nothing changes it is kept.",
+                    says="The objective is 99 %. Without changes it is met.",
                     falling=True,
                     warn=0.99,
                     alarm=0.95,
@@ -89,7 +89,7 @@ OVERVIEW = Dashboard(
                         ("(penstock:search_slow:ratio_rate1h / 0.05) or vector(0)", "search latency"),
                     ],
                     "none",
-                    says="1: the budget lasts exactly its month. 14.4 wakes somebody.",
+                    says="1: the budget lasts exactly one month. 14.4 pages.",
                     warn=6,
                     alarm=14.4,
                     width=12,
@@ -186,7 +186,7 @@ OVERVIEW = Dashboard(
                     ],
                     "none",
                     kind="table",
-                    says="0: none fires.",
+                    says="0: no alert fires.",
                 ),
                 Panel(
                     "Dead letters that wait",
@@ -527,7 +527,7 @@ QUERY = Dashboard(
                         )
                     ],
                     "percentunit",
-                    says="1 also while no model writes.",
+                    says="Also 1 while no model writes.",
                 ),
                 Panel(
                     "For the review queue",
@@ -547,9 +547,9 @@ QUERY = Dashboard(
                         ("sum(increase(penstock_query_rerank_cost_total[1h]))", "reranking"),
                     ],
                     "none",
-                    says="By the prices that are set; 0: none is.",
+                    says="By the configured prices; 0 without prices.",
                 ),
-                Panel("Passages without room", [(per_second("penstock_query_left_out_passages_total"), "")], "ops"),
+                Panel("Passages that did not fit", [(per_second("penstock_query_left_out_passages_total"), "")], "ops"),
             ],
         ),
         (
@@ -562,7 +562,7 @@ QUERY = Dashboard(
                     falling=True,
                     warn=1,
                     alarm=1,
-                    says="1: the model of the generation in this state is warm; 0: not yet.",
+                    says="1: the model of the generation in this state has responded; 0: not yet.",
                     runbook="model-not-ready",
                 ),
                 Panel(
@@ -585,7 +585,7 @@ QUERY = Dashboard(
                         ),
                     ],
                     "percentunit",
-                    says="1 also while nothing is compared.",
+                    says="Also 1 while nothing is compared.",
                 ),
             ],
         ),
@@ -597,7 +597,7 @@ QUERY = Dashboard(
                     [(per_second("penstock_query_trail_records_total", "outcome"), "{{outcome}}")],
                     "ops",
                     runbook="trail",
-                    says="Lost: what was shown is not recorded. Refused: with `required`, requests that got no answer.",
+                    says="Lost: what was shown is not recorded. Refused: with `required`, requests that were refused.",
                 ),
                 Panel(
                     "Oldest record that waits for the audit trail",
@@ -736,7 +736,7 @@ CONNECTORS = Dashboard(
                     [('max by (source) (penstock_skipped_documents{source=~"$source"}) or vector(0)', "{{source}}")],
                     "none",
                     warn=1,
-                    says="As they are now; `folder` is what was ingested by hand. `penstock dead list` names them.",
+                    says="At present; `folder` is what `penstock ingest` publishes. `penstock dead list` names them.",
                     runbook="dead-letters",
                 ),
                 Panel(
