@@ -1,4 +1,4 @@
-"""Who has the query service's login gives back what it was given, once, and nothing else (migration 0049)."""
+"""With the query service's login, a process can return its own unused grant once, and nothing else (migration 0049)."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def login(stack: Stack) -> AsyncIterator[Login]:
 # What a process that was taken over tries
 
 
-async def test_what_is_given_back_twice_counts_once(login: Login, tenant: str) -> None:
+async def test_a_grant_is_returned_only_once(login: Login, tenant: str) -> None:
     other, mine = uuid4(), uuid4()
     await login.settle(tenant, other, wanted=(500, 5_000, 50))
     assert await login.settle(tenant, mine, wanted=(10, 100, 1)) == [10, 100, 1]
@@ -112,7 +112,7 @@ async def test_what_is_given_back_twice_counts_once(login: Login, tenant: str) -
         assert await login.used(tenant) == (500, 5_000, 50)
 
 
-async def test_more_than_was_given_is_not_taken_back(login: Login, tenant: str) -> None:
+async def test_no_more_than_the_grant_is_returned(login: Login, tenant: str) -> None:
     other, mine = uuid4(), uuid4()
     await login.settle(tenant, other, spent=(300, 0, 0), wanted=(200, 5_000, 50))
     await login.settle(tenant, mine, wanted=(10, 100, 1))
@@ -121,13 +121,13 @@ async def test_more_than_was_given_is_not_taken_back(login: Login, tenant: str) 
 
 
 @pytest.mark.parametrize("secret", [None, UUID(int=0), uuid4()], ids=["no secret", "nil", "another"])
-async def test_what_another_process_was_given_is_not_taken_back(login: Login, tenant: str, secret: UUID | None) -> None:
+async def test_the_grant_of_another_process_cannot_be_returned(login: Login, tenant: str, secret: UUID | None) -> None:
     await login.settle(tenant, uuid4(), wanted=(500, 5_000, 50))
     await login.settle(tenant, secret, spent=(-500, -5_000, -50))
     assert await login.used(tenant) == (500, 5_000, 50)
 
 
-async def test_what_was_given_of_another_budget_is_not_taken_back(login: Login, tenant: str) -> None:
+async def test_a_grant_of_one_budget_cannot_be_returned_to_another(login: Login, tenant: str) -> None:
     mine = uuid4()
     await login.settle(tenant, mine, wanted=(500, 5_000, 50))
     await login.settle(f"{tenant}x", mine, spent=(7, 7, 7))
@@ -135,7 +135,7 @@ async def test_what_was_given_of_another_budget_is_not_taken_back(login: Login, 
     assert await login.used(f"{tenant}x") == (7, 7, 7)
 
 
-async def test_what_was_used_before_is_settled_and_not_taken_back(login: Login, tenant: str) -> None:
+async def test_earlier_use_is_settled_and_cannot_be_returned(login: Login, tenant: str) -> None:
     """Who is taken over in the afternoon does not undo the morning, although it was all given to the same process."""
     mine = uuid4()
     for _ in range(50):
@@ -146,7 +146,7 @@ async def test_what_was_used_before_is_settled_and_not_taken_back(login: Login, 
     assert await login.used(tenant) == (440, 4_900, 36.5)
 
 
-async def test_what_is_reported_as_used_is_not_taken_back(login: Login, tenant: str) -> None:
+async def test_reported_use_cannot_be_returned(login: Login, tenant: str) -> None:
     mine = uuid4()
     await login.settle(tenant, mine, spent=(500, 5_000, 50))
     await login.settle(tenant, mine, spent=(-500, -5_000, -50), holding=(500, 5_000, 50))
@@ -154,7 +154,7 @@ async def test_what_is_reported_as_used_is_not_taken_back(login: Login, tenant: 
 
 
 @pytest.mark.parametrize("since", ["yesterday", "tomorrow"])
-async def test_of_another_day_nothing_is_taken_back(login: Login, tenant: str, since: str) -> None:
+async def test_a_grant_of_another_day_cannot_be_returned(login: Login, tenant: str, since: str) -> None:
     mine, other = uuid4(), uuid4()
     [(today,)] = await login.owner.execute("SELECT date_trunc('day', clock_timestamp(), 'UTC')")
     day = today + timedelta(days=-1 if since == "yesterday" else 1)
@@ -167,7 +167,7 @@ async def test_of_another_day_nothing_is_taken_back(login: Login, tenant: str, s
     assert await login.used(tenant) == (30, 30, 3), "what was given yesterday is worth nothing today"
 
 
-async def test_of_a_rate_nothing_is_taken_back(login: Login, tenant: str) -> None:
+async def test_nothing_of_a_rate_per_minute_can_be_returned(login: Login, tenant: str) -> None:
     mine = uuid4()
     now = datetime.now(UTC)
     if now.second > 50:  # the minute of the clock must not end in the middle
@@ -190,7 +190,9 @@ NAN = float("nan")
     ],
 )
 @pytest.mark.parametrize("n", range(3))
-async def test_what_is_no_number_is_refused(login: Login, tenant: str, place: str, value: float | None, n: int) -> None:
+async def test_nan_null_and_missing_amounts_are_refused(
+    login: Login, tenant: str, place: str, value: float | None, n: int
+) -> None:
     mine, amounts = uuid4(), [1.0, 1.0, 1.0]
     await login.settle(tenant, mine, spent=(500, 5_000, 50))
     asked: dict[str, Any] = {place: [value if i == n else one for i, one in enumerate(amounts)]}
@@ -202,7 +204,7 @@ async def test_what_is_no_number_is_refused(login: Login, tenant: str, place: st
 
 
 @pytest.mark.parametrize("huge", [1e16, 1e300])
-async def test_small_amounts_are_not_lost_beside_a_very_large_one(login: Login, tenant: str, huge: float) -> None:
+async def test_use_is_not_lost_in_the_rounding_of_a_very_large_grant(login: Login, tenant: str, huge: float) -> None:
     """As floating-point numbers, what was used and 1e300 are 1e300, and 1e300 given back would leave nothing."""
     used, mine = (123.0, 45_678.0, 50.000_05), uuid4()
     await login.settle(tenant, uuid4(), spent=used)
@@ -216,7 +218,7 @@ async def test_small_amounts_are_not_lost_beside_a_very_large_one(login: Login, 
     assert await login.settle(tenant, uuid4(), wanted=(1, 1, 1)) == [0, 1, 1], "it may use a budget up"
 
 
-async def test_amounts_whose_sum_is_no_number_any_more_are_refused(login: Login, tenant: str) -> None:
+async def test_amounts_that_overflow_are_refused(login: Login, tenant: str) -> None:
     mine, largest = uuid4(), [1.7e308] * 3
     await login.settle(tenant, mine, spent=(500, 5_000, 50))
     for asked in ({"spent": largest}, {"wanted": largest, "most": largest}, {"holding": largest}):
@@ -225,7 +227,7 @@ async def test_amounts_whose_sum_is_no_number_any_more_are_refused(login: Login,
     assert await login.used(tenant) == (500, 5_000, 50)
 
 
-async def test_amounts_without_end_do_no_more_than_use_a_budget_up(login: Login, tenant: str) -> None:
+async def test_infinite_amounts_only_use_a_budget_up(login: Login, tenant: str) -> None:
     mine, endless = uuid4(), [float("inf")] * 3
     await login.settle(tenant, uuid4(), spent=(500, 5_000, 50))
     await login.settle(tenant, mine, wanted=endless, most=endless)
@@ -235,7 +237,7 @@ async def test_amounts_without_end_do_no_more_than_use_a_budget_up(login: Login,
     assert await login.settle(tenant, uuid4(), wanted=(1, 1, 1)) == [0, 0, 0]
 
 
-async def test_negative_wishes_and_limits_give_nothing_and_take_nothing(login: Login, tenant: str) -> None:
+async def test_negative_requests_and_limits_change_nothing(login: Login, tenant: str) -> None:
     mine = uuid4()
     await login.settle(tenant, mine, wanted=(500, 5_000, 50))
     assert await login.settle(tenant, mine, holding=(500, 5_000, 50), wanted=(-5, -5, -5)) == [0, 0, 0]
@@ -243,7 +245,7 @@ async def test_negative_wishes_and_limits_give_nothing_and_take_nothing(login: L
     assert await login.used(tenant) == (500, 5_000, 50)
 
 
-async def test_one_grant_given_back_by_many_at_once_counts_once(login: Login, tenant: str) -> None:
+async def test_concurrent_returns_of_one_grant_count_once(login: Login, tenant: str) -> None:
     mine = uuid4()
     await login.settle(tenant, uuid4(), wanted=(500, 5_000, 50))
     await login.settle(tenant, mine, wanted=(10, 100, 1))
@@ -254,7 +256,7 @@ async def test_one_grant_given_back_by_many_at_once_counts_once(login: Login, te
     assert await login.used(tenant) == (500, 5_000, 50)
 
 
-async def test_the_function_of_the_version_before_takes_nothing_back(login: Login, tenant: str) -> None:
+async def test_the_function_of_the_version_before_returns_nothing(login: Login, tenant: str) -> None:
     """It names no secret. Both versions count in the same row, and together give no more than there is."""
     mine = uuid4()
     assert await login.use_as_before(tenant, spent=(100, 0, 1), wanted=(300, 0, 9)) == [300, 0, 9]
@@ -269,7 +271,7 @@ async def test_the_function_of_the_version_before_takes_nothing_back(login: Logi
     assert await login.used(tenant) == (900, 0, 10)
 
 
-async def test_a_row_of_before_counts_as_used_for_good(login: Login, tenant: str) -> None:
+async def test_a_row_from_before_the_migration_is_settled(login: Login, tenant: str) -> None:
     await login.owner.execute(
         "INSERT INTO query_use (tenant, caller, span, since, requests, tokens, money)"
         " VALUES (%s, '', 'day', date_trunc('day', clock_timestamp(), 'UTC'), 500, 5000, 50)",
@@ -282,7 +284,7 @@ async def test_a_row_of_before_counts_as_used_for_good(login: Login, tenant: str
     assert await login.used(tenant) == (500, 5_000, 50)
 
 
-async def test_what_a_restored_or_erased_row_does_not_know_is_not_taken_back(login: Login, tenant: str) -> None:
+async def test_a_grant_that_a_restored_or_erased_row_lacks_cannot_be_returned(login: Login, tenant: str) -> None:
     """A backup is from before some grants; a row may have been erased with its tenant."""
     mine = uuid4()
     await login.settle(tenant, uuid4(), spent=(500, 5_000, 50))
@@ -299,7 +301,7 @@ async def test_what_a_restored_or_erased_row_does_not_know_is_not_taken_back(log
     assert await login.used(tenant) == (0, 0, 0)
 
 
-async def test_however_many_secrets_somebody_names_a_row_stays_small(login: Login, tenant: str) -> None:
+async def test_a_row_stores_at_most_100_holders(login: Login, tenant: str) -> None:
     first, last = uuid4(), uuid4()
     await login.settle(tenant, first, wanted=(1, 0, 0))
     for _ in range(99):
@@ -312,7 +314,7 @@ async def test_however_many_secrets_somebody_names_a_row_stays_small(login: Logi
     assert ((await login.used(tenant))[0], await login.holders(tenant)) == (104, 99)
 
 
-async def test_another_process_of_the_login_sees_no_secret(login: Login, tenant: str) -> None:
+async def test_another_process_with_the_same_login_cannot_read_the_secret(login: Login, tenant: str) -> None:
     settings = PostgresSettings(dsn=login.dsn)  # type: ignore[arg-type]  # pydantic makes it a secret
     async with open_pool(settings) as pool, await psycopg.AsyncConnection.connect(login.dsn) as other:
         ledger = PostgresLedger(pool, 60)
@@ -354,7 +356,7 @@ def meter(ledger: PostgresLedger, folder: Path, text: str) -> Meter:
     return Meter(ledger, Quotas(folder / "limits.toml"), settings, QueryMetrics())
 
 
-async def test_several_processes_settle_to_what_was_really_used_also_after_one_was_killed(
+async def test_several_processes_settle_to_the_actual_use_after_one_was_killed(
     login: Login, tenant: str, tmp_path: Path
 ) -> None:
     """Answers overlap, portions are taken while others are under way, and each process gives back exactly its rest."""
