@@ -130,10 +130,10 @@ def main() -> int:
     out = sys.stdout
     out.write(
         "# Restore drill\n\n"
-        f"The transcript of `python -m deploy.drill`, made on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: real servers,"
-        " real losses,\nnothing edited. Anybody can repeat it; it ends with 1 where something does not come back."
-        " What to do and why:\n[recovery](recovery.md)."
-        " PENSTOCK_AUDIT_REPAIR=none, so that each loss stays until a step mends it.\n"
+        f"This is the transcript of `python -m deploy.drill`, made on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC with real"
+        " servers and real losses.\nThe command can be repeated; it ends with exit code 1 if something is not"
+        " restored. [Recovery](recovery.md) explains the\nsteps. It runs with PENSTOCK_AUDIT_REPAIR=none, so that each"
+        " loss stays until a step repairs it.\n"
     )
     with tempfile.TemporaryDirectory(prefix="penstock-drill-") as folder:
         return 0 if rehearse(Path(folder), out) else 1

@@ -37,16 +37,16 @@ SCENES: tuple[Say | Step, ...] = (
     do("penstock ingest notes plans --acl staff --wait", shows="searchable 41 documents"),
     do('penstock search "when is the merger signed?" --tag staff --top 1', shows="Merger"),
     Say(
-        "Yesterday's backup, by Postgres's own tool, while everything runs. Roles are not in it: they belong to the"
-        " server."
+        "Yesterday's backup is made by Postgres's own tool while everything runs. It does not contain roles,"
+        " because they belong to the server."
     ),
     do(
         "SINCE=$(date -u +%Y-%m-%dT%H:%M:%SZ)",
         "python -m deploy.libpq pg_dump --format=custom --file=yesterday.dump",
     ),
     Say(
-        "Today one note is edited, one deleted, one is new, and the plans are for the board only. Kafka and"
-        " Elasticsearch know it; the backup does not."
+        "Today, one note is edited, one is deleted, one is added, and the plans are restricted to the board. Kafka"
+        " and Elasticsearch contain these changes; the backup does not."
     ),
     do(
         'printf "# Valve 1\\n\\nValve 1 was replaced by a sluice.\\n" > notes/valve-1.md',
@@ -66,13 +66,14 @@ SCENES: tuple[Say | Step, ...] = (
         "penstock migrate",
     ),
     Say(
-        "`up --no-workers` made an empty database first, and with it the server's roles, which the dump's grants name."
-        " What the restored ledger wants and what the stores hold are now two things:"
+        "`up --no-workers` first created an empty database, and with it the server's roles, which the dump's"
+        " grants name. The restored ledger and the stores now differ:"
     ),
     do("penstock audit | tail -n 12", shows="differ|more|less|missing|unwanted|stale|ahead"),
     Say(
-        "Now the order matters. Workers that write the stores may run, the query service must not: what was revoked"
-        " today is not known to this ledger. `recover` takes Kafka back to the backup and waits for detect:"
+        "Now the order matters. Workers that write the stores may run, but the query service must not: this ledger"
+        " does not know what was revoked today. `recover` resets Kafka's offsets to the time of the backup and"
+        " waits for detect:"
     ),
     do(
         "penstock worker vectors > vectors.log 2>&1 & VECTORS=$!",
@@ -81,7 +82,7 @@ SCENES: tuple[Say | Step, ...] = (
         " > detect.log 2>&1) & DETECT=$!",
     ),
     do('penstock recover --since "$SINCE" 2>&1 | tee recover.log', shows="the audit is clean"),
-    Say("Everything of today is there again, and what was withdrawn today is withdrawn:"),
+    Say("All of today's changes are back, including the withdrawn access:"),
     do(
         "kill $VECTORS $KEYWORDS $DETECT; wait",
         "penstock up > up.log 2>&1",
@@ -94,13 +95,16 @@ SCENES: tuple[Say | Step, ...] = (
         shows="^nothing",
     ),
     do('penstock search "when is the merger signed?" --tag board --top 1', shows="Merger"),
-    Say("## Elasticsearch is lost whole"),
+    Say("## Elasticsearch is lost completely"),
     do(
         "penstock down > down.log 2>&1",
         "rm -r state/data/elasticsearch",
         "penstock up > up.log 2>&1",
     ),
-    Say("`up` made an empty index. Searches go on with vectors alone, and the audit names everything that is missing:"),
+    Say(
+        "`up` created an empty index. Searches continue with only vectors, and the audit names everything that is"
+        " missing:"
+    ),
     do("penstock audit | tail -n 3", shows="missing"),
     do('penstock search "valve 41 brand new" --tag staff --top 1', shows="Valve 41"),
     do("penstock rebuild keywords --yes", shows="keywords rebuilt"),
@@ -111,12 +115,15 @@ SCENES: tuple[Say | Step, ...] = (
         "TABLE=$(python -m deploy.libpq psql -Atc \"SELECT chunk_table FROM generations WHERE state = 'active'\")",
         'python -m deploy.libpq psql -qc "TRUNCATE $TABLE"',
     ),
-    Say("Searches go on with keywords alone. A text that stands nowhere else must be embedded again:"),
+    Say("Searches continue with only keywords. Every text whose vector is stored nowhere else must be embedded again:"),
     do('penstock search "valve 41 brand new" --tag staff --top 1', shows="Valve 41"),
     do("penstock rebuild vectors --dry-run"),
     do("penstock rebuild vectors --yes", shows="vectors rebuilt"),
     do("penstock audit", shows=CLEAN),
-    Say("## Kafka is lost whole\n\nThe worst moment: Kafka has acknowledged changes, and no worker has read them yet."),
+    Say(
+        "## Kafka is lost completely\n\nThis is the worst time for it: Kafka has acknowledged changes, and no"
+        " worker has read them yet."
+    ),
     do(
         CLOSED,
         'printf "# Valve 3\\n\\nValve 3 leaks.\\n" > notes/valve-3.md',
@@ -129,10 +136,10 @@ SCENES: tuple[Say | Step, ...] = (
         "penstock up > up.log 2>&1",
     ),
     Say(
-        "Five, because the connectors' checkpoints were restored from yesterday too: three of them are what the"
-        " ledger had learned from Kafka by itself, and cost nothing but comparing. Now the topics are empty, and"
-        " the ledger has never heard of the other two. The connectors believe that they were published; this makes"
-        " them look again:"
+        "Five were published, because the connectors' checkpoints were restored from yesterday too: the ledger had"
+        " already received three of them from Kafka, and these cost only the comparison. Now the topics are empty,"
+        " and the ledger does not know the other two. The connectors consider them published; the following makes"
+        " them compare again:"
     ),
     do("penstock recover --topics-lost"),
     do("penstock ingest notes --acl staff --wait"),
