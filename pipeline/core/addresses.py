@@ -1,15 +1,17 @@
-"""Where a person opens a document: an address that is safe to show as a link. Pure."""
+"""Checking that a document's address is safe to show as a link. Pure."""
 
 from __future__ import annotations
 
 import re
 
 _OPENABLE = re.compile(r"https?://[^\x00-\x1f\x7f]+|file://(?:localhost)?(?:/[^\x00-\x1f\x7f/\\]+)+/?", re.IGNORECASE)
-"""``file``: what the folder connector reads, on the machine of whoever opens it; a host, or an empty part of the path
-(``file:////host/share``), would have Windows ask another machine. Browsers drop tabs and line ends within an address,
-and run what is left of ``java\\tscript:``."""
+"""The addresses that may be links. ``file`` addresses come from the folder connector, and are opened on the reader's
+machine; one with a host, or with an empty part in its path (``file:////host/share``), would make Windows connect to
+another machine. No control characters: browsers drop tabs and line ends within an address, and so run
+``java\\tscript:``."""
 
 
 def openable(address: str | None) -> str | None:
-    """The address, or None where it is of any other scheme (``javascript:``, ``data:`` and the like) or of none."""
+    """The address if it may be shown as a link, otherwise None: other schemes (``javascript:``, ``data:``) may run
+    code."""
     return address if address is not None and _OPENABLE.fullmatch(address) else None

@@ -1,8 +1,8 @@
-"""Canaries: one document of our own for each source, published and looked for all the time. What they are called and
-what is done with them. Pure.
+"""Canaries: documents of our own, one for each source, which are published and searched for all the time. This module
+says what they are called and what their messages are. Pure.
 
-A canary has a source of its own (``canary.wiki`` stands for ``wiki``), so that no connector's sweep ever misses it and
-no count by source holds it, and one reader, whom no identity provider knows.
+A canary has its own source (``canary.wiki`` for ``wiki``), so that no connector's sweep deletes it and no count of a
+source includes it. It has one reader, whom no identity provider knows.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Literal
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 MARK = "canary."
-"""The prefix of their sources. No connector may have a name that begins with it."""
+"""The prefix of canaries' sources. No connector may have a name with this prefix."""
 PRINCIPAL = "penstock-canary"
 EXTERNAL_ID = "canary"
 LONGEST_SOURCE = 200
-"""Characters, by the contract."""
+"""The most characters of a source's name that the wire format allows."""
 
 Withdrawal = Literal["access", "delete"]
 WITHDRAWALS: tuple[Withdrawal | None, ...] = (None, "access", "delete")
-"""How a round ends, in turn. After None the next one replaces what both stores hold; after the others it begins
-anew."""
+"""How the rounds end, in this order, again and again. None: the canary stays, and the next round replaces it in both
+stores."""
 
 
 def is_canary(source: str) -> bool:
@@ -37,16 +37,18 @@ def withdrawal(number: int) -> Withdrawal | None:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
+    """The canary of one source."""
+
     tenant: str
     stands_for: str
-    """A source."""
+    """The source that it belongs to."""
 
     @property
     def source(self) -> str:
         return f"{MARK}{self.stands_for}"[:LONGEST_SOURCE]
 
     def published(self, words: str, token: str, moment: datetime, version: int) -> DocumentUpserted:
-        """It holds the words, and the token that it is known by this time; its reader alone may see it."""
+        """The message that publishes it, with these words and the token by which this round recognises it."""
         return DocumentUpserted(
             tenant=self.tenant,
             source=self.source,

@@ -1,7 +1,7 @@
-"""A member's history: pairs of question and answer in time order, ten to a chunk, and when it is too long to be whole.
+"""A member's conversation history: pairs of question and answer in time order, which are grouped into chunks. Pure.
 
-Everything here is a function of the *set* of pairs: neither the order in which they came nor how they were batched
-leaves a trace. See docs/adr/0018-conversations.md.
+Everything here is a function of the *set* of pairs: the result does not depend on the order in which they arrived, nor
+on their batches. The reasons are in docs/adr/0018-conversations.md.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from datetime import datetime
 from pipeline.core.model import CountTokens, Generation
 
 PAIRS_PER_CHUNK = 10
-"""Never a setting: another number would be another chunk for everything that is embedded."""
+"""It is not a setting, because another number would change all chunks, and all of them would be embedded again."""
 
 Place = tuple[datetime, bytes]
-"""Where a pair stands among its member's: when it was first asked; at a tie its digest decides."""
+"""The position of a pair among those of its member: when it was first asked, then its digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     digest: bytes
-    """SHA-256 of its pairs' digests. No two chunks of a member share a pair, so none has the digest of another."""
+    """SHA-256 of its pairs' digests. No two chunks of a member share a pair, so their digests differ."""
     position: int
     first_at: datetime
     last_at: datetime
@@ -50,34 +50,36 @@ class Chunk:
 
 
 def pair_digest(question: str, answer: str) -> bytes:
-    """SHA-256 (32 bytes): a pair is known by its texts, whatever conversation it was said in."""
+    """SHA-256 of a pair's texts (32 bytes), which identifies it in whatever conversation it occurs."""
     return hashlib.sha256(json.dumps([question, answer], ensure_ascii=False).encode()).digest()
 
 
 def subject_digest(*names: str) -> bytes:
-    """SHA-256 of what was forgotten: a member, or a member, a source and a conversation."""
+    """SHA-256 of the names of what was forgotten: a member, or a member, a source and a conversation."""
     return hashlib.sha256(json.dumps(names, ensure_ascii=False).encode()).digest()
 
 
 def render(question: str, answer: str) -> str:
-    """A pair as text. Times are not in it: a chunk is embedded again only when its words change."""
+    """A pair as text. It contains no times, so that a chunk is embedded again only when its words change."""
     return f"Question: {question.strip()}\nAnswer: {answer.strip()}"
 
 
 def group(pairs: Iterable[Pair], *, first_position: int = 0) -> list[Chunk]:
-    """All pairs of a member, or all from a chunk's first pair on, as chunks. Every one but the last holds ten."""
+    """Group all pairs of a member into chunks of PAIRS_PER_CHUNK; only the last one may have fewer. With
+    ``first_position``: all pairs from the first one of the chunk at this position on."""
     ordered = sorted(pairs, key=lambda pair: pair.place)
     chunks = []
     for position, start in enumerate(range(0, len(ordered), PAIRS_PER_CHUNK), first_position):
-        some = ordered[start : start + PAIRS_PER_CHUNK]
-        digest = hashlib.sha256(b"".join(pair.digest for pair in some)).digest()
-        text = "\n\n".join(pair.text for pair in some)
-        chunks.append(Chunk(digest, position, some[0].time, some[-1].time, text))
+        of_chunk = ordered[start : start + PAIRS_PER_CHUNK]
+        digest = hashlib.sha256(b"".join(pair.digest for pair in of_chunk)).digest()
+        text = "\n\n".join(pair.text for pair in of_chunk)
+        chunks.append(Chunk(digest, position, of_chunk[0].time, of_chunk[-1].time, text))
     return chunks
 
 
 def first_change(before: Mapping[bytes, datetime], after: Mapping[bytes, datetime]) -> Place | None:
-    """The first place that something came to or went from; None: nothing moved. Both map digests to times."""
+    """The first place at which a pair was added or removed; None: there is no difference. before, after: the times of
+    pairs by their digests."""
     moved = [
         (moment, digest)
         for digest in before.keys() | after.keys()
@@ -89,27 +91,29 @@ def first_change(before: Mapping[bytes, datetime], after: Mapping[bytes, datetim
 
 
 def regroup_from(pairs_before: int) -> tuple[int, int]:
-    """(position of the first chunk that may differ, number of the pair that it begins with), when so many pairs stand
+    """(position of the first chunk that may have changed, number of its first pair). pairs_before: the number of pairs
     before the first change."""
     position = pairs_before // PAIRS_PER_CHUNK
     return position, position * PAIRS_PER_CHUNK
 
 
 def is_chunked(*, already: bool, tokens: int, gate_tokens: int) -> bool:
-    """One way: below the gate a history is served whole, and once it has reached it never again."""
+    """Whether a history is served by its chunks instead of as a whole: once it has reached gate_tokens, and from then
+    on for good."""
     return already or tokens >= gate_tokens
 
 
 def made_by(generation: Generation) -> str:
-    """The space that a generation's vectors lie in. Generations that only cut documents otherwise share it."""
+    """Identifies the vector space of a generation. Generations that differ only in how they chunk documents share
+    it."""
     return json.dumps(
         [generation.model, generation.revision, generation.dimensions, generation.document_prefix], ensure_ascii=False
     )
 
 
 def pieces(text: str, *, window: int, count_tokens: CountTokens) -> list[tuple[str, int]]:
-    """The text in parts that fit a model's window (tokens), each with its tokens. Halved where it hurts least: between
-    pairs, then lines, then words."""
+    """Split a text into pieces that fit a model's window (in tokens); returns (piece, its tokens). A piece that is too
+    large is halved between pairs if possible, otherwise between lines, then between words."""
     done: list[tuple[str, int]] = []
     todo = [text]
     while todo:
@@ -126,7 +130,8 @@ _SEAMS = (re.compile(r"\n\n(?=Question: )"), re.compile(r"\n+"), re.compile(r"\s
 
 
 def _halves(text: str) -> Sequence[str]:
-    """Cut near the middle: within its middle half at the best kind of seam there is, else anywhere."""
+    """Split a text in two: in its middle half at the best kind of seam that there is, otherwise exactly in the
+    middle."""
     middle = len(text) // 2
     for seam in _SEAMS:
         places = [match.start() for match in seam.finditer(text, len(text) // 4, len(text) - len(text) // 4)]

@@ -1,4 +1,5 @@
-"""The writes and deletes after which a store holds exactly the desired chunks. The state before may be unknown."""
+"""Computing the writes and deletes after which a store holds exactly the desired chunks. Its present state need not be
+known completely. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +16,8 @@ class Diff:
 
 
 def diff_vectors(desired: Sequence[UUID], present: Collection[UUID], refused: Collection[UUID] = ()) -> Diff:
-    """An unchanged chunk's row is never touched: write what is absent, delete what is not desired.
-
-    ``refused`` chunks can never be embedded: they are desired but not tried again.
+    """Write the desired chunks that are absent, and delete the present ones that are not desired. Rows of unchanged
+    chunks are left alone. refused: chunks that the model cannot embed, which are not written.
     """
     have = set(present)
     skip = have | set(refused)
@@ -25,9 +25,8 @@ def diff_vectors(desired: Sequence[UUID], present: Collection[UUID], refused: Co
 
 
 def diff_keywords(desired: Mapping[UUID, int], confirmed: Mapping[UUID, int], claimed: Collection[UUID]) -> Diff:
-    """``desired`` and ``confirmed`` map a chunk to the hash of its entry; ``claimed`` may stand in the index.
-
-    An entry is written unless it was confirmed with this very hash; whatever else may stand there is deleted.
+    """Write the desired entries that are not confirmed with the same hash, and delete all others that may be in the
+    index. desired, confirmed: the hash of each chunk's entry. claimed: the chunks that may be in the index in any form.
     """
     write = tuple(i for i, entry_hash in desired.items() if confirmed.get(i) != entry_hash)
     return Diff(write, tuple(sorted((set(claimed) | set(confirmed)) - set(desired))))

@@ -1,4 +1,7 @@
-"""When a generation's rows enter its HNSW graph, and when a graph is built at all (docs/adr/0030)."""
+"""Deciding when rows enter their generation's HNSW graph, and when a graph is built. Pure.
+
+The reasons are in docs/adr/0030-rows-before-the-graph.md.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,34 @@ from dataclasses import dataclass
 from typing import Literal
 
 FRONT_ROWS = 4_000
-"""Most rows that wait outside of the graph while no live change is late: each query reads them all, in about 28 ms
-(7 µs a row of 1,536 dimensions; 3 µs where a quiet, vacuumed table is read whole; the times below assume 7 µs and idle
-processors, and may be several times that under load). Beyond it the backfill lane of a table that is too large to be
-read whole writes straight into the graph; live changes never do."""
+"""The most rows outside of the graph while no live change is late. Each query reads all of them, in about 28 ms: 7 µs
+for a row of 1,536 dimensions. (3 µs where a quiet, vacuumed table is read whole. The times below assume 7 µs and idle
+processors, and may be several times that under load.) Beyond it, backfill into a table that is too large to be read
+whole is written directly into the graph; live changes never are."""
 GRAPH_FROM_ROWS = 5_000
-"""A smaller table needs no graph: it is read whole in 15–35 ms."""
+"""A table with fewer rows needs no graph: reading it whole takes 15–35 ms."""
 READ_WHOLE_ROWS = 50_000
-"""About 350 ms a query. A table of at most so many rows may lose its graph and get another one, and so many rows may
-wait outside of a graph while live changes are late, or while it is built."""
+"""The most rows that a query may have to read whole, in about 350 ms: those of a table whose graph is replaced, and
+those outside of a graph while live changes are late or the graph is built."""
 LOAD_ROWS = 200_000
-"""About 1.4 s a query. The graph of a larger table is built at once and by all processors, even while other work
-waits."""
+"""The graph of a table with more rows is built at once and with all processors, even while other work is pending,
+because a query without it takes about 1.4 s."""
 BUSY_DOCUMENTS = 20
-"""While more documents wait for a store, they go first: building a graph takes processors from the stores, and the rows
-that it is built of may be replaced meanwhile."""
+"""While more documents are pending, they go first: building a graph takes processors from the sinks, and they may
+replace the rows that it is built from."""
 BUSY_AT_MOST_SECONDS = 120.0
-"""A document that has waited longer no longer goes first: its store may have an outage."""
+"""A document that has been pending for longer does not go first any more: its store may have an outage."""
 LATE_SECONDS = 3.0
-"""A live change that has waited so long for a store is late, and the graph takes no processor from it."""
+"""A live change that has been pending for this long is late. Then the graph takes no processor from the sinks."""
 LATE_FOR_SECONDS = 15.0
-"""Live changes count as late for so long after the last late one."""
+"""Live changes count as late for this long after the last late one."""
 BUILT_AT_LATEST_SECONDS = 120.0
-"""A table that is never at rest is read whole for so long: a load is over by then, or it has 100,000 rows and a query
-takes 0.3–0.7 s. A graph that is built after a load costs a third of one that grows with it."""
+"""How long a table that is always being written may go without a graph. By then a load is over, or the table has
+100,000 rows and a query takes 0.3–0.7 s. Building a graph after a load costs a third of letting it grow during the
+load."""
 BUILT_FASTER = 4
-"""Adding a row to an existing graph costs 6 ms, building a graph 1.2–2.5 ms a row: moving more than a quarter of a
-table's rows takes longer than building its graph anew."""
+"""Adding a row to a graph takes 6 ms, and building a graph 1.2–2.5 ms for each row. So a new graph is faster than
+moving more than a quarter of a table's rows into the old one."""
 
 Step = Literal["rest", "move", "build", "drop", "rename"]
 
@@ -44,33 +48,33 @@ class Graph:
     name: str
     valid: bool
     partial: bool
-    """Over the rows that say so (in_graph); an older version's graph is over all of them."""
+    """True if it covers only the rows with ``in_graph``; the graph of an older version covers all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A chunk table and its graphs, as the vectors worker that maintains them sees them."""
+    """A chunk table and its graphs: all that the next step depends on."""
 
     own: Graph | None
-    """The one that queries use."""
+    """The graph that queries use."""
     successor: Graph | None
-    """A partial one that takes the place of an older version's."""
+    """A partial graph that is to replace an older version's."""
     older: Graph | None
-    """One over all rows, which was made for an older version's return (docs/upgrade.md)."""
+    """A graph over all rows, which was built for the return to an older version (docs/upgrade.md)."""
     rows: int
-    """Counted no further than just above READ_WHOLE_ROWS."""
+    """The number of rows, counted up to just above READ_WHOLE_ROWS."""
     waiting: int
-    """Rows outside of the graph, counted as far."""
+    """The number of rows outside of the graph, counted up to the same limit."""
     loaded: bool
-    """It has more than about LOAD_ROWS."""
+    """Whether the table has more than about LOAD_ROWS rows."""
     busy: bool
-    """More than BUSY_DOCUMENTS wait for a store, for no longer than BUSY_AT_MOST_SECONDS."""
+    """Whether more than BUSY_DOCUMENTS are pending, each for no longer than BUSY_AT_MOST_SECONDS."""
     late: bool
-    """Live changes are late, or were within LATE_FOR_SECONDS."""
+    """Whether live changes are late, or were within LATE_FOR_SECONDS."""
     without_seconds: float
-    """How long it has been observed without a graph, and large enough for one."""
+    """How long the table has had no graph although it is large enough for one."""
     builds: bool
-    """Graphs may be built here: the table is ours, and no command is filling it or building an index on it."""
+    """Whether a graph may be built: the table is ours, and no command is filling it or building an index on it."""
 
     @property
     def builds_alone(self) -> bool:
@@ -79,8 +83,10 @@ class Table:
 
 
 def next_step(table: Table) -> tuple[Step, Graph | None]:
-    """The next step, and its graph (build: None; drop and rename: that graph). Each step leaves searches correct, and
-    after a crash the next one follows from the state of the catalogue."""
+    """The next step for a table, and the graph to drop or rename (None for the other steps).
+
+    Law: after each step searches are correct, and after a crash the next step follows from the state of the catalogue.
+    """
     own, successor = table.own, table.successor
     if table.builds and successor is not None:
         if not successor.valid or (own is not None and own.valid and own.partial):
@@ -94,7 +100,7 @@ def next_step(table: Table) -> tuple[Step, Graph | None]:
         return "drop", table.older
     if own is None:
         if table.waiting:
-            return "move", None  # into no graph: that costs next to nothing
+            return "move", None  # cheap, because there is no graph that the rows would enter
         return ("build", None) if table.builds and _worth_a_graph(table) else ("rest", None)
     if not (own.valid and own.partial and table.waiting):
         return "rest", None

@@ -1,7 +1,7 @@
 """The producers that may publish, and for which tenants and sources. Pure: the caller passes the time.
 
-A pattern is ``tenant/source``; in either part ``*`` stands for any characters, none included. A canary's source
-(pipeline.core.canary) is matched only by a pattern whose source begins as such a source does.
+A pattern is ``tenant/source``; in both parts ``*`` matches any characters, or none. A canary's source
+(``pipeline.core.canary``) is matched only by a pattern whose source has the prefix of canaries.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CODES = ("unsigned", "unknown_key", "key_not_in_force", "bad_signature", "not_al
 
 
 class Unauthorised(Poison):
-    """No enrolled producer vouches for the record. The text names no content."""
+    """The record is not signed by an enrolled producer that may publish it. The message quotes no content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """From when and until when something holds."""
+    """The time during which a producer or a key is in force."""
 
     since: datetime
     until: datetime | None
@@ -39,14 +39,18 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Producer:
+    """An enrolled producer."""
+
     name: str
     allow: tuple[str, ...]
-    """Patterns."""
+    """The patterns of what it may publish for."""
     term: Term
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
+    """A public key of a producer."""
+
     key_id: str
     producer: str
     public_key: bytes
@@ -55,11 +59,13 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
+    """All producers by name, and all keys by key id."""
+
     producers: Mapping[str, Producer]
     keys: Mapping[str, Key]
 
     def key(self, key_id: str, now: datetime) -> Key:
-        """The key of that name, if it is in force. Raises Unauthorised."""
+        """The key with this id. Raises Unauthorised when there is none, or it is not in force."""
         key = self.keys.get(key_id)
         if key is None:
             raise Unauthorised("unknown_key", "it is signed with a key that no producer is enrolled with")

@@ -1,4 +1,4 @@
-"""Whether a failure heals, and how long to wait: pure tables and arithmetic, one table for each thing that can fail."""
+"""Classifying failures, with one table for each service, and computing how long to wait. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Verdict = Literal["retry", "deferred", "poison", "misconfigured"]
 
 
 def backoff(attempt: int, *, base: float, cap: float, retry_after: float | None = None, random: float) -> float:
-    """Seconds to wait before trying again ("full jitter": anything up to base · 2^attempt, at most cap).
+    """Seconds to wait before the next attempt ("full jitter": between 0 and base · 2^attempt, at most cap).
 
-    attempt: 0 after the first failure. retry_after: what the other side asked for; the wait is never shorter, and up
-    to ``base`` longer, so that those it sent away do not come back together. random: in [0, 1).
+    attempt: 0 after the first failure. retry_after: the seconds that the service has asked for; the wait is never
+    shorter, and up to ``base`` longer, so that not all clients come back at once. random: in [0, 1).
     """
     if retry_after is not None:
         return retry_after + random * base
@@ -23,10 +23,11 @@ def backoff(attempt: int, *, base: float, cap: float, retry_after: float | None 
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: datetime) -> float | None:
-    """Seconds that a response asks us to wait: ``retry-after-ms``, or ``Retry-After`` in seconds or as an HTTP date.
+    """The seconds that a response asks us to wait, from ``retry-after-ms``, or from ``Retry-After`` in seconds or as an
+    HTTP date. None: it does not, or the header is invalid.
 
-    headers: case-insensitive, or with names in lower case. None where there is none or it makes no sense. No longer
-    than LONGEST_RETRY_AFTER_SECONDS: one wrong header shall not stop a worker for good.
+    headers: case-insensitive, or with names in lower case. At most LONGEST_RETRY_AFTER_SECONDS, so that a wrong header
+    does not stop a worker for days.
     """
     seconds = _retry_after(headers, now=now)
     return None if seconds is None else min(seconds, LONGEST_RETRY_AFTER_SECONDS)
@@ -60,8 +61,8 @@ def _number(value: str | None) -> float | None:
 HttpVerdict = Literal["retry", "quota", "poison", "misconfigured"]
 
 _HTTP: Mapping[int, HttpVerdict] = {
-    400: "poison",  # this request's content; the caller proves that it is not every request's
-    402: "quota",  # how some compatible servers say what OpenAI says with insufficient_quota
+    400: "poison",  # because of the request's content; the caller checks that not every request gets it
+    402: "quota",  # some compatible servers answer this where OpenAI answers insufficient_quota
     408: "retry",
     409: "retry",
     413: "poison",
@@ -72,8 +73,8 @@ _HTTP: Mapping[int, HttpVerdict] = {
 
 
 def classify_http(status: int | None, code: str | None = None) -> HttpVerdict:
-    """An embedding server's answer. status: None when there was none (refused, cut, timed out). code: the error's code
-    or type in the body. "quota": it heals when somebody pays, so ask seldom."""
+    """Classify an embedding server's answer. status: None when there was none (connection refused or broken, timeout).
+    code: the error's code or type in the body. "quota": the account has no credit left, so try seldom."""
     if status is None or status >= 500:
         return "retry"
     if status == 429 and code == "insufficient_quota":
@@ -82,12 +83,12 @@ def classify_http(status: int | None, code: str | None = None) -> HttpVerdict:
 
 
 _SQLSTATE: Mapping[str, Verdict] = {
-    # Whole codes first, then classes (the first two characters); PostgreSQL's appendix A names them.
-    # "deferred": however often it fails, and whoever gets through meanwhile, it is no fault of the record.
+    # Whole codes come before classes (the first two characters); PostgreSQL's documentation lists them in appendix A.
+    # "deferred": no evidence against the record, however often it fails and whatever else succeeds.
     "25006": "deferred",  # read-only transaction: the primary has just changed
     "25P03": "retry",  # idle in transaction for too long: the session is gone
     "25P04": "retry",  # transaction timeout
-    "53100": "deferred",  # disk full: a small change still finds room where a large text does not
+    "53100": "deferred",  # disk full: a small change may still succeed where a large text fails
     "53300": "deferred",  # too many connections
     "57P01": "deferred",  # shutdown by an administrator
     "57P02": "deferred",  # … after a crash
@@ -106,8 +107,8 @@ _SQLSTATE: Mapping[str, Verdict] = {
 
 
 def classify_sqlstate(code: str | None) -> Verdict:
-    """A psycopg error by its ``sqlstate``. None (the connection broke, no word from the server): retry. A class that
-    is not in the table (42, 28, 3D, 0A, XX …) is no fault of one record and heals only by hand: misconfigured."""
+    """Classify a psycopg error by its ``sqlstate``; None (the connection broke): retry. A class that is not in the
+    table (42, 28, 3D, 0A, XX …) is not caused by one record, and only an operator can repair it: misconfigured."""
     if code is None:
         return "retry"
     return _SQLSTATE.get(code) or _SQLSTATE.get(code[:2], "misconfigured")
@@ -127,7 +128,7 @@ _ES_ITEM: Mapping[int, EsVerdict] = {
 
 
 def classify_es_item(status: int, op: str) -> EsVerdict:
-    """One item of an Elasticsearch bulk answer. op: index, create, update or delete."""
+    """Classify one item of Elasticsearch's answer to a bulk request. op: index, create, update or delete."""
     if 200 <= status < 300 or (status == 404 and op == "delete"):
         return "ok"
     if status >= 500:

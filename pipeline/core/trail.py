@@ -1,8 +1,8 @@
-"""The audit trail: what a record is, how records are chained, and how a chain is checked.
+"""The trail: what a record is, how records are chained, and how a chain is checked. Pure.
 
-Each process writes a chain of its own for each day: the code (HMAC-SHA256) of a record covers its fields and the code
-of the record before it. Heads, one chain over all processes, say from time to time how long each chain is and how it
-ends: removing a record takes removing every later head, too.
+Each process writes a chain of its own for each day: the authentication code (HMAC-SHA256) of a record covers its fields
+and the code of the record before it. From time to time a *head* records how long a chain is and how it ends. The heads
+of all processes are a chain themselves, so that nobody can remove a record without removing every later head.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Credential = Literal["token", "key", "development", "command", "service"]
 
 MOST_CHARACTERS = 500
 HEAD_SECONDS = 300.0
-"""Between two heads of a chain that grows."""
+"""Time between two heads of a chain that grows."""
 UNANCHORED = timedelta(minutes=15)
-"""Records that are so much younger than the last head of their chain were not written by a process of ours."""
+"""A record that is this much younger than the last head of its chain was not written by a process of ours."""
 KEY_OVERLAP = timedelta(days=1)
-"""From the first head that was made with the newest key on, processes may go on with an older one for so long."""
+"""How long processes may go on using an older key after the first head with the newest one."""
 NO_KEY = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One action of an actor. It holds no question, no title and no text."""
+    """One action of an actor. It contains no question, no title and no text."""
 
     at: datetime
     actor: str
@@ -41,11 +41,11 @@ class Record:
     action: str
     tenant: str = ""
     access: tuple[str, ...] = ()
-    """On whose access, where the actor named it: ``user:NAME`` or ``tag:NAME``."""
+    """The access under which it was done, where the actor named it: ``user:NAME`` or ``tag:NAME``."""
     object: str = ""
-    """The object of the action, where that is no document that was shown: ``KIND:NAME``."""
+    """The object of the action, unless it is a document that was shown: ``KIND:NAME``."""
     documents: tuple[UUID, ...] = ()
-    """Those that were shown, the first one first."""
+    """The documents that were shown, in this order."""
     decision: Decision = "allowed"
     reason: str = ""
     address: str = ""
@@ -59,12 +59,12 @@ class Record:
 
     @property
     def day(self) -> date:
-        """UTC."""
+        """The day of the record, in UTC."""
         return self.at.date()
 
 
 def storable(text: str) -> str:
-    """As Postgres takes it, and an index."""
+    """The text as Postgres can store and index it: valid, without NUL, at most MOST_CHARACTERS."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")[:MOST_CHARACTERS]
 
 
@@ -75,7 +75,7 @@ class Sealed:
     record: Record
     chain: UUID
     number: int
-    """Within its chain, from 1."""
+    """The number of the record within its chain, from 1."""
     process: str
     key_id: str
     mac: bytes
@@ -83,7 +83,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """At this moment that chain had so many records, and ended so."""
+    """A statement of how many records a chain had at a time, and how it ended."""
 
     number: int
     """The number of the head among those of all chains, from 1."""
@@ -100,8 +100,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Codes are made with the newest key and checked with the one that they name. None: codes are plain digests, which
-    whoever may write the table can make anew; they count only where None is among the keys."""
+    """The keys for authentication codes: made with the newest one, and checked with the one that a code names. Without
+    a key (None) codes are plain digests, which anybody who may write the table can compute; they are accepted only
+    where None is among the keys."""
 
     newest: str | None = None
     previous: Sequence[str | None] = ()
@@ -111,20 +112,20 @@ class Keys:
         return key_id(self.newest)
 
     def mac(self, label: str, previous: bytes, fields: Sequence[object], *, named: str | None = None) -> bytes | None:
-        """None: the key of this name is not known."""
+        """The code of these fields with the newest key, or with the key of this id; None: there is no such key."""
         for key in (self.newest, *self.previous):
             if named is None or key_id(key) == named:
                 return _mac(key, label, previous, fields)
         return None
 
     def name(self, person: str) -> str:
-        """A person whom a command was about, as an object: found again by whoever has the key and the name."""
+        """The ``object`` of a command about a person. Only a holder of the key can tell which person it is."""
         made = self.mac("person", b"", [storable(person)])
         assert made is not None
         return f"person:{made.hex()[:32]}"
 
     def names(self, person: str) -> list[str]:
-        """By each key."""
+        """The person's ``object`` with each key."""
         return [Keys(key).name(person) for key in dict.fromkeys((self.newest, *self.previous))]
 
 

@@ -1,4 +1,5 @@
-"""announce: tell other teams what both stores now return, and measure how fresh that is."""
+"""Announcements: messages for other teams about documents that became searchable, or that somebody may no longer read.
+They also measure freshness."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from pipeline.stores.postgres import Pool, translated
 from topics.messages import DocumentIndexed
 from topics.registry import DOCUMENTS_INDEXED
 
-MISSED_PAGE = 5_000
-"""Unannounced documents looked at in one sweep."""
+MISSED_PAGE_DOCUMENTS = 5_000
+"""How many unannounced documents one call of ``announce_missed`` looks at."""
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawal:
+class AccessLoss:
+    """A document that nobody may read any more (retired), or that somebody may no longer read (revoked)."""
+
     identity: Identity
     seq: int
     version: int | None
@@ -33,34 +36,40 @@ class Withdrawal:
 
 
 class Announcer:
-    """Follows announced_seq: a crash, or two sinks that finish together, neither lose an announcement nor skip one
-    (a doubled one is harmless). Of canaries nobody is told: they are ours alone, and have numbers of their own."""
+    """Publishes announcements, and records them in the ledger (``announced_seq``).
+
+    Law: no announcement is lost, whether a process crashes or both sinks finish at once. One may be made twice, which
+    is harmless. Canaries are not announced: they concern only us, and have metrics of their own.
+    """
 
     def __init__(self, pool: Pool, producer: Producer, metrics: Metrics) -> None:
         self._pool = pool
         self._producer = producer
         self._metrics = metrics
 
-    async def withdrawn(self, gone: Sequence[Withdrawal]) -> None:
-        """Say at once, before the stores follow, that somebody may no longer read these. Raises Retryable."""
-        gone = [w for w in gone if not is_canary(w.identity.source)]
+    async def announce_access_loss(self, losses: Sequence[AccessLoss]) -> None:
+        """Announce losses of access at once, before the stores have followed. Raises Retryable."""
+        losses = [loss for loss in losses if not is_canary(loss.identity.source)]
         now = datetime.now(UTC)
-        await self._publish([_message(w, now) for w in gone])
-        for w in gone:
-            self._metrics.announced.labels(state=w.state).inc()
+        await self._publish([_message(loss, now) for loss in losses])
+        for loss in losses:
+            self._metrics.announced.labels(state=loss.state).inc()
 
     async def announce(self, ids: Collection[UUID]) -> int:
-        """Announce what is ready among these documents. Raises Retryable."""
+        """Announce those of these documents that both stores hold as desired and that are not announced yet; returns
+        their number. Raises Retryable."""
         with translated("announce"):
             async with self._pool.connection() as connection:
                 ready = await ledger.ready_to_announce(connection, ids)
         return await self._send(ready)
 
     async def announce_missed(self, after: int) -> int:
-        """Announce what a crash cut off, a page at a time; returns where to go on (0: from the beginning)."""
+        """Make the announcements that a crash has cut off, among the next page of unannounced documents. after: the
+        result of the last call, at first 0. Returns where the next page begins (0: from the beginning again). Raises
+        Retryable."""
         with translated("announce"):
             async with self._pool.connection() as connection:
-                ready, last = await ledger.missed_announcements(connection, after=after, limit=MISSED_PAGE)
+                ready, last = await ledger.missed_announcements(connection, after=after, limit=MISSED_PAGE_DOCUMENTS)
         await self._send(ready)
         return last or 0
 
@@ -85,7 +94,7 @@ class Announcer:
             used("kafka")
 
 
-def _message(change: Withdrawal | ledger.Announcement, at: datetime, *, chunks: int = 0) -> DocumentIndexed:
+def _message(change: AccessLoss | ledger.Announcement, at: datetime, *, chunks: int = 0) -> DocumentIndexed:
     return DocumentIndexed(
         tenant=change.identity.tenant,
         source=change.identity.source,

@@ -29,10 +29,10 @@ from pipeline.ledger import documents, generations, work
 from pipeline.observability.metrics import Metrics
 from pipeline.observability.traced_records import note
 from pipeline.stages.admission import UNCHECKED, Unchecked
-from pipeline.stages.announce import Announcer, Withdrawal
+from pipeline.stages.announce import AccessLoss, Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import Arrival, read_event
-from pipeline.stages.folding import Folded, decision, fold_batch, outcome, superseded_upserts, withdrawal
+from pipeline.stages.folding import Folded, access_loss, decision, fold_batch, outcome, superseded_upserts
 from pipeline.stages.hints import send_hints
 from pipeline.stages.manifests import Counters, build_manifest
 from pipeline.stages.stage import Flooded, Incoming
@@ -96,7 +96,7 @@ class Detect:
         """Documents moved to the backfill topic since the last log line, by source."""
         self._log_deferred_at = -math.inf
         self._admission = admission
-        self._unannounced: dict[UUID, Withdrawal] = {}
+        self._unannounced: dict[UUID, AccessLoss] = {}
         """Losses of access that are in the ledger and not announced yet. When announcing fails, the batch is tried
         again, and then its events are duplicates, from which they could not be derived any more."""
         self._is_backlogged = False
@@ -155,7 +155,7 @@ class Detect:
         for arrival in excess:
             event, before = arrival.event, known.get(arrival.identity.id)
             assert isinstance(event, Upsert)
-            loses_access = before is not None and withdrawal(
+            loses_access = before is not None and access_loss(
                 before.state, replace(before.state, acl_tags=event.acl_tags, required_tags=event.required_tags)
             )
             if loses_access or arrival.identity.id in accepted:
@@ -262,11 +262,11 @@ class Detect:
             log.warning("superseded_versions_forgotten", count=forgotten, documents=len(folded))
         active = next((g.name for g in writable if g.state == "active"), "")
         for a in accepted:
-            if a.identity.id in seqs and (state := withdrawal(a.before.state, a.state)):
-                self._unannounced[a.identity.id] = Withdrawal(
+            if a.identity.id in seqs and (state := access_loss(a.before.state, a.state)):
+                self._unannounced[a.identity.id] = AccessLoss(
                     a.identity, seqs[a.identity.id], a.state.version, state, active
                 )
-        await self._announcer.withdrawn([self._unannounced[i] for i in folded if i in self._unannounced])
+        await self._announcer.announce_access_loss([self._unannounced[i] for i in folded if i in self._unannounced])
         for id_ in folded:
             self._unannounced.pop(id_, None)
         await send_hints(

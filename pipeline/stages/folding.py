@@ -126,7 +126,7 @@ def _arrival_of(identity: Identity, stored: Superseded) -> Arrival:
     return Arrival(identity, event, DocumentUpserted.kind, "live", stored.text, stored.fields)
 
 
-def withdrawal(before: State, after: State) -> Literal["retired", "revoked"] | None:
+def access_loss(before: State, after: State) -> Literal["retired", "revoked"] | None:
     """How people lose access by this change: "retired" when nobody may read the document any more, "revoked" when
     somebody who could read it may no longer, None when nobody loses access."""
     if not before.searchable:

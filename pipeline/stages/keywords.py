@@ -1,9 +1,9 @@
-"""keywords: make a generation's Elasticsearch index return exactly the desired entries.
+"""The keywords stage: make a generation's Elasticsearch index return exactly the desired entries.
 
-Claim before the bulk, confirm after a refresh. A worker that finds at the end that something newer was accepted puts
-its own ids back into *claimed* and lets the document converge once more. This, and no grace period of the server's,
-protects against a worker that was paused between its check and its write. A bulk whose sender does not come to that end
-(it died, or got no answer) is recorded with the claim, and undone by ``LateBulks``.
+Documents are claimed before a bulk request and confirmed after a refresh. A worker that finds at the end that something
+newer was accepted puts its entries back into *claimed* and makes the document pending again. This protects against a
+worker that was paused between its check and its write; no grace period of the server would. A bulk request whose sender
+does not get so far, because it died or got no answer, is recorded with the claim, and ``LateBulks`` undoes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One document's entries as they shall be (chunk → hash), and the operations that bring that about."""
+    """The desired entries of one document (hashes by chunk), and the operations that lead to them."""
 
     work: Work
     entries: Mapping[UUID, int]
@@ -48,7 +48,7 @@ class _Plan:
 
     @property
     def touched(self) -> tuple[UUID, ...]:
-        """Every chunk that is written or deleted."""
+        """The chunks whose entries are written or deleted."""
         return tuple(w.id for w in self.writes)
 
     @property
@@ -62,13 +62,16 @@ class _Claimed:
 
     plans: Sequence[_Plan]
     bulk: UUID | None
-    """Its record among the open bulks. None: it writes no entry, and a delete can never be too late."""
+    """The id of its record among the open bulks. None: it only deletes entries, which is correct however late."""
     send_before: float
-    """On time.monotonic()."""
+    """The latest time at which it may be sent, on time.monotonic()."""
 
 
 class KeywordSink(FinalStage):
-    """The stage. See pipeline.stages.stage.Stage for its law."""
+    """Writes keyword entries to Elasticsearch.
+
+    Law (that of ``Stage``): ``handle`` may be called again with the same records, at any time, in any process.
+    """
 
     name = "keywords"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
@@ -100,13 +103,14 @@ class KeywordSink(FinalStage):
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         try:
             document, generation = read_hint(record)
-        except Poison:  # no hint at all
+        except Poison:  # the record is no hint, and so names no document
             await self._dead.add(record, stage=self.name, error=error)
             return
         await set_aside(self._pool, "keywords", document, generation, error, self._metrics)
 
     async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
-        """Make the index equal to the ledger for these documents. Raises Retryable."""
+        """Make the index equal to the ledger for these documents, and announce those that both stores hold. Raises
+        Retryable, and Poison when nothing can be written."""
         open_ids = list(ids)
         with self._keywords.writing(generation.keyword_index):
             while open_ids and (claimed := await self._plan(generation, open_ids)):
@@ -117,14 +121,15 @@ class KeywordSink(FinalStage):
     async def _plan(
         self, generation: Generation, ids: Sequence[UUID], lost_before: Mapping[UUID, int] | None = None
     ) -> _Claimed | None:
-        """Claim what is to be done for these documents; None: nothing is."""
+        """Claim the pending documents among these, and plan their entries; None: there is nothing to do. lost_before:
+        the documents without a text, and their want_seq, in the call before."""
         send_before = monotonic() + SEND_SECONDS
         with translated("keywords"):
             async with self._pool.connection() as connection:
                 works = await work.load(connection, generation.name, "keywords", ids)
                 works = await self._chunker.complete(connection, generation, works, "keywords")
                 if not works:
-                    return None  # all settled, or the generation is retired
+                    return None  # all are confirmed, or the generation is retired
                 bodies = await work.bodies(connection, [w for w in works if w.chunk_ids])
                 plans = [
                     _plan(generation, w, *bodies.get(w.identity.id, ("", {})))
@@ -140,11 +145,11 @@ class KeywordSink(FinalStage):
         if not claimed and lost and lost == lost_before:
             raise Poison("no_progress", "nothing could be written: its text is not in the ledger (see the audit)")
         if not plans_claimed:
-            return await self._plan(generation, ids, lost)  # all of them moved since they were loaded
+            return await self._plan(generation, ids, lost)  # something newer was accepted for all of them
         return _Claimed(plans_claimed, bulk, send_before)
 
     async def _apply(self, generation: Generation, claimed: _Claimed) -> set[UUID]:
-        """Write, refresh, confirm. Returns the documents that are as they shall be, or were set aside."""
+        """Write, refresh and confirm. Returns the documents that the index holds as desired, or that were set aside."""
         plans = claimed.plans
         writes = [w for p in plans for w in p.writes]
         outcomes: dict[UUID, Outcome] = {}
@@ -168,7 +173,8 @@ class KeywordSink(FinalStage):
     async def _confirm(
         self, generation: Generation, plans: Sequence[_Plan], outcomes: Mapping[UUID, Outcome], answered: UUID | None
     ) -> set[UUID]:
-        """Returns the documents that nobody moved meanwhile, and that Elasticsearch is not ahead of."""
+        """Confirm the documents that have not changed meanwhile and whose entries the index has not refused as too old;
+        returns them. The others become pending again. answered: the open bulk of which every operation was answered."""
         by_id = {p.work.identity.id: p for p in plans}
         ahead = {}
         with translated("keywords"):
@@ -195,7 +201,7 @@ class KeywordSink(FinalStage):
                     )
                     if answered is not None:
                         await bulks.record_answered(connection, answered)
-                for document, version in ahead.items():  # Elasticsearch is ahead of the ledger: catch up, write again
+                for document, version in ahead.items():  # the index is ahead of the ledger: draw a higher seq for it
                     async with connection.transaction():
                         await work.raise_want(connection, generation.name, "keywords", document, version)
                     log.warning("index_ahead_of_ledger", document=str(document), version=version)
@@ -211,7 +217,8 @@ async def _open_bulk(connection: Connection, index: str, plans: Sequence[_Plan])
 
 
 def _versions_ahead(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:
-    """Versions above ours that the index holds for this document's entries, although nothing newer was accepted."""
+    """The versions above ours with which the index holds this document's entries, although nothing newer was
+    accepted."""
     stale = [outcomes[w.id] for w in plan.writes if outcomes[w.id].result == "stale"]
     return [max(o.newer_version or 0, plan.work.want_seq) for o in stale]
 
@@ -236,21 +243,21 @@ def _plan(generation: Generation, w: Work, body: str, metadata: Mapping[str, obj
 
 
 INTERVAL_SECONDS = 30.0
-"""Between two looks for bulks whose check is due."""
+"""Pause between two searches for bulks whose check is due."""
 CHECK_SECONDS = 240.0
-"""Between two checks of one bulk: well below ``index.gc_deletes`` (pipeline.stores.elasticsearch.GC_DELETES), so that a
-delete is repeated before it is forgotten."""
+"""Time between two checks of one bulk. It is well below ``index.gc_deletes``
+(pipeline.stores.elasticsearch.GC_DELETES), so that a delete is repeated before Elasticsearch forgets it."""
 SEND_SECONDS = 3_600.0
-"""A worker that has not sent a bulk so long after its claim claims again. This bounds how late a bulk can be sent."""
+"""A worker that has not sent a bulk this long after its claim must claim again: so late can a bulk be sent at most."""
 EXPIRE_SECONDS = 86_400.0
-"""A bulk may arrive until so long after its claim: a day, while kernels, proxies and the server's queues hold a request
-for minutes."""
+"""How long after its claim a bulk may still arrive. A day is ample: kernels, proxies and the server's queues delay a
+request by minutes."""
 BULKS_PER_ROUND = 20
 
 
 class LateBulks:
-    """Undoes what a bulk request wrote that reached Elasticsearch long after its sender died or stopped waiting for it.
-    Runs in every keywords worker; they share the checks that are due.
+    """Undoes bulk requests that reach Elasticsearch long after their sender died or stopped waiting. It runs in every
+    keywords worker; the workers share the checks that are due.
 
     Versions order all writes of one entry, but Elasticsearch remembers the version of a deleted entry for
     ``index.gc_deletes`` only. A write that is older than the delete and arrives after that is accepted: an entry of a
@@ -280,7 +287,7 @@ class LateBulks:
         self._expire = expire_seconds
 
     async def run(self) -> BaseException:
-        """Check until cancelled. A service that is down is waited for: a check that failed is due again later."""
+        """Check until cancelled. A check that fails is due again later."""
         while True:
             try:
                 await self.check_due()
@@ -290,7 +297,7 @@ class LateBulks:
 
     async def check_due(self) -> int:
         """Check every bulk that is due; returns how many entries were removed. Raises Retryable or Misconfigured when
-        Postgres cannot be asked."""
+        the ledger cannot be read."""
         removed = 0
         while True:
             with translated("open bulks"):
