@@ -1,4 +1,5 @@
-"""The continuous audit in the workers: small pages, one rate over all workers, and its findings as a metric."""
+"""The background audit in the detect workers: it compares small pages at one rate over all workers, and reports its
+findings as a metric."""
 
 from __future__ import annotations
 
@@ -32,26 +33,27 @@ from pipeline.stores.postgres import AUDIT_LOCK, Connection, Pool, translated
 log = structlog.get_logger()
 
 LIMITS = Limits(documents=200, chunks=500, body_bytes=2_000_000, page=600)
-"""One request to each store where they hold what they should (docs/adr/0040-an-audit-of-everything-in-an-hour.md): the
-entries of a page fit one answer of Elasticsearch. In pages of 25 a document cost twice as much processor time."""
+"""The size of a page: the entries of its documents fit into one response of Elasticsearch, so that it is one request to
+each store (docs/adr/0040-an-audit-of-everything-in-an-hour.md). With 25 documents each cost twice the processor
+time."""
 PROCESSOR_SHARE = 0.25
-"""Share of one processor, of all servers and workers together. A page waits for one of them at a time, so its duration
-is the most processor time that it can have taken of all."""
+"""The share of one processor that the audit may take from all servers and workers together. They work for a page one
+after another, so a page cannot have taken more processor time than its duration."""
 SAMPLED_ROWS = 1
-"""Rows of each page that must find themselves in the vector index."""
+"""The number of rows that are searched for in the vector index with each page."""
 RECHECKED_DOCUMENTS = 10
-"""Documents that differed before and are compared again with each page: the metric follows a repair at once, not a
-whole round later."""
+"""The number of documents that differed before and are compared again with each page, so that the metric follows a
+repair sooner than a round later."""
 SUSPECTS_A_PAGE = 1_000
-"""The most documents of a page that get a second comparison, which the page's transaction waits for. Only a flood of
-documents that are unknown to the ledger exceeds it: the next round reports the next ones."""
+"""The most documents of a page that are compared a second time, for which the page's transaction waits. Only very many
+documents that the ledger does not know exceed it; the next round reports more of them."""
 IDLE_SECONDS = 5.0
 """Between two attempts to become the leader."""
 
 
 class BackgroundAudit:
-    """Runs in every detect worker; an advisory lock lets one of them read at a time, and position and pace are kept in
-    Postgres, so that the next leader continues at the same rate."""
+    """Compares all documents with the stores, again and again. It runs in every detect worker; an advisory lock makes
+    one of them the leader. Position and rate are stored in Postgres, so that the next leader continues."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class BackgroundAudit:
         self._again_after: UUID | None = None
 
     async def run(self) -> BaseException:
-        """Audit until cancelled. Outages are waited for."""
+        """Audit until cancelled. A failure is logged, and the audit continues after IDLE_SECONDS."""
         while True:
             wait = IDLE_SECONDS
             try:
@@ -85,7 +87,7 @@ class BackgroundAudit:
             await asyncio.sleep(wait)
 
     async def turn(self) -> float:
-        """Read a page if one is due and no other worker does; returns the seconds until there may be another.
+        """Compare a page if one is due and no other worker is the leader; returns the seconds until the next turn.
         Raises Retryable, Misconfigured."""
         with translated("background audit"):
             async with self._pool.connection() as connection, connection.transaction():
@@ -145,8 +147,8 @@ class BackgroundAudit:
             await mender.look_again(run.id, again)
 
     async def _look(self, examiner: Examiner, run: Run, generation: Generation) -> tuple[Run, list[Finding], float]:
-        """One page: the run as it stands after it (at the same position: the round is complete), what it found, and the
-        seconds that it only waited."""
+        """Compare one page. Returns the run after it (with the same position if the round is complete), the findings,
+        and the seconds spent only waiting."""
         documents = await examiner.following(run.position)
         suspects = Suspects(examiner, second_look_seconds=self._second_look)
         seen = Page()
@@ -176,5 +178,5 @@ class BackgroundAudit:
 
 
 def rest_seconds(documents: int, worked_seconds: float, documents_per_second: float) -> float:
-    """How long to rest after so much work, so that neither the pace nor the share of a processor is exceeded."""
+    """The seconds to rest after this work, so that neither the rate nor the share of a processor is exceeded."""
     return max(documents / documents_per_second, worked_seconds * (1 / PROCESSOR_SHARE - 1))

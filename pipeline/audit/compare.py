@@ -1,4 +1,4 @@
-"""Compares a document's desired state in the ledger with its actual state in a store. Pure: no I/O, no clock."""
+"""Comparing a document's desired state in the ledger with its actual state in the stores. Pure."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ MEANING: Mapping[Kind, str] = {
 }
 
 NOWHERE = UUID(int=0)
-"""Stands for the document of an entry that names none, or names it in a form that is not an id."""
+"""The document of an entry whose document id is missing or invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far one store is with one document."""
+    """How far one store has reached the desired state of one document."""
 
     want_seq: int
     seq: int
@@ -67,13 +67,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Print:
-    """Fingerprint of one keyword entry's fields."""
+    """Digests of the fields of one keyword entry."""
 
     text: bytes
-    """SHA-256."""
+    """The SHA-256 of its text."""
     access: bytes
     derived: bytes
-    """The fields that are derived from the text: they prove nothing where the text does not."""
+    """The fields that are derived from the text. They are compared only where the text can be."""
     rest: bytes
 
     @classmethod
@@ -104,7 +104,7 @@ class Row:
     id: UUID
     access_id: int
     text: bytes
-    """SHA-256."""
+    """The SHA-256 of its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +119,23 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The desired state of one document in one generation, as of one snapshot of the ledger."""
+    """The desired state of one document in one generation, read from one snapshot of the ledger."""
 
     identity: Identity
     seq: int
     """The document's newest sequence number, over all stores."""
     searchable: bool
-    """Alive and readable by somebody."""
+    """True if it has content, is not deleted, and somebody may read it."""
     access_id: int | None
     states: Mapping[Store, State]
-    """A store that has no row is absent."""
+    """The states by store. A store that the ledger does not track for this document is absent."""
     chunks: Mapping[UUID, Print] = field(default_factory=dict)
     rotten: bool = False
-    """The body is not what content_hash says: ``Print.text`` means nothing."""
+    """Whether the stored text is damaged: it does not have the content hash, so ``Print.text`` must not be compared."""
     stale: bool = False
-    """The manifest is not this text's: ``chunks`` mean nothing."""
+    """Whether the manifest does not belong to this text, so that ``chunks`` must not be compared."""
     building: bool = False
-    """The generation is being built: a document that it does not track yet is still to come."""
+    """Whether the generation is being built: it will add documents that it does not track yet."""
 
     @property
     def pending(self) -> bool:
@@ -147,7 +147,7 @@ class Desired:
 
     @property
     def reason(self) -> str | None:
-        """Why it is pending, where it failed."""
+        """Why it is pending: the errors of the stores where it failed; None: it has not failed."""
         failed = [f"{store}: {s.error}" for store, s in self.states.items() if not s.settled and s.attempts]
         return "; ".join(failed) or None
 
@@ -157,7 +157,8 @@ class Desired:
 
 
 Standing = tuple[int, Mapping[Store, State]]
-"""A document's seq and its states. Equal at two readings: nothing was accepted, settled or reopened between them."""
+"""A document's seq and its states. If it is the same at two readings, nothing was accepted, confirmed or reopened in
+between."""
 
 
 def describe(
@@ -170,7 +171,7 @@ def describe(
     alive: bool,
     building: bool,
 ) -> Desired:
-    """Ledger rows of one document as what its entries are made of."""
+    """Make the desired state of one document from its rows in the ledger. body, metadata: None: they are not stored."""
     rotten = alive and (body is None or content_hash(body) != w.content_hash)
     stale = w.needs_chunking
     chunks: dict[UUID, Print] = {}
@@ -186,7 +187,7 @@ def describe(
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One document, one place, one kind."""
+    """A difference of one kind between one document and one store."""
 
     store: Place
     kind: Kind
@@ -194,8 +195,8 @@ class Difference:
 
 
 def compare(desired: Desired, rows: Sequence[Row], held: Sequence[Entry]) -> list[Difference]:
-    """Every difference of one document the ledger knows, in the stores that say they are settled: what is pending
-    will be made right anyway, and is no difference."""
+    """All differences of a document that the ledger knows. A store in which it is pending is not compared, because its
+    sink will write it anyway. held: the document's entries in the keyword index."""
     differences: list[Difference] = []
     if desired.rotten:
         differences.append(Difference("ledger", "rotten_body"))
@@ -207,7 +208,7 @@ def compare(desired: Desired, rows: Sequence[Row], held: Sequence[Entry]) -> lis
     if desired.stale:
         if not desired.pending and not desired.rotten:
             differences.append(Difference("ledger", "stale_manifest"))
-        return differences  # which chunks it wants is unknown
+        return differences  # the desired chunks are not known
     if _comparable(desired, "vectors"):
         differences += _vectors(desired, rows)
     if _comparable(desired, "keywords"):

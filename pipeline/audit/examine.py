@@ -1,4 +1,5 @@
-"""Three streams as one: documents of the ledger, their rows in pgvector, their entries in Elasticsearch."""
+"""Comparing a range of documents: the ledger, the rows in pgvector and the entries in Elasticsearch are read as three
+streams in the same order."""
 
 from __future__ import annotations
 
@@ -30,17 +31,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One document of a page: known to the ledger (``desired``), or only to a store."""
+    """The result for one document, which either the ledger knows (``desired``), or only a store."""
 
     document: UUID
     desired: Desired | None
     differences: Sequence[Difference] = ()
     strangers: dict[Place, int] = field(default_factory=dict)
-    """How many chunks a store holds of a document that the ledger does not know."""
+    """The number of chunks in each store, for a document that the ledger does not know."""
     highest: int = 0
     """The highest version of its entries."""
     entries: tuple[UUID, ...] = ()
-    """The entries that the keyword index has of it, where the ledger knows it."""
+    """Its entries in the keyword index, for a document that the ledger knows."""
 
     @property
     def clean(self) -> bool:
@@ -55,7 +56,8 @@ class Verdict:
 
 
 class Examiner:
-    """Compares one generation, a range at a time. Memory is bounded by ``Limits``, whatever the stores hold."""
+    """Compares the documents of one generation, range by range. ``Limits`` bounds the memory, whatever the stores
+    hold."""
 
     def __init__(
         self, pool: Pool, es: AsyncElasticsearch, generation: Generation, limits: Limits | None = None
@@ -65,7 +67,7 @@ class Examiner:
         self.generation = generation
         self.limits = limits or Limits()
         self.held = 0
-        """Rows and entries in memory now, not counting those of the one document being compared."""
+        """The number of rows and entries in memory, without those of the document that is being compared."""
         self.peak = 0
 
     def _hold(self, change: int) -> None:
@@ -78,14 +80,15 @@ class Examiner:
             await self.es.indices.refresh(index=self.generation.keyword_index)
 
     async def following(self, after: UUID | None, *, run: int | None = None) -> list[UUID]:
-        """The next documents to compare together, in the order of their ids; none: the ledger has no more. ``run``:
-        of the scope of that run."""
+        """The next documents to compare together, in the order of their ids; empty when the ledger has no more. run:
+        only documents in the scope of this run."""
         with translated("audit"):
             async with self.pool.connection() as connection:
                 return await ledger.next_documents(connection, self.generation, after, self.limits, run=run)
 
     async def examine(self, scope: Scope, documents: Sequence[UUID]) -> AsyncGenerator[Verdict, None]:
-        """Everything that stands in the scope, in the order of ids. ``documents``: those that the ledger has there."""
+        """Compare everything in the scope, in the order of document ids. documents: those that the ledger has in it.
+        Raises Retryable, Misconfigured."""
         with translated("audit"):
             async with self.pool.connection() as connection:
                 known = await ledger.load(connection, self.generation, documents)
@@ -110,8 +113,8 @@ class Examiner:
                 yield stranger
 
     async def confirmed(self, suspects: Iterable[UUID]) -> AsyncGenerator[Verdict, None]:
-        """Read these documents again, alone, from refreshed stores: those that still differ and stood still while they
-        were read. Whatever moved is on its way and is no difference."""
+        """Compare these documents again, after a refresh of the index, and yield those that still differ. A document
+        that changes meanwhile is left out: its sinks have not finished."""
         waiting = sorted(set(suspects))
         if waiting:
             await self.refresh()
@@ -132,7 +135,7 @@ class Examiner:
 
 
 async def _strangers(in_vectors: Stream, in_keywords: Stream, *, before: UUID | None) -> AsyncGenerator[Verdict, None]:  # type: ignore[type-arg]  # either kind
-    """Documents that only a store has heard of, up to the next one that the ledger knows."""
+    """Yield the documents that only a store has, up to the next one that the ledger knows (``before``)."""
     while True:
         next_ones = [d for d in (await in_vectors.document(), await in_keywords.document()) if d is not None]
         if not next_ones or (before is not None and min(next_ones) >= before):
@@ -146,5 +149,5 @@ async def _strangers(in_vectors: Stream, in_keywords: Stream, *, before: UUID | 
 
 
 def ranges_end(documents: Sequence[UUID], after: UUID | None) -> Range:
-    """The range that these documents close; without any, all that is left."""
+    """The range from ``after`` to the last of these documents; without documents, all that is left."""
     return Range(after, documents[-1] if documents else None)

@@ -1,5 +1,5 @@
-"""Repair: for each difference the least that makes the sinks converge again. Vectors are embedded only where they are
-truly missing; keyword entries come from stored bodies."""
+"""Repair: for each difference request the least that makes the sinks converge again. Only missing vectors are embedded;
+keyword entries are made from the stored texts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from pipeline.stores.postgres import Connection, translated
 
 MEND_DOCUMENTS = 200
 LANE: Lane = "backfill"
-"""Fresh documents go before repairs, of which there can be millions."""
+"""Repairs are backfill, because there can be millions of them, and changes must not wait for them."""
 POLL_SECONDS = 0.25
 ROUNDS = 3
-"""One repair can uncover another: an entry that stood under a wrong document is first taken from there."""
+"""The most rounds of a repair. One repair can uncover another difference: an entry under a wrong document must first be
+removed there, before its own document can be repaired."""
 
 Ids = Collection[UUID]
 
@@ -39,17 +40,17 @@ class RepairResult:
     """The result of a repair."""
 
     requested: int = 0
-    """Documents for which a repair was requested."""
+    """The number of documents for which a repair was requested."""
     waited_seconds: float = 0.0
     unsettled: int = 0
-    """Documents that the sinks have not settled yet."""
+    """The number of them that the sinks have not repaired yet."""
     idle: bool = False
-    """No document was settled during the wait: no worker is running."""
+    """Whether no document was repaired during the wait, probably because no worker is running."""
 
 
 class Mender:
-    """Never writes what a sink writes: it doubts, hints and waits. It deletes rows that are wrong, and whatever belongs
-    to documents that the ledger never heard of (no sink would ever look at those)."""
+    """Requests repairs, and waits for the sinks, which do the writing. It deletes only wrong rows, and the chunks of
+    documents that the ledger does not know, because no sink would ever handle those."""
 
     def __init__(self, examiner: Examiner, keywords: Keywords, producer: Producer) -> None:
         self._examiner = examiner
@@ -65,8 +66,8 @@ class Mender:
         wait_seconds: float,
         progress: Callable[[int, int], None] = lambda _done, _all: None,
     ) -> RepairResult:
-        """Repair what a run found, wait for the sinks, look again, and again while that uncovers something else.
-        The run's differences then say which are repaired. Raises Retryable."""
+        """Repair the differences of a run, wait for the sinks, and compare again; at most ROUNDS times while that finds
+        other differences. Afterwards the run's differences say which are repaired. Raises Retryable."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
         total = RepairResult()
@@ -108,7 +109,7 @@ class Mender:
                 return {id_ for (id_,) in await cursor.fetchall()}
 
     async def _mendable(self, run: int) -> bool:
-        """Whether another round could help: a rotten body stays whatever we do."""
+        """Whether another round could repair more. A damaged text is never repaired."""
         with translated("repair"):
             async with self._pool.connection() as connection:
                 counts = await runs.counts(connection, run)
@@ -117,8 +118,8 @@ class Mender:
     # Doubting
 
     async def doubt(self, documents: Iterable[UUID], unreachable: Ids = (), *, embed: bool = True) -> int:
-        """Look at these documents once more and ask for what they need; returns for how many anything was done.
-        embed: also where that may ask the model for a vector."""
+        """Compare these documents again and request their repairs; returns the number of documents for which anything
+        was done. embed: also request repairs for which the model may have to embed."""
         done = 0
         hints: list[tuple[Identity, str, Lane]] = []
         for document in unreachable:
@@ -134,7 +135,7 @@ class Mender:
         return done
 
     async def _doubt(self, verdict: Verdict, desired: Desired, *, embed: bool) -> bool:
-        """Returns whether a sink has something to do now."""
+        """Request the repairs of one document; returns whether a sink has something to do now."""
         ids = {(d.store, d.kind): d.chunks for d in verdict.differences}
         if not embed:
             ids = without_embedding(ids)
@@ -169,7 +170,7 @@ class Mender:
         await work.reopen_keywords(connection, name, [(verdict.document, seq, sorted(doubted - {NOWHERE}))])
 
     async def _insert_again(self, document: UUID) -> bool:
-        """All rows of a document that the vector index does not find are put in anew."""
+        """Insert all rows of a document again that the vector index does not find."""
         with translated("repair"):
             async with self._pool.connection() as connection:
                 ids = await _rows_of(connection, self._generation.chunk_table, document)
@@ -179,12 +180,13 @@ class Mender:
                 return bool(await repair.insert_rows_again(connection, self._generation, lost))
 
     async def remove_entries(self, documents: Sequence[UUID]) -> None:
-        """For documents that the ledger never heard of, unless it has by now: together, as each refresh takes time."""
+        """Delete the entries of documents that the ledger does not know, unless it knows them by now. Many are deleted
+        together, because each refresh of the index takes time."""
         for first in range(0, len(documents), MEND_DOCUMENTS):
             await self._remove(documents[first : first + MEND_DOCUMENTS], ("keywords",))
 
     async def _remove(self, documents: Sequence[UUID], strangers: Collection[str]) -> bool:
-        """Delete the chunks of documents that the ledger never heard of from the stores. Returns whether there were
+        """Delete the chunks of documents that the ledger does not know from the stores. Returns whether there were
         any."""
         with translated("repair"):
             async with self._pool.connection() as connection, repair.unheard_of(connection, documents) as unknown:
@@ -206,7 +208,8 @@ class Mender:
     # Waiting, and looking again
 
     async def _settled(self, run: int, deadline: float, progress: Callable[[int, int], None]) -> tuple[int, bool]:
-        """Wait for the sinks. Returns how many documents are not settled, and whether none was settled at all."""
+        """Wait for the sinks. Returns the number of documents that are still pending, and whether that number has not
+        changed at all."""
         loop = asyncio.get_running_loop()
         first = waiting = await self._unsettled(run)
         while waiting:
@@ -230,7 +233,8 @@ class Mender:
         return int(row[0]) if row else 0
 
     async def look_again(self, run: int, documents: Sequence[UUID]) -> None:
-        """Bring a run's differences up to date: what is pending stays as it was found, the rest is as found now."""
+        """Compare these documents again and update the run's differences. Those of pending documents stay as they
+        are."""
         unreachable = await self._unreachable(run, documents)
         with translated("repair"):
             async with self._pool.connection() as connection:
@@ -253,8 +257,8 @@ class Mender:
 
 
 def without_embedding(ids: Mapping[tuple[Place, Kind], tuple[UUID, ...]]) -> dict[tuple[Place, Kind], tuple[UUID, ...]]:
-    """Those of a document's differences that can be mended without asking the model for a vector. A sink makes all
-    of its store right at once: where one difference of the vectors needs the model, the others wait with it. Pure."""
+    """Those of a document's differences that can be repaired without the model. A sink repairs its store as a whole, so
+    if one difference of the vectors needs the model, the others are left with it. Pure."""
     needing = {place for place, kind in ids if (place, kind) in _MAY_EMBED}
     return {(place, kind): chunks for (place, kind), chunks in ids.items() if place not in needing}
 
@@ -268,7 +272,8 @@ _MAY_EMBED: Collection[tuple[Place, Kind]] = {
 
 
 def _doubted(ids: Collection[tuple[Place, Kind]], desired: Desired) -> list[Store]:
-    """The stores that have to converge again. A rotten body is in no store, and nothing can be made from it."""
+    """The stores that have to converge again; none for a searchable document whose text is damaged, because nothing can
+    be made from that."""
     if desired.rotten and desired.searchable:
         return []
     both: list[Store] = ["vectors", "keywords"]

@@ -1,5 +1,5 @@
-"""Reads for the audit: pages of documents from the ledger with their desired state, and the rows and entries that the
-stores hold of them, in the order of their documents."""
+"""Reading for the audit: pages of documents with their desired state from the ledger, and their rows and entries from
+the stores, all in the order of document ids."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, Pool, transla
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that is in memory at once; a single document may be larger alone."""
+    """The most that is in memory at once. A single larger document is read alone."""
 
     documents: int = 200
     chunks: int = 2_000
     body_bytes: int = 8_000_000
     page: int = 500
-    """Rows, or entries, that one request to a store brings."""
+    """The number of rows, or entries, in one response of a store."""
 
 
 _SIZES = """
@@ -39,7 +39,7 @@ _SIZES = """
     LEFT JOIN document_bodies b ON b.document_id = d.id
     ORDER BY d.id
 """
-"""The page is cut first: joined before, each one would read the manifests from the beginning."""
+"""The page is selected before the join: otherwise each page would read the manifests from the beginning."""
 
 
 async def next_documents(
@@ -57,7 +57,7 @@ async def next_documents(
 
 
 async def fitting(connection: Connection, generation: Generation, ids: Sequence[UUID], limits: Limits) -> list[UUID]:
-    """As many of these documents, from the front, as fit the limits; at least one. ``ids`` are sorted; the ledger need
+    """The first of these documents, as many as fit the limits, and at least one. ``ids`` are sorted; the ledger need
     not know them."""
     front = ids[: limits.documents]
     cursor = await connection.execute(
@@ -100,8 +100,8 @@ _EXPECTED = f"""
 
 
 async def load(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, Desired]:
-    """The desired state of these documents; one that the ledger does not know is absent. One statement: all of it
-    belongs together. A thread cuts and hashes."""
+    """The desired states of these documents; one that the ledger does not know is absent. One statement reads all of
+    them, so that they are consistent. Texts are cut and hashed in a thread."""
     cursor = connection.cursor(row_factory=dict_row)
     await cursor.execute(_EXPECTED, {"generation": generation.name, "ids": list(ids)})
     rows = await cursor.fetchall()
@@ -140,8 +140,8 @@ _STANDINGS = f"""
 async def standings(
     connection: Connection, generation: Generation, ids: Sequence[UUID], *, lock: bool = False
 ) -> dict[UUID, Standing]:
-    """The standing of these documents; one that the ledger does not know is absent. ``lock``: lock the documents' rows
-    first, so that nothing newer is accepted while the caller's transaction lasts."""
+    """The standings of these documents; one that the ledger does not know is absent. ``lock``: lock the documents' rows
+    before, so that nothing newer is accepted until the caller's transaction ends."""
     if lock:  # in detect's order
         await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
         await connection.execute("SELECT 1 FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE", [list(ids)])
@@ -153,26 +153,26 @@ async def standings(
 
 
 KEEP_ALIVE = "5m"
-"""How long Elasticsearch keeps a point in time between two pages: a full flush of suspects fits in between."""
+"""How long Elasticsearch retains a point in time between two pages; comparing all suspects again takes less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Document ids above ``after`` up to and with ``last``; None: no bound. Law: ids in the order of Postgres' uuid are
-    in the order of Elasticsearch's keyword, since canonical text sorts as the bytes do."""
+    """The document ids above ``after``, up to ``last`` inclusive; None: no bound. Law: Postgres (uuid) and
+    Elasticsearch (keyword) sort ids in the same way, because their canonical text sorts like their bytes."""
 
     after: UUID | None = None
     last: UUID | None = None
 
 
 Scope = Range | tuple[UUID, ...]
-"""All documents of a range, heard of or not, or these documents alone."""
+"""All documents of a range, also those that the ledger does not know, or these documents alone."""
 
 Item = TypeVar("Item", bound=Row | Entry)
 
 
 class Stream(Generic[Item]):
-    """Pages as one sequence, taken a document at a time."""
+    """Presents pages of rows or entries as one sequence, which is read document by document."""
 
     def __init__(self, pages: AsyncIterator[list[Item]], held: Callable[[int], None]) -> None:
         self._pages = pages
@@ -215,7 +215,7 @@ class Stream(Generic[Item]):
 
 
 async def rows(pool: Pool, generation: Generation, scope: Scope, page: int) -> AsyncGenerator[list[Row], None]:
-    """Rows of the chunk table. Their texts are hashed by the server and do not travel."""
+    """Yield pages of the chunk table's rows. Postgres hashes their texts, so that they are not transferred."""
     condition, parameters = _row_scope(scope)
     statement = sql.SQL(
         "SELECT document_id, id, access_id, sha256(convert_to(text, 'UTF8')) FROM {} WHERE {} AND {}"
@@ -252,8 +252,8 @@ def _row_scope(scope: Scope) -> tuple[sql.SQL, dict[str, Any]]:
 async def entries(
     es: AsyncElasticsearch, generation: Generation, scope: Scope, page: int
 ) -> AsyncGenerator[list[Entry], None]:
-    """Entries of the keyword index that a search finds, at one point in time. One request where a page holds them all;
-    only what is longer needs a point in time of its own."""
+    """Yield pages of the keyword index's entries that a search finds, all as of one point in time. If one page holds
+    all of them it is a single request; otherwise it opens a point in time."""
     index = generation.keyword_index
     with es_translated(f"audit {index}"):
         answer = await es.search(
@@ -328,7 +328,8 @@ def _entries(hits: Sequence[Any]) -> Iterator[Entry]:
 
 
 def _id(text: object) -> UUID:
-    """NOWHERE for what is not an id in its canonical form: only that sorts as the ledger does."""
+    """The id, or NOWHERE for a text that is no id in canonical form, because only that form sorts as the ledger
+    does."""
     try:
         id_ = UUID(str(text))
     except ValueError:

@@ -1,5 +1,6 @@
-"""Makes a keyword index equal to the ledger again that changed without it: recreated, restored from a snapshot, or
-promoted from a stale copy. Nothing is embedded. See docs/adr/0043-a-keyword-index-that-changed.md."""
+"""Repairing a keyword index that changed without the ledger: it was recreated, restored from a snapshot, or promoted
+from a stale copy. It is compared with the ledger and filled again; nothing is embedded. The reasons are in
+docs/adr/0043-a-keyword-index-that-changed.md."""
 
 from __future__ import annotations
 
@@ -33,23 +34,26 @@ from pipeline.stores.postgres import INDEX_LOCK, Connection, Pool, translated
 log = structlog.get_logger()
 
 LOOK_SECONDS = 20.0
-"""Between two checks of each index. The documentation promises that a change is noticed within a minute."""
+"""Time between two checks of each index. The documentation promises that a change is detected within a minute."""
 CONFIRM_SECONDS = 2.0
-"""Between the check that finds a change and the one that confirms it: a node that was cut off may answer with an old
-state for a moment."""
+"""Pause between the check that finds a change and the one that confirms it: a node that was disconnected may answer
+with an old state for a moment."""
 TURN_SECONDS = 1.0
-"""Between two attempts to become the leader, or two checks whether the doubted entries have been written."""
+"""Pause between two attempts to become the leader, or two checks whether all entries were written again."""
 PROCESSOR_SHARE = 0.5
-"""Share of one processor, of all servers and this worker together. Higher than in pipeline.audit.background, because
-half of every search is missing meanwhile."""
+"""The share of one processor that this may take from all servers and the worker together. It is higher than in
+``pipeline.audit.background``, because keyword search does not work meanwhile."""
 _STATES = ("active", "previous", "building")
 """The order in which the generation is chosen whose documents an index is compared with, where several share it: their
 entries are the same."""
 
 
 class IndexGuard:
-    """Law: an index that is not the one that the ledger filled is searched again only after every document was compared
-    with it since the change was noticed, and every wrong or pending entry has been written again."""
+    """Detects that a keyword index is not the one that the ledger filled, and repairs it.
+
+    Law: such an index is searched again only after every document was compared with it, and every wrong or pending
+    entry was written again, since the change was detected.
+    """
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class IndexGuard:
         look_seconds: float = LOOK_SECONDS,
         confirm_seconds: float = CONFIRM_SECONDS,
     ) -> None:
-        """repairs: False: changes are only reported."""
+        """repairs: whether to repair; False: only report changes."""
         self._pool = pool
         self._es = es
         self._keywords = keywords
@@ -76,7 +80,7 @@ class IndexGuard:
             metrics.index_changes.labels(change=kind)
 
     async def run(self) -> BaseException:
-        """Guard the indexes until cancelled. Outages are waited for."""
+        """Check and repair until cancelled. A failure is logged, and tried again at the next check."""
         while True:
             wait = self._look_seconds
             try:
@@ -98,7 +102,7 @@ class IndexGuard:
                 if why := await self._compare(index):
                     await asyncio.sleep(self._confirm_seconds)
                     await self._compare(index, confirming=why)
-            except PenstockError as error:  # of this index, as where it is being built anew
+            except PenstockError as error:  # of this index alone, for example while it is being rebuilt
                 failure = error
         with translated("keyword index"):
             async with self._pool.connection() as connection:
@@ -109,8 +113,8 @@ class IndexGuard:
         return fenced
 
     async def _compare(self, index: str, *, confirming: Change | None = None) -> Change | None:
-        """How the index differs from the remembered one; None: it does not, or the change was recorded now. A change is
-        recorded only if ``confirming``, after it was seen before."""
+        """How the index differs from the recorded one; None: it does not, or the change was recorded now. confirming:
+        the change that an earlier check has found; without it none is recorded."""
         with translated("keyword index"):
             async with self._pool.connection() as connection:
                 known = await index_fence.load(connection, index)
@@ -148,7 +152,7 @@ class IndexGuard:
                                 return (monotonic() - began) * (1 / PROCESSOR_SHARE - 1)
                             if await index_fence.accept(connection, known):
                                 log.info("keyword_index_accepted", index=known.index)
-                    except PenstockError as error:  # of this index: the others do not wait for it
+                    except PenstockError as error:  # of this index alone: the others go on
                         log.warning("keyword_index_not_compared", index=known.index, reason=str(error)[:200])
                         failures.append(error)
         if failures and len(failures) == len(fenced):
@@ -164,10 +168,10 @@ class IndexGuard:
             raise Retryable(f"look at index {known.index}: it changed again ({why})", service="elasticsearch")
 
     async def _page(self, connection: Connection, known: Known) -> None:
-        """Compare one page. connection: in the transaction that records the position."""
+        """Compare one page of documents. connection: is in the transaction that records the position."""
         using = [g for g in await generations.writable(connection) if g.keyword_index == known.index]
         if not using:
-            return  # retired meanwhile
+            return  # the last generation that used it was retired meanwhile
         generation = min(using, key=lambda g: _STATES.index(g.state))
         examiner = Examiner(self._pool, self._es, generation, LIMITS)
         if known.position is None:
@@ -189,8 +193,8 @@ class IndexGuard:
         await index_fence.record_compared(connection, known, documents[-1] if documents else None)
 
     async def _doubt(self, generation: Generation, verdicts: list[Verdict]) -> None:
-        """Doubt these documents' entries. A document that has changed since it was examined is doubted as well: its
-        sink wrote only the entries that it took for new."""
+        """Make these documents pending with all their entries. This includes documents that have changed since they
+        were compared, because their sink has written only the entries that were new to it."""
         with translated("keyword index"):
             async with self._pool.connection() as connection, connection.transaction():
                 await ledger.standings(connection, generation, [v.document for v in verdicts], lock=True)
@@ -202,8 +206,8 @@ class IndexGuard:
         )
 
     async def finish(self, wait_seconds: float) -> bool:
-        """Compare everything with the changed indexes, and wait up to ``wait_seconds`` for the sinks. Returns whether
-        every index is searched again. Raises Retryable, Misconfigured."""
+        """Compare all documents with the changed indexes, and wait up to ``wait_seconds`` for the sinks. Returns
+        whether all indexes are searched again. Raises Retryable, Misconfigured."""
         waited_since: float | None = None
         while fenced := await self.look():
             if all(known.compared for known in fenced):
@@ -215,9 +219,9 @@ class IndexGuard:
 
 
 def _is_right(verdict: Verdict) -> bool:
-    """Whether the index holds the settled entries of a document. A pending document is not right: its sink would write
-    only what differs from the entries that were confirmed before the index changed. A document without a state has
-    nothing confirmed."""
+    """Whether the index holds the confirmed entries of a document. A pending document does not count as right: its sink
+    would write only what differs from the entries that were confirmed before the index changed. For a document without
+    a state nothing is confirmed."""
     desired = verdict.desired
     assert desired is not None
     state = desired.states.get("keywords")

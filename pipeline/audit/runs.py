@@ -1,4 +1,4 @@
-"""The audit's runs in Postgres: their positions and findings."""
+"""The audit's runs in Postgres: their positions, and the differences that they found."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipeline.stores.postgres import Connection
 
 RunScope = Literal["all", "since", "background"]
 MAX_RUNS = 20
-"""Finished runs whose differences are stored, for each scope of a generation."""
+"""How many finished runs have their differences stored, for each scope of a generation."""
 SETTLE_MARGIN_SECONDS = 120
-"""``since last`` looks so much further back: a transaction commits after the moment that it writes down, at most a
-statement timeout (60 s) and a little later."""
+"""``since last`` begins this much earlier, because a transaction commits after the time that it records: later by at
+most a statement timeout (60 s) and a little."""
 ROUND_SECONDS = 60.0
-"""A small library is not read over and over: a background round begins at most so often."""
+"""The shortest time between the beginnings of two background rounds, so that a small library is not read constantly."""
 PAGE = 500
 
 
@@ -40,7 +40,8 @@ _RUN = "id, generation, scope, since, position, documents, chunks, pending"
 
 
 async def start(connection: Connection, generation: str, scope: RunScope, since: datetime | None = None) -> Run:
-    """A new run; with ``since`` its scope is what was accepted or settled after it, or is pending. Forgets old ones."""
+    """Start a run, and delete the differences of old ones. since: its scope is the documents that were accepted or
+    confirmed after this time, or are pending; None: all documents."""
     async with connection.transaction():
         await connection.execute(
             "DELETE FROM audit_runs WHERE id IN (SELECT id FROM audit_runs WHERE generation = %s AND scope = %s"
@@ -66,7 +67,8 @@ async def start(connection: Connection, generation: str, scope: RunScope, since:
 
 
 async def unfinished(connection: Connection) -> Run:
-    """The newest run that was interrupted; its findings beyond its position are deleted. Raises Misconfigured."""
+    """The newest run that was interrupted, after deleting its differences beyond its position. Raises Misconfigured
+    when there is none."""
     cursor = await connection.execute(
         f"SELECT {_RUN} FROM audit_runs WHERE finished_at IS NULL AND scope <> 'background' ORDER BY id DESC LIMIT 1"  # noqa: S608 — constants of this module
     )
@@ -82,7 +84,7 @@ async def unfinished(connection: Connection) -> Run:
 
 
 async def last_finished(connection: Connection, generation: str) -> datetime:
-    """The moment that `--since last` means. Raises Misconfigured when no audit has finished."""
+    """The time that `--since last` refers to. Raises Misconfigured when no audit has finished."""
     cursor = await connection.execute(
         "SELECT max(started_at) - make_interval(secs => %s) FROM audit_runs"
         " WHERE finished_at IS NOT NULL AND generation = %s",
@@ -96,7 +98,7 @@ async def last_finished(connection: Connection, generation: str) -> datetime:
 
 
 async def total(connection: Connection, run: Run) -> int:
-    """How many documents a run has to compare, for a progress bar."""
+    """The number of documents that a run has to compare, for a progress bar."""
     statement = "SELECT count(*) FROM documents"
     if run.since is not None:
         statement = "SELECT count(*) FROM audit_documents WHERE run_id = %s"
@@ -106,7 +108,7 @@ async def total(connection: Connection, run: Run) -> int:
 
 
 async def save(connection: Connection, run: Run, findings: Iterable[Finding], *, finished: bool = False) -> None:
-    """Record the findings, and that everything up to the run's position is done."""
+    """Record differences, and that all documents up to the run's position were compared."""
     await add(connection, run.id, findings)
     await connection.execute(
         "UPDATE audit_runs SET position = %s, documents = %s, chunks = %s, pending = %s,"
@@ -129,7 +131,7 @@ async def add(connection: Connection, run: int, findings: Iterable[Finding]) -> 
 
 @dataclass(frozen=True, slots=True)
 class StoredDifference:
-    """A difference of a run, and whether a later look found it gone."""
+    """A difference of a run, and whether a later comparison no longer found it."""
 
     finding: Finding
     repaired: bool
@@ -173,7 +175,7 @@ async def replace(connection: Connection, run: int, documents: Sequence[UUID], l
 
 
 async def counts(connection: Connection, run: int) -> dict[tuple[Place, Kind], tuple[int, int]]:
-    """(store, kind) → (documents, of them not repaired)."""
+    """By (store, kind): the number of documents with such a difference, and of those that are not repaired."""
     cursor = await connection.execute(
         "SELECT store, kind, count(*), count(*) FILTER (WHERE NOT repaired) FROM audit_differences WHERE run_id = %s"
         " GROUP BY store, kind",
@@ -183,8 +185,8 @@ async def counts(connection: Connection, run: int) -> dict[tuple[Place, Kind], t
 
 
 async def background(connection: Connection) -> tuple[Run | None, float]:
-    """The running background run, and the seconds until its next page is due. None: a new round has to begin (a round
-    takes ROUND_SECONDS at least)."""
+    """The unfinished background run, and the seconds until its next page is due. None: there is none, and a new round
+    may begin."""
     cursor = await connection.execute(
         f"SELECT {_RUN}, extract(epoch FROM next_at - clock_timestamp())::float8 FROM audit_runs"  # noqa: S608 — constants of this module
         " WHERE scope = 'background' AND finished_at IS NULL"
@@ -196,7 +198,7 @@ async def background(connection: Connection) -> tuple[Run | None, float]:
 
 
 async def next_round(connection: Connection) -> tuple[str | None, float]:
-    """The generation whose last background round began longest ago, and in how many seconds its next one is due."""
+    """The generation whose last background round began longest ago, and the seconds until its next one is due."""
     cursor = await connection.execute(
         "SELECT g.name, extract(epoch FROM max(r.started_at) + make_interval(secs => %s) - clock_timestamp())::float8"
         " FROM generations g LEFT JOIN audit_runs r ON r.generation = g.name AND r.scope = 'background'"
@@ -221,8 +223,8 @@ _NEWEST = """WITH newest AS (
 
 
 async def divergent(connection: Connection) -> dict[tuple[Place, Kind], int]:
-    """(store, kind) → documents whose newest look by the background audit found that: of the round under way, and of
-    the one before it where this one has not come yet."""
+    """By (store, kind): the number of documents for which the background audit's last comparison found such a
+    difference, in the present round or, where that has not come yet, in the one before."""
     cursor = await connection.execute(
         f"""{_NEWEST}
         SELECT d.store, d.kind, count(DISTINCT d.document_id)
@@ -236,7 +238,7 @@ async def divergent(connection: Connection) -> dict[tuple[Place, Kind], int]:
 
 
 async def age_seconds(connection: Connection) -> float:
-    """Since the background audit finished a whole round of the active generation, or began its first one."""
+    """The seconds since the background audit last finished a round of the active generation, or began its first one."""
     cursor = await connection.execute(
         "SELECT extract(epoch FROM clock_timestamp() - coalesce(max(finished_at), min(started_at)))::float8"
         " FROM audit_runs WHERE scope = 'background'"

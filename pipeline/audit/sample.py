@@ -1,4 +1,5 @@
-"""Does the vector index find its own rows? A graph can rot while the rows under it are right."""
+"""Sampling the vector index: does it find its own rows? A graph can be damaged although the rows of its table are
+right."""
 
 from __future__ import annotations
 
@@ -19,23 +20,23 @@ from pipeline.stores.postgres import Connection, Pool, translated
 
 NEIGHBOURS = 100
 EF_SEARCH = 1_000
-"""pgvector's most: a row that even this search does not meet is lost to every query."""
+"""The widest search that pgvector offers. A row that it does not find is found by no query."""
 EQUAL = 1e-6
-"""Cosine distances this near are of equal vectors."""
+"""The largest cosine distance of two vectors that count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     rows: int
-    """Rows that were asked for."""
+    """The number of rows that were searched for."""
     unreachable: tuple[Finding, ...] = ()
     problem: str | None = None
-    """Why the index could not be asked at all."""
+    """Why the index could not be searched at all; None: it could."""
 
 
 async def sample(pool: Pool, generation: Generation, rows: int) -> Sample:
-    """Look for so many random rows of the graph through it, each by its own vector; those outside are read exactly, and
-    so is a table that needs no graph. Raises Retryable."""
+    """Search the graph for this many random rows of it, each by its own vector. Rows outside of the graph, and tables
+    without one, need no sample: queries read them whole. Raises Retryable."""
     ids: dict[UUID, None] = {}
     with translated("audit the vector index"):
         async with pool.connection() as connection:
@@ -48,14 +49,14 @@ async def sample(pool: Pool, generation: Generation, rows: int) -> Sample:
 
 
 async def _needs_no_graph(connection: Connection, generation: Generation) -> bool:
-    """It is small, and has none (yet): every search reads all of it."""
+    """Whether the table has no graph and is small, so that every search reads all of it."""
     if any(graph_index.valid for graph_index in (await graph.graphs(connection, generation)).values()):
         return False
     return await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1) <= READ_WHOLE_ROWS
 
 
 async def _random_row(connection: Connection, generation: Generation) -> UUID | None:
-    """Ids are hashes, so the next one after a random id is a random row, at the price of one probe."""
+    """A random row: the next one after a random id, because ids are hashes. It costs one probe of the index."""
     after = UUID(bytes=secrets.token_bytes(16))
     table = sql.Identifier(generation.chunk_table)
     for condition in ("in_graph AND id >= %s", "in_graph AND id < %s"):
@@ -68,7 +69,7 @@ async def _random_row(connection: Connection, generation: Generation) -> UUID | 
 
 
 async def reach(pool: Pool, generation: Generation, ids: Sequence[UUID]) -> Sample:
-    """Look for these rows. One that is gone meanwhile counts as found."""
+    """Search for these rows. One that was deleted meanwhile counts as found."""
     lost: dict[UUID, int] = {}
     with translated("audit the vector index"):
         async with pool.connection() as connection, connection.transaction():
@@ -95,7 +96,7 @@ def _nearest(generation: Generation) -> sql.Composed:
 
 
 async def _problem(connection: Connection, generation: Generation, id_: UUID) -> str | None:
-    """Why the search would not go through the graph: an audit that read the table instead would prove nothing."""
+    """Why the search would not use the graph, in which case its result would prove nothing; None: it would."""
     cursor = await connection.execute(
         sql.SQL("EXPLAIN (FORMAT JSON) ") + _nearest(generation), {"id": id_, "limit": NEIGHBOURS}
     )

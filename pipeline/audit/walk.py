@@ -15,18 +15,19 @@ from pipeline.audit.runs import Run
 from pipeline.stores.postgres import translated
 
 BLOCK_DOCUMENTS = 2_000
-"""An interrupted run repeats at most so many."""
+"""The most documents that a resumed run compares again."""
 SUSPECTS = 2_000
 """The most documents that wait for their second comparison."""
 SECOND_LOOK_SECONDS = 2.0
-"""Between the first look and the second. A worker that was overtaken while it wrote reopens the document after its
-refresh, and refreshes are at most a second apart: what such a worker left behind is not settled any more by then."""
+"""Time between the first and the second comparison. A worker that writes an old state makes the document pending again
+after its refresh, and refreshes are at most a second apart. So after this time such a document no longer counts as
+confirmed."""
 SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A document that is still on its way into a store."""
+    """A document that a store has not reached yet."""
 
     document: UUID
     external_id: str
@@ -36,7 +37,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Page:
-    """The counts of one look at a range."""
+    """The counts of one range."""
 
     documents: int = 0
     chunks: int = 0
@@ -44,7 +45,7 @@ class Page:
 
 
 class Suspects:
-    """Documents that differed at the first look."""
+    """Documents that differed at the first comparison."""
 
     def __init__(self, examiner: Examiner, *, second_look_seconds: float = SECOND_LOOK_SECONDS) -> None:
         self._examiner = examiner
@@ -52,7 +53,7 @@ class Suspects:
         self._waiting: set[UUID] = set()
         self._last = 0.0
         self.waited_seconds = 0.0
-        """How long ``confirmed`` did nothing but wait."""
+        """The time that ``confirmed`` spent only waiting."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -62,7 +63,7 @@ class Suspects:
         self._last = asyncio.get_running_loop().time()
 
     async def confirmed(self) -> list[Finding]:
-        """Compare all of them a second time."""
+        """Compare all suspects a second time; returns the differences that remain."""
         if not self._waiting:
             return []
         began = asyncio.get_running_loop().time()
@@ -75,8 +76,11 @@ class Suspects:
 
 
 class Walk:
-    """Law: when ``run`` returns, every difference that stood still is recorded in the run; an interrupted one goes on
-    after its last finished block and finds the same."""
+    """Compares everything in the scope of a run.
+
+    Law: when ``run`` returns, every difference that did not change meanwhile is recorded. A resumed run continues after
+    its last finished block, and finds the same differences.
+    """
 
     def __init__(
         self,
@@ -93,10 +97,10 @@ class Walk:
         self._block = block_documents
         self._suspects = Suspects(examiner, second_look_seconds=second_look_seconds)
         self.pending: list[Pending] = []
-        """The first SHOWN, those that failed before the others."""
+        """At most SHOWN of them, failed ones first."""
 
     async def run(self) -> Run:
-        """Walk to the end. Raises Retryable, Misconfigured."""
+        """Compare everything from the run's position to the end. Raises Retryable, Misconfigured."""
         await self._examiner.refresh()
         position, finished, since_save = self.state.position, False, 0
         seen = Page()
