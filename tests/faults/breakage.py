@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -208,21 +209,36 @@ async def rebuild(world: World, rng: Random) -> None:
     await world.operate("rebuild", what, "--yes", "--json", kill_after_seconds=kill_after_seconds)
 
 
+RECOVERY_ATTEMPTS = 20
+
+
 async def recover(world: World, rng: Random) -> None:
     """An operator has the ledger catch up with Kafka, detect standing still as the command asks."""
     async with world.taking("detect") as names:
         for name in names:
             await world.end(name, signal.SIGTERM)
-            while (before := await _recovery_state(world)) is None:
-                await asyncio.sleep(0.2)
-            recovering = asyncio.create_task(world.operate("recover", "--since", "1h", "--json"))
-            while not recovering.done():  # until offsets are rewound; it then waits for detect
-                state = await _recovery_state(world)
-                if state is not None and state != before and state[0] != "rewinding":
-                    break
-                await asyncio.sleep(0.2)
+            recovering = await _begin_recovery(world)
             await world.start(name)
             await recovering
+
+
+async def _begin_recovery(world: World) -> asyncio.Task[bool]:
+    """Start ``penstock recover`` and return it once offsets are rewound: until then detect refuses to start, and then the
+    command waits for detect. Run it again where another fault makes it give up before that."""
+    for _ in range(RECOVERY_ATTEMPTS):
+        while (before := await _recovery_state(world)) is None:
+            await asyncio.sleep(0.2)
+        recovering = asyncio.create_task(world.operate("recover", "--since", "1h", "--json"))
+        while not recovering.done():
+            state = await _recovery_state(world)
+            if state is not None and state != before and state[0] != "rewinding":
+                return recovering
+            await asyncio.sleep(0.2)
+        state = await _recovery_state(world)
+        if state is not None and state[0] != "rewinding":
+            return recovering
+        await asyncio.sleep(1)
+    raise AssertionError("penstock recover never rewinds the offsets")
 
 
 async def finish_recovery(world: World) -> None:
@@ -295,15 +311,17 @@ async def postgres_full(world: World, rng: Random) -> None:
     """Every new row fails as on a full disk: by a trigger that raises what Postgres raises then (SQLSTATE 53100). The
     servers of the tests share one disk, which must not be filled in earnest."""
     table = rng.choice((await world.chunk_table(), "document_bodies", "index_state"))
+    function = f"disk_full_{secrets.token_hex(4)}"  # its own: scenarios of one round have the same database
     await world.execute(
-        "DROP FUNCTION IF EXISTS disk_full() CASCADE",
-        "CREATE OR REPLACE FUNCTION disk_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION"
+        f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION"
         " 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$",
-        f"CREATE TRIGGER disk_full BEFORE INSERT ON {table} EXECUTE FUNCTION disk_full()",
+        f"CREATE OR REPLACE TRIGGER {function} BEFORE INSERT ON {table} EXECUTE FUNCTION {function}()",
     )
     tally.FAULTS["Postgres: disk full"] += 1
-    await asyncio.sleep(1 + rng.random() * 1.5)
-    await world.execute("DROP FUNCTION IF EXISTS disk_full() CASCADE")
+    try:
+        await asyncio.sleep(1 + rng.random() * 1.5)
+    finally:
+        await world.execute(f"DROP FUNCTION IF EXISTS {function}() CASCADE")
 
 
 async def slow_disk(world: World, rng: Random) -> None:
