@@ -8,6 +8,7 @@ dropped at once. The reasons are in docs/adr/0005-how-we-consume.md.
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -48,6 +49,9 @@ MAX_IN_FLIGHT_RECORDS = 10_000
 """The most records of one partition from the oldest unfinished one to the newest that was read. Tracking them takes
 about a megabyte."""
 COMMIT_SECONDS = 5.0
+RECOMMIT_SECONDS = 30.0
+"""An offset that has not grown for so long is committed again. Kafka forgets a commit that it accepted while the topic
+was being deleted and made anew, and the group would show a lag until the next record arrives."""
 HEARTBEAT_SECONDS = 1.0
 """A worker that joins waits for all members of the group, and they learn of it only with their next heartbeat."""
 CALL_SECONDS = 30.0
@@ -367,6 +371,11 @@ def _consumer_class(progress: Progress[Any], guard: LogGuard, commit_lock: async
     class Consumer(FaustConsumer):
         """Commits our done prefix and nothing else. (faust's own rule skips gaps in a new group.)"""
 
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._commit_due: dict[TopicPartition, float] = {}
+            """When an offset is committed again although it has not grown, on time.monotonic()."""
+
         async def on_partitions_assigned(self, assigned: Any, generation_id: int = 0) -> None:
             progress.open(assigned)  # first: faust passes records on before it has sent its own signal
             guard.assigned(assigned)
@@ -397,7 +406,14 @@ def _consumer_class(progress: Progress[Any], guard: LogGuard, commit_lock: async
             }
             marked = await guard.marked(done)
             allowed = {tp: offset for tp, offset in offsets.items() if tp in marked}
-            return bool(allowed) and await super()._commit_offsets(allowed, start_new_transaction)
+            committed = bool(allowed) and await super()._commit_offsets(allowed, start_new_transaction)
+            due = monotonic() + (RECOMMIT_SECONDS if committed else 0)
+            self._commit_due.update(dict.fromkeys(allowed, due))
+            return committed
+
+        def _should_commit(self, tp: TopicPartition, offset: int) -> bool:
+            """faust also counts an offset as committed when its commit was refused."""
+            return super()._should_commit(tp, offset) or monotonic() >= self._commit_due.get(tp, math.inf)
 
         async def _commit(self, offsets: Any) -> bool:
             """Commit one call at a time, and only partitions that are still tracked: faust may have begun this commit

@@ -223,7 +223,7 @@ async def recover(world: World, rng: Random) -> None:
 
 
 async def _begin_recovery(world: World) -> asyncio.Task[bool]:
-    """Start ``penstock recover`` and return it once offsets are rewound: until then detect refuses to start, and then the
+    """Start ``penstock recover`` and return it once offsets are rewound: until then detect refuses to start, then the
     command waits for detect. Run it again where another fault makes it give up before that."""
     for _ in range(RECOVERY_ATTEMPTS):
         while (before := await _recovery_state(world)) is None:

@@ -455,3 +455,26 @@ async def test_a_worker_retries_storing_its_marks_before_it_commits(
         assert world.moved() == {"regrown": 1}
         await world.until_committed()
     assert away <= 0
+
+
+async def test_an_offset_that_kafka_forgot_is_committed_again_without_a_new_record(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group showed a lag until another record came."""
+    monkeypatch.setattr(consume, "RECOMMIT_SECONDS", 1.0)
+    forgotten = 0
+    commit = AIOKafkaConsumer.commit
+
+    async def forgets(self: AIOKafkaConsumer, offsets: object = None) -> None:
+        nonlocal forgotten
+        if await world.end() == 20 and not forgotten:
+            forgotten += 1
+            return
+        await commit(self, offsets)
+
+    monkeypatch.setattr(AIOKafkaConsumer, "commit", forgets)
+    async with world.worker() as stage:
+        sent = await world.send("sent", 20)
+        await until(lambda: sent <= set(stage.handled))
+        await world.until_committed()
+    assert forgotten
