@@ -26,13 +26,14 @@ from pipeline.core.throttle import LiveBudget
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer
 from pipeline.ledger import documents, generations, work
+from pipeline.ledger.documents import Accepted
 from pipeline.observability.metrics import Metrics
 from pipeline.observability.traced_records import note
 from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.announce import AccessLoss, Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import Arrival, read_event
-from pipeline.stages.folding import Folded, access_loss, decision, fold_batch, outcome, superseded_upserts
+from pipeline.stages.folding import Folded, access_loss, decide, fold_batch, outcome, superseded_upserts
 from pipeline.stages.hints import send_hints
 from pipeline.stages.manifests import Counters, build_manifest
 from pipeline.stages.stage import Flooded, Incoming
@@ -231,54 +232,62 @@ class Detect:
     async def _accept(self, arrivals: Sequence[Arrival]) -> None:
         """Write what these events change to the ledger in one transaction, announce losses of access, and send hints.
         Raises Retryable; the ledger may hold the changes by then."""
-        identities = [a.identity for a in arrivals]
+        identities = [arrival.identity for arrival in arrivals]
         with translated("ledger"):
             async with self._pool.connection() as connection:
-                known = await documents.peek(connection, [i.id for i in identities])
+                known = await documents.peek(connection, [identity.id for identity in identities])
                 writable = await generations.writable(connection)
             predicted = await self._chunk(fold_batch(arrivals, known), writable, {})
             async with self._pool.connection() as connection, connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
                 writable = await generations.writable(connection)
                 known = await documents.lock(connection, identities)
-                deleted = {a.identity.id for a in arrivals if isinstance(a.event, Delete)}
-                upserted = {a.identity.id for a in arrivals if isinstance(a.event, Upsert)}
+                deleted = {arrival.identity.id for arrival in arrivals if isinstance(arrival.event, Delete)}
+                upserted = {arrival.identity.id for arrival in arrivals if isinstance(arrival.event, Upsert)}
                 superseded_before = await documents.load_superseded(connection, deleted)
                 folded = fold_batch(
                     arrivals, known, superseded_before, await documents.load_current(connection, deleted & upserted)
                 )
                 manifests = await self._chunk(folded, writable, predicted)
-                accepted = [decision(f, manifests.get(f.identity.id, {})) for f in folded.values()]
+                accepted = [decide(document, manifests.get(id_, {})) for id_, document in folded.items()]
                 await documents.keep_current(
-                    connection, [f.identity.id for f in folded.values() if f.stored_content_superseded]
+                    connection, [id_ for id_, document in folded.items() if document.stored_content_superseded]
                 )
                 await documents.keep_superseded(
-                    connection, {i: superseded_upserts(f) for i, f in folded.items() if f.superseded}
+                    connection,
+                    {id_: superseded_upserts(document) for id_, document in folded.items() if document.superseded},
                 )
                 seqs = await documents.write(connection, accepted, writable, grace_seconds=self._grace_seconds)
                 forgotten = await documents.prune_superseded(connection, list(folded))
         if forgotten:
             self._metrics.forgotten_versions.inc(forgotten)
             log.warning("superseded_versions_forgotten", count=forgotten, documents=len(folded))
-        active = next((g.name for g in writable if g.state == "active"), "")
-        for a in accepted:
-            if a.identity.id in seqs and (state := access_loss(a.before.state, a.state)):
-                self._unannounced[a.identity.id] = AccessLoss(
-                    a.identity, seqs[a.identity.id], a.state.version, state, active
-                )
-        await self._announcer.announce_access_loss([self._unannounced[i] for i in folded if i in self._unannounced])
-        for id_ in folded:
-            self._unannounced.pop(id_, None)
+        active = next((generation.name for generation in writable if generation.state == "active"), "")
+        await self._announce_access_losses(accepted, seqs, active)
         await send_hints(
             self._producer,
             [
-                (a.identity, generation.name, a.lane)
-                for a in accepted
-                if a.draws_seq or a.before.pending
+                (document.identity, generation.name, document.lane)
+                for document in accepted
+                if document.draws_seq or document.before.pending
                 for generation in writable
             ],
         )
         self._count(folded)
+
+    async def _announce_access_losses(
+        self, accepted: Sequence[Accepted], seqs: Mapping[UUID, int], active: str
+    ) -> None:
+        """Announce the losses of access in this batch, and those of an earlier try that could not be announced. seqs:
+        the new sequence numbers by document. active: the name of the active generation. Raises Retryable."""
+        for document in accepted:
+            id_ = document.identity.id
+            if id_ in seqs and (state := access_loss(document.before.state, document.state)):
+                self._unannounced[id_] = AccessLoss(document.identity, seqs[id_], document.state.version, state, active)
+        ids = [document.identity.id for document in accepted]
+        await self._announcer.announce_access_loss([self._unannounced[i] for i in ids if i in self._unannounced])
+        for id_ in ids:
+            self._unannounced.pop(id_, None)
 
     async def _chunk(
         self,
@@ -295,6 +304,7 @@ class Detect:
         return await asyncio.to_thread(_build_manifests, changed, counters, predicted)
 
     def _count(self, folded: Mapping[UUID, Folded]) -> None:
+        """Count and trace the outcomes of all events, and log the documents that nobody may read."""
         for document in folded.values():
             for arrival, step in document.steps:
                 self._metrics.events.labels(outcome=outcome(step), lane=arrival.lane).inc()

@@ -154,7 +154,7 @@ def outcome(step: Step) -> str:
     return "nobody" if step.changes and step.state.alive and not step.state.acl_tags else step.outcome
 
 
-def decision(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
+def decide(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
     """The decision for a document, as ``documents.write`` takes it. manifests: the new ones, by generation."""
     state, before = folded.state, folded.before
     changes = folded.changes

@@ -178,12 +178,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "known is None",
         (_SAFEGUARDS,),
     ),
-    Mutant("no hints are sent", _DETECT, "if a.draws_seq or a.before.pending", "if False"),
+    Mutant("no hints are sent", _DETECT, "if document.draws_seq or document.before.pending", "if False"),
     Mutant(
         "a repeated event hints nothing",
         _DETECT,
-        "if a.draws_seq or a.before.pending",
-        "if a.draws_seq",
+        "if document.draws_seq or document.before.pending",
+        "if document.draws_seq",
         (_SAFEGUARDS,),
     ),
     Mutant(
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a withdrawal is not announced at once",
         _DETECT,
-        "[self._unannounced[i] for i in folded if i in self._unannounced]",
+        "[self._unannounced[i] for i in ids if i in self._unannounced]",
         "[]",
         (_SAFEGUARDS,),
     ),
