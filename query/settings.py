@@ -180,7 +180,9 @@ class FeedbackSettings(Part):
     @classmethod
     def _long(cls, keys: SecretStr | None) -> SecretStr | None:
         if keys and any(len(key) < SHORTEST_SECRET for key in keys.get_secret_value().split()):
-            raise ValueError(f"a key has at least {SHORTEST_SECRET} characters: `openssl rand -base64 33` makes one")
+            raise ValueError(
+                f"a key has at least {SHORTEST_SECRET} characters: create one with `openssl rand -base64 33`"
+            )
         return keys
 
     def secrets(self, *, make: bool = False) -> list[bytes]:

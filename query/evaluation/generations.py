@@ -107,7 +107,7 @@ async def compare(
         active = await generations.active(connection)
         existing = {generation.name: generation for generation in await generations.writable(connection)}
         if candidate not in existing:
-            raise Misconfigured(f"there is no generation {candidate} to compare: `penstock generation list` names them")
+            raise Misconfigured(f"there is no generation {candidate} to compare: see `penstock generation list`")
         if dataset is None:
             questions, judged = await _golden(connection)
         else:

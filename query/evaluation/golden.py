@@ -85,8 +85,8 @@ def read(lines: Iterable[str]) -> Iterator[Golden]:
                 yield _parsed(json.loads(line))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise BadDataset(
-                    f'line {number} is no judgement: {{"tenant", "query", "as": […], "tags": […], "reference",'
-                    ' "judgements": [{"source", "external_id", "anchor", "gain": 1 to 10}]} is meant'
+                    f'line {number} is not a golden question: {{"tenant", "query", "as": […], "tags": […], "reference",'
+                    ' "judgements": [{"source", "external_id", "anchor", "gain": 1 to 10}]}'
                 ) from error
 
 

@@ -101,7 +101,7 @@ class Evaluation:
     async def _retrieval(self, golden: Golden, generation: Generation) -> dict[str, float]:
         outcome = await self.search.search(golden.text, await self._caller(golden), top=TOP, generation=generation)
         if outcome.degraded:
-            raise Retryable(f"evaluation: a search was not whole: {outcome.degraded[0]}")
+            raise Retryable(f"evaluation: a search was incomplete: {outcome.degraded[0]}")
         values = measure({"q": judgements.ranking(golden, outcome)}, {"q": judgements.gains(golden)})
         return {name: float(values[name][0]) for name in (NDCG, RECALL)}
 

@@ -37,7 +37,7 @@ class _Endpoint:
             problem = Problem("method-not-allowed", "only POST is supported", headers={"Allow": "POST"})
             await problem.response()(scope, receive, send)
             return
-        assert self._handler is not None, "requests come only while the application is up"
+        assert self._handler is not None, "the application is not running"
         self._requested.set()
         handle = await asyncio.shield(self._handler)
         await handle(scope, receive, send)

@@ -173,7 +173,7 @@ class _Gathering:
         try:
             return (await self._survey(scope, max_tokens)).size
         except Retryable as error:
-            self.notes.append(f"it is not known whether everything fits the budget: {error}")
+            self.notes.append(f"it could not be determined whether everything fits the budget: {error}")
             return deciding.UNKNOWN_SIZE
 
     async def _survey(self, scope: ReadScope, max_tokens: int | None) -> Survey:
@@ -198,7 +198,7 @@ class _Gathering:
                     {"sampled": True} if measured.sampled else {"chunks": measured.chunks, "missing": measured.missing}
                 )
         except Retryable as error:
-            self.notes.append(f"it is not known how many passages are embedded: {error}")
+            self.notes.append(f"it could not be determined how many passages are embedded: {error}")
             return deciding.UNKNOWN_COVERAGE
         return measured
 
@@ -329,7 +329,7 @@ def effective_filters(question: Question) -> Filters:
     check_filters(filters)
     if question.collection is not None:
         if not storable([question.collection]):
-            raise BadQuery("the collection contains a character that no source's name contains")
+            raise BadQuery("the collection contains a character that no source name can contain")
         if filters.sources and question.collection not in filters.sources:
             raise BadQuery("the collection is not among the sources of the filter: no document can match both")
         filters = replace(filters, sources=(question.collection,))

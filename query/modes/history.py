@@ -100,7 +100,7 @@ class History:
             notes.append(f"{self.without_embedding} chunks of the history are not embedded yet")
         if self.withheld:
             noun = "answer of the history was" if self.withheld == 1 else "answers of the history were"
-            notes.append(f"{self.withheld} {noun} withheld: not everything that they were made from can be read now")
+            notes.append(f"{self.withheld} {noun} withheld: not all of their sources can be read now")
         return notes
 
 
@@ -305,7 +305,7 @@ async def vector_of(
 ) -> tuple[tuple[Generation, Vectors] | None, str | None]:
     """The question's vector by the model of the scope's generation, or None with the reason why the history is searched
     by time."""
-    by_time = "the history was searched by time and not by meaning"
+    by_time = "the history was searched by time only"
     if embedders is None:
         return None, f"{by_time}: no embedding model is configured"
     try:

@@ -40,7 +40,7 @@ class CrossEncoder:
         self._session = _load(folder / MODEL, threads or usable_cpus())
         self._inputs = {model_input.name for model_input in self._session.get_inputs()}
         if "input_ids" not in self._inputs or self._inputs - KNOWN_INPUTS:
-            raise Misconfigured(f"{folder / MODEL} is no cross-encoder: its inputs are {sorted(self._inputs)}")
+            raise Misconfigured(f"{folder / MODEL} is not a cross-encoder: its inputs are {sorted(self._inputs)}")
         self._tokenizer = _tokenizer(folder / TOKENIZER)
         self._window = min(WINDOW, _max_tokens(folder / TOKENIZER_CONFIG))
         self._padding = (self._tokenizer.padding or {}).get("pad_id", 0)
@@ -82,7 +82,7 @@ class CrossEncoder:
             [output, *_] = self._session.run(None, {name: columns[name] for name in self._inputs})
         except Exception as error:  # the runtime's errors have no base of their own
             raise Misconfigured(
-                f"the cross-encoder {self.model} fails: {type(error).__name__}", service="rerank"
+                f"the cross-encoder {self.model} failed: {type(error).__name__}", service="rerank"
             ) from error
         return _relevance(np.asarray(output, dtype=np.float64), len(pairs))
 
@@ -92,7 +92,7 @@ def _relevance(output: NDArray[np.float64], pairs: int) -> list[float]:
     logits = output.reshape(pairs, -1) if output.size and output.size % pairs == 0 else output
     if logits.ndim != 2 or logits.shape[1] not in (1, 2) or not np.isfinite(logits).all():
         raise Misconfigured(
-            f"the cross-encoder answers {output.shape} for {pairs} pairs, or no numbers: it must be one score a pair",
+            f"the cross-encoder returned {output.shape} for {pairs} pairs, or no numbers: must be one score per pair",
             service="rerank",
         )
     logit = logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else 0.0)
@@ -119,7 +119,7 @@ def _load(path: Path, threads: int) -> InferenceSession:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # as above
         raise Misconfigured(
-            f"{path} cannot be loaded ({type(error).__name__}): PENSTOCK_RERANK_ONNX_PATH names a folder with "
+            f"{path} cannot be loaded ({type(error).__name__}): PENSTOCK_RERANK_ONNX_PATH must be a folder with "
             f"{MODEL} and {TOKENIZER}"
         ) from error
 
@@ -132,7 +132,7 @@ def _tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
-        raise Misconfigured(f"{path} is no tokenizer ({type(error).__name__})") from error
+        raise Misconfigured(f"{path} is not a tokenizer ({type(error).__name__})") from error
 
 
 def _max_tokens(path: Path) -> int:

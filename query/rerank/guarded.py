@@ -88,13 +88,13 @@ class Guarded:
     def _require_open(self) -> None:
         now = self._clock()
         if (wait := self._deferred_until - now) > 0:
-            reason = "it asked us to come later"
+            reason = "it requested a pause"
         elif (wait := self._breaker.enter(now)) > 0:
-            reason = self._breaker.trouble.reason if self._breaker.trouble else "it fails"
+            reason = self._breaker.trouble.reason if self._breaker.trouble else "its last requests failed"
         else:
             return
         self._on_outcome("skipped")
-        raise Retryable(f"the reranker is left alone for a while: {reason}", retry_after=wait, service="rerank")
+        raise Retryable(f"the reranker is not called at present: {reason}", retry_after=wait, service="rerank")
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

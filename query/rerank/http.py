@@ -68,7 +68,7 @@ class HttpReranker:
                 async for piece in response.aiter_bytes():
                     answer += piece
                     if len(answer) > MAX_RESPONSE_BYTES:
-                        raise Retryable("the rerank server answers without end", service="rerank")
+                        raise Retryable("the rerank server's response is too large", service="rerank")
                 measured.received = len(answer)
                 return bytes(answer)
         except httpx.TimeoutException as error:
@@ -85,7 +85,7 @@ class HttpReranker:
 def _failure(response: httpx.Response) -> PenstockError:
     """By the status alone: a server's own words may quote the passages, and whoever searches reads ours: no address."""
     status = response.status_code
-    said = f"the rerank server answers {status}"
+    said = f"the rerank server responded with {status}"
     wait = retry_after_seconds(response.headers, now=datetime.now(UTC))
     if status == 429:
         return Deferred(said, retry_after=wait, service="rerank")
@@ -95,7 +95,7 @@ def _failure(response: httpx.Response) -> PenstockError:
         case "quota":
             return Deferred(f"{said}: raise its quota", retry_after=QUOTA_WAIT_SECONDS, service="rerank")
         case "poison":
-            return Poison("rejected", f"{said} to this question: check PENSTOCK_RERANK_FLAVOUR if it does so to all")
+            return Poison("rejected", f"{said} to this query: check PENSTOCK_RERANK_FLAVOUR if all queries fail")
         case "misconfigured":
             return Misconfigured(f"{said}: check {_SETTING.get(status, 'PENSTOCK_RERANK_URL')}", service="rerank")
 
@@ -104,7 +104,7 @@ def _address(url: str) -> httpx.URL:
     try:
         address = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise Misconfigured(f"PENSTOCK_RERANK_URL is no address: {error}") from error
+        raise Misconfigured(f"PENSTOCK_RERANK_URL is not a valid URL: {error}") from error
     if address.scheme not in ("http", "https") or not address.host:
         raise Misconfigured("PENSTOCK_RERANK_URL must begin with http:// or https:// and name a host")
     return address
@@ -115,7 +115,7 @@ def _headers(settings: RerankSettings) -> dict[str, str]:
         return {}
     key = settings.api_key.get_secret_value()
     if not key.isascii() or not key.isprintable():
-        raise Misconfigured("PENSTOCK_RERANK_API_KEY holds characters that no header takes")
+        raise Misconfigured("PENSTOCK_RERANK_API_KEY contains characters that HTTP headers cannot hold")
     return {"Authorization": f"Bearer {key}"}
 
 
@@ -156,15 +156,13 @@ def read(answer: bytes, *, texts: int) -> list[float]:
         parsed = _ANSWER.validate_json(answer)
     except ValidationError as error:
         # The cause would quote the body: name it by its kind only.
-        raise Retryable(
-            f"the rerank server's answer cannot be read ({type(error).__name__})", service="rerank"
-        ) from None
+        raise Retryable(f"the rerank server's response is invalid ({type(error).__name__})", service="rerank") from None
     ranks = parsed if isinstance(parsed, list) else parsed.results
     if sorted(rank.index for rank in ranks) != list(range(texts)):
         raise Retryable(
-            f"the rerank server answered {len(ranks)} scores for {texts} passages, or numbered them wrongly",
+            f"the rerank server returned {len(ranks)} scores for {texts} passages, or numbered them wrongly",
             service="rerank",
         )
     if not all(math.isfinite(rank.score) for rank in ranks):
-        raise Retryable("the rerank server answered a score that is no number", service="rerank")
+        raise Retryable("the rerank server returned a score that is not a number", service="rerank")
     return [rank.score for rank in sorted(ranks, key=lambda rank: rank.index)]

@@ -96,7 +96,7 @@ class Operator:
         """Again, where the machine was too busy for a whole evaluation: the command says so and has changed nothing."""
         for _ in range(3):
             code, out, errors = await self.run("generation", "cutover", "--json")
-            if "was not whole" not in errors:
+            if "was incomplete" not in errors:
                 break
             assert (await self.space.query("SELECT name FROM generations WHERE state = 'active'")) == [("g1",)]
         assert code == 0, errors

@@ -173,7 +173,7 @@ async def withheld(assistant: Assistant) -> None:
     assert "lentil" in prompt, "what was made from other documents stays"
     told = await assistant.ask(QUESTION)
     assert [note for note in told["notes"] if "withheld" in note] == [
-        "1 answer of the history was withheld: not everything that they were made from can be read now"
+        "1 answer of the history was withheld: not all of their sources can be read now"
     ]
     assert SECRET not in json.dumps(told)
 

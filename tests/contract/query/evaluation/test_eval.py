@@ -375,7 +375,7 @@ async def test_an_evaluation_with_a_degraded_search_is_not_recorded(library: Lib
     await replace_golden(library, golden("rings of ice", Judged("wiki", "saturn")))
     one = evaluation(library)
     one.search = Search(library.pool, library.es, QueryEmbedder(unreachable))
-    with pytest.raises(Retryable, match="not whole"):
+    with pytest.raises(Retryable, match="was incomplete"):
         await one.run()
     async with library.pool.connection() as connection:
         assert await newest(connection) is None

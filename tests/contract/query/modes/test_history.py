@@ -89,7 +89,7 @@ async def test_without_the_embedding_model_the_newest_history_is_used_with_a_not
     found = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
     assert found.history is not None
     assert found.history.served == "newest"
-    said = "the history was searched by time and not by meaning: the model is overloaded (429)"
+    said = "the history was searched by time only: the model is overloaded (429)"
     assert said in found.notes
     assert (step(found)["degraded"], step(found)["reason"]) == (True, said)
 

@@ -392,8 +392,12 @@ async def test_a_locked_ledger_delays_the_choice_of_mode_only_briefly(
         await holding.rollback()
     found = await asked
     assert (found.mode, documents_of(found)) == ("hybrid", ["1.md"])
-    assert found.notes[0].startswith("it is not known whether everything fits the budget: counting what may be read")
-    assert found.notes[1].startswith("it is not known how many passages are embedded: counting what is embedded")
+    assert found.notes[0].startswith(
+        "it could not be determined whether everything fits the budget: counting what may be read"
+    )
+    assert found.notes[1].startswith(
+        "it could not be determined how many passages are embedded: counting what is embedded"
+    )
     assert step(found, "long_context")["degraded"] is step(found, "embedded")["degraded"] is True
 
 

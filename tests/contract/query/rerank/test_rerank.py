@@ -169,15 +169,15 @@ QUESTION = "the backup runs after the audit ends"
     ("faults", "options", "outcome", "reason"),
     [
         ({"errors": 1}, {}, "unavailable", "answers 503"),
-        ({"throttle": 1}, {}, "throttled", "answers 429"),
+        ({"throttle": 1}, {}, "throttled", "responded with 429"),
         ({"errors": 1, "error_status": 401}, {}, "misconfigured", "check PENSTOCK_RERANK_API_KEY"),
-        ({"errors": 1, "error_status": 422}, {}, "rejected", "answers 422"),
+        ({"errors": 1, "error_status": 422}, {}, "rejected", "responded with 422"),
         ({"hang": 1}, {"timeout_seconds": 0.3}, "timeout", "did not answer within 0.3 s"),
         ({"latency_seconds": 60.0}, {"timeout_seconds": 0.3}, "timeout", "did not answer within 0.3 s"),
         ({"disconnect": 1}, {}, "unavailable", "cannot be reached"),
-        ({"nan": 1}, {}, "unavailable", "no number"),
+        ({"nan": 1}, {}, "unavailable", "not a number"),
         ({"drop_row": 1}, {}, "unavailable", "numbered them wrongly"),
-        ({"not_json": 1}, {}, "unavailable", "cannot be read"),
+        ({"not_json": 1}, {}, "unavailable", "response is invalid"),
         ({}, {"url": "http://127.0.0.1:1/rerank"}, "unavailable", "cannot be reached"),
     ],
 )
@@ -258,7 +258,7 @@ async def test_the_query_service_reranks_counts_outcomes_and_names_no_address(
     assert found["results"][0]["rerank_score"] > 0
     assert plain["results"][0]["rerank_score"] is None
     assert without["results"][0]["rerank_score"] is None
-    assert without["degraded"] == ["the rerank server answers 503"]
+    assert without["degraded"] == ["the rerank server responded with 503"]
     assert "127.0.0.1" not in str(without)
     for outcome in ("reranked", "unavailable"):
         assert f'penstock_query_rerank_total{{outcome="{outcome}"}} 1.0' in counted

@@ -118,7 +118,7 @@ async def test_callers_share_the_model_and_a_cancelled_one_does_not_affect_the_o
 
 
 async def test_an_invalid_model_folder_is_misconfigured_with_what_is_missing(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(Misconfigured, match=r"PENSTOCK_RERANK_ONNX_PATH names a folder with model\.onnx"):
+    with pytest.raises(Misconfigured, match=r"PENSTOCK_RERANK_ONNX_PATH must be a folder with model\.onnx"):
         CrossEncoder(tmp_path / "nowhere")
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -126,11 +126,11 @@ async def test_an_invalid_model_folder_is_misconfigured_with_what_is_missing(tmp
     with pytest.raises(Misconfigured, match="cannot be loaded"):
         CrossEncoder(broken)
     (broken / "model.onnx").write_bytes((folder / "model.onnx").read_bytes())
-    with pytest.raises(Misconfigured, match=r"tokenizer\.json is no tokenizer"):
+    with pytest.raises(Misconfigured, match=r"tokenizer\.json is not a tokenizer"):
         CrossEncoder(broken)
 
 
 async def test_a_model_with_other_outputs_than_one_score_is_misconfigured(tmp_path: Path) -> None:
     folder = kit.write(tmp_path / "three", labels=3)
-    with pytest.raises(Misconfigured, match="must be one score a pair"):
+    with pytest.raises(Misconfigured, match="must be one score per pair"):
         await rank(folder)

@@ -84,7 +84,7 @@ async def test_tei_requests_are_split_into_batches_of_32(fake: FakeRerank) -> No
 async def test_one_failed_batch_fails_the_call_and_cancels_the_other_requests(fake: FakeRerank) -> None:
     fake.faults.errors, fake.faults.hang = 1, 2
     async with connected(fake, "tei") as reranker:
-        with pytest.raises(Retryable, match="answers 503"):
+        with pytest.raises(Retryable, match="responded with 503"):
             await asyncio.wait_for(reranker.rerank(QUESTION, ["text"] * 96), 5)
     while fake.stats.left < 2:
         await asyncio.sleep(0.01)
@@ -97,23 +97,23 @@ def set_faults(**faults: Any) -> Callable[[FakeRerank], None]:
 @pytest.mark.parametrize(
     ("fault", "kind", "says"),
     [
-        (set_faults(errors=1), Retryable, "the rerank server answers 503"),
-        (set_faults(errors=1, error_status=500), Retryable, "answers 500"),
-        (set_faults(errors=1, error_status=408), Retryable, "answers 408"),
-        (set_faults(throttle=1), Deferred, "answers 429"),
+        (set_faults(errors=1), Retryable, "the rerank server responded with 503"),
+        (set_faults(errors=1, error_status=500), Retryable, "responded with 500"),
+        (set_faults(errors=1, error_status=408), Retryable, "responded with 408"),
+        (set_faults(throttle=1), Deferred, "responded with 429"),
         (set_faults(errors=1, error_status=402), Deferred, "raise its quota"),
-        (set_faults(errors=1, error_status=400), Poison, "answers 400 to this question"),
+        (set_faults(errors=1, error_status=400), Poison, "responded with 400 to this query"),
         (set_faults(errors=1, error_status=422), Poison, "PENSTOCK_RERANK_FLAVOUR"),
         (set_faults(errors=1, error_status=401), Misconfigured, "check PENSTOCK_RERANK_API_KEY"),
         (set_faults(errors=1, error_status=403), Misconfigured, "check PENSTOCK_RERANK_API_KEY"),
         (set_faults(errors=1, error_status=404), Misconfigured, "check PENSTOCK_RERANK_URL"),
         (set_faults(errors=1, error_status=302), Misconfigured, "check PENSTOCK_RERANK_URL"),
         (set_faults(disconnect=1), Retryable, "cannot be reached"),
-        (set_faults(not_json=1), Retryable, "cannot be read"),
-        (set_faults(nan=1), Retryable, "no number"),
-        (set_faults(drop_row=1), Retryable, "answered 2 scores for 3 passages"),
+        (set_faults(not_json=1), Retryable, "response is invalid"),
+        (set_faults(nan=1), Retryable, "not a number"),
+        (set_faults(drop_row=1), Retryable, "returned 2 scores for 3 passages"),
         (set_faults(repeat_row=1), Retryable, "numbered them wrongly"),
-        (set_faults(endless=1), Retryable, "answers without end"),
+        (set_faults(endless=1), Retryable, "response is too large"),
     ],
 )
 async def test_rerank_server_faults_raise_the_matching_error_without_naming_the_address(
