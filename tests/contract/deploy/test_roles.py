@@ -59,7 +59,7 @@ from query.modes.gather import Modes
 from query.modes.material import Question
 from query.settings import ChatSettings, RetrievalSettings
 from query.telemetry import QueryMetrics
-from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.deploy.roles_kit import ROLES, logins, run_file
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 from topics.codec import encode
 from topics.messages import IdentityChanged
@@ -490,7 +490,7 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
         ("penstock_trail_reader", "SELECT trail.expire(400, 1)"),
         *(
             (role, statement)
-            for role in (*INSIDERS, "penstock_trail_reader")
+            for role in (*INSIDERS, "penstock_trail_reader", "penstock_operator")
             for statement in (
                 "UPDATE trail.records SET actor = 'eve'",
                 "DELETE FROM trail.records",
@@ -500,7 +500,13 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
                 "TRUNCATE trail.heads",
             )
         ),
-        *((role, "CREATE TABLE mine ()") for role in INSIDERS),
+        *((role, "CREATE TABLE mine ()") for role in (*INSIDERS, "penstock_operator", "penstock_trail_reader")),
+        *(
+            (role, f"SET ROLE {another}")
+            for role in (*INSIDERS, "penstock_operator", "penstock_trail_reader")
+            for another in ROLES
+            if another != role
+        ),
         *((role, "INSERT INTO schema_migrations VALUES ('9999_mine')") for role in INSIDERS),
     ],
 )

@@ -114,6 +114,13 @@ def test_the_kafka_acls_name_exactly_the_existing_topics_groups_and_operations()
     assert {operation for rule in rules for operation in rule["may"]} == OPERATIONS.keys()
 
 
+def test_only_migrate_may_create_topics_and_no_login_may_delete_or_alter_them() -> None:
+    said = json.loads((DEPLOY / "roles/kafka/acls.json").read_text())
+    may = {login: {operation for rule in rules for operation in rule["may"]} for login, rules in said.items()}
+    assert {login for login, operations in may.items() if "Create" in operations} == {"penstock_migrate"}
+    assert set.union(*may.values()) == {"Create", "Describe", "DescribeConfigs", "Read", "Write"}
+
+
 def test_each_topic_may_be_written_only_by_its_producers() -> None:
     writers: dict[str, set[str]] = {}
     for principal, rights in desired_acls("x.").items():
