@@ -14,12 +14,15 @@ from deploy.local.postgres import Postgres
 from deploy.local.service import Place
 from deploy.local.stack import SERVERS, Stack
 from tests.faults.wires import WiredKafka, wire_ports
+from tests.support.portion import portion
 from tests.support.space import Space
 
 LOG_SHOWN = 6_000
 """Characters of each worker's log with a failure: where the machine is gone when it is read, there is nothing else."""
 
-settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "penstock", max_examples=portion(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("penstock")  # no test fails because the machine is busy
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from connectors.confluence import markup
 from connectors.confluence.markup import markdown
+from tests.support.portion import portion
 
 
 def macro(name: str, body: str = "", **parameters: str) -> str:
@@ -302,14 +303,14 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=portion(150), deadline=None)
 @given(st.lists(FRAGMENTS, max_size=40).map("".join))
 def test_any_sequence_of_markup_fragments_gives_text(source: str) -> None:
     assert isinstance(markdown(source), str)
     assert markup.users(source) <= {"u"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=portion(100), deadline=None)
 @given(st.lists(st.text("ab\n `|<>&", max_size=20), min_size=1, max_size=5))
 def test_the_text_of_a_code_macro_is_unchanged(lines: list[str]) -> None:
     code = "\n".join(lines).strip("\n")

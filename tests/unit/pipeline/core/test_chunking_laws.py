@@ -19,6 +19,7 @@ from pipeline.core.chunking.code import GRAMMARS
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import Chunk, ChunkParams
 from pipeline.core.normalise import normalise
+from tests.support.portion import portion
 
 MEDIA_TYPES = [*PARSERS, *GRAMMARS, "text/x-unheard-of; charset=utf-8"]
 SMALL = ChunkParams(target=40, min_tokens=16, max_tokens=60)
@@ -123,14 +124,14 @@ pieces = st.sampled_from(
 texts = st.lists(st.one_of(pieces, pieces, pieces, st.text(max_size=8)), max_size=150).map("".join)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=portion(250), deadline=None)
 @given(texts, st.sampled_from(MEDIA_TYPES))
 def test_the_chunking_laws_hold_for_any_text_and_media_type(raw: str, media_type: str) -> None:
     text, kind = normalise(raw, media_type)
     assert_laws(text, kind)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=portion(40), deadline=None)
 @given(
     texts,
     st.sampled_from(["text/plain", "text/markdown"]),
@@ -147,7 +148,7 @@ def test_the_chunking_laws_hold_for_any_chunk_sizes(
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=portion(40), deadline=None)
 @given(texts)
 def test_chunks_fit_max_tokens_with_a_tokenizer_that_is_not_additive(raw: str) -> None:
     text, kind = normalise(raw, "text/plain")

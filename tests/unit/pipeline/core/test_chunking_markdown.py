@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.chunking import markdown
 from pipeline.core.chunking.units import Block
+from tests.support.portion import portion
 
 PIECES = [
     *(
@@ -60,7 +61,7 @@ def by_markdown_it_alone(text: str) -> list[Block]:
     return blocks
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=portion(600), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=40).map("".join))
 @example("# head | er\n| - | - |\n| 1 | 2 |\n")
 @example("- a\n===\n\nb\n")

@@ -8,7 +8,7 @@ import random
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import pytest
 import tiktoken
@@ -43,6 +43,7 @@ def _table(rng: random.Random) -> str:
     return f"| name | value |\n| --- | --- |\n{rows}"
 
 
+@cache
 def _markdown() -> str:
     """The topics as a book: headings of four levels, code fences, a table."""
     rng = random.Random(5)
@@ -57,6 +58,7 @@ def _markdown() -> str:
     return "\n\n".join(parts)
 
 
+@cache
 def _python() -> str:
     import _pydecimal
     import argparse
@@ -66,12 +68,14 @@ def _python() -> str:
     return "\n\n".join(map(inspect.getsource, (_pydecimal, argparse, inspect_module, unittest.mock)))[:160_000]
 
 
+@cache
 def _random_prose() -> str:
     rng = random.Random(6)
     endings = [""] * 9 + [",", ".", ".", ".\n\n"]
     return " ".join(rng.choice(WORDS) + rng.choice(endings) for _ in range(16_000))
 
 
+@cache
 def _rows() -> str:
     rng = random.Random(8)
     rows = (f"{n},{rng.choice(WORDS)},{' '.join(rng.choices(WORDS, k=12))}\n" for n in range(1_500))
@@ -89,15 +93,20 @@ DOCUMENTS: dict[str, tuple[Callable[[], str], str]] = {
 }
 
 
+@lru_cache(maxsize=1)
+def _places(text: str, pattern: str) -> list[tuple[int, int]]:
+    return [match.span() for match in re.finditer(pattern, text)]
+
+
 def _change_word(text: str, rng: random.Random) -> str:
-    word = rng.choice([match.span() for match in re.finditer(r"\b[a-z]{4,}\b", text)])
+    word = rng.choice(_places(text, r"\b[a-z]{4,}\b"))
     return text[: word[0]] + rng.choice(WORDS) + text[word[1] :]
 
 
 def _insert_paragraph(text: str, rng: random.Random, media_type: str, words: int) -> str:
     """At a paragraph's end; a comment line in code, a row in a table."""
     prose = media_type in ("text/plain", "text/markdown", "text/x-rst")
-    place = rng.choice([match.end() for match in re.finditer("\n\n" if prose else "\n", text)])
+    _, place = rng.choice(_places(text, "\n\n" if prose else "\n"))
     new = " ".join(rng.choices(WORDS, k=words if prose else 9))
     inserted = f"{new.capitalize()}.\n\n" if prose else f"# {new}\n" if "python" in media_type else f"7,new,{new}\n"
     return text[:place] + inserted + text[place:]

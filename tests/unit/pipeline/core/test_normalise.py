@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.core import normalise as rules
 from pipeline.core.errors import Poison
 from pipeline.core.normalise import normalise
+from tests.support.portion import portion
 
 PLAIN = "text/plain"
 SCOTLAND = "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f"
@@ -27,7 +28,7 @@ awkward = st.text(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=portion(400), deadline=None)
 @given(awkward, st.sampled_from([PLAIN, "text/markdown", "text/x-penstock-messages", "text/x-python; charset=utf-8"]))
 def test_normalisation_is_idempotent_and_yields_storable_text(content: str, media_type: str) -> None:
     text, kind = normalise(content, media_type)
@@ -43,7 +44,7 @@ HTML = """<p> </p> <div> </div> <b> </b> <ul><li> </li></ul> <table><tr><td> </t
 html_parts = st.sampled_from([*HTML.split(), "\n", " ", "   "])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=portion(200), deadline=None)
 @given(st.lists(html_parts, max_size=40).map("".join))
 def test_html_normalises_to_markdown_that_normalises_to_itself(html: str) -> None:
     text, kind = normalise(html, "text/html")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.embedding import convert
 from pipeline.embedding.tokens import Tokens, WordPieces, byte_pairs, word_pieces
+from tests.support.portion import portion
 from tests.support.space import PROJECT
 
 WORDS = word_pieces(convert.published() / convert.TOKENIZER)
@@ -57,7 +58,7 @@ def test_many_threads_may_count_tokens_at_the_first_use_of_the_tokenizer() -> No
 
 
 @tokenizers
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=portion(60), deadline=None)
 @given(text=texts, limit=st.integers(1, 40))
 def test_a_cut_text_is_the_longest_prefix_within_the_token_limit(tokens: Tokens, text: str, limit: int) -> None:
     cut = tokens.cut(text, limit)
@@ -69,7 +70,7 @@ def test_a_cut_text_is_the_longest_prefix_within_the_token_limit(tokens: Tokens,
         assert tokens.count([cut])[0] >= limit - 4  # a letter is at most four bytes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=portion(300), deadline=None)
 @given(
     text=st.lists(
         st.text(assigned, max_size=12) | st.sampled_from(["<|endoftext|>", "'LL", " \n ", "  ", "1234", "é"])

@@ -14,6 +14,7 @@ from pipeline.ledger.documents import Known, Superseded
 from pipeline.stages.events import Arrival, read_event
 from pipeline.stages.folding import fold_batch
 from pipeline.stages.stage import Incoming
+from tests.support.portion import portion
 from topics.codec import encode
 from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted
 
@@ -103,7 +104,7 @@ def result(state: State) -> tuple[object, ...]:
     return True, state.version, state.observed_at, state.content_hash, set(state.acl_tags)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=portion(1000))
 @given(st.lists(EVENTS, min_size=3, max_size=7), st.data())
 def test_events_in_any_order_and_batches_end_in_the_same_state(events: list[AnyMessage], data: st.DataObject) -> None:
     arrivals = [arrival(e) for e in events]

@@ -32,6 +32,7 @@ from query.modes.documents import Packer, Part, parts
 from query.modes.gather import MAX_DOCUMENTS_PER_QUESTION, effective_filters, interleave
 from query.modes.material import Question
 from query.settings import ChatSettings, RetrievalSettings
+from tests.support.portion import portion
 
 # The decision
 
@@ -163,7 +164,7 @@ texts = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=portion(40), deadline=None)
 @given(texts, st.sampled_from([0.0, 0.175, 0.3]))
 def test_the_parts_of_a_document_hold_its_text_once_in_order(text: str, overlap: float) -> None:
     params = ChunkParams(target=40, min_tokens=16, max_tokens=64, overlap=overlap)
