@@ -168,7 +168,7 @@ QUESTION = "the backup runs after the audit ends"
 @pytest.mark.parametrize(
     ("faults", "options", "outcome", "reason"),
     [
-        ({"errors": 1}, {}, "unavailable", "answers 503"),
+        ({"errors": 1}, {}, "unavailable", "responded with 503"),
         ({"throttle": 1}, {}, "throttled", "responded with 429"),
         ({"errors": 1, "error_status": 401}, {}, "misconfigured", "check PENSTOCK_RERANK_API_KEY"),
         ({"errors": 1, "error_status": 422}, {}, "rejected", "responded with 422"),
