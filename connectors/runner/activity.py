@@ -41,7 +41,7 @@ class Status:
     """When it entered that state."""
     succeeded_at: str | None = None
     failures: int = 0
-    """In a row."""
+    """The number of failures since the last success."""
 
     def age_seconds(self) -> float | None:
         """Return the time since the last success, or None."""
@@ -93,7 +93,7 @@ class Activity:
         self._commands: set[int] = set()
         self._running_commands: set[int] = set()
         self._rests = rests
-        self._rested = 0.0
+        self._rest_until = 0.0
         """When the pause after the last run ends, on monotonic()."""
 
     @property
@@ -112,7 +112,7 @@ class Activity:
         self._wake.set()
 
     async def loop(self) -> None:
-        """Raises LeaseLost."""
+        """Run the activity until cancelled. Raises LeaseLost."""
         while not is_cancelled():
             await self._until_due()
             await self._run_once()
@@ -129,7 +129,7 @@ class Activity:
             except TimeoutError:
                 break
         if self._wake.is_set() and not self._commands:
-            await asyncio.sleep(max(0.0, min(self._rested, self._due) - monotonic()))
+            await asyncio.sleep(max(0.0, min(self._rest_until, self._due) - monotonic()))
         if not self._not_paused.is_set():
             self.status.enter("paused")
             await self._not_paused.wait()
@@ -153,7 +153,7 @@ class Activity:
         except Exception as error:  # noqa: BLE001 # a source is foreign code: it may raise anything
             await self._handle_failure(error, arguments)
         else:
-            self._rested = 2 * monotonic() - began if self._rests else 0.0
+            self._rest_until = 2 * monotonic() - began if self._rests else 0.0
             self.status.failures = 0
             self.status.succeeded_at = _now()
             self.status.enter("idle")

@@ -33,11 +33,12 @@ log = structlog.get_logger()
 
 HEARTBEAT_SECONDS = 1.0
 TAKEOVER_SECONDS = 5.0
-"""Between two attempts to take over an instance that another process runs."""
+"""Pause between two attempts to take over an instance that another process runs."""
 PROBLEM_COUNT_HEARTBEATS = 20
-"""Heartbeats between two counts of the documents that cannot be published."""
+"""The number of heartbeats between two counts of the documents that cannot be published."""
 MAX_PENDING_NAMES = 1_000
-"""Documents or tags that events have named and that are not read yet: with more of them, everything is read instead."""
+"""The most documents, or tags, that events have named and that are not read yet. With more of them everything is read
+instead."""
 
 
 class Instance:

@@ -1,4 +1,4 @@
-"""Creates the topics that are missing, and says where the existing ones differ from the registry."""
+"""Creates missing topics, and reports where existing ones differ from the registry."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Partitions = Sequence[Mapping[str, Any]]
 
 
 class TopicsNotReady(Exception):
-    """Kafka cannot be reached, or has not given every partition a leader in time. It may heal: try again."""
+    """Kafka cannot be reached, or has not given every partition a leader in time. A later attempt may succeed."""
 
 
 class TopicRefused(Exception):
-    """Kafka does not let us make or read a topic: no permission, more replicas than brokers. One line."""
+    """Kafka refuses to let us create or read a topic: we lack the permission, or it has fewer brokers than replicas.
+    The message is one line."""
 
 
 async def ensure_topics(

@@ -1,4 +1,4 @@
-"""Settings → connections to Kafka."""
+"""Connections to Kafka, made from the settings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from topics.registry import Topic
 
 @asynccontextmanager
 async def producer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
-    """A started producer; leaving waits for what is under way. Raises Retryable when Kafka is away, Misconfigured when
-    it does not let us in."""
+    """A started producer; at the end of the block it waits for the records in flight. Raises Retryable when Kafka
+    cannot be reached, Misconfigured when it refuses us."""
     sign = signature_of(kafka)
     try:
         async with Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka), trace=sending, sign=sign) as started:
@@ -36,8 +36,8 @@ async def producer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
 
 
 def publisher(settings: Settings) -> AbstractAsyncContextManager[Producer]:
-    """``producer`` for a process that publishes to the topics of ``registry.INTAKE``. Raises Misconfigured at once
-    where everything that it publishes would be refused."""
+    """``producer`` for a process that publishes to the topics of ``registry.INTAKE``. Raises Misconfigured when the
+    pipeline would refuse everything that it publishes."""
     if settings.producers == "enforce" and settings.kafka.signing_key_file is None:
         raise Misconfigured(
             "PENSTOCK_PRODUCERS=enforce refuses what is not signed: set PENSTOCK_KAFKA_SIGNING_KEY_FILE to the private"
@@ -48,7 +48,8 @@ def publisher(settings: Settings) -> AbstractAsyncContextManager[Producer]:
 
 
 def signature_of(kafka: KafkaSettings) -> Sign | None:
-    """How this process signs; None: it does not. Raises Misconfigured when its key cannot be read."""
+    """The function with which this process signs; None: it does not. Raises Misconfigured when its key cannot be
+    read."""
     if kafka.signing_key_file is None:
         return None
     from topics.signatures import NotAKey, Signer  # cryptography takes 50 ms
@@ -61,9 +62,10 @@ def signature_of(kafka: KafkaSettings) -> Sign | None:
 
 
 async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_seconds: float = 60.0) -> int:
-    """Send all of it and wait until Kafka has it all; returns how many. Raises Retryable when that is not certain.
+    """Send records and wait until Kafka has stored all of them; returns their number. Raises Retryable when that is not
+    certain.
 
-    ``sends`` are calls of Producer.send or send_raw, awaited here one after another (that keeps their order).
+    sends: calls of ``Producer.send`` or ``send_raw``, which are awaited one after another to keep their order.
     """
     async with certain(within_seconds):
         futures = [await send for send in sends]
@@ -74,7 +76,7 @@ async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_sec
 
 @asynccontextmanager
 async def certain(within_seconds: float = 60.0) -> AsyncIterator[None]:
-    """Raises Retryable when what is sent inside is not known to be stored."""
+    """Raises Retryable when the records that are sent inside the block are not known to be stored at its end."""
     try:
         async with asyncio.timeout(within_seconds):
             yield
@@ -86,7 +88,7 @@ async def certain(within_seconds: float = 60.0) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def reader(kafka: KafkaSettings, topic: Topic) -> AsyncIterator[Reader]:
-    """A reader of single records. Raises Retryable when Kafka is away."""
+    """A started reader of single records. Raises Retryable when Kafka cannot be reached."""
     try:
         async with Reader(kafka.bootstrap, topic, kafka.topic_prefix, security(kafka)) as started:
             yield started

@@ -32,7 +32,7 @@ SETTLING = (GroupLoadInProgressError, NotCoordinatorForGroupError)
 
 
 class OffsetsUnavailable(Exception):
-    """Kafka cannot be reached, or refuses. One line; it may heal."""
+    """Kafka cannot be reached, or refuses. The message is one line; a later attempt may succeed."""
 
 
 class GroupBusy(Exception):
@@ -41,7 +41,7 @@ class GroupBusy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One partition, in offsets."""
+    """The extent of one partition, in offsets."""
 
     begin: int
     """The offset of the oldest record that Kafka still has."""
@@ -102,7 +102,7 @@ class Groups:
         await self._admin.close()
 
     async def members(self, group: str) -> list[str]:
-        """Where the group's members run, one host each; empty for a group that is unknown or has none."""
+        """The hosts of the group's members; empty for a group that is unknown or has none."""
         described = await self._described(group)
         if described is None:
             return []
@@ -112,10 +112,10 @@ class Groups:
         return [str(member[2]).lstrip("/") for member in members]
 
     async def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """(topic, partition) → the offset at which the group continues. One that it never committed is absent."""
+        """The offsets at which the group continues, by (topic, partition). Partitions without one are absent."""
         if await self._described(group) is None:
             return {}
-        # aiokafka takes a coordinator that is not ready for one without offsets; _described has seen that it is ready.
+        # With a coordinator that is not ready aiokafka would return no offsets; _described has waited for it.
         async with self._explained():
             offsets = await self._admin.list_consumer_group_offsets(self._prefix + group)
         return {
@@ -123,7 +123,7 @@ class Groups:
         }
 
     async def logs(self, topics: Collection[str], moment: datetime) -> dict[tuple[str, int], Log]:
-        """Each partition of these topics. Raises OffsetsUnavailable."""
+        """The extent of each partition of these topics. moment: for ``Log.since``. Raises OffsetsUnavailable."""
         async with self._explained(), self._consumer(None) as kafka:
             names = {self._prefix + topic for topic in topics}
             partitions = [
@@ -151,7 +151,7 @@ class Groups:
         }
 
     async def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Let the group continue at these offsets. Raises GroupBusy, OffsetsUnavailable."""
+        """Commit these offsets, at which the group then continues. Raises GroupBusy, OffsetsUnavailable."""
         if not offsets:
             return
         if hosts := await self.members(group):
@@ -210,7 +210,8 @@ def group(stage: str) -> str:
 
 @asynccontextmanager
 async def groups(kafka: KafkaSettings) -> AsyncIterator[Groups]:
-    """Raises Retryable when Kafka is away, Misconfigured when it does not let us in."""
+    """A started client for consumer groups. Raises Retryable when Kafka cannot be reached, Misconfigured when it
+    refuses us."""
     client = Groups(kafka.bootstrap, kafka.topic_prefix, security(kafka))
     try:
         await client.__aenter__()

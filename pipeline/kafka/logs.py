@@ -1,4 +1,4 @@
-"""Partitions as they are now: identity, begin, end, and single records."""
+"""Reading the present state of partitions: identity, beginning, end, and single records."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ CLOSE_SECONDS = 2.0
 FETCH_BYTES = 1024
 """The smallest useful fetch: Kafka returns a whole batch of records even so."""
 FETCH_WAIT_MS = 20
-"""aiokafka fetches what follows a record as soon as it has it: at the end of a log Kafka holds back that response for
-so long."""
+"""How long Kafka may delay a response at the end of a log. aiokafka fetches what follows a record as soon as it has the
+record, and closing waits for that response."""
 
 Place = tuple[str, int]
 """Topic, with its prefix, and partition."""
 
 
 class LogsUnavailable(Exception):
-    """Kafka cannot be reached or does not answer in time. One line; it may heal."""
+    """Kafka cannot be reached or does not answer in time. The message is one line; a later attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class LogNow:
     begin: int
     end: int
     records: dict[int, SentRecord] = field(default_factory=dict)
-    """By offset. One that expired, was compacted away or is not there yet is absent."""
+    """The records by offset. One that has expired, was compacted away or does not exist yet is absent."""
 
 
 async def look(

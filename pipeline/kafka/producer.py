@@ -35,7 +35,7 @@ _HARMLESS = (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
-"""Raised by ``send`` before anything left the process: the producer is as good as before."""
+"""The errors that ``send`` raises before anything was sent, after which the producer can still be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Stored:
 
 
 Delivery = asyncio.Future[Stored]
-"""Done when every in-sync replica has the record; else it holds a DeliveryUnknown or a DeliveryRefused."""
+"""Done when every in-sync replica has the record; otherwise it raises DeliveryUnknown or DeliveryRefused."""
 
 
 Sign = Callable[[str, bytes | None, bytes | None, Headers], Headers]
@@ -55,22 +55,22 @@ Sign = Callable[[str, bytes | None, bytes | None, Headers], Headers]
 
 
 class Sending(Protocol):
-    """The trace of one message on its way."""
+    """The trace of a message that is being sent."""
 
     @property
     def traceparent(self) -> str | None: ...
 
     def ended(self, size: int, error: BaseException | None) -> None:
-        """It is stored, or not known to be. size: of its value, in bytes."""
+        """End the trace. size: the size of the message's value in bytes. error: None when the message is stored."""
         ...
 
 
 class NotDelivered(Exception):
-    """A record is not known to be stored. The text is one line for people."""
+    """A record is not known to be stored. The message is one line for people."""
 
 
 class KafkaUnavailable(NotDelivered):
-    """Kafka cannot be reached, or is too slow. It may heal: try again."""
+    """Kafka cannot be reached, or is too slow. A later attempt may succeed."""
 
 
 class DeliveryUnknown(KafkaUnavailable):
@@ -78,7 +78,7 @@ class DeliveryUnknown(KafkaUnavailable):
 
 
 class DeliveryRefused(NotDelivered):
-    """Kafka did not take a record, and says why: too large, not authorised, no such topic."""
+    """Kafka has refused a record and said why: it is too large, we are not authorised, or there is no such topic."""
 
 
 class Producer:
@@ -119,7 +119,7 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for what is under way, CLOSE_SECONDS at most. Raises like ``flush``, unless an error is under way."""
+        """Wait for the records in flight, at most CLOSE_SECONDS. Raises like ``flush``, unless the block has raised."""
         self._open = False
         try:
             if error is None:
@@ -158,7 +158,7 @@ class Producer:
             value = b""  # aiokafka refuses a record without both
         name = self._prefix + topic.name
         try:
-            # Against its own timeouts alone a send can wait for as long as Kafka is away.
+            # aiokafka's own timeouts do not end a send while Kafka is down.
             async with asyncio.timeout(REQUEST_SECONDS + 5):
                 sent = await kafka.send(name, value, key=key, headers=headers)
         except (KafkaError, TimeoutError) as error:
@@ -178,8 +178,8 @@ class Producer:
         return await self.send_raw(topic, key, None, headers)
 
     async def flush(self, timeout_seconds: float) -> None:
-        """Wait until all that was sent so far is stored. Raises DeliveryUnknown after the timeout (the records stay
-        under way), or the first failure of a record that was under way; earlier failures are in their futures only."""
+        """Wait until all records sent so far are stored. Raises DeliveryUnknown after the timeout (the records stay in
+        flight), or the failure of a record that was in flight; earlier failures are only in their futures."""
         if not self._under_way:
             return
         done, late = await asyncio.wait(set(self._under_way), timeout=timeout_seconds)
@@ -203,8 +203,8 @@ class Producer:
             delivery.set_result(Stored(sent.result().partition, sent.result().offset))
 
     def _retire(self, kafka: AIOKafkaProducer) -> None:
-        """A refused batch leaves a gap in its partition's sequence numbers, and the broker then refuses every later
-        one: the next send begins with a new producer id."""
+        """Close this connection, so that the next send begins with a new producer id: a refused batch leaves a gap in
+        its partition's sequence numbers, and the broker refuses every later batch of the same producer id."""
         if kafka is self._kafka:
             self._kafka = None
             closing = asyncio.get_running_loop().create_task(_close(kafka))
@@ -262,8 +262,8 @@ class Producer:
 
 
 async def _close(kafka: AIOKafkaProducer) -> None:
-    """Idempotent batches never expire, so stop() alone waits for as long as Kafka is away: what is still under way
-    fails first."""
+    """Fail the records in flight, then stop. Idempotent batches never expire, so stop() alone would wait until Kafka is
+    back."""
     accumulator = kafka._message_accumulator
     if accumulator is not None:
         accumulator.fail_all(ProducerClosed())

@@ -21,11 +21,12 @@ CLOSE_SECONDS = 2.0
 
 
 class ReadFailed(Exception):
-    """Kafka cannot be reached or does not answer in time. One line; it may heal."""
+    """Kafka cannot be reached or does not answer in time. The message is one line; a later attempt may succeed."""
 
 
 class Reader:
-    """An async context manager; one topic, one task at a time. Belongs to no consumer group and commits nothing."""
+    """Reads one topic, for one task at a time; an async context manager. It is in no consumer group and commits
+    nothing."""
 
     def __init__(
         self, bootstrap: str, topic: Topic, topic_prefix: str = "", security: Mapping[str, object] | None = None
@@ -66,7 +67,7 @@ class Reader:
         await self._close()
 
     async def read(self, partition: int, offset: int) -> RawRecord | None:
-        """The record at an offset; None when there is none, or none any more. Raises ReadFailed."""
+        """The record at an offset; None when there is none, or no longer. Raises ReadFailed."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 return await self._read(TopicPartition(self._topic, partition), offset)
