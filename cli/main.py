@@ -7,9 +7,11 @@ Exit codes: 0 done, 1 it did not work (one line says why), 2 the command was use
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,7 +79,17 @@ class Commands(TyperGroup):
                 alone.add_typer(command, name=name)
             else:
                 alone.command(name)(command)
-            self.commands.update(get_group(alone).commands)
+            loaded = get_group(alone).commands
+            _join_lines(loaded.values())
+            self.commands.update(loaded)
+
+
+def _join_lines(commands: Iterable[Command]) -> None:
+    """Join the lines of each paragraph of help: Typer wraps them to the terminal's width, but keeps line breaks."""
+    for command in commands:
+        if command.help:
+            command.help = re.sub(r"(?<!\n)\n(?![\n -])", " ", cleandoc(command.help))
+        _join_lines(getattr(command, "commands", {}).values())
 
 
 app = typer.Typer(
