@@ -133,7 +133,7 @@ def changed_sets(
 
 class MembershipTables:
     """The tables of one instance. Every write checks the lease in its own transaction and raises LeaseLost when another
-    process has taken the instance over; every method raises Retryable while Postgres is away."""
+    process has taken the instance over; every method raises Retryable while Postgres cannot be reached."""
 
     def __init__(self, pool: Pool, holder: Holder) -> None:
         self._pool = pool

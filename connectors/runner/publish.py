@@ -61,8 +61,8 @@ class Publisher:
 
     Law: a document is in doubt in Postgres before an event of it is handed to Kafka, until Kafka has acknowledged the
     event: rows and cursor are written after that. What two tasks read of one document is published in the order of
-    their requests to the source. Methods raise Retryable while Kafka or Postgres is away, and LeaseLost when another
-    runner has taken over (if it has done so by then, before anything is sent).
+    their requests to the source. Methods raise Retryable while Kafka or Postgres cannot be reached, and LeaseLost when
+    another runner has taken over (if it has done so by then, before anything is sent).
     """
 
     def __init__(self, producer: Producer, rows: Rows) -> None:

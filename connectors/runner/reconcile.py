@@ -49,7 +49,8 @@ class Differences:
     """The stored differences of one instance.
 
     Law: a process that is killed at any moment leaves the differences of an earlier comparison, and never records a
-    repair that was not made. Methods raise Retryable while Postgres is away; those that write raise LeaseLost.
+    repair that was not made. Methods raise Retryable while Postgres cannot be reached; those that write raise
+    LeaseLost.
     """
 
     def __init__(self, pool: Pool, holder: Holder) -> None:
@@ -232,7 +233,7 @@ class DocumentComparison:
     """Compares the published documents of one source with the ledger.
 
     Each method compares one page, adds the differences to a comparison, and returns where the next page begins, or None
-    after the last one. Methods raise Retryable while Postgres is away.
+    after the last one. Methods raise Retryable while Postgres cannot be reached.
     """
 
     def __init__(self, rows: Rows, is_compared: Callable[[str], bool] = is_storable_id) -> None:
@@ -304,8 +305,8 @@ async def compare_all(
 
 
 class Reconcile:
-    """Compares one instance with the ledger, and repairs it. Methods raise Retryable while Postgres is away, and
-    LeaseLost."""
+    """Compares one instance with the ledger, and repairs it. Methods raise Retryable while Postgres cannot be reached,
+    and LeaseLost."""
 
     def __init__(
         self,

@@ -52,8 +52,8 @@ class Command:
 
 
 class State:
-    """The state of one instance, for the runner that holds its lease. Methods raise Retryable while Postgres is away;
-    those that write raise LeaseLost."""
+    """The state of one instance, for the runner that holds its lease. Methods raise Retryable while Postgres cannot be
+    reached; those that write raise LeaseLost."""
 
     def __init__(self, pool: Pool, holder: Holder) -> None:
         self._pool = pool
@@ -223,7 +223,8 @@ async def lease(
     """Take an instance over for as long as the context lasts; yields None if another process holds it.
 
     address: where its events arrive. access_every_seconds: the time between two complete reads of access rights. Raises
-    Removed when an operator has removed the instance, and Retryable while Postgres is away or the ledger is fenced.
+    Removed when an operator has removed the instance, and Retryable while Postgres cannot be reached or the ledger is
+    fenced.
     """
     with translated("the connector's lease"):
         connection = await AsyncConnection.connect(

@@ -241,12 +241,12 @@ def _keywords(desired: Desired, held: Sequence[Entry]) -> list[Difference]:
         "keywords",
         {
             **_presence(desired, {e.id for e in held}, frozenset()),
-            "wrong_access": [e.id for e, shall in mine if e.print.access != shall.access],
-            "wrong_text": [e.id for e, shall in mine if not desired.rotten and e.print.text != shall.text],
+            "wrong_access": [e.id for e, expected in mine if e.print.access != expected.access],
+            "wrong_text": [e.id for e, expected in mine if not desired.rotten and e.print.text != expected.text],
             "wrong_entry": [
                 e.id
-                for e, shall in mine
-                if e.print.rest != shall.rest or (not desired.rotten and e.print.derived != shall.derived)
+                for e, expected in mine
+                if e.print.rest != expected.rest or (not desired.rotten and e.print.derived != expected.derived)
             ],
             "ahead": [e.id for e, _ in mine if e.version > desired.seq],
         },

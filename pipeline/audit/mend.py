@@ -202,7 +202,7 @@ class Mender:
                         versions |= await self._keywords.versions(index, document)
                     seq = await repair.draw(connection, max(versions.values(), default=0))
                     await self._keywords.apply([Write(index, i, seq, None) for i in versions])
-                    await self._keywords.refreshed(index)  # the next audit shall not find them any more
+                    await self._keywords.refreshed(index)  # so that the next audit does not find them
         return True
 
     # Waiting, and looking again

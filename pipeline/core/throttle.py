@@ -69,7 +69,7 @@ detect worker takes in (docs/adr/0037-floods-by-source.md)."""
 MAX_SOURCES = 10_000
 """Sources, tenants and producers remembered, the latest ones. A forgotten one begins with a full budget."""
 MAX_ADMITTED_RECORDS = 10_000
-"""Admitted records remembered: more than are under way at once."""
+"""The most admitted records remembered; there are fewer in flight at once."""
 
 
 class LiveBudget:

@@ -1,1 +1,1 @@
-"""The ledger: what shall be, and how far each store is. SQL lives here and in ``pipeline.stores``, nowhere else."""
+"""The ledger: the desired state, and how far each store has reached it. SQL is only here and in ``pipeline.stores``."""

@@ -82,8 +82,8 @@ async def next_name(connection: Connection) -> str:
 
 async def begin(connection: Connection, generation: Generation, origin: Generation) -> Build:
     """Begin a build. Its table and index must exist: the origin's where they are shared, empty ones where they are
-    replaced. From now on every accepted change reaches it. Raises Misconfigured when another build is under way, or the
-    origin is not the active generation."""
+    replaced. From now on every accepted change reaches it. Raises Misconfigured when another build is in progress, or
+    the origin is not the active generation."""
     replaces = [
         store
         for store, mine, theirs in (
