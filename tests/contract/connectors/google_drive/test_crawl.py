@@ -80,7 +80,7 @@ async def test_all_shared_drives_and_newly_created_ones_are_read(desk: Desk) -> 
 async def test_a_missing_drive_raises_misconfigured_naming_it(desk: Desk) -> None:
     source = desk.source(drives=["0ANotThere"])
     for reading in (whole(source), listing(source), source.start()):
-        with pytest.raises(Misconfigured, match="drives: 0ANotThere is not there"):
+        with pytest.raises(Misconfigured, match="drives: 0ANotThere does not exist"):
             await reading
 
 

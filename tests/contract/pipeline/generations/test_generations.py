@@ -107,7 +107,7 @@ async def test_a_generation_with_other_chunk_sizes_embeds_only_the_chunks_that_d
     await build(site, Change(chunk_tokens=120))
     assert (await cutover(site)).retired == ["g1"]
     async with site.builder() as builder:
-        with pytest.raises(Misconfigured, match="generation g3 answers the searches"):
+        with pytest.raises(Misconfigured, match="generation g3 is active"):
             await lifecycle.retire(builder, "g3")
         assert await lifecycle.retire(builder) == lifecycle.Retired("g2")
     assert await site.tables() == {"chunks_g3"}

@@ -117,7 +117,7 @@ async def test_concurrent_creation_of_the_index_succeeds(es: AsyncElasticsearch)
 async def test_an_index_with_another_mapping_is_misconfigured(es: AsyncElasticsearch) -> None:
     name = f"chunks-test-{uuid4().hex[:12]}"
     await es.indices.create(index=name, mappings={"properties": {"text": {"type": "keyword"}, "own": {"type": "long"}}})
-    with pytest.raises(Misconfigured, match=rf"{name} was made otherwise") as raised:
+    with pytest.raises(Misconfigured, match=rf"{name} has other settings than expected") as raised:
         await es_store.create_index(es, name)
     assert "\n" not in str(raised.value)
     await es_store.drop_index(es, name)
