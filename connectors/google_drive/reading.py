@@ -73,7 +73,7 @@ def missing_folder(folder: str, api: Api) -> str:
 
 
 def missing_drive(drive: str, api: Api) -> str:
-    return f"drives: {drive} is not there, or {api.email} (or the subject) is not a member of it: add it as Viewer"
+    return f"drives: {drive} does not exist, or {api.email} (or the subject) is not a member of it: add it as Viewer"
 
 
 class Tree:
