@@ -13,7 +13,7 @@ from pipeline.core.errors import Misconfigured
 
 log = structlog.get_logger()
 
-Amount = Annotated[float | None, Field(ge=0)]
+Amount = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
 """None: no limit."""
 
 

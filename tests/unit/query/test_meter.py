@@ -369,6 +369,8 @@ def test_a_tenants_limits_override_the_default() -> None:
         ("[default]\nrequests = 3", "default.requests"),
         ("[tenant.acme]\nweight = 0", "tenant.acme.weight"),
         ("[tenant.acme]\nmoney_per_day = -1", "tenant.acme.money_per_day"),
+        ("[default]\nrequests_per_day = inf", "default.requests_per_day"),
+        ("[default]\ntokens_per_day = nan", "default.tokens_per_day"),
         ("requests_per_day", "not valid TOML"),
     ],
 )
