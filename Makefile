@@ -7,6 +7,8 @@ VENV := .venv
 JOBS ?= 3
 BIN := $(VENV)/bin
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
+# Where the environment forbids bytecode files, each of the hundreds of processes of a test run would compile anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup demo test test-slow test-servers faults simulate mutants bench bench-peers screenshots sbom check format unit up down clean
 .DEFAULT_GOAL := help
@@ -67,9 +69,6 @@ screenshots: setup  ## the page's pictures in docs/screenshots, made by its test
 
 sbom: setup  ## what is delivered and under which licences (CycloneDX): build/sbom.json
 	$(BIN)/python -m deploy.sbom build/sbom.json
-
-# Where the environment forbids bytecode files, each process of pytest would compile all tests anew (3 s of a processor).
-check: export PYTHONDONTWRITEBYTECODE :=
 
 check: setup  ## format, lint, strict types, unit tests: a minute and a half on two cores
 	$(BIN)/ruff format .
