@@ -613,6 +613,40 @@ async def test_bind_reader_requires_a_tenant_and_a_role_that_does_not_see_all_te
         await dropped(place, name)
 
 
+async def test_bind_reader_refuses_a_login_that_may_read_more_than_its_tenant(place: Place) -> None:
+    """A login in one of these roles was bound, and read every tenant besides."""
+    name = f"team_{uuid4().hex[:8]}"
+    dsn = await bound(place, name, None)
+    try:
+        for roles in (
+            "penstock_operator penstock_connectors penstock_worker penstock_query",
+            "penstock_reader penstock_trail_reader pg_read_all_data pg_monitor",
+            "pg_read_server_files pg_execute_server_program",
+        ):
+            for role in roles.split():
+                await place.library.execute(f"GRANT {role} TO {name}")
+                with pytest.raises(psycopg.errors.RaiseException, match="sees every tenant"):
+                    await place.library.execute("SELECT bind_reader(%s, %s)", name, HELD)
+                await place.library.execute(f"REVOKE {role} FROM {name}")
+        for attribute in ("BYPASSRLS", "REPLICATION", "CREATEROLE", "SUPERUSER"):
+            await place.library.execute(f"ALTER ROLE {name} {attribute}")
+            with pytest.raises(psycopg.errors.RaiseException, match="sees every tenant"):
+                await place.library.execute("SELECT bind_reader(%s, %s)", name, HELD)
+            await place.library.execute(f"ALTER ROLE {name} NO{attribute}")
+        await place.library.execute(f"GRANT SELECT (title) ON documents TO {name}")
+        with pytest.raises(psycopg.errors.RaiseException, match="of every tenant"):
+            await place.library.execute("SELECT bind_reader(%s, %s)", name, HELD)
+        await place.library.execute(f"REVOKE SELECT (title) ON documents FROM {name}")
+        assert await place.library.execute("SELECT count(*) FROM tenant_readers WHERE reader = %s", name) == [(0,)]
+        for _ in range(2):  # again, to name another tenant
+            await place.library.execute("SELECT bind_reader(%s, %s)", name, HELD)
+        async with connected(dsn) as connection:
+            cursor = await connection.execute("SELECT DISTINCT tenant FROM tenant_readers.documents")
+            assert await cursor.fetchall() == [(HELD,)]
+    finally:
+        await dropped(place, name)
+
+
 async def test_a_reader_of_all_tenants_reads_the_undivided_views(place: Place) -> None:
     async with another_team(place.library) as connection:
         cursor = await connection.execute("SELECT array_agg(DISTINCT tenant ORDER BY tenant) FROM readers.documents")
