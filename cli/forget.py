@@ -668,6 +668,8 @@ async def _all(pool: Pool, statement: str, **values: Any) -> list[tuple[Any, ...
 
 
 async def _person(pool: Pool, tenant: str, name: str) -> Scope:
+    from pipeline.runtime.settings import load as load_pipeline
+    from pipeline.trail import keys_of
     from query.answers.review import author_digests_of_person
     from query.settings import load
 
@@ -679,7 +681,13 @@ async def _person(pool: Pool, tenant: str, name: str) -> Scope:
         person=name,
     )
     givers = author_digests_of_person(load().feedback.secrets(), tenant, name)
-    return _scope(tenant, person=name, givers=givers, answers=[answer for (answer,) in answers])
+    return _scope(
+        tenant,
+        person=name,
+        givers=givers,
+        answers=[answer for (answer,) in answers],
+        concerned=keys_of(load_pipeline().trail_keys).names(name),
+    )
 
 
 async def _about(pool: Pool, tenant: str, name: str) -> dict[str, list[dict[str, Any]]]:

@@ -71,6 +71,8 @@ class Scope:
     """Ids of answers that were made from the documents, or given to the person."""
     chunks: Sequence[Any] = ()
     """Ids of the documents' chunks."""
+    concerned: Sequence[str] = ()
+    """The objects under which the audit trail has commands about the person (``pipeline.core.trail.Keys.names``)."""
 
     def parameters(self) -> dict[str, Any]:
         return {
@@ -82,6 +84,7 @@ class Scope:
             "givers": list(self.givers),
             "answers": list(self.answers),
             "chunks": list(self.chunks),
+            "concerned": list(self.concerned),
         }
 
 
@@ -473,7 +476,10 @@ PLACES: tuple[Place, ...] = (
         "trail.records",  # kept whole until its age: receipts of `forget` name it (docs/adr/0052-audit-trail.md)
         personal="actor access object address",
         free="day chain number at tenant credential action documents decision reason request process key_id mac",
-        of_person="tenant = %(tenant)s AND (actor = %(person)s OR access @> ARRAY['user:' || %(person)s::text])",
+        of_person="tenant = %(tenant)s AND (actor = %(person)s OR access @> ARRAY['user:' || %(person)s::text]"
+        " OR object <> '' AND object = ANY(%(concerned)s::text[]) OR EXISTS (SELECT FROM unnest(access) tag"
+        " WHERE tag = 'tag:user:' || %(person)s"
+        " OR starts_with(tag, 'tag:') AND right(tag, length(%(person)s) + 6) = '/user:' || %(person)s))",
         age=Age("trail_days", "SELECT FROM trail.expire(%(days)s, %(most)s)"),
     ),
     Place("trail.heads", free="number at day chain count digest key_id mac"),

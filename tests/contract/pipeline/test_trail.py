@@ -261,7 +261,18 @@ async def test_commands_that_show_or_change_data_are_recorded(place: Place, home
     assert records[0].access == ("user:bob", "tag:staff")
     [export] = [one for one in records if one.action == "export"]
     assert "ann" not in (export.object, export.actor)
-    assert {row["actor"] for row in exported["postgres"]["trail.records"]} == {"ann"}, "an export holds one's trail"
+    of_ann = exported["postgres"]["trail.records"]
+    assert {row["actor"] for row in of_ann if row["action"] != "export"} == {"ann"}, "an export holds one's trail"
+    assert [row["object"] for row in of_ann if row["action"] == "export"] == [export.object], "and who looked at it"
+    await penstock(home, "why", "guide.md", "--tenant", "acme", "--tag", "wiki/user:eve", "--tag", "wiki/user:steve")
+    await penstock(home, "why", "guide.md", "--tenant", "acme", "--tag", "user:eve")
+    as_eve = (await told(home, "export", "eve", "--tenant", "acme"))["postgres"]["trail.records"]
+    assert [row["access"] for row in as_eve if row["action"] == "document.why"] == [
+        ["tag:wiki/user:eve", "tag:wiki/user:steve"],
+        ["tag:user:eve"],
+    ]
+    as_steve = (await told(home, "export", "steve", "--tenant", "acme"))["postgres"]["trail.records"]
+    assert [row["action"] for row in as_steve if row["action"] != "export"] == ["document.why"]
     for _ in range(2):
         as_bob = await told(home, "trail", "--person", "bob")
     assert [one["action"] for one in as_bob["records"]] == ["trail.read", "trail.read", "document.why"]
