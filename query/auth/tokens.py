@@ -110,6 +110,8 @@ async def verify(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[st
     except PyJWTError as error:
         reason = next((words for kind, words in REASONS if isinstance(error, kind)), "the token is not valid")
         raise Untrusted(reason) from error
+    if not all(isinstance(claims[name], int | float) for name in ("exp", "iat")):  # the library takes digits in text
+        raise Untrusted("the token's times exp and iat are not numbers")
     if claims["exp"] - claims["iat"] > settings.max_token_hours * 3600:
         raise Untrusted(f"the token is valid for more than {settings.max_token_hours:g} hours")
     if "events" in claims:

@@ -82,6 +82,8 @@ BAD: dict[str, Callable[[Issuer], str]] = {
     "without a subject": lambda issuer: issuer.token(sub=None),
     "without the time of its issue": lambda issuer: issuer.token(iat=None),
     "valid for thirty years": lambda issuer: issuer.token(exp=int(time.time()) + 30 * 365 * 86_400),
+    "with an end that is a text": lambda issuer: issuer.token(exp=str(int(time.time()) + 60)),
+    "with a time of issue that is a text": lambda issuer: issuer.token(iat=str(int(time.time()) - 60)),
     "a logout token": lambda issuer: issuer.token(typ="logout+jwt"),
     "a logout token of the older kind": lambda issuer: issuer.token(
         events={"http://schemas.openid.net/event/backchannel-logout": {}}
