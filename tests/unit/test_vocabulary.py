@@ -94,6 +94,16 @@ def test_names_and_docstrings_follow_the_glossary() -> None:
     ] == []
 
 
+def test_names_of_tests_follow_the_glossary() -> None:
+    assert [
+        f"{module.relative_to(ROOT)}: {node.name}"
+        for module in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if node.name.startswith("test_") and _words(node.name) & REPLACED.keys()
+    ] == []
+
+
 @pytest.mark.parametrize(
     "source",
     [
