@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import Poison
@@ -105,8 +104,7 @@ def is_pattern(pattern: str) -> bool:
 
 def is_allowed(allow: Sequence[str], tenant: str, source: str) -> bool:
     return any(
-        _compiled(_parts(pattern)[1]).fullmatch(source) is not None
-        and is_canary(source) <= is_canary(_parts(pattern)[1])
+        _matches(_parts(pattern)[1], source) and is_canary(source) <= is_canary(_parts(pattern)[1])
         for pattern in allow
         if _matches_tenant(pattern, tenant)
     )
@@ -118,9 +116,22 @@ def _parts(pattern: str) -> tuple[str, str]:
 
 
 def _matches_tenant(pattern: str, tenant: str) -> bool:
-    return _compiled(_parts(pattern)[0]).fullmatch(tenant) is not None
+    return _matches(_parts(pattern)[0], tenant)
 
 
-@cache
-def _compiled(part: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(literal) for literal in part.split("*")), re.DOTALL)
+def _matches(part: str, name: str) -> bool:
+    """Whether a pattern's tenant or source matches a name. A regular expression would take exponential time for names
+    that nearly match many ``*``."""
+    first, *others = part.split("*")
+    if not others:
+        return name == first
+    *middle, last = others
+    position, end = len(first), len(name) - len(last)
+    if position > end or not name.startswith(first) or not name.endswith(last):
+        return False
+    for literal in middle:
+        position = name.find(literal, position, end)
+        if position < 0:
+            return False
+        position += len(literal)
+    return True

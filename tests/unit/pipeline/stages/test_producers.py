@@ -6,6 +6,7 @@ import base64
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import process_time
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -146,6 +147,20 @@ def test_a_source_pattern_without_a_star_allows_only_that_source(source: str, te
     assert is_allowed(["acme/" + source.replace("/", "")], tenant, other) is (
         (tenant, other) == ("acme", source.replace("/", ""))
     )
+
+
+@given(st.text("ab*", min_size=1, max_size=8), st.text("ab\n", min_size=1, max_size=12))
+def test_a_star_in_a_source_pattern_stands_for_any_characters(part: str, name: str) -> None:
+    expected = re.fullmatch(".*".join(map(re.escape, part.split("*"))), name, re.DOTALL) is not None
+    assert is_allowed([f"acme/{part}"], "acme", name) is expected
+    assert is_allowed([f"{part}/wiki"], name, "wiki") is expected
+
+
+def test_a_source_pattern_with_many_stars_is_matched_quickly() -> None:
+    """A regular expression takes minutes for this name, and detect waits for it."""
+    began = process_time()
+    assert not is_allowed(["acme/" + 8 * "a*" + "b"], "acme", 500 * "a")
+    assert process_time() - began < 1
 
 
 @pytest.mark.parametrize("pattern", ["", "acme", "/wiki", "acme/", "acme/wiki/a", "a\x00/b"])
