@@ -155,7 +155,7 @@ async def test_penstock_golden_adds_exports_imports_and_removes_judgements(libra
     asks = ["which moon is the largest", "--tenant", "acme", "--tag", "staff"]
     added = await golden("add", *asks, "--document", "wiki/saturn", "--anchor", "Titan is the")
     assert added.exit_code == 0, added.output
-    assert (await golden("add", *asks, "--document", "wiki/mars")).stdout.startswith("2 judged")
+    assert (await golden("add", *asks, "--document", "wiki/mars")).stdout.startswith("2 judgements")
     exported = (await golden("export")).stdout
     [one] = judgements.read(exported.splitlines())
     assert {j.external_id: j.anchor for j in one.judged} == {"saturn": "Titan is the", "mars": ""}
