@@ -283,7 +283,7 @@ async def test_a_rebuild_without_a_running_worker_is_rejected_before_it_begins(s
     async def nobody(_store: Store) -> bool:
         return False
 
-    with pytest.raises(Retryable, match=r"no vectors worker runs.*penstock up.*run this again"):
+    with pytest.raises(Retryable, match=r"no vectors worker runs.*penstock up.*run this command again"):
         await site.run("vectors", served=nobody)
     assert await site.states() == {"g1": "active"}
 

@@ -567,7 +567,7 @@ async def test_an_empty_index_has_no_highest_version(index: str, store: Keywords
 
 
 async def sent_until_done(store: Keywords, writes: list[Write]) -> list[Outcome]:
-    for _ in range(60):
+    for _ in range(240):  # a busy machine takes a minute and more to start Elasticsearch
         try:
             return await store.apply(writes)
         except Retryable:
