@@ -131,7 +131,7 @@ class Attempts:
         return "done"
 
     async def pause(self, seconds: float) -> None:
-        """Sleep for this time, or until the stage is told to stop."""
+        """Sleep for this time, or until the stage stops."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -139,7 +139,7 @@ class Attempts:
             return
 
     async def _wait_for_breaker(self) -> bool:
-        """Wait until the circuit breaker permits a try; returns False when the stage is told to stop before."""
+        """Wait until the circuit breaker permits a try; returns False when the stage stops before."""
         while not self._stopping.is_set():
             wait = self.breaker.enter(monotonic())
             if wait == 0:
@@ -184,7 +184,7 @@ class Attempts:
             log.error("breaker_opened", stage=self._stage.name, service=service, reason=reason)
 
     def _record_flood(self, reason: str) -> None:
-        """Record that there are too many dead letters. The circuit breaker is not told: only some lanes wait."""
+        """Record that there are too many dead letters. The circuit breaker does not count it: only some lanes wait."""
         before = self._flood
         self._flood = Trouble(
             "dead-letters", reason, before.since if before else monotonic(), before.trials + 1 if before else 0

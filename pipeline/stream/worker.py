@@ -94,7 +94,7 @@ async def run(name: str, settings: Settings) -> None:
 
 
 async def _admitted(pool: Pool, stop: asyncio.Event) -> bool:
-    """Wait until the ledger may be used; returns False when the worker is told to stop before. Raises Misconfigured."""
+    """Wait until the ledger may be used; returns False when the worker stops before. Raises Misconfigured."""
     while not stop.is_set():
         try:
             with translated("Postgres"):
