@@ -22,10 +22,11 @@ from query.auth.identity import Identity
 from query.limits.budgets import NO_AMOUNTS, Amounts, Meter, PostgresLedger, Subject
 from query.limits.quotas import Quotas
 from query.problems import Problem
-from query.settings import ChatSettings, QuerySettings, ServeSettings
+from query.settings import QuerySettings, ServeSettings
 from query.telemetry import QueryMetrics
 from tests.support.deploy.roles_kit import logins, run_file
 from tests.support.query.library import Library, WordEmbedder
+from tests.support.query.metered_chat import metered_chat
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -344,15 +345,7 @@ async def test_another_process_with_the_same_login_cannot_read_the_secret(login:
 
 def meter(ledger: PostgresLedger, folder: Path, text: str) -> Meter:
     (folder / "limits.toml").write_text(text)
-    chat = ChatSettings(
-        base_url="http://model/v1",
-        model="m",
-        context_tokens=900,
-        answer_tokens=100,
-        price_per_million_prompt_tokens=1_000,
-        price_per_million_answer_tokens=1_000,
-    )
-    settings = QuerySettings(serve=ServeSettings(requests_per_minute=1_000_000), chat=chat)
+    settings = QuerySettings(serve=ServeSettings(requests_per_minute=1_000_000), chat=metered_chat())
     return Meter(ledger, Quotas(folder / "limits.toml"), settings, QueryMetrics())
 
 

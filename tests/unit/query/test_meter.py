@@ -20,6 +20,7 @@ from query.limits.quotas import Quotas, parse
 from query.problems import Problem
 from query.settings import ChatSettings, QuerySettings, ServeSettings
 from query.telemetry import QueryMetrics
+from tests.support.query.metered_chat import metered_chat
 
 ANN, BOB = Identity("token", "acme", "ann"), Identity("token", "acme", "bob")
 OTHER = Identity("token", "globex", "ann")
@@ -120,15 +121,9 @@ class LedgerOf:
 def process(table: Table, limits: str, tmp_path: Path, *, rate: int = 1_000_000, chat: bool = False) -> Meter:
     path = tmp_path / "limits.toml"
     path.write_text(limits)
-    model = ChatSettings(
-        base_url="http://model/v1",
-        model="m",
-        context_tokens=900,
-        answer_tokens=100,
-        price_per_million_prompt_tokens=1_000,
-        price_per_million_answer_tokens=1_000,
+    settings = QuerySettings(
+        serve=ServeSettings(requests_per_minute=rate), chat=metered_chat() if chat else ChatSettings()
     )
-    settings = QuerySettings(serve=ServeSettings(requests_per_minute=rate), chat=model if chat else ChatSettings())
     return Meter(LedgerOf(table), Quotas(path), settings, QueryMetrics(), clock=lambda: table.now)
 
 
