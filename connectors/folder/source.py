@@ -129,6 +129,7 @@ class Folder(SmallSource):
                         revision=revision_of(candidate),
                     )
                     for candidate in await asyncio.to_thread(walk.access_now, files)
+                    if isinstance(candidate, Candidate)
                 ]
             if unlisted := [*walk.unreadable, *walk.broken]:
                 raise Misconfigured(

@@ -69,7 +69,7 @@ class Sweep:
         walk = Walk(self.root, self.target, self.options)
         try:
             async for batch in self._listed(walk):
-                await self._batch(batch)
+                await self._batch(walk, batch)
             if walk.complete:
                 await self._publisher.settle()
                 await self._delete_gone(walk, started)
@@ -86,7 +86,7 @@ class Sweep:
                 self.report.problems += [entry for entry in entries if isinstance(entry, Problem)]
                 yield [entry for entry in entries if isinstance(entry, Candidate)]
 
-    async def _batch(self, batch: Sequence[Candidate]) -> None:
+    async def _batch(self, walk: Walk, batch: Sequence[Candidate]) -> None:
         self.on_done(len(batch), 0)
         self._listed_ids.add(candidate.path for candidate in batch)
         known = await self.checkpoint.listed(
@@ -94,6 +94,7 @@ class Sweep:
         )
         self.newcomers += sum(candidate.path not in known for candidate in batch)
         to_read: list[tuple[Candidate, Item]] = []
+        unchanged: list[tuple[Candidate, Item]] = []
         for candidate in batch:
             item = known.get(candidate.path) or Item(Row(external_id=candidate.path))
             if item.row.is_withdrawn:
@@ -102,10 +103,12 @@ class Sweep:
             elif item.row.is_in_doubt or item.stat is None or item.stat != describe(candidate.stat):
                 to_read.append((candidate, item))
             else:
-                await self._unread(candidate, item)
-                self.on_done(0, 1)
+                unchanged.append((candidate, item))
+        for candidate, item, observed_at in await self._under_current_rules(walk, unchanged):
+            await self._unread(candidate, item, observed_at)
+        self.on_done(0, len(unchanged))
         queue = iter(to_read)
-        readers = [asyncio.create_task(self._read_all(queue)) for _ in range(min(READERS, len(to_read)))]
+        readers = [asyncio.create_task(self._read_all(walk, queue)) for _ in range(min(READERS, len(to_read)))]
         try:
             await asyncio.gather(*readers)
         finally:
@@ -113,13 +116,28 @@ class Sweep:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-    async def _read_all(self, queue: Iterator[tuple[Candidate, Item]]) -> None:
+    async def _read_all(self, walk: Walk, queue: Iterator[tuple[Candidate, Item]]) -> None:
         while group := _group(queue):
-            stamps = [self._stamp(item.row) for _, item in group]  # before any of them is read
-            files = await asyncio.to_thread(_read_group, [candidate for candidate, _ in group])
-            for (candidate, item), file, observed_at in zip(group, files, stamps, strict=True):
+            current = await self._under_current_rules(walk, group)
+            files = await asyncio.to_thread(_read_group, [candidate for candidate, _, _ in current])
+            for (candidate, item, observed_at), file in zip(current, files, strict=True):
                 await self._changed(candidate, item, file, observed_at)
                 self.on_done(0, 1)
+            self.on_done(0, len(group) - len(current))
+
+    async def _under_current_rules(
+        self, walk: Walk, group: Sequence[tuple[Candidate, Item]]
+    ) -> list[tuple[Candidate, Item, datetime]]:
+        """Return listed files with their access of now and their stamps, which are taken before the rules are read: the
+        listing has read the rules of a folder once, perhaps long ago. What the rules exclude by now is left out; the
+        next listing deletes it."""
+        if not group:
+            return []
+        stamps = {candidate.path: (item, self._stamp(item.row)) for candidate, item in group}
+        current = await asyncio.to_thread(walk.access_now, [candidate for candidate, _ in group])
+        known = self.report.problems
+        known += [entry for entry in current if isinstance(entry, Problem) and entry not in known]
+        return [(entry, *stamps[entry.path]) for entry in current if isinstance(entry, Candidate)]
 
     def _stamp(self, *rows: Row) -> datetime:
         """Return a stamp that is later than every event which may have been sent for these rows, also by a process
@@ -129,11 +147,11 @@ class Sweep:
                 self.clock.last = max(self.clock.last, row.in_doubt_since)
         return self.clock.stamp()
 
-    async def _unread(self, candidate: Candidate, item: Item) -> None:
+    async def _unread(self, candidate: Candidate, item: Item, observed_at: datetime) -> None:
         """Handle a file that has not changed since it was read."""
         if item.row.problem_code is not None:
             self._problem(candidate.path, item.row.problem_code, item.row.problem_message or "")
-        await self._access_only(candidate, item, self.clock.stamp())
+        await self._access_only(candidate, item, observed_at)
 
     async def _changed(self, candidate: Candidate, item: Item, file: FileRead, observed_at: datetime) -> None:
         """Publish a file that was read, if it differs. The content of one that is unreadable stays as it was published,

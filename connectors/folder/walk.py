@@ -51,24 +51,31 @@ class Walk:
             yield from self._named_file(policy)
         self.complete = True
 
-    def access_now(self, batch: Sequence[Candidate]) -> list[Candidate]:
+    def access_now(self, batch: Sequence[Candidate]) -> list[Candidate | Problem]:
         """Return the same files under the current rules: ``candidates`` reads the rules of a folder once, while its
-        caller may take long. Folders whose rules are invalid by now are added to ``broken``."""
+        caller may take long. A file that is excluded by now, or whose folder's rules are invalid by now, is left out;
+        such a folder is reported, and added to ``broken``."""
         known: dict[str, Policy | None] = {}
-        current = []
+        current: list[Candidate | Problem] = []
         for candidate in batch:
-            if (policy := self._policy_now(os.path.dirname(candidate.path), known)) is not None:
+            policy = self._policy_now(os.path.dirname(candidate.path), known, current)
+            if policy is not None and (candidate.path == self.root or policy.admits_file(candidate.path)):
                 current.append(replace(candidate, acl_tags=policy.acl_tags, required_tags=policy.required_tags))
         return current
 
-    def _policy_now(self, folder: str, known: dict[str, Policy | None]) -> Policy | None:
+    def _policy_now(
+        self, folder: str, known: dict[str, Policy | None], problems: list[Candidate | Problem]
+    ) -> Policy | None:
+        """Return the rules of a folder; None if it is excluded or if they are invalid, which is reported once."""
         if folder not in known:
             is_top = folder == self.root or not is_within(folder, self.root)  # the latter: a file that was named itself
-            above = Policy.of(self.options) if is_top else self._policy_now(os.path.dirname(folder), known)
+            above = Policy.of(self.options) if is_top else self._policy_now(os.path.dirname(folder), known, problems)
+            if above is not None and not is_top and not above.admits_folder(folder):
+                above = None
             try:
                 known[folder] = above and above.within(folder)
-            except PolicyError:
-                self.broken.append(folder)
+            except PolicyError as error:
+                problems.append(self._refused(folder, folder, error))
                 known[folder] = None
         return known[folder]
 

@@ -115,6 +115,47 @@ async def test_a_change_of_access_alone_publishes_no_content(desk: Desk) -> None
     assert (await desk.scan(acl_tags=("a", "b"), required_tags=("r",))).published == []
 
 
+def change_rules_after_the_listing(desk: Desk, monkeypatch: pytest.MonkeyPatch, rules: str) -> None:
+    listed = desk.checkpoint.listed
+
+    async def listed_then_changed(*arguments: Any) -> Any:
+        desk.write(".penstock.toml", rules)
+        return await listed(*arguments)
+
+    monkeypatch.setattr(desk.checkpoint, "listed", listed_then_changed)
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["new", "unchanged"])
+async def test_a_file_restricted_while_it_is_being_scanned_is_published_under_the_new_rules(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """Its event is stamped after the listing: with the access that the listing read, it would overrule the access that
+    another process has read and published meanwhile, and show the file to people who have just lost it."""
+    desk.write("a.txt")
+    monkeypatch.setattr("connectors.folder.content.SETTLED_NS", 0)
+    if is_known:
+        await desk.scan()
+        desk.recorder.take()
+    change_rules_after_the_listing(desk, monkeypatch, 'acl = ["board"]\n')
+    await desk.scan()
+    [event] = desk.recorder.take()
+    assert event.acl_tags == ["board"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "problems"), [('exclude = ["*.txt"]\n', []), ("acl = 3\n", ["policy"])], ids=["excluded", "invalid"]
+)
+async def test_a_file_that_the_rules_exclude_while_it_is_being_scanned_is_not_published(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, rules: str, problems: list[str]
+) -> None:
+    desk.write("a.txt")
+    desk.write("b.txt")
+    change_rules_after_the_listing(desk, monkeypatch, rules)
+    report = await desk.scan()
+    assert desk.recorder.take() == []
+    assert codes(report.problems) == problems
+
+
 async def test_a_rename_is_published_as_a_delete_and_an_upsert(desk: Desk) -> None:
     path = desk.write("old.txt")
     await desk.scan()
