@@ -1,4 +1,4 @@
-"""``penstock forget`` and ``penstock export``: erasure of a document, source, tenant or person; all about a person.
+"""``penstock forget``: erasure of a document, source, tenant or person.
 
 First what is to be erased is withdrawn by the usual wire; when the ledger and both stores have followed, what is left
 of it is erased where it stands (pipeline.ledger.personal). The receipt says what was erased where, and what remains
@@ -18,6 +18,7 @@ from uuid import UUID
 
 import typer
 
+from cli.export import person_rows, person_scope
 from cli.output import Json, print_json, stdout
 from cli.recorded import recording
 from cli.withdraw import Document, Source, Tenant, Yes, agreed, the_document, wire, withdrawal
@@ -131,35 +132,11 @@ def forget_person(
     """
 
     async def plan(work: Work) -> Plan:
-        rows = sum(len(matches) for matches in (await _about(work.pool, tenant, name)).values())
+        rows = sum(len(matches) for matches in (await person_rows(work.pool, tenant, name)).values())
         record = partial(recording, "forget.person", tenant=tenant, person=name)
         return Plan(f"Erase {name} of tenant {tenant}: {rows} rows?", partial(work.person, tenant, name), record)
 
     _forget("person", name, plan, yes=yes, wait=wait, json_output=json_output)
-
-
-def export(
-    person: Annotated[str, typer.Argument(help="Name of the person, as in sources and tokens.", show_default=False)],
-    tenant: Annotated[str, typer.Option("--tenant", help="Tenant of the person.")] = "default",
-    json_output: Json = False,
-) -> None:
-    """Print all data stored about a person as one JSON document on stdout: rows by table, without embeddings.
-
-    Example: penstock export jane@acme.com --tenant acme > jane.json
-    """
-
-    async def run() -> dict[str, Any]:
-        from pipeline.runtime.settings import load
-        from pipeline.stores.postgres import open_pool
-
-        await recording("export", tenant=tenant, person=person)
-        async with open_pool(load().postgres) as pool:
-            about = await _about(pool, tenant, person)
-        at = datetime.now(UTC).isoformat()
-        return {"person": person, "tenant": tenant, "at": at, "postgres": about}
-
-    del json_output  # it is JSON in any case
-    print_json(asyncio.run(run()))
 
 
 class Plan(NamedTuple):
@@ -332,7 +309,7 @@ class Work:
         await self._access_sets(name, "true")
 
     async def person(self, tenant: str, name: str) -> None:
-        scope = await _person(self.pool, tenant, name)
+        scope = await person_scope(self.pool, tenant, name)
         rows = await self._all(
             "SELECT source FROM memberships WHERE tenant = %(tenant)s AND principal = %(person)s UNION"
             " SELECT source FROM connector_principals WHERE tenant = %(tenant)s AND principal = %(person)s",
@@ -665,39 +642,6 @@ async def _all(pool: Pool, statement: str, **values: Any) -> list[tuple[Any, ...
     with translated("erasure"):
         async with pool.connection() as connection:
             return await (await connection.execute(statement.encode(), values)).fetchall()
-
-
-async def _person(pool: Pool, tenant: str, name: str) -> Scope:
-    from pipeline.runtime.settings import load as load_pipeline
-    from pipeline.trail import keys_of
-    from query.answers.review import author_digests_of_person
-    from query.settings import load
-
-    answers = await _all(
-        pool,
-        "SELECT DISTINCT answer_id FROM conversation_mentions WHERE tenant = %(tenant)s AND member = %(person)s"
-        " AND answer_id IS NOT NULL",
-        tenant=tenant,
-        person=name,
-    )
-    givers = author_digests_of_person(load().feedback.secrets(), tenant, name)
-    return _scope(
-        tenant,
-        person=name,
-        givers=givers,
-        answers=[answer for (answer,) in answers],
-        concerned=keys_of(load_pipeline().trail_keys).names(name),
-    )
-
-
-async def _about(pool: Pool, tenant: str, name: str) -> dict[str, list[dict[str, Any]]]:
-    from pipeline.ledger import personal
-    from pipeline.stores.postgres import translated
-
-    scope = await _person(pool, tenant, name)
-    with translated("export"):
-        async with pool.connection() as connection:
-            return await personal.export(connection, scope)
 
 
 def _left(where: str, until: datetime | None, why: str) -> dict[str, Any]:

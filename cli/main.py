@@ -46,7 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "document": "withdraw:document",
     "tenant": "withdraw:tenant",
     "forget": "forget:forget",
-    "export": "forget:export",
+    "export": "export:export",
     "golden": "golden:golden",
     "generation": "generation:generation",
     "producer": "producer:producer",
