@@ -99,7 +99,7 @@ async def test_operators_see_freshness_lag_problems_and_dead_letters(
         tab = await tabs.new(who=None, url=str(client.base_url).rstrip("/"), size={"width": 1200, "height": 1150})
         await tab.open()
         await tab.page.click(".tabs a:has-text('Pipeline')")
-        await tab.page.wait_for_selector(".tile")
+        await tab.page.wait_for_selector(".tile:has-text('Lag')", timeout=60_000)  # a busy Kafka is asked again
         shown = await tab.page.inner_text("#view-pipeline")
         assert "Unavailable" not in shown
         assert "needs attention" in shown
