@@ -7,49 +7,16 @@ import re
 import stat as modes
 import tomllib
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from connectors.folder.options import FolderOptions, tags
+from connectors.folder.patterns import MAX_PATTERN_CHARACTERS, compiled
 from pipeline.core.errors import Misconfigured
-
-
-@lru_cache(maxsize=4096)
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Matches paths relative to the folder that holds the pattern, with "/" between.
-
-    ``*`` and ``?`` stay within one name, ``**`` crosses folders, ``[abc]`` is a set. A pattern without "/" (other than
-    at its end) matches at any depth. A folder that matches stands for all that it holds.
-    """
-    bare = pattern.strip("/")
-    anchored = "/" in pattern.rstrip("/")
-    parts = [] if anchored else ["(?:.*/)?"]
-    position = 0
-    while position < len(bare):
-        if bare.startswith("**/", position):
-            parts.append("(?:.*/)?")
-            position += 3
-        elif bare.startswith("**", position):
-            parts.append(".*")
-            position += 2
-        else:
-            text, position = _element(bare, position)
-            parts.append(text)
-    return re.compile("".join(parts) + "(?:/.*)?", re.DOTALL)
-
-
-def _element(pattern: str, position: int) -> tuple[str, int]:
-    """Translate the element at the position: (its regular expression, the position after it)."""
-    char = pattern[position]
-    if char == "[" and (end := pattern.find("]", position + 2)) > 0:
-        inner = pattern[position + 1 : end].replace("\\", r"\\").replace("[", r"\[")
-        inner = f"^{inner[1:]}" if inner[0] in "!^" else inner
-        return f"(?!/)[{inner}]", end + 1
-    return {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char)), position + 1
-
 
 FILE = ".penstock.toml"
 KEYS = ("acl", "required", "exclude", "include")
 MAX_BYTES = 1024 * 1024
+MAX_PATTERNS = 1_000
+"""The most patterns in one list. Each file is compared with each of them."""
 
 SKIPPED = re.compile(r"\..*|node_modules|__pycache__|.*~|~\$.*|#.*#|.*\.(?:swp|swo|part|crdownload)", re.DOTALL)
 """Names that are skipped by default: hidden files, caches of programs, temporary files of editors and downloads."""
@@ -142,7 +109,7 @@ def _read(path: str) -> bytes | None:
 def _parsed(raw: bytes) -> dict[str, object]:
     try:
         settings = tomllib.loads(raw.decode("utf-8-sig"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also one that Python refuses, such as a number of 5,000 digits
         where = re.search(r"\(at line \d+, column \d+\)", str(error))
         raise PolicyError(f"is not valid TOML {where[0] if where else ''}".rstrip()) from error
     unknown = sorted(set(settings) - set(KEYS))
@@ -156,6 +123,8 @@ def _patterns(folder: str, name: str, patterns: object) -> Patterns:
         isinstance(pattern, str) and pattern.strip("/") for pattern in patterns
     ):
         raise PolicyError(f'{name}: a list of patterns such as ["drafts/**", "*.tmp"]')
+    if len(patterns) > MAX_PATTERNS or any(len(pattern) > MAX_PATTERN_CHARACTERS for pattern in patterns):
+        raise PolicyError(f"{name}: at most {MAX_PATTERNS} patterns of {MAX_PATTERN_CHARACTERS} characters each")
     try:
         for pattern in patterns:
             compiled(pattern)

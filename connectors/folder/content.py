@@ -64,17 +64,16 @@ def read(path: str, stat: os.stat_result) -> FileRead:
 def _bytes(path: str) -> tuple[bytes, os.stat_result]:
     """Return the content of a file that did not change meanwhile, and its attributes. Raises Unreadable."""
     try:
-        # Neither a link nor a pipe that took the file's place since it was listed is followed or waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_without_links(path)
     except FileNotFoundError as error:
         raise Unreadable("vanished", "vanished before it could be read") from error
     except PermissionError as error:
         raise Unreadable("permission", "may not be read: change its permissions") from error
+    except NotADirectoryError as error:
+        raise Unreadable("not_a_file", "is now reached through a link: skipped") from error
     except OSError as error:
         raise Unreadable("io_error", f"cannot be opened ({error.strerror})") from error
     with open(descriptor, "rb", buffering=0) as file:
-        if os.path.realpath(path) != path:
-            raise Unreadable("not_a_file", "is now reached through a link: skipped")
         try:
             for _ in range(ATTEMPTS):
                 before = os.fstat(file.fileno())
@@ -85,6 +84,23 @@ def _bytes(path: str) -> tuple[bytes, os.stat_result]:
         except OSError as error:
             raise Unreadable("io_error", f"cannot be read to its end ({error.strerror})") from error
     raise Unreadable("changing", "changes while it is being read: it is read again by the next scan")
+
+
+def open_without_links(path: str) -> int:
+    """Open a file for reading, and return its descriptor. No link is followed, also none that takes the place of a
+    folder meanwhile: each folder is opened in the one above it. A pipe is not waited for. Raises OSError, of these
+    NotADirectoryError for a link in the place of a folder."""
+    *folders, name = path.strip("/").split("/")
+    flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    within = os.open("/", flags)
+    try:
+        for folder in folders:
+            below = os.open(folder, flags, dir_fd=within)
+            os.close(within)
+            within = below
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
+    finally:
+        os.close(within)
 
 
 def _content(descriptor: int, stat: os.stat_result, path: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from connectors.folder.access import compiled
+from connectors.folder.patterns import compiled
 from pipeline.core.errors import Misconfigured
 from topics.fields import AclTags, Member, RequiredTags, Tag
 

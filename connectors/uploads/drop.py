@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from connectors.folder.content import open_without_links
 from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, root_problem
 from connectors.protocol import Problem, printable
@@ -177,7 +178,7 @@ def _state(candidate: Candidate) -> tuple[Any, ...]:
 def _copy(candidate: Candidate, file: Incoming) -> bool:
     """Copy a file, or return False if it has changed. A link or pipe in its place is not followed. Raises OSError and
     TooLarge."""
-    descriptor = os.open(candidate.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = open_without_links(candidate.path)
     with open(descriptor, "rb") as source:
         if _stamp(os.fstat(descriptor)) != _stamp(candidate.stat):
             return False

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
+from time import process_time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from connectors.folder.access import compiled
+from connectors.folder import patterns
+from connectors.folder.content import read
 from connectors.folder.options import FolderOptions
+from connectors.folder.patterns import compiled
 from connectors.folder.walk import Candidate, Walk, root_problem
 from connectors.protocol import Problem
 from pipeline.core.errors import Misconfigured
@@ -232,6 +238,73 @@ def test_include_and_exclude_patterns_of_nested_policies_are_combined(root: Path
 def test_include_and_exclude_patterns_match_the_expected_paths(pattern: str, yes: list[str], no: list[str]) -> None:
     assert [path for path in yes if not compiled(pattern).fullmatch(path)] == []
     assert [path for path in no if compiled(pattern).fullmatch(path)] == []
+
+
+@given(st.text("ab*/?[!]", min_size=1, max_size=9), st.text("ab/!\n", max_size=8))
+def test_patterns_with_many_wildcards_match_what_a_regular_expression_matches(pattern: str, path: str) -> None:
+    """Which is used depends on the number of wildcards alone."""
+    found = []
+    for fast in (0, 1_000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(patterns, "MAX_FAST_WILDCARDS", fast)
+            try:
+                found.append(bool(patterns.compiled.__wrapped__(pattern).fullmatch(path)))
+            except re.error:
+                found.append(False)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("*a" * 400 + "*b", "a" * 255),
+        ("**/a/" * 190 + "**/b", "a/" * 1_000),
+        ("**[ab]*" * 140, "a/" * 1_000),
+        ("**a**b", "a" * 2_000),
+    ],
+)
+def test_a_name_that_nearly_matches_many_wildcards_is_matched_quickly(pattern: str, path: str) -> None:
+    """Whoever writes into a folder may write both: a regular expression would keep every connector of the process
+    busy for years."""
+    before = process_time()
+    compiled(pattern).fullmatch(path)
+    assert process_time() - before < 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["acl = " + "9" * 5_000, f"exclude = {['x'] * 1_001}", f'exclude = ["{"x" * 1_001}"]', 'exclude = ["[z-a]"]'],
+    ids=["number", "patterns", "long-pattern", "range"],
+)
+def test_a_policy_made_to_fail_affects_only_its_own_folder(root: Path, content: str) -> None:
+    put(root, "a.txt", "mine/b.txt")
+    put(root, "mine/.penstock.toml", content=content)
+    walk, found, problems = walked(root)
+    assert list(found) == ["a.txt"]
+    assert [problem.code for problem in problems] == ["policy"]
+    assert walk.broken == [str(root / "mine")]
+
+
+def test_a_folder_that_becomes_a_link_for_a_moment_is_not_followed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who may write there exchanges it just before a file is opened, and back just after."""
+    put(root, "sub/a.txt", content="public")
+    put(root.parent, "secrets/a.txt", content="secret")
+    real = os.open
+
+    def exchanging(path: str, flags: int, *rest: int, **more: int) -> int:
+        (root / "sub").rename(root / "aside")
+        (root / "sub").symlink_to(root.parent / "secrets")
+        try:
+            return real(path, flags, *rest, **more)
+        finally:
+            (root / "sub").unlink()
+            (root / "aside").rename(root / "sub")
+
+    listed = os.lstat(root / "sub/a.txt")
+    monkeypatch.setattr(os, "open", exchanging)
+    file = read(str(root / "sub/a.txt"), listed)
+    monkeypatch.undo()
+    assert (file.extracted, file.unreadable and file.unreadable.code) == (None, "not_a_file")
 
 
 def test_a_file_that_vanishes_during_the_listing_is_no_problem(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
