@@ -1,4 +1,4 @@
-"""``penstock audit``: prove that ledger, pgvector and Elasticsearch agree; mend what does not."""
+"""``penstock audit``: prove that ledger, pgvector and Elasticsearch agree; repair what does not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elasticsearch import AsyncElasticsearch
     from rich.progress import Progress as Bars
 
-    from pipeline.audit.mend import RepairResult
+    from pipeline.audit.repair import RepairResult
     from pipeline.audit.runs import Run
     from pipeline.core.model import Generation
     from pipeline.runtime.settings import Settings
@@ -187,23 +187,23 @@ async def _audit_generation(
         with translated("audit"):
             async with pool.connection() as connection:
                 await runs.add(connection, run.id, sampled.unreachable)
-    mended = await _mend(settings, es, examiner, run, options, bars) if options.repair else None
+    repaired = await _repair(settings, es, examiner, run, options, bars) if options.repair else None
     with translated("audit"):
         async with pool.connection() as connection:
-            return Report(run, await runs.counts(connection, run.id), sampled, mended, walk.pending)
+            return Report(run, await runs.counts(connection, run.id), sampled, repaired, walk.pending)
 
 
-async def _mend(
+async def _repair(
     settings: Settings, es: AsyncElasticsearch, examiner: Any, run: Run, options: AuditOptions, bars: Bars
 ) -> RepairResult:
-    from pipeline.audit.mend import Mender
+    from pipeline.audit.repair import Repairer
     from pipeline.kafka.client import producer
     from pipeline.stores.keywords import Keywords
 
     task = bars.add_task("repairing", total=None)
     async with producer(settings.kafka) as kafka:
-        mender = Mender(examiner, Keywords(es), kafka)
-        return await mender.mend(
+        repairer = Repairer(examiner, Keywords(es), kafka)
+        return await repairer.repair(
             run.id,
             wait_seconds=options.wait_seconds,
             progress=lambda done, total: bars.update(task, completed=done, total=total),

@@ -13,7 +13,7 @@ from cli.output import stderr, stdout
 
 if TYPE_CHECKING:
     from pipeline.audit.compare import Kind, Place
-    from pipeline.audit.mend import RepairResult
+    from pipeline.audit.repair import RepairResult
     from pipeline.audit.runs import Run, StoredDifference
     from pipeline.audit.sample import Sample
     from pipeline.audit.walk import Pending
@@ -40,7 +40,7 @@ class Report:
     run: Run
     counts: dict[tuple[Place, Kind], tuple[int, int]]
     sample: Sample | None
-    mended: RepairResult | None = None
+    repaired: RepairResult | None = None
     pending: list[Pending] = field(default_factory=list)
 
     @property
@@ -169,16 +169,17 @@ def _advise(report: Report, options: AuditOptions) -> None:
 
     if report.sample and report.sample.problem:
         say(f"→ {report.sample.problem}")
-    if mended := report.mended:
-        if mended.idle:
+    if repaired := report.repaired:
+        if repaired.idle:
             say(
-                f"→ nothing was repaired within {mended.waited_seconds:.0f} s: no worker is running"
+                f"→ nothing was repaired within {repaired.waited_seconds:.0f} s: no worker is running"
                 " (see `penstock status`)."
                 " The repair is recorded, and is done as soon as the vectors and keywords workers run."
             )
-        elif mended.unsettled:
+        elif repaired.unsettled:
             say(
-                f"→ {mended.unsettled} documents are still being repaired: `penstock audit --since last` compares again"
+                f"→ {repaired.unsettled} documents are still being repaired:"
+                " `penstock audit --since last` compares again"
             )
     unreachable = sum(f.chunks for f in report.sample.unreachable) if report.sample else 0
     if report.sample and unreachable:

@@ -75,7 +75,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "COLUMNS": str(WIDTH),
         "TERM": "dumb",
         "PYTHONSAFEPATH": "1",
-        "PENSTOCK_AUDIT_REPAIR": "none",  # what is lost stays lost until a step mends it
+        "PENSTOCK_AUDIT_REPAIR": "none",  # what is lost stays lost until a step repairs it
     }
 
 

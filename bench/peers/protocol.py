@@ -5,7 +5,7 @@ object a line and answers each with one, until its input ends:
 
     ← {"rows": {"table": "public.chunks", "source": SQL, "text": SQL, …}, "versions": {package: version}, …}
     → {"do": "sync"}      bring the store into line with the folder      ← {"seconds": 1.23} or {"error": "…"}
-    → {"do": "repair"}    the documented way to mend a store that lost rows, if there is one
+    → {"do": "repair"}    the documented way to repair a store that lost rows, if there is one
 """
 
 from __future__ import annotations

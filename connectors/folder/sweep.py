@@ -288,7 +288,8 @@ def _unless(count: int) -> str:
 
 
 def _stored(row: Row) -> Row:
-    """Return the row without the stamps that a folder's rows do not have: they are ordered by version and doubt."""
+    """Return the row without the stamps that a folder's rows do not have: they are ordered by version and
+    by ``in_doubt_since``."""
     return replace(row, content_at=None, access_at=None)
 
 

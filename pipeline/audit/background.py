@@ -15,8 +15,8 @@ from elasticsearch import AsyncElasticsearch
 from pipeline.audit import runs
 from pipeline.audit.compare import KINDS, PLACES
 from pipeline.audit.examine import Examiner, Finding, ranges_end
-from pipeline.audit.mend import Mender
 from pipeline.audit.reading import Limits
+from pipeline.audit.repair import Repairer
 from pipeline.audit.runs import Run
 from pipeline.audit.sample import sample
 from pipeline.audit.walk import SECOND_LOOK_SECONDS, Page, Suspects, note
@@ -95,7 +95,7 @@ class BackgroundAudit:
                 done, wait = await self._page(connection) if is_leader else (None, IDLE_SECONDS)
             began = monotonic()
             if done is not None:
-                await self._mend(*done)
+                await self._repair(*done)
             async with self._pool.connection() as connection:
                 await self._measure(connection)
                 if done is not None:
@@ -125,7 +125,7 @@ class BackgroundAudit:
         self._metrics.audited.inc(documents)
         return (examiner, later, findings), wait
 
-    async def _mend(self, examiner: Examiner, run: Run, findings: list[Finding]) -> None:
+    async def _repair(self, examiner: Examiner, run: Run, findings: list[Finding]) -> None:
         """After the page is saved: log the findings, repair them if settings say so, and compare them again."""
         for finding in findings:
             log.warning(
@@ -136,15 +136,16 @@ class BackgroundAudit:
                 kind=finding.kind,
                 chunks=finding.chunks,
             )
-        mender = Mender(examiner, Keywords(self._es), self._producer)
+        repairer = Repairer(examiner, Keywords(self._es), self._producer)
         if self._settings.repair != "none" and findings:
             unreachable = {f.document for f in findings if f.kind == "unreachable"}
-            await mender.doubt({f.document for f in findings}, unreachable, embed=self._settings.repair == "all")
+            documents, embed = {f.document for f in findings}, self._settings.repair == "all"
+            await repairer.request_repairs(documents, unreachable, embed=embed)
         async with self._pool.connection() as connection:
             again = await runs.differing(connection, run.id, self._again_after, RECHECKED_DOCUMENTS)
         self._again_after = again[-1] if len(again) == RECHECKED_DOCUMENTS else None
         if again:
-            await mender.look_again(run.id, again)
+            await repairer.compare_again(run.id, again)
 
     async def _look(self, examiner: Examiner, run: Run, generation: Generation) -> tuple[Run, list[Finding], float]:
         """Compare one page. Returns the run after it (with the same position if the round is complete), the findings,

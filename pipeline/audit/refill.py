@@ -17,7 +17,7 @@ from pipeline.audit import reading as ledger
 from pipeline.audit.background import LIMITS
 from pipeline.audit.compare import NOWHERE
 from pipeline.audit.examine import Examiner, Verdict, ranges_end
-from pipeline.audit.mend import LANE, Mender
+from pipeline.audit.repair import LANE, Repairer
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.model import Generation
 from pipeline.kafka.producer import Producer
@@ -177,8 +177,8 @@ class IndexGuard:
         if known.position is None:
             await examiner.refresh()
         documents = await examiner.following(known.position)
-        mender = Mender(examiner, self._keywords, self._producer)
-        doubted: list[Verdict] = []
+        repairer = Repairer(examiner, self._keywords, self._producer)
+        to_reopen: list[Verdict] = []
         strangers: list[UUID] = []
         async with aclosing(examiner.examine(ranges_end(documents, known.position), documents)) as verdicts:
             async for verdict in verdicts:
@@ -186,19 +186,19 @@ class IndexGuard:
                     if "keywords" in verdict.strangers and verdict.document != NOWHERE:
                         strangers.append(verdict.document)
                 elif not _is_right(verdict):
-                    doubted.append(verdict)
-        await mender.remove_entries(strangers)
-        if doubted:
-            await self._doubt(generation, doubted)
+                    to_reopen.append(verdict)
+        await repairer.remove_entries(strangers)
+        if to_reopen:
+            await self._reopen(generation, to_reopen)
         await index_fence.record_compared(connection, known, documents[-1] if documents else None)
 
-    async def _doubt(self, generation: Generation, verdicts: list[Verdict]) -> None:
+    async def _reopen(self, generation: Generation, verdicts: list[Verdict]) -> None:
         """Make these documents pending with all their entries. This includes documents that have changed since they
         were compared, because their sink has written only the entries that were new to it."""
         with translated("keyword index"):
             async with self._pool.connection() as connection, connection.transaction():
                 await ledger.standings(connection, generation, [v.document for v in verdicts], lock=True)
-                await repair.doubt_keywords(
+                await repair.reopen_all_keywords(
                     connection, generation.name, [(v.document, v.highest, v.entries) for v in verdicts]
                 )
         await send_hints(

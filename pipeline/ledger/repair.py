@@ -51,17 +51,17 @@ _SHARING = """SELECT g.name FROM generations g JOIN generations mine ON mine.nam
         THEN g.chunk_table = mine.chunk_table ELSE g.keyword_index = mine.keyword_index END"""
 
 
-async def doubt_keywords(
-    connection: Connection, generation: str, doubts: Sequence[tuple[UUID, int, Sequence[UUID]]]
+async def reopen_all_keywords(
+    connection: Connection, generation: str, documents: Sequence[tuple[UUID, int, Sequence[UUID]]]
 ) -> None:
     """Discard what the ledger has confirmed of these documents' entries, so that all of them are written again, or
-    deleted. doubts: (document, highest version of its entries, entries in the index). A missing state is added."""
-    ids, above = [id_ for id_, _, _ in doubts], [version for _, version, _ in doubts]
+    deleted. documents: (document, highest version of its entries, entries in the index). A missing state is added."""
+    ids, above = [id_ for id_, _, _ in documents], [version for _, version, _ in documents]
     await connection.execute(
         "UPDATE documents d SET seq = drawn.seq,"
         " announced_seq = CASE WHEN d.announced_seq = d.seq THEN drawn.seq ELSE d.announced_seq END"
         " FROM (SELECT id, greatest(nextval('ledger_seq'), seq + 1, above + 1) AS seq FROM documents"
-        "  JOIN unnest(%s::uuid[], %s::bigint[]) AS doubted (id, above) USING (id)) drawn WHERE d.id = drawn.id",
+        "  JOIN unnest(%s::uuid[], %s::bigint[]) AS reopened (id, above) USING (id)) drawn WHERE d.id = drawn.id",
         [ids, above],
     )
     await connection.execute(
@@ -78,7 +78,7 @@ async def doubt_keywords(
         f" AND (s.generation = %(generation)s OR s.generation IN ({_SHARING}))",
         {"grace": GRACE_SECONDS, "documents": ids, "store": "keywords", "generation": generation},
     )
-    await work.reopen_keywords(connection, generation, [(id_, 2**62, held) for id_, _, held in doubts if held])
+    await work.reopen_keywords(connection, generation, [(id_, 2**62, held) for id_, _, held in documents if held])
 
 
 async def delete_rows(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:

@@ -43,7 +43,7 @@ VECTORS_ROWS_PER_SECOND = 118.0
 BUILT_ROWS_PER_SECOND = 850.0
 """Building a graph over existing rows, by one processor (sized)."""
 CHUNKS_PER_CHANGE = 3.0
-"""Chunks that are embedded again for an edit, at p95 (the third law)."""
+"""Chunks that are embedded again for an edit, at p95 (tests/unit/pipeline/core/test_chunking_stability.py)."""
 PEAK = 3.0
 """The busiest hour against the mean. An assumption."""
 SERVICE_SECONDS_PER_QUERY = 0.027

@@ -69,7 +69,7 @@ changes that nobody waits for; at its default of one second it would create a ne
 
 GC_DELETES = "10m"
 """How long Elasticsearch remembers the version of a deleted entry (its default: 60 s). Longer than a bulk of a worker
-that died normally takes to arrive, and than twice the pause after which deletes of doubtful entries are repeated
+that died normally takes to arrive, and than twice the pause after which the deletes of a bulk are repeated
 (pipeline.stages.keywords.CHECK_SECONDS). 300 deletes a second for ten minutes are about 40 MB of heap."""
 
 MERGE_POLICY: Mapping[str, Any] = {"deletes_pct_allowed": 40, "floor_segment": "200kb"}

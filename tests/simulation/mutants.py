@@ -450,7 +450,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the audit leaves what the ledger never heard of",
-        "pipeline.audit.mend",
+        "pipeline.audit.repair",
         "done += await self._remove([verdict.document], verdict.strangers)",
         "pass",
         (_SAFEGUARDS,),

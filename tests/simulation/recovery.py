@@ -1,6 +1,6 @@
 """What an operator runs after Postgres lost its tail: the steps of ``penstock recover``, then the audit with repair.
 
-``Recovery``, ``Examiner`` and ``Mender`` are the product's own. Here are Kafka's offsets as they see them. An audit's
+``Recovery``, ``Examiner`` and ``Repairer`` are the product's own. Here are Kafka's offsets as they see them. An audit's
 memory of its runs (``pipeline.audit.runs``) is left out.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from pipeline.audit.examine import Examiner, ranges_end
-from pipeline.audit.mend import Mender
+from pipeline.audit.repair import Repairer
 from pipeline.audit.walk import SECOND_LOOK_SECONDS
 from pipeline.core.errors import PenstockError
 from pipeline.kafka.groups import GroupBusy, Log, OffsetsUnavailable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 AGAIN_SECONDS = 5.0
 """After a failure the operator runs the command again."""
 ROUNDS = 3
-"""As pipeline.audit.mend.ROUNDS."""
+"""As pipeline.audit.repair.ROUNDS."""
 
 
 async def recovered(operator: Process, since: datetime, stop: Callable[[], Callable[[], None]]) -> None:
@@ -53,11 +53,11 @@ async def recovered(operator: Process, since: datetime, stop: Callable[[], Calla
 
 
 async def audited(operator: Process) -> None:
-    """``penstock audit --repair``: look at everything, doubt what differs, wait for the sinks, look again. Raises
-    Retryable, Misconfigured."""
+    """``penstock audit --repair``: compare everything, request repairs of what differs, wait for the sinks, and compare
+    again. Raises Retryable, Misconfigured."""
     es: Any = Elasticsearch(operator)
     examiner = Examiner(cast(Any, operator.pool), es, operator.world.generation)
-    mender = Mender(examiner, Keywords(es), cast(Any, operator.producer))
+    repairer = Repairer(examiner, Keywords(es), cast(Any, operator.producer))
     for _ in range(ROUNDS):
         await examiner.refresh()
         suspects: set[UUID] = set()
@@ -67,9 +67,9 @@ async def audited(operator: Process) -> None:
             position = documents[-1]
         suspects |= await _differing(examiner, position, [])
         await asyncio.sleep(SECOND_LOOK_SECONDS)
-        if not suspects or not await mender.doubt(suspects):
+        if not suspects or not await repairer.request_repairs(suspects):
             return
-        operator.world.tally["documents mended by the audit"] += len(suspects)
+        operator.world.tally["documents repaired by the audit"] += len(suspects)
         await _recovery(operator).settled()
 
 

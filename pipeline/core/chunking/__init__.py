@@ -1,4 +1,4 @@
-"""Text → chunks: pure, deterministic, edit-stable (law 3).
+"""Text → chunks: pure, deterministic, and stable under edits: an edit changes only the chunks around it.
 
 A parser for the media type says where the text's blocks are and how good a place each boundary is (``units``); one
 packer counts tokens, chooses boundaries and emits chunks (``packer``). Nothing here knows a model: sizes are in tokens

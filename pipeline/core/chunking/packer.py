@@ -140,11 +140,11 @@ class _Packing:
         word; returns the chunks that are too large."""
         self._correct_edges(drafts)
         limit = self.sizes.limit
-        doubtful = [draft for draft in drafts if draft.torn or draft.tokens + draft.uncertain > limit]
-        if doubtful:
-            for draft, tokens in zip(doubtful, self.count_tokens([self._text(d) for d in doubtful]), strict=True):
+        suspect = [draft for draft in drafts if draft.torn or draft.tokens + draft.uncertain > limit]
+        if suspect:
+            for draft, tokens in zip(suspect, self.count_tokens([self._text(d) for d in suspect]), strict=True):
                 draft.tokens = tokens
-        return [draft for draft in doubtful if draft.tokens > limit]
+        return [draft for draft in suspect if draft.tokens > limit]
 
     def _correct_edges(self, drafts: Sequence[_Draft]) -> None:
         """Trimming changes only the tokens of the word at the edge: count that with and without its white space."""

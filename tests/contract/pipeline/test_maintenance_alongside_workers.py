@@ -11,7 +11,7 @@ import pytest
 from pipeline.audit import runs
 from pipeline.audit.background import BackgroundAudit
 from pipeline.audit.examine import Examiner
-from pipeline.audit.mend import Mender
+from pipeline.audit.repair import Repairer
 from pipeline.core.identity import document_id
 from pipeline.generations.building import connect
 from pipeline.ledger import builds, generations, work
@@ -72,7 +72,7 @@ async def test_rows_removed_by_a_repair_just_before_a_cut_over_are_restored(
 
     async def repaired_first(connection: Connection, build: builds.Build, **options: Any) -> int:
         await site.space.execute("UPDATE chunks_g1 SET text = 'wrong' WHERE document_id = %s", a)
-        assert await Mender(examiner, Keywords(site.es), producer).doubt([a]) == 1
+        assert await Repairer(examiner, Keywords(site.es), producer).request_repairs([a]) == 1
         site.hints.waiting.clear()
         return await cut_over(connection, build, **options)
 

@@ -358,7 +358,7 @@ Rules = dict[str, tuple[str, set[str], set[str]]]
 
 
 def allowed(rules: Rules, held: Sequence[str]) -> set[str]:
-    """Law 4, written down a second time."""
+    """The access rules, written down a second time."""
     names = set()
     for name, (source, acl, required) in rules.items():
         mine = {t.removeprefix(f"{source}/") for t in held if "/" not in t or t.startswith(f"{source}/")}

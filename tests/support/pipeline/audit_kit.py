@@ -12,8 +12,8 @@ from uuid import UUID
 from deploy.local.stack import Stack
 from pipeline.audit import runs
 from pipeline.audit.examine import Examiner
-from pipeline.audit.mend import Mender, RepairResult
 from pipeline.audit.reading import Limits
+from pipeline.audit.repair import Repairer, RepairResult
 from pipeline.audit.runs import Run
 from pipeline.audit.sample import sample
 from pipeline.audit.walk import Walk
@@ -113,13 +113,13 @@ class Audited:
                 if not (left and r.repaired)
             }
 
-    async def mend(self, run: Run, wait_seconds: float = 30) -> RepairResult:
+    async def repair(self, run: Run, wait_seconds: float = 30) -> RepairResult:
         producer: Any = self.waking
-        mended = await Mender(self.examiner, Keywords(self.library.es), producer).mend(
+        result = await Repairer(self.examiner, Keywords(self.library.es), producer).repair(
             run.id, wait_seconds=wait_seconds
         )
         await self.waking.rest()
-        return mended
+        return result
 
     async def rows(self, of: UUID) -> list[UUID]:
         found = await self.library.execute(f"SELECT id FROM {self.table} WHERE document_id = %s ORDER BY id", of)

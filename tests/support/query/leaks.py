@@ -1,4 +1,4 @@
-"""Random worlds to leak from, and who may read what in them: law 4 written down a second time, in plain Python.
+"""Random documents and readers, and the access rules written down a second time, in plain Python.
 
 Nothing here knows how the product decides: a tag is a pair (source, name) and never a joined string, access is a set of
 observations of which the newest count, and an answer is one loop over all documents. Everything follows from a seed.

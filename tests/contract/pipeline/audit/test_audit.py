@@ -1,4 +1,4 @@
-"""The audit on the real stores: what is wrong is named, what is right or on its way is not, and repair mends it."""
+"""The audit on the real stores: differences are reported, pending documents are not, and a repair corrects them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ async def test_chunks_lost_from_each_store_are_reported_and_restored_without_nee
     run, found = await audited.audit()
     lost = {(n, "vectors", "missing") for n in vectors_lost} | {(n, "keywords", "missing") for n in keywords_lost}
     assert found == lost
-    mended = await audited.mend(run)
-    assert (mended.requested, mended.unsettled) == (7, 0)
+    result = await audited.repair(run)
+    assert (result.requested, result.unsettled) == (7, 0)
     assert set(audited.waking.hinted) == {id_of(n) for n in vectors_lost | keywords_lost}
     assert await audited.found(run, left=True) == set()
     assert len(audited.embedder.texts) - before <= len(vectors_lost), "keyword entries come from stored bodies"
@@ -155,7 +155,7 @@ async def test_every_kind_of_difference_is_reported_and_repaired(audited: Audite
     assert provoked == set(KINDS)
 
     before = len(audited.embedder.texts)
-    await audited.mend(run)
+    await audited.repair(run)
     assert await audited.found(run, left=True) == set()
     assert (await audited.audit())[1] == set()
     assert len(audited.embedder.texts) - before <= 2, "one row was lost, one held another text"
@@ -326,7 +326,7 @@ async def test_chunks_of_documents_unknown_to_the_ledger_are_removed_from_both_s
         await audited.write_entry(uuid4(), version * 10**n, {**body, "document_id": str(id_)})
     run, found = await audited.audit()
     assert found == {(str(i), store, "unknown_document") for i in unheard for store in ("vectors", "keywords")}
-    await audited.mend(run)
+    await audited.repair(run)
     assert await audited.found(run, left=True) == set()
     assert (await audited.audit())[1] == set()
     assert await audited.rows(id_of("sound")) == rows_before
@@ -354,7 +354,7 @@ async def test_a_damaged_body_is_reported_and_repaired_only_by_publishing_the_do
     expected = {("rotten", "ledger", "rotten_body"), ("gone", "ledger", "rotten_body")}
     run, found = await audited.audit()
     assert found == expected
-    await audited.mend(run)
+    await audited.repair(run)
     assert await audited.found(run, left=True) == expected
     assert (await audited.audit())[1] == expected
     await audited.library.put(rotten, gone)  # the very same events
@@ -374,7 +374,7 @@ async def test_a_damaged_body_is_not_indexed(audited: Audited) -> None:
             await audited.library.keywords.converge(audited.library.generation, [id_])
     run, found = await audited.audit()
     assert found == {("rotten", "ledger", "rotten_body"), ("gone", "ledger", "rotten_body")}
-    await audited.mend(run)
+    await audited.repair(run)
     await audited.library.put(rotten, gone)
     assert (await audited.audit())[1] == set()
     version, body = await audited.entry((await audited.rows(id_of("rotten")))[0])
@@ -389,7 +389,7 @@ async def test_an_entry_under_the_wrong_document_is_moved_back_by_repair(audited
     await audited.library.execute(f"UPDATE {audited.table} SET document_id = %s WHERE id = %s", id_of("away"), row)
     run, found = await audited.audit()
     assert found == {(n, s, k) for n, k in (("home", "missing"), ("away", "orphan")) for s in ("vectors", "keywords")}
-    await audited.mend(run)
+    await audited.repair(run)
     assert await audited.found(run, left=True) == set()
     assert (await audited.audit())[1] == set()
 
@@ -399,8 +399,8 @@ async def test_a_repair_without_running_workers_is_recorded_and_done_later(audit
     await audited.library.execute(f"DELETE FROM {audited.table} WHERE document_id = %s", id_of("a"))
     run, _ = await audited.audit()
     audited.waking.asleep = True
-    mended = await audited.mend(run, wait_seconds=0.5)
-    assert (mended.requested, mended.unsettled, mended.idle) == (1, 1, True)
+    result = await audited.repair(run, wait_seconds=0.5)
+    assert (result.requested, result.unsettled, result.idle) == (1, 1, True)
     assert await audited.found(run, left=True) == {("a", "vectors", "missing")}
     await audited.library.converge(id_of("a"))
     assert (await audited.audit())[1] == set()
@@ -428,7 +428,7 @@ async def test_a_repair_is_not_announced_and_not_counted_in_freshness(audited: A
     assert counted_before
     await audited.library.execute(f"DELETE FROM {audited.table}")
     run, _ = await audited.audit()
-    await audited.mend(run)
+    await audited.repair(run)
     assert (await audited.audit())[1] == set()
     [after] = await audited.library.execute("SELECT seq, announced_seq FROM documents")
     assert after[0] == after[1] > before[0], "there is nothing new to announce"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cli.moment import past_moment
 from pipeline.audit.background import rest_seconds
 from pipeline.audit.compare import KINDS, MEANING, Desired, Difference, Entry, Print, Row, State, compare, describe
-from pipeline.audit.mend import without_embedding
+from pipeline.audit.repair import without_embedding
 from pipeline.core.identity import chunk_ids, content_hash, document_id
 from pipeline.core.model import Manifest
 from pipeline.ledger.documents import Identity

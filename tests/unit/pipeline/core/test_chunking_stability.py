@@ -1,4 +1,4 @@
-"""Law 3: an edit costs what it changed, however long the document. Fixed seeds, real documents."""
+"""An edit changes only the chunks around it, however long the document is. Fixed seeds, real documents."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from pipeline.stages.hints import send_hints
 from pipeline.stores.keywords import Keywords, Write
 from pipeline.stores.postgres import Connection, translated
 
-MEND_DOCUMENTS = 200
+REPAIR_PAGE_DOCUMENTS = 200
 LANE: Lane = "backfill"
 """Repairs are backfill, because there can be millions of them, and changes must not wait for them."""
 POLL_SECONDS = 0.25
@@ -48,7 +48,7 @@ class RepairResult:
     """Whether no document was repaired during the wait, probably because no worker is running."""
 
 
-class Mender:
+class Repairer:
     """Requests repairs, and waits for the sinks, which do the writing. It deletes only wrong rows, and the chunks of
     documents that the ledger does not know, because no sink would ever handle those."""
 
@@ -59,7 +59,7 @@ class Mender:
         self._keywords = keywords
         self._producer = producer
 
-    async def mend(
+    async def repair(
         self,
         run: int,
         *,
@@ -75,15 +75,15 @@ class Mender:
             requested = unsettled = 0
             idle = False
             async for documents in self._left(run):
-                requested += await self.doubt(documents, await self._unreachable(run, documents))
+                requested += await self.request_repairs(documents, await self._unreachable(run, documents))
             if requested:
                 unsettled, idle = await self._settled(run, deadline, progress)
             async for documents in self._left(run):
-                await self.look_again(run, documents)
+                await self.compare_again(run, documents)
             total = RepairResult(
                 max(total.requested, requested), wait_seconds - max(0.0, deadline - loop.time()), unsettled, idle
             )
-            if not requested or unsettled or not await self._mendable(run):
+            if not requested or unsettled or not await self._repairable(run):
                 break
         return total
 
@@ -92,7 +92,7 @@ class Mender:
         while True:
             with translated("repair"):
                 async with self._pool.connection() as connection:
-                    page = await runs.differing(connection, run, after, MEND_DOCUMENTS)
+                    page = await runs.differing(connection, run, after, REPAIR_PAGE_DOCUMENTS)
             if not page:
                 return
             yield page
@@ -108,16 +108,16 @@ class Mender:
                 )
                 return {id_ for (id_,) in await cursor.fetchall()}
 
-    async def _mendable(self, run: int) -> bool:
+    async def _repairable(self, run: int) -> bool:
         """Whether another round could repair more. A damaged text is never repaired."""
         with translated("repair"):
             async with self._pool.connection() as connection:
                 counts = await runs.counts(connection, run)
         return any(left for (_, kind), (_, left) in counts.items() if kind != "rotten_body")
 
-    # Doubting
+    # Requesting repairs
 
-    async def doubt(self, documents: Iterable[UUID], unreachable: Ids = (), *, embed: bool = True) -> int:
+    async def request_repairs(self, documents: Iterable[UUID], unreachable: Ids = (), *, embed: bool = True) -> int:
         """Compare these documents again and request their repairs; returns the number of documents for which anything
         was done. embed: also request repairs for which the model may have to embed."""
         done = 0
@@ -128,13 +128,13 @@ class Mender:
             async for verdict in verdicts:
                 if verdict.desired is None:
                     done += await self._remove([verdict.document], verdict.strangers)
-                elif await self._doubt(verdict, verdict.desired, embed=embed):
+                elif await self._request_one(verdict, verdict.desired, embed=embed):
                     done += verdict.document not in unreachable
                     hints.append((verdict.desired.identity, self._generation.name, LANE))
         await send_hints(self._producer, hints)
         return done
 
-    async def _doubt(self, verdict: Verdict, desired: Desired, *, embed: bool) -> bool:
+    async def _request_one(self, verdict: Verdict, desired: Desired, *, embed: bool) -> bool:
         """Request the repairs of one document; returns whether a sink has something to do now."""
         ids = {(d.store, d.kind): d.chunks for d in verdict.differences}
         if not embed:
@@ -150,9 +150,9 @@ class Mender:
                     await repair.forget_content(connection, verdict.document)
                 if ("ledger", "stale_manifest") in ids:
                     await repair.forget_manifest(connection, self._generation.name, verdict.document)
-                for store in _doubted(ids, desired):
+                for store in _stores_to_repair(ids, desired):
                     await self._converge_again(connection, verdict, store, ids)
-        return bool(_doubted(ids, desired))
+        return bool(_stores_to_repair(ids, desired))
 
     async def _converge_again(
         self, connection: Connection, verdict: Verdict, store: Store, ids: dict[tuple[Place, Kind], tuple[UUID, ...]]
@@ -163,11 +163,11 @@ class Mender:
         seq = await repair.want_again(connection, name, store, verdict.document, above=verdict.highest)
         if store == "vectors":
             return
-        doubted = {i for (where, _), chunk_ids in ids.items() if where == "keywords" for i in chunk_ids}
-        if ("keywords", "no_state") in ids:  # nobody knows what stands there: whatever does is claimed
-            doubted |= set(await self._keywords.versions(self._generation.keyword_index, verdict.document))
+        suspect_ids = {i for (where, _), chunk_ids in ids.items() if where == "keywords" for i in chunk_ids}
+        if ("keywords", "no_state") in ids:  # the index may hold any of them: all are claimed
+            suspect_ids |= set(await self._keywords.versions(self._generation.keyword_index, verdict.document))
         # No longer confirmed, so that what is wanted of it is written again; claimed, so that the rest is deleted.
-        await work.reopen_keywords(connection, name, [(verdict.document, seq, sorted(doubted - {NOWHERE}))])
+        await work.reopen_keywords(connection, name, [(verdict.document, seq, sorted(suspect_ids - {NOWHERE}))])
 
     async def _insert_again(self, document: UUID) -> bool:
         """Insert all rows of a document again that the vector index does not find."""
@@ -182,8 +182,8 @@ class Mender:
     async def remove_entries(self, documents: Sequence[UUID]) -> None:
         """Delete the entries of documents that the ledger does not know, unless it knows them by now. Many are deleted
         together, because each refresh of the index takes time."""
-        for first in range(0, len(documents), MEND_DOCUMENTS):
-            await self._remove(documents[first : first + MEND_DOCUMENTS], ("keywords",))
+        for first in range(0, len(documents), REPAIR_PAGE_DOCUMENTS):
+            await self._remove(documents[first : first + REPAIR_PAGE_DOCUMENTS], ("keywords",))
 
     async def _remove(self, documents: Sequence[UUID], strangers: Collection[str]) -> bool:
         """Delete the chunks of documents that the ledger does not know from the stores. Returns whether there were
@@ -205,7 +205,7 @@ class Mender:
                     await self._keywords.refreshed(index)  # so that the next audit does not find them
         return True
 
-    # Waiting, and looking again
+    # Waiting, and comparing again
 
     async def _settled(self, run: int, deadline: float, progress: Callable[[int, int], None]) -> tuple[int, bool]:
         """Wait for the sinks. Returns the number of documents that are still pending, and whether that number has not
@@ -232,7 +232,7 @@ class Mender:
                 row = await cursor.fetchone()
         return int(row[0]) if row else 0
 
-    async def look_again(self, run: int, documents: Sequence[UUID]) -> None:
+    async def compare_again(self, run: int, documents: Sequence[UUID]) -> None:
         """Compare these documents again and update the run's differences. Those of pending documents stay as they
         are."""
         unreachable = await self._unreachable(run, documents)
@@ -271,7 +271,7 @@ _MAY_EMBED: Collection[tuple[Place, Kind]] = {
 }
 
 
-def _doubted(ids: Collection[tuple[Place, Kind]], desired: Desired) -> list[Store]:
+def _stores_to_repair(ids: Collection[tuple[Place, Kind]], desired: Desired) -> list[Store]:
     """The stores that have to converge again; none for a searchable document whose text is damaged, because nothing can
     be made from that."""
     if desired.rotten and desired.searchable:
