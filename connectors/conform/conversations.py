@@ -32,7 +32,7 @@ from topics.registry import CONVERSATIONS
 
 MEMBER = "ann@acme.example"
 QUESTION_TIME = datetime(2026, 1, 5, 9, tzinfo=UTC)
-NOW_AND_THEN = "again"
+LAST_QUESTION = "again"
 """A pair that is sent last: when it is stored, everything before it was handled, because one member's messages keep
 their order."""
 
@@ -57,11 +57,11 @@ class ConversationApi:
             json={"member": MEMBER, "conversation": conversation, "pairs": pairs},
             headers=self.headers(key),
         )
-        require(answer.status_code == 202, f"posting pairs was answered with {answer.status_code}")
+        require(answer.status_code == 202, f"posting pairs returned status {answer.status_code}")
 
     async def forget(self) -> datetime:
         answer = await self.http.delete(f"/v1/conversations/{MEMBER}", headers=self.headers("ours"))
-        require(answer.status_code == 202, f"forgetting was answered with {answer.status_code}")
+        require(answer.status_code == 202, f"forgetting returned status {answer.status_code}")
         return datetime.fromisoformat(answer.json()["forgotten_until"])
 
     async def questions(self, tenant: str | None = None) -> set[str]:
@@ -105,22 +105,25 @@ def require(holds: bool, why: str) -> None:
 
 
 async def taken(api: ConversationApi) -> str:
+    """Posted pairs are stored."""
     await api.post("one", "two")
     await api.wait_for({"one", "two"}, "after two pairs were posted")
     return "2 pairs posted, 2 stored"
 
 
 async def twice(api: ConversationApi) -> str:
+    """Pairs that are posted twice are stored once."""
     for _ in range(2):
         await api.post("one", "two")
-    await api.post(NOW_AND_THEN)
-    await api.wait_for({"one", "two", NOW_AND_THEN}, "after the same was posted twice")
+    await api.post(LAST_QUESTION)
+    await api.wait_for({"one", "two", LAST_QUESTION}, "after the same pairs were posted twice")
     [mentions] = await api._column("SELECT count(*) FROM conversation_mentions WHERE tenant = %s", api.tenant)
     require(mentions == 3, f"3 pairs have {mentions} mentions")
-    return "the same posted twice is one"
+    return "pairs that are posted twice are stored once"
 
 
 async def forgotten(api: ConversationApi) -> str:
+    """No row is left of a member who is forgotten."""
     await api.post("one", "two")
     await api.wait_for({"one", "two"}, "after two pairs were posted")
     await api.forget()
@@ -131,7 +134,7 @@ async def forgotten(api: ConversationApi) -> str:
 
 
 async def late(api: ConversationApi) -> str:
-    """A message from before the deletion that arrives after it."""
+    """A message from before the deletion that arrives after it changes nothing."""
     until = await api.forget()
     message = ConversationRecorded(
         tenant=api.tenant,
@@ -142,20 +145,22 @@ async def late(api: ConversationApi) -> str:
         pairs=[pair("one")],
     )
     await deliver([api.kafka.send(CONVERSATIONS, message)], within_seconds=30)
-    await api.post(NOW_AND_THEN)
-    await api.wait_for({NOW_AND_THEN}, "after an older message came later than the forgetting")
-    return "what is older than the forgetting does not come back"
+    await api.post(LAST_QUESTION)
+    await api.wait_for({LAST_QUESTION}, "after a message from before the deletion arrived late")
+    return "a message that is older than the deletion changes nothing"
 
 
 async def apart(api: ConversationApi) -> str:
+    """Members of the same name in two tenants are two members."""
     await api.post("one")
     await api.post("two", key="theirs")
     await api.wait_for({"one"}, "one tenant's pairs")
     await api.wait_for({"two"}, "the other tenant's pairs of a member of the same name", api.other)
-    return "two tenants' members of one name are two"
+    return "members of the same name in two tenants are two members"
 
 
 async def refused(api: ConversationApi) -> str:
+    """Requests without a valid key, for another tenant or without pairs are refused, and nothing of them is stored."""
     body = {"member": MEMBER, "conversation": "first", "pairs": [pair("one").model_dump(mode="json")]}
     cases = {
         "without a key": ({}, body, 401),
@@ -166,9 +171,9 @@ async def refused(api: ConversationApi) -> str:
     }
     for case, (headers, sent, status) in cases.items():
         answer = await api.http.post("/v1/conversations", json=sent, headers=headers)
-        require(answer.status_code == status, f"a request {case} was answered with {answer.status_code}, not {status}")
-    await api.post(NOW_AND_THEN)
-    await api.wait_for({NOW_AND_THEN}, "after requests that were refused")
+        require(answer.status_code == status, f"a request {case} returned status {answer.status_code}, not {status}")
+    await api.post(LAST_QUESTION)
+    await api.wait_for({LAST_QUESTION}, "after requests that were refused")
     return f"{len(cases)} kinds of requests are refused, and nothing of them is stored"
 
 

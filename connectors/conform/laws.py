@@ -1,4 +1,5 @@
-"""Laws that every connector keeps, also during failures: events, cursors, limits, crashes and listings that lie."""
+"""The laws of connectors, also during failures: lost events, expired cursors, rate limits, crashes and truncated
+listings."""
 
 from __future__ import annotations
 
@@ -46,14 +47,14 @@ def require(holds: bool, why: str) -> None:
 
 
 async def first_crawl(t: Trial) -> str:
-    """Everything arrives, for those who may read it and nobody else."""
+    """A first crawl publishes every document, readable for principals with access and for nobody else."""
     ids = set((await write_documents(t)).values())
     await t.load()
     alive, inside, outside = await t.alive(), await t.readable(t.play.inside), await t.readable(t.play.outside)
     require(ids <= alive, f"{len(ids - alive)} of {len(ids)} documents did not arrive")
-    require(ids <= inside, f"{len(ids - inside)} of {len(ids)} documents cannot be read by who may")
-    require(not outside, f"{len(outside)} documents can be read by who may not")
-    return f"{len(alive)} documents, all of them readable inside, none outside"
+    require(ids <= inside, f"{len(ids - inside)} of {len(ids)} documents cannot be read by a principal who has access")
+    require(not outside, f"{len(outside)} documents can be read by a principal who has no access")
+    return f"{len(alive)} documents: all of them readable with access, none without"
 
 
 async def no_change(t: Trial) -> str:
@@ -78,14 +79,14 @@ async def edit(t: Trial) -> str:
     upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
     require(documents_of(messages) == {ids["beta"]}, f"of one edit the poll published {summary(messages)}")
     require(len(upserts) == 1, f"of one edit the poll published {summary(messages)}")
-    require("quokka" in upserts[0].content, "what was published of the edit lacks its new text")
+    require("quokka" in upserts[0].content, "the published revision lacks the new text of the edit")
     await t.run("changes", "sweep")
-    require(not (later := t.take()), f"after the edit {summary(later)} more was published")
+    require(not (later := t.take()), f"after the edit, more was published: {summary(later)}")
     return "1 upsert, once"
 
 
 async def move(t: Trial) -> str:
-    """Renamed or put elsewhere, it is the same document still."""
+    """A document that is renamed or moved keeps its external id, its text and its access."""
     ids = await write_documents(t)
     await t.load()
     before = await t.alive()
@@ -102,7 +103,7 @@ async def move(t: Trial) -> str:
 
 
 async def delete(t: Trial) -> str:
-    """A removed document is deleted, and nothing else."""
+    """A removed document is deleted, and no other document is."""
     ids = await write_documents(t)
     await t.load()
     before = await t.alive()
@@ -113,14 +114,15 @@ async def delete(t: Trial) -> str:
     alive = await t.alive()
     require(ids["delta"] not in alive, "a removed document is still there")
     lost = before - alive - {ids["delta"]}
-    require(not lost, f"with one removed document {len(lost)} others went")
+    require(not lost, f"with one removed document, {len(lost)} others were deleted")
     await t.run("changes", "sweep")
-    require(not (later := t.take()), f"after the delete {summary(later)} more was published")
+    require(not (later := t.take()), f"after the delete, more was published: {summary(later)}")
     return summary(messages)
 
 
 async def restore(t: Trial) -> str:
-    """A removed document that is restored as it was is readable again: its version may be older than the delete's."""
+    """A removed document that is restored unchanged is readable again, although its version may be older than the
+    delete's."""
     ids = await write_documents(t)
     await t.load()
     await t.play.remove("delta")
@@ -129,7 +131,7 @@ async def restore(t: Trial) -> str:
     t.take()
     await t.play.restore("delta")
     await t.run("changes", "sweep")
-    require(ids["delta"] in await t.readable(t.play.inside), "a restored document is not there again")
+    require(ids["delta"] in await t.readable(t.play.inside), "a restored document cannot be read again")
     return summary(t.take())
 
 
@@ -138,35 +140,37 @@ async def restricted(t: Trial) -> str:
     it; polling and sweeping alone find that out."""
     ids = await write_documents(t)
     await t.load()
-    require(ids["zeta"] in await t.readable(t.play.inside), "it could not be read to begin with")
+    require(
+        ids["zeta"] in await t.readable(t.play.inside), "the document could not be read before its access was withdrawn"
+    )
     t.take()
     await t.play.restrict("zeta")
     await t.run("changes", "groups", "sweep")
     require(ids["zeta"] not in await t.readable(t.play.inside), "a withdrawn document can still be read")
-    require(not await t.readable(t.play.outside), "who may not read anything can read something now")
+    require(not await t.readable(t.play.outside), "a principal who has no access can read documents")
     messages = t.take()
-    require(bool(messages), "nothing was published of it")
+    require(bool(messages), "the withdrawal was not published")
     return summary(messages)
 
 
 async def member_removed(t: Trial) -> str:
-    """A principal who loses the membership loses the documents, without publishing any document."""
+    """A principal who loses a membership can no longer read its documents, and no document is published for that."""
     ids = set((await write_documents(t)).values())
     await t.load()
-    require(ids <= await t.readable(t.play.inside), "they could not be read to begin with")
+    require(ids <= await t.readable(t.play.inside), "the documents could not be read before the membership was removed")
     t.take()
     await t.play.leave()
     await t.run("groups")
     messages = t.take()
     left = ids & await t.readable(t.play.inside)
-    require(not left, f"{len(left)} documents can still be read by who left")
+    require(not left, f"{len(left)} documents can still be read by the removed member")
     upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
     require(not upserts, f"{len(upserts)} documents were published again for a change of membership")
     return summary(messages)
 
 
 async def slim_is_full(t: Trial) -> str:
-    """A sweep lists exactly what a full read reads, under the same access and revision."""
+    """A sweep lists exactly the documents that a full read returns, with the same access and revisions."""
     await write_documents(t)
     await t.play.restrict("zeta")
     await t.load()  # the runner does nothing by itself after that
@@ -180,18 +184,18 @@ async def slim_is_full(t: Trial) -> str:
     async for entries in source.slim():
         listed |= {entry.external_id: entry for entry in entries}
     require(bool(read), "nothing was read")
-    only = f"{len(read.keys() - listed.keys())} are only read, {len(listed.keys() - read.keys())} only listed"
+    only = f"{len(read.keys() - listed.keys())} documents are only read, {len(listed.keys() - read.keys())} only listed"
     require(read.keys() == listed.keys(), only)
     for id_, entry in read.items():
         same = (set(entry.acl_tags), set(entry.required_tags)) == (
             set(listed[id_].acl_tags),
             set(listed[id_].required_tags),
         )
-        require(same, "a document is read under another access than it is listed under")
+        require(same, "a document is read with another access than it is listed with")
         require(
             entry.revision == listed[id_].revision, "a document is read with another revision than it is listed with"
         )
-    return f"{len(read)} documents in both"
+    return f"{len(read)} documents, read and listed alike"
 
 
 LAWS: dict[str, Law] = {
@@ -216,7 +220,7 @@ MASS_DELETE_DOCUMENTS = 30
 
 
 async def webhook_lost(t: Trial) -> str:
-    """Every event is lost: the sweep (and the next poll) close the gap."""
+    """When every event is lost, the sweep and the next poll find the changes."""
     ids = await write_documents(t)
     await t.load()
     t.take()
@@ -239,7 +243,7 @@ async def webhook_lost(t: Trial) -> str:
 
 
 async def webhook_doubled(t: Trial) -> str:
-    """Events that come twice and backwards do no harm, and those that prove nothing are refused."""
+    """Events that arrive twice and in reverse order do no harm, and events without a valid signature are refused."""
     ids = await write_documents(t)
     await t.load()
     instance = t.instance
@@ -266,14 +270,16 @@ async def webhook_doubled(t: Trial) -> str:
         set(per_document) == {ids["alpha"], ids["beta"]}, f"of two edited documents {summary(messages)} was published"
     )
     newest = [m for m in upserts if m.external_id == ids["alpha"]][-1]
-    require("bilby" in newest.content and "numbat" not in newest.content, "an older text won")
-    require(per_document[ids["alpha"]] <= 2 and per_document[ids["beta"]] == 1, "the same was published again")
+    require("bilby" in newest.content and "numbat" not in newest.content, "an older text replaced a newer one")
+    require(
+        per_document[ids["alpha"]] <= 2 and per_document[ids["beta"]] == 1, "an unchanged document was published again"
+    )
     if not requests:
-        return "it sends no events; polling did it"
+        return "the source sends no events; polling found the edits"
     try:
         await instance.on_event(Request({}, {}, requests[0].body))
     except Refused:
-        return f"{len(requests)} events, twice and backwards: {summary(messages)}; a forged one was refused"
+        return f"{len(requests)} events, twice and in reverse order: {summary(messages)}; a forged one was refused"
     raise Broken("an event without its signature was accepted")
 
 
@@ -287,7 +293,7 @@ async def _events(t: Trial) -> Sequence[Request]:
 
 
 async def cursor_expired(t: Trial) -> str:
-    """The source forgets a cursor during the crawl, and another one between polls, and nothing is lost."""
+    """When the source expires a cursor during the crawl, and another one between polls, nothing is lost."""
     ids = await write_documents(t)
     expired: list[int] = []
 
@@ -300,7 +306,7 @@ async def cursor_expired(t: Trial) -> str:
     await t.load()
     t.record.before = None
     messages = t.take()
-    require(set(ids.values()) <= await t.alive(), "after an expired cursor documents are missing")
+    require(set(ids.values()) <= await t.alive(), "documents are missing after an expired cursor")
     again = [
         id_ for id_, n in Counter(m.external_id for m in messages if isinstance(m, DocumentUpserted)).items() if n > 1
     ]
@@ -314,28 +320,28 @@ async def cursor_expired(t: Trial) -> str:
         any("dunnart" in m.content for m in upserts if m.external_id == ids["alpha"]),
         "an edit before an expired cursor of changes was lost",
     )
-    return "everything arrived, nothing twice, and the edit in the gap was found"
+    return "everything was published once, and the edit before the expiry was found"
 
 
 async def throttled(t: Trial) -> str:
-    """The source responds with 429, then with 500, again and again: the runner waits, and nothing is lost."""
+    """When the source responds repeatedly with 429, then with 500, the runner waits, and nothing is lost."""
     ids = set((await write_documents(t)).values())
     await t.play.trouble(throttled=12)
     await t.load()
     await t.play.trouble(failing=4)
     await t.play.write("alpha", text("alpha", "A quoll was added here."))
     await t.run("changes", "sweep", "groups")
-    require(ids <= await t.alive(), "documents are missing after a storm of 429")
+    require(ids <= await t.alive(), "documents are missing after repeated responses 429")
     upserts = [m for m in t.take() if isinstance(m, DocumentUpserted)]
     edits = [m for m in upserts if "quoll" in m.content]
-    require(len(edits) == 1, f"an edit during a storm of 500 was published {len(edits)} times")
-    return "12 times 429, 4 times 500: everything arrived"
+    require(len(edits) == 1, f"an edit during repeated responses 500 was published {len(edits)} times")
+    return "12 responses 429, 4 responses 500: everything was published"
 
 
 async def crash(t: Trial) -> str:
     """The runner is killed during the crawl, when Kafka has a page that the runner has not recorded: it resumes, and
-    publishes at most that page again. What the source reverts meanwhile is reverted: a document that is removed, an
-    edit, a removal."""
+    publishes at most that page again. Changes that the source reverts while no runner runs are reverted in the ledger:
+    an added document, an edit and a removal."""
     names = await write_documents(t, [f"page-{n:02}" for n in range(10)])
     ids = set(names.values())
     t.witness.silent_after = heard = 4  # of upserts: how many messages go before them (groups) is a matter of luck
@@ -359,11 +365,14 @@ async def crash(t: Trial) -> str:
     ids.remove(removed_id)
     alive = await t.alive()
     require(ids <= upserts.keys() and ids <= alive, "documents are missing after a crash")
-    require(removed_id not in alive, "what was published, and removed before the runner came back, is still there")
+    require(
+        removed_id not in alive,
+        "a document that was published, and removed before the runner started again, is still there",
+    )
     again = [id_ for id_, n in upserts.items() if n > 1]
     require(len(again) <= largest, f"{len(again)} documents were published again; a page has {largest}")
     await _revert_changes(t, names)
-    return f"{len(again)} of {len(ids)} documents again; a page has {largest}; what was taken back meanwhile is back"
+    return f"{len(again)} of {len(ids)} documents again; a page has {largest}; changes reverted meanwhile are reverted"
 
 
 async def _revert_changes(t: Trial, names: Mapping[str, str]) -> None:
@@ -380,8 +389,13 @@ async def _revert_changes(t: Trial, names: Mapping[str, str]) -> None:
     await t.run("changes", "sweep")
     upserts = [m for m in t.take() if isinstance(m, DocumentUpserted) and m.external_id == names[edited]]
     newest = max(upserts, key=lambda message: (message.version, message.observed_at))
-    require("wombat" not in newest.content, "an edit that was taken back before the runner came back stays")
-    require(names[removed] in await t.alive(), "what was removed and restored before the runner came back is lost")
+    require(
+        "wombat" not in newest.content, "an edit that was reverted before the runner started again is still published"
+    )
+    require(
+        names[removed] in await t.alive(),
+        "a document that was removed and restored before the runner started again is missing",
+    )
 
 
 async def truncated(t: Trial) -> str:
@@ -406,12 +420,12 @@ async def truncated(t: Trial) -> str:
     await t.run("sweep")
     require(ids <= await t.alive(), "documents are missing after a truncated listing")
     if guard:
-        return f"{MASS_DELETE_DOCUMENTS} documents: guarded, and confirmed by name: none deleted"
-    return "the source does not let itself be cut short" if refused else "the source has no listing to be cut"
+        return f"{MASS_DELETE_DOCUMENTS} documents: the guard asked, each was looked for by name, and none was deleted"
+    return "the source refuses a truncated listing" if refused else "the source has no listing that can be truncated"
 
 
 async def stamps(t: Trial) -> str:
-    """Every message is stamped before the request whose response it carries, and nothing is read ahead: a change
+    """Every message carries a time before the request that its content comes from, and nothing is read ahead: a change
     between two pages is in the later one."""
     ids = await write_documents(t)
     edited: dict[str, datetime] = {}
@@ -431,7 +445,8 @@ async def stamps(t: Trial) -> str:
     for message in messages:
         request_times = [call.requested_at for call in t.record.calls if message.external_id in call.ids]
         require(
-            any(message.observed_at <= at for at in request_times), "a message is stamped after its source was asked"
+            any(message.observed_at <= at for at in request_times),
+            "a message carries a time after the request to its source",
         )
     upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
     stale = [
@@ -439,7 +454,7 @@ async def stamps(t: Trial) -> str:
         for m in upserts
         if m.external_id in edited and m.observed_at > edited[m.external_id] and "echidna" not in m.content
     ]
-    require(not stale, f"{len(stale)} messages say what had been read before they were stamped")
+    require(not stale, f"{len(stale)} messages have content that was read before they were stamped")
     return f"{len(messages)} messages; {len(edited)} documents changed between two pages"
 
 

@@ -48,14 +48,15 @@ async def conform_on(
     *,
     on_verdict: Callable[[Verdict], None] | None = None,
 ) -> list[Verdict]:
-    """On the running stack (its detect worker has to run). Raises Misconfigured for an unknown kind or law.
+    """Test laws (by default all) on the running stack, whose detect worker has to run. Raises Misconfigured for an
+    unknown kind or law.
 
-    The conversations are no source: what their way in promises is try_law instead.
+    The kind ``conversations`` is no source: it has laws of its own (connectors.conform.conversations).
     """
     is_served = kind == CONVERSATIONS
     every: Collection[str] = conversations.LAWS if is_served else ALL_LAWS
     if unknown := sorted(set(laws or ()) - set(every)):
-        raise Misconfigured(f"no law is called {unknown[0]!r}: choose of {', '.join(every)}")
+        raise Misconfigured(f"no law is called {unknown[0]!r}: choose one of {', '.join(every)}")
     verdicts = []
     async with open_pool(settings.postgres) as pool, producer(settings.kafka) as kafka:
         for name in laws or every:
