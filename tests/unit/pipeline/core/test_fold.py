@@ -97,6 +97,13 @@ def test_a_delete_before_the_first_upsert_makes_earlier_upserts_stale() -> None:
     assert fold(state, upsert(1, 6)).outcome == "created"
 
 
+def test_of_two_deletes_the_later_observed_one_sets_the_floor_in_either_order() -> None:
+    earlier, later = Delete(1, at(3)), Delete(1, at(5))
+    for events in ((earlier, later), (later, earlier)):
+        assert fold(run(upsert(1, 1), *events), upsert(2, 4)).outcome == "stale"
+        assert fold(run(*events), upsert(2, 4)).outcome == "stale"
+
+
 def test_access_received_before_the_first_upsert_is_preserved() -> None:
     state = run(Access(at(5), ("s/narrow",), ()), upsert(1, 1, acl=("s/wide",)))
     assert state.acl_tags == ("s/narrow",)
