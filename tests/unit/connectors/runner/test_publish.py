@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -36,13 +36,15 @@ class Desk:
     """Another runner has the lease."""
     away: bool = False
     """Kafka acknowledges nothing."""
+    slow: bool = False
+    """Kafka acknowledges only after a moment, in which other tasks run."""
     asked: list[str] = field(default_factory=list)
     sent: list[tuple[str, AnyMessage]] = field(default_factory=list)
     saved: list[Row] = field(default_factory=list)
     holder: Holder = HOLDER
 
-    async def find(self, _ids: object) -> dict[str, Row]:
-        return self.known
+    async def find(self, ids: Collection[str]) -> dict[str, Row]:
+        return {name: row for name, row in self.known.items() if name in ids}
 
     async def intend(self, _rows: object, _at: object = None) -> None:
         self.asked.append("intend")
@@ -53,6 +55,9 @@ class Desk:
         self.asked.append("save")
         self.saved += rows
 
+    async def mark_in_doubt(self, _differences: object, _stamp: datetime) -> None:
+        self.asked.append("mark")
+
     async def confirm(self, _batch: object) -> None:
         self.asked.append("confirm")
 
@@ -62,6 +67,8 @@ class Desk:
         delivery: Delivery = asyncio.get_running_loop().create_future()
         if self.away:
             delivery.set_exception(DeliveryUnknown("no answer"))
+        elif self.slow:
+            asyncio.get_running_loop().call_later(0.01, delivery.set_result, Stored(0, len(self.sent)))
         else:
             delivery.set_result(Stored(0, len(self.sent)))
         return delivery
@@ -118,6 +125,29 @@ async def test_the_later_of_two_entries_for_the_same_document_is_published() -> 
     desk = Desk()
     await desk.publish(document("earlier"), document("later"))
     assert [getattr(message, "content", None) for _, message in desk.sent] == ["later"]
+
+
+async def test_of_one_document_two_tasks_publish_one_after_the_other_and_of_two_at_once() -> None:
+    async def both(*names: str) -> list[str]:
+        desk = Desk(slow=True)
+        publisher = Publisher(cast(Any, desk), cast(Any, desk))
+        await asyncio.gather(*(publisher.publish([document(external_id=name)], AT, "live") for name in names))
+        return desk.asked
+
+    assert await both("d", "d") == ["intend", "send", "save"] * 2
+    assert await both("d", "e") == ["intend", "send"] * 2 + ["save"] * 2
+
+
+async def test_a_document_is_not_marked_as_in_doubt_while_it_is_being_published() -> None:
+    """Saving the row would remove the mark."""
+    desk = Desk(slow=True)
+    publisher = Publisher(cast(Any, desk), cast(Any, desk))
+    publishing = asyncio.create_task(publisher.publish([document()], AT, "live"))
+    while "send" not in desk.asked:
+        await asyncio.sleep(0)
+    await publisher.mark_in_doubt({"d": (1, "newer")}, lambda: AT)
+    await publishing
+    assert desk.asked == ["intend", "send", "save", "mark"]
 
 
 async def test_a_membership_is_intended_before_sending_and_confirmed_after_the_acknowledgement() -> None:
