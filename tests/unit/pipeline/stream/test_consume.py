@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 from faust.types import TP
 
 from pipeline.core.errors import Poison, Retryable
+from pipeline.core.kafka_log import Witness, witness
 from pipeline.core.model import Lane
+from pipeline.core.progress import Progress
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import KafkaSettings, StreamSettings
 from pipeline.stages.stage import FinalStage, Incoming
@@ -155,3 +158,56 @@ async def test_no_commit_passes_an_unfinished_record_through_failures_and_rebala
     finally:
         agent.cancel()
         await consumption._lanes.stop(within_seconds=5)
+
+
+@dataclass
+class Commits:
+    """The consumer of PARTITIONS in which the record at offset 4 is done, and what it hands to Kafka."""
+
+    stored: set[TP]
+    """The partitions whose marks the guard stores."""
+    progress: Progress[TP] = field(default_factory=Progress)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    committed: dict[TP, int] = field(default_factory=dict)
+
+    async def marked(self, done: Mapping[TP, Witness]) -> set[TP]:
+        return self.stored & done.keys()
+
+    def consumer(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        async def commit(_consumer: FaustConsumer, offsets: Mapping[TP, int], *_: object) -> bool:
+            self.committed.update(offsets)
+            return True
+
+        monkeypatch.setattr(FaustConsumer, "_commit_offsets", commit)
+        monkeypatch.setattr(FaustConsumer, "_commit", commit)
+        self.progress.open(PARTITIONS)
+        for tp in PARTITIONS:
+            token = self.progress.arrived(tp, 4, witness(4, 0, b"key", b"value"))
+            assert token is not None
+            self.progress.finished(tp, token)
+        guard: Any = self
+        kind = consuming._consumer_class(self.progress, guard, self.lock)
+        consumer: Any = object.__new__(kind)  # without the broker that its constructor needs
+        consumer._commit_due = {}
+        return consumer
+
+
+async def test_only_offsets_whose_marks_are_stored_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = Commits(stored={PARTITIONS[1]})
+    consumer = commits.consumer(monkeypatch)
+    assert await consumer._commit_offsets(dict.fromkeys(PARTITIONS, 5))
+    assert commits.committed == {PARTITIONS[1]: 5}
+
+
+async def test_a_commit_that_began_before_an_offset_was_taken_back_does_not_undo_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits = Commits(stored=set(PARTITIONS))
+    consumer = commits.consumer(monkeypatch)
+    await commits.lock.acquire()  # the guard commits an earlier offset of one partition
+    late = asyncio.create_task(consumer._commit(dict.fromkeys(PARTITIONS, 5)))
+    await asyncio.sleep(0)
+    commits.progress.close([PARTITIONS[0]])
+    commits.lock.release()
+    assert await late
+    assert commits.committed == dict.fromkeys(PARTITIONS[1:], 5)
