@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -391,9 +391,18 @@ class World:
 
     def rescued(self) -> int:
         """Hints that the sweeper has sent again, ever."""
-        logs = [path.read_text() for path in self.space.home.glob("detect*.log")]
-        lines = (line for log in logs for line in log.splitlines() if '"hints_rescued"' in line)
-        return sum(int(json.loads(line)["hints"]) for line in lines)
+        return sum(int(event["hints"]) for event in self._logged("hints_rescued", "detect*.log"))
+
+    def partitions_lost(self) -> int:
+        """Partitions that workers had to give back, ever. Where no test disturbs them, the machine stalled for longer
+        than a consumer's session, and so for as long as the sweeper waits for a hint."""
+        return sum(int(event["count"]) for event in self._logged("partitions_revoked", "*.log"))
+
+    def _logged(self, event: str, files: str) -> Iterator[dict[str, Any]]:
+        for path in self.space.home.glob(files):
+            for line in path.read_text().splitlines():
+                if f'"{event}"' in line:
+                    yield json.loads(line)
 
     def mend(self) -> None:
         """No fault is left but those that a scenario mends itself."""
