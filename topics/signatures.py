@@ -27,6 +27,9 @@ CONTEXT = b"penstock-signature-v1"
 ABSENT = b"-"
 """Stands for the digest of a key or value that the record does not have."""
 KEY_ID_DIGITS = 32
+_P = 2**255 - 19
+_D = -121665 * pow(121666, -1, _P) % _P
+"""The field and the curve -x² + y² = 1 + d x² y² of Ed25519 (RFC 8032, section 5.1)."""
 
 
 class NotAKey(Exception):
@@ -140,4 +143,15 @@ def public_key_of(pem: bytes) -> bytes:
         raise NotAKey("not an Ed25519 public key in PEM") from error
     if not isinstance(key, Ed25519PublicKey):
         raise NotAKey("a public key of another kind than Ed25519")
-    return key.public_bytes_raw()
+    public = key.public_bytes_raw()
+    if _has_low_order(public):
+        raise NotAKey("a degenerate Ed25519 public key, for which anybody can make signatures: create a new pair")
+    return public
+
+
+def _has_low_order(public_key: bytes) -> bool:
+    """Whether the point is one of the eight whose order divides 8. Such a key has no private key, and accepts made-up
+    signatures of any record. y is 1 for order 1, -1 for order 2 and 0 for order 4; doubling a point of order 8 gives
+    y = 0, so that y² = -x², which with the curve's equation is d y⁴ + 2 y² = 1."""
+    y = int.from_bytes(public_key, "little") & (2**255 - 1)
+    return y * (y**2 - 1) * (_D * y**4 + 2 * y**2 - 1) % _P == 0

@@ -11,6 +11,7 @@ from time import process_time
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from pipeline.runtime.settings import KafkaSettings, Settings
 from pipeline.stages.admission import verified
 from pipeline.stages.stage import Incoming
 from topics.codec import Headers
-from topics.signatures import HEADER, NotAKey, Signer, key_id, new_private_key, public_key_of, signing_input
+from topics.signatures import HEADER, NotAKey, Signer, is_valid, key_id, new_private_key, public_key_of, signing_input
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 MIGRATIONS = Path(__file__).parents[4] / "pipeline" / "stores" / "migrations"
@@ -29,6 +30,8 @@ PEM = new_private_key()
 SIGNER = Signer(PEM)
 TYPE: Headers = [("ce_type", b"io.penstock.document.deleted.v1")]
 LIVE, BACKFILL, IDENTITIES = "p.documents.live.v1", "p.documents.backfill.v1", "p.identities.v1"
+OF_ORDER_8 = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"
+ALSO_OF_ORDER_8 = "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"
 KEY, VALUE = b"acme/wiki/a.md", b'{"tenant": "acme"}'
 
 
@@ -212,6 +215,26 @@ def test_a_signature_distinguishes_an_empty_key_or_value_from_a_missing_one(miss
 def test_a_key_id_is_derived_from_the_public_key() -> None:
     assert SIGNER.key_id == key_id(public_key_of(PEM))
     assert len(SIGNER.key_id) == 32
+
+
+@pytest.mark.parametrize(
+    "y",
+    [0, 1, 2**255 - 20, 2**255 - 19, 2**255 - 18]
+    + [int.from_bytes(bytes.fromhex(y), "little") for y in (OF_ORDER_8, ALSO_OF_ORDER_8)],
+)
+def test_a_degenerate_public_key_cannot_be_enrolled(y: int) -> None:
+    for sign in (0, 2**255):
+        key = Ed25519PublicKey.from_public_bytes((y | sign).to_bytes(32, "little"))
+        pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        with pytest.raises(NotAKey, match="degenerate"):
+            public_key_of(pem)
+
+
+def test_anybody_can_make_signatures_for_a_degenerate_public_key() -> None:
+    """Which is why it is refused: the point of order 1 accepts one signature of everything."""
+    point = (1).to_bytes(32, "little")
+    assert is_valid(point, point + bytes(32), [LIVE], KEY, VALUE, TYPE)
+    assert is_valid(point, point + bytes(32), [IDENTITIES], b"acme/wiki/ann", None, TYPE)
 
 
 def test_a_file_that_is_not_a_signing_key_is_rejected_without_being_quoted(tmp_path: Path) -> None:
