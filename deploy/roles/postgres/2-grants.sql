@@ -79,9 +79,11 @@ GRANT EXECUTE ON FUNCTION ledger_documents, ledger_lacks, ledger_letters, ledger
 -- The query service.
 GRANT SELECT ON
     generations, builds, documents, access_sets, document_bodies, document_events, manifests, index_state, memberships,
-    dead_letters, audit_runs, audit_differences, embedding_days, keyword_indexes,
+    dead_letters, audit_runs, embedding_days, keyword_indexes,
     conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_query;
+-- Counted for all tenants together, without the external ids.
+GRANT SELECT (run_id, document_id, store, kind, repaired) ON audit_differences TO penstock_query;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
     TO penstock_query;

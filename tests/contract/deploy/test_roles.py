@@ -473,6 +473,7 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
         ("penstock_query", "SELECT FROM connector_memory"),
         ("penstock_query", "SELECT FROM uploads"),
         ("penstock_query", "SELECT changes_cursor FROM connectors"),
+        ("penstock_query", "SELECT external_id FROM audit_differences"),
         ("penstock_worker", "SELECT changes_cursor FROM connectors"),
         ("penstock_worker", "UPDATE generations SET state = 'retired'"),
         ("penstock_worker", "UPDATE producers SET allow = '{*/*}'"),
