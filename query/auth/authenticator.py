@@ -4,6 +4,7 @@ identity."""
 from __future__ import annotations
 
 import getpass
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hmac import compare_digest
@@ -143,6 +144,16 @@ def _development_identity(headers: Headers) -> Identity:
 def _header_text(value: str | None) -> str | None:
     """A header's bytes as text: Starlette reads them as Latin-1."""
     return value.encode("latin-1").decode("utf-8", "replace").strip() if value else None
+
+
+_AUTHORITY = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:@/\[\]\s]+))(?::\d*)?")
+"""A Host header's value."""
+
+
+def host_name(headers: Headers) -> str:
+    """The host of the Host header without the port; "" if the header is invalid."""
+    match = _AUTHORITY.fullmatch(headers.get("host", "").lower())
+    return (match["address"] or match["name"]) if match else ""
 
 
 def local_user() -> str:

@@ -5,7 +5,6 @@ request is neither read nor parsed."""
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.runtime.http_server import KeyedLimit
 from query import problems
-from query.auth.authenticator import LOOPBACK_NAMES, Authenticator
+from query.auth.authenticator import LOOPBACK_NAMES, Authenticator, host_name
 from query.auth.identity import Identity
 from query.limits.budgets import Meter
 from query.limits.charging import charge_to
@@ -55,10 +54,6 @@ PROBES = frozenset({"/livez", "/readyz"})
 """Probes of an orchestrator, which address the service by IP: any Host header is accepted."""
 QUIET = PROBES | {"/metrics"}
 """Paths that machines request every few seconds: counted, but not logged."""
-
-
-_AUTHORITY = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:@/\[\]\s]+))(?::\d*)?")
-"""A Host header's value."""
 
 
 class _ClientLeft(Exception):
@@ -177,7 +172,7 @@ class Gate:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         headers = Headers(scope=scope)
-        if self._hosts and scope["path"] not in PROBES and _host(headers) not in self._hosts:
+        if self._hosts and scope["path"] not in PROBES and host_name(headers) not in self._hosts:
             raise Problem("bad-request", "unknown host name in the Host header")
         if not _is_guarded(scope["path"]):
             await self._app(scope, receive, send)
@@ -299,12 +294,6 @@ def _set_headers(headers: MutableHeaders, *, guarded: bool) -> None:
         headers.setdefault(name, value)
     if guarded or "cache-control" not in headers:
         headers["cache-control"] = "no-store" if guarded else "no-cache"
-
-
-def _host(headers: Headers) -> str:
-    """The host of the Host header without the port; "" if the header is invalid."""
-    match = _AUTHORITY.fullmatch(headers.get("host", "").lower())
-    return (match["address"] or match["name"]) if match else ""
 
 
 def _template(scope: Scope) -> str:

@@ -20,7 +20,7 @@ from pipeline.ledger import generations
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.elasticsearch import translated
 from query.access.tenant_rows import NO_TENANT
-from query.auth.authenticator import PROXY_HEADERS, Authenticator, is_loopback
+from query.auth.authenticator import PROXY_HEADERS, Authenticator, host_name, is_loopback
 from query.http.dependencies import ledger, service_of
 from query.service import Service
 
@@ -124,5 +124,6 @@ def _is_local(request: Request) -> bool:
     return (
         request.client is not None
         and is_loopback(request.client.host)
+        and is_loopback(host_name(request.headers))  # else a web page may have pointed its own name at this machine
         and not any(name in request.headers for name in PROXY_HEADERS)
     )

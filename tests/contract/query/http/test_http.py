@@ -199,6 +199,8 @@ async def test_metrics_are_served_only_to_this_machine_and_to_operators(world: W
         from_elsewhere = {"X-Forwarded-For": "10.0.0.1"}
         for headers, status in (({}, 401), ({"X-Api-Key": "bot"}, 403), ({"X-Api-Key": "ops"}, 200)):
             assert (await client.get("/metrics", headers={**from_elsewhere, **headers})).status_code == status
+        for name, status in (("rebound.example", 401), ("localhost.rebound.example", 401), ("localhost:9", 200)):
+            assert (await client.get("/metrics", headers={"Host": name})).status_code == status
 
 
 async def test_feedback_sent_with_an_api_key_is_included_in_the_persons_export(
