@@ -18,6 +18,11 @@ export async function loadFacets() {
   return facets;
 }
 
+/** Discard the values, because the caller has changed. */
+export function clear() {
+  facets = {};
+}
+
 export const sources = () => values(facets.sources);
 
 /** Draw the panel and the chips of the chosen filters. change(changes) applies changes to the state. */

@@ -128,7 +128,10 @@ const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(currentTheme()) + 1) % T
 
 /** Start after the page was loaded, and again after the credentials changed. */
 async function start() {
-  search.clearCache();
+  for (const part of [search, choices, pipeline, story]) part.clear();
+  answer.stop();
+  openedResult = null;
+  choices.drawFilters(state, applyFilters);
   try {
     if (!(await signin.identify())) return;
     await choices.loadFacets();

@@ -24,6 +24,12 @@ export function stop() {
   clearTimeout(timer);
 }
 
+/** Stop, and discard what is shown, because the caller has changed. */
+export function clear() {
+  stop();
+  $("view-pipeline").replaceChildren();
+}
+
 async function poll(controller) {
   const view = $("view-pipeline");
   try {

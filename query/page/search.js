@@ -53,9 +53,14 @@ export async function searchNow(state, open) {
   }
 }
 
-/** Discard the last response, because the caller has changed. */
-export function clearCache() {
-  last = null;
+/** Discard everything that was found, because the caller has changed. */
+export function clear() {
+  clearTimeout(timer);
+  running?.abort();
+  running = last = null;
+  for (const id of ["results", "empty", "notices", "steps", "status"]) $(id).replaceChildren();
+  $("results").removeAttribute("aria-busy");
+  $("how").hidden = true;
 }
 
 function renderResults(response, state, open) {

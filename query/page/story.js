@@ -47,6 +47,15 @@ export async function show(id, { passage, stems = [], onClosed }) {
   if (here) here.parentElement.scrollTop = here.offsetTop - here.parentElement.offsetTop - 24;
 }
 
+/** Close the drawer and discard what it shows, because the caller has changed. onClosed is not called. */
+export function clear() {
+  running?.abort();
+  const drawer = $("story");
+  drawer.onclose = null;
+  drawer.close();
+  drawer.replaceChildren();
+}
+
 function drawerHeader(title, drawer) {
   return el("div", { class: "head" }, el("h2", { id: "story-title" }, title),
     el("button", { type: "button", class: "icon", "aria-label": "Close", title: "Close (Esc)", onclick: () => drawer.close() }, "×"));

@@ -35,6 +35,32 @@ async def test_markup_in_a_document_is_shown_as_text_and_neither_runs_nor_loads(
     assert [target for target in targets if not re.match(r"https?://", target)] == []
 
 
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("then", ["signs out", "signs in as somebody else"])
+async def test_nothing_that_a_person_was_shown_stays_for_the_next_one(tab: Tab, then: str) -> None:
+    """On a screen that people share: results, an answer, a document, and values of filters."""
+    await tab.open("?q=turnips+beets+harvest+cellar")
+    await tab.results()
+    await tab.page.click("#answer-it")
+    await tab.page.wait_for_selector("#answer footer .thumbs")
+    await tab.page.click("#results a.title")
+    await tab.page.wait_for_selector("#story .whole")
+    await tab.page.keyboard.press("Escape")
+    await tab.page.click("#who")
+    if then == "signs out":
+        await tab.page.click("#signin .buttons .quiet")
+        await tab.until("document.querySelector('#who').textContent === 'Sign in'")
+    else:
+        await tab.page.fill("#signin-as", "nobody")
+        await tab.page.click("#signin .primary")
+        await tab.until("document.querySelector('#who').textContent.startsWith('nobody')")
+    await tab.until("!document.querySelector('#answer .thinking, #results[aria-busy], #answer[aria-busy]')")
+    text = await tab.page.evaluate("document.body.textContent")
+    assert "Mallory" not in text
+    assert "window.harmed" not in text
+    assert await tab.page.locator("#results li, #filters input[type=checkbox]").count() == 0
+
+
 def test_no_script_of_the_page_parses_markup_or_evaluates_code() -> None:
     folder = Path(page.__file__).parent
     scripts = {path.name: path.read_text() for path in folder.glob("*.js")}
