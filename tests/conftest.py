@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from deploy.local.postgres import Postgres
 from deploy.local.service import Place
 from deploy.local.stack import SERVERS, Stack
-from tests.faults.wires import WiredKafka, wire_ports
+from tests.faults.tcp_proxy import ProxiedKafka, proxy_ports
 from tests.support.portion import portion
 from tests.support.space import Space
 
@@ -62,10 +62,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     rounds while developing)."""
     if home := os.environ.get("PENSTOCK_TEST_HOME"):
         plain = Stack(Path(home))
-        ports = wire_ports(plain)
-        yield plain if ports is None else Stack(Path(home), servers={**SERVERS, WiredKafka.name: WiredKafka(ports[1])})
+        ports = proxy_ports(plain)
+        yield (
+            plain
+            if ports is None
+            else Stack(Path(home), servers={**SERVERS, ProxiedKafka.name: ProxiedKafka(ports[1])})
+        )
         return
-    servers = {**SERVERS, WiredKafka.name: WiredKafka(), UnsyncedPostgres.name: UnsyncedPostgres()}
+    servers = {**SERVERS, ProxiedKafka.name: ProxiedKafka(), UnsyncedPostgres.name: UnsyncedPostgres()}
     stack = Stack(tmp_path_factory.mktemp("stack") / "home", die_with_parent=True, servers=servers)
     stack.up()
     try:

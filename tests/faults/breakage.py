@@ -1,4 +1,4 @@
-"""The faults: each breaks one thing of a World for a while, and mends it."""
+"""The faults. Each breaks one part of a World for a while, and restores it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import psutil
 import psycopg
 
 from tests.faults import tally
-from tests.faults.kafka_logs import lose_the_tail, make_topic_anew, more_partitions
-from tests.faults.world import BUILD, CUT_OVER, SESSION_SECONDS, WORKERS, World, mended
+from tests.faults.kafka_logs import lose_the_tail, more_partitions, recreate_topic
+from tests.faults.world import BUILD, CUT_OVER, SESSION_SECONDS, WORKERS, World, no_faults
 
 Fault = Callable[[World, Random], Awaitable[None]]
 
 
 async def kill(world: World, rng: Random) -> None:
-    async with world.taking(rng.choice(world.workers)) as names:
+    async with world.reserve_workers(rng.choice(world.workers)) as names:
         for name in names:
             await world.end(name, signal.SIGKILL)
             tally.FAULTS[f"kill of {name}"] += 1
@@ -32,8 +32,8 @@ async def kill(world: World, rng: Random) -> None:
 
 
 async def kill_all(world: World, rng: Random) -> None:
-    """As when the machine loses power."""
-    async with world.taking(*world.workers) as names:
+    """Kill all workers at once, as when their machine loses power."""
+    async with world.reserve_workers(*world.workers) as names:
         for name in names:
             tally.FAULTS[f"kill of {name}"] += 1
         await asyncio.gather(*(world.end(name, signal.SIGKILL) for name in names))
@@ -41,9 +41,10 @@ async def kill_all(world: World, rng: Random) -> None:
 
 
 async def kill_connectors(world: World, rng: Random) -> None:
-    """A few times in a row: anywhere in a look at its sources, or between Kafka's acknowledgement and the row."""
+    """Kill the connectors' worker a few times in a row: anywhere while it reads its sources, or between Kafka's
+    acknowledgement and the row that records it."""
     for _ in range(rng.randint(1, 3)):
-        async with world.taking("connectors") as names:
+        async with world.reserve_workers("connectors") as names:
             for name in names:
                 await world.end(name, signal.SIGKILL)
                 if rng.random() < 2 / 3:
@@ -55,23 +56,23 @@ async def kill_connectors(world: World, rng: Random) -> None:
 
 
 async def _die_after_sending(world: World, name: str, rng: Random) -> None:
-    await world.start(name, dying={"FAULTS_SENDS": str(rng.randint(1, 4))})
+    await world.start(name, kill_environment={"FAULTS_SENDS": str(rng.randint(1, 4))})
     if (process := world.space.processes.get(name)) is None:
         return
     for _ in range(100):
         if process.poll() is not None:
             tally.FAULTS["kill between Kafka's acknowledgement and the row"] += 1
-            if world.while_nobody_looks is not None:
-                await world.while_nobody_looks()
+            if world.during_outage is not None:
+                await world.during_outage()
             break
         await asyncio.sleep(0.1)
     await world.end(name, signal.SIGKILL)
 
 
 async def kill_at_an_await(world: World, rng: Random) -> None:
-    """A second worker of a stage joins, and dies in the middle of its work."""
+    """A second worker of a stage joins, and is killed in the middle of its work."""
     name = world.helper(rng.choice(WORKERS))
-    await world.start(name, dying={"FAULTS_AWAIT": str(rng.randint(3, 60))})
+    await world.start(name, kill_environment={"FAULTS_AWAIT": str(rng.randint(3, 60))})
     if (process := world.space.processes.get(name)) is None:
         return
     for _ in range(40):
@@ -84,8 +85,8 @@ async def kill_at_an_await(world: World, rng: Random) -> None:
 
 
 async def stop_and_continue(world: World, rng: Random) -> None:
-    """SIGSTOP for longer than the session: its partitions go to another one, and then it comes back."""
-    async with world.taking(rng.choice(world.workers)) as names:
+    """Pause a worker with SIGSTOP for longer than its session, so that its partitions go to another worker."""
+    async with world.reserve_workers(rng.choice(world.workers)) as names:
         for name in names:
             if rng.random() < 0.5:
                 await world.start(world.helper(name))
@@ -96,7 +97,7 @@ async def stop_and_continue(world: World, rng: Random) -> None:
 
 
 async def drain(world: World, rng: Random) -> None:
-    async with world.taking(rng.choice(world.workers)) as names:
+    async with world.reserve_workers(rng.choice(world.workers)) as names:
         for name in names:
             await world.end(name, signal.SIGTERM)
             tally.FAULTS["stop by SIGTERM in mid-work"] += 1
@@ -113,7 +114,7 @@ async def join_and_leave(world: World, rng: Random) -> None:
 
 
 async def restart_service(world: World, name: str) -> None:
-    async with world.restarting[name]:
+    async with world.server_locks[name]:
         await asyncio.to_thread(world.stack.kill, name)
         tally.FAULTS[f"kill of the server {name}"] += 1
         await asyncio.to_thread(world.stack.start, name)
@@ -132,9 +133,9 @@ async def kill_kafka(world: World, rng: Random) -> None:
 
 
 async def freeze_a_server(world: World, rng: Random) -> None:
-    """SIGSTOP: its connections stay open, and nobody answers; then it goes on as if nothing had happened."""
+    """Pause a server with SIGSTOP: its connections stay open without a response; then it continues."""
     name = rng.choice(("postgres", "elasticsearch", "kafka"))
-    async with world.restarting[name]:
+    async with world.server_locks[name]:
         processes = world.server_processes(name)
         try:
             for process in processes:
@@ -148,73 +149,73 @@ async def freeze_a_server(world: World, rng: Random) -> None:
 
 
 async def cut(world: World, rng: Random) -> None:
-    """Once or a few times in a row."""
-    name = rng.choice(tuple(world.wires))
+    """Cut all connections to a service, once or a few times in a row."""
+    name = rng.choice(tuple(world.proxies))
     for _ in range(rng.randint(1, 3)):
-        world.wires[name].cut()
+        world.proxies[name].cut()
         tally.FAULTS[f"connections to {name} cut"] += 1
         await asyncio.sleep(rng.random() * 0.4)
 
 
 async def unreachable(world: World, rng: Random) -> None:
-    name = rng.choice(tuple(world.wires))
-    world.wires[name].refusing = True
-    world.wires[name].cut()
+    name = rng.choice(tuple(world.proxies))
+    world.proxies[name].refusing = True
+    world.proxies[name].cut()
     tally.FAULTS[f"{name} refuses connections"] += 1
     await asyncio.sleep(0.5 + rng.random() * 2)
-    world.wires[name].refusing = False
+    world.proxies[name].refusing = False
 
 
 async def slow(world: World, rng: Random) -> None:
-    name = rng.choice(tuple(world.wires))
-    world.wires[name].delay_seconds = 0.02 + rng.random() * 0.1
+    name = rng.choice(tuple(world.proxies))
+    world.proxies[name].delay_seconds = 0.02 + rng.random() * 0.1
     tally.FAULTS[f"{name} slow"] += 1
     await asyncio.sleep(1.5)
-    world.wires[name].delay_seconds = 0.0
+    world.proxies[name].delay_seconds = 0.0
 
 
 async def swallow(world: World, rng: Random) -> None:
-    """A black hole: nothing arrives and nobody says so. What was under way arrives later, or never."""
-    name = rng.choice(tuple(world.wires))
-    wire = world.wires[name]
-    wire.open.clear()
+    """Drop packets silently: nothing arrives, and no error is reported. What was in flight arrives later, or never."""
+    name = rng.choice(tuple(world.proxies))
+    proxy = world.proxies[name]
+    proxy.open.clear()
     tally.FAULTS[f"{name} swallows everything"] += 1
     await asyncio.sleep(1 + rng.random() * 2.5)
     if rng.random() < 0.5:
-        wire.cut()
-    wire.open.set()
+        proxy.cut()
+    proxy.open.set()
 
 
 async def one_way(world: World, rng: Random) -> None:
-    """Half of a connection is lost: requests arrive and are carried out while no answer comes, or the reverse."""
-    name = rng.choice(tuple(world.wires))
-    wire, answers = world.wires[name], rng.random() < 2 / 3
-    way = wire.answers_open if answers else wire.requests_open
+    """Interrupt one direction of a connection: requests arrive and are executed without a response, or the reverse."""
+    name = rng.choice(tuple(world.proxies))
+    proxy, answers = world.proxies[name], rng.random() < 2 / 3
+    way = proxy.responses_open if answers else proxy.requests_open
     way.clear()
     tally.FAULTS[f"{name}: no {'answers' if answers else 'requests'} come through"] += 1
     await asyncio.sleep(1 + rng.random() * 4)
-    wire.cut()
+    proxy.cut()
     way.set()
 
 
 async def repair(world: World, rng: Random) -> None:
-    """An operator audits and repairs in the middle of it."""
-    await world.operate("audit", "--repair", "--wait-seconds", "5", "--json")
+    """An operator audits and repairs while the scenario runs."""
+    await world.run_command("audit", "--repair", "--wait-seconds", "5", "--json")
 
 
 async def rebuild(world: World, rng: Random) -> None:
-    """An operator makes a store anew in the middle of it; killed now and then, as by a lost terminal."""
+    """An operator rebuilds a store while the scenario runs; the command is sometimes killed, as by a lost terminal."""
     what = rng.choice(("keywords", "vectors"))
     kill_after_seconds = 1 + rng.random() * 4 if rng.random() < 0.5 else None
-    await world.operate("rebuild", what, "--yes", "--json", kill_after_seconds=kill_after_seconds)
+    await world.run_command("rebuild", what, "--yes", "--json", kill_after_seconds=kill_after_seconds)
 
 
 RECOVERY_ATTEMPTS = 20
 
 
 async def recover(world: World, rng: Random) -> None:
-    """An operator has the ledger catch up with Kafka, detect standing still as the command asks."""
-    async with world.taking("detect") as names:
+    """An operator lets the ledger catch up with Kafka. Detect is stopped meanwhile, as the command requires."""
+    async with world.reserve_workers("detect") as names:
         for name in names:
             await world.end(name, signal.SIGTERM)
             recovering = await _begin_recovery(world)
@@ -228,7 +229,7 @@ async def _begin_recovery(world: World) -> asyncio.Task[bool]:
     for _ in range(RECOVERY_ATTEMPTS):
         while (before := await _recovery_state(world)) is None:
             await asyncio.sleep(0.2)
-        recovering = asyncio.create_task(world.operate("recover", "--since", "1h", "--json"))
+        recovering = asyncio.create_task(world.run_command("recover", "--since", "1h", "--json"))
         while not recovering.done():
             state = await _recovery_state(world)
             if state is not None and state != before and state[0] != "rewinding":
@@ -254,7 +255,7 @@ async def _fenced(world: World) -> bool:
 
 
 async def _recovery_state(world: World) -> tuple[str, datetime] | None:
-    """How far a recovery is and since when; None while Postgres is away."""
+    """Return the state of a recovery and the time since when it has it; None while Postgres is unavailable."""
     try:
         [(state, at)] = await world.space.query("SELECT state, accepted_at FROM fence")
     except psycopg.OperationalError:
@@ -276,28 +277,28 @@ async def model_fails(world: World, rng: Random) -> None:
         {"quota": True},
     )
     knob = rng.choice(knobs)
-    world.model.faults = replace(mended(), **knob)  # type: ignore[arg-type]
+    world.model.faults = replace(no_faults(), **knob)  # type: ignore[arg-type]
     tally.FAULTS[f"embedding server: {next(iter(knob))}"] += 1
     await asyncio.sleep(1 + rng.random())
-    world.model.faults = mended()
+    world.model.faults = no_faults()
 
 
 async def items_put_off(world: World, rng: Random) -> None:
     """Elasticsearch answers 429 for some items of a bulk, as a full write queue does."""
-    wire = world.wires["elasticsearch"]
-    wire.port = urlsplit(world.gate.url).port or 0
-    wire.cut()
+    proxy = world.proxies["elasticsearch"]
+    proxy.port = urlsplit(world.es_proxy.url).port or 0
+    proxy.cut()
     for _ in range(6):
-        world.gate.put_off = 3
+        world.es_proxy.put_off = 3
         await asyncio.sleep(0.3)
-    world.gate.put_off = 0
+    world.es_proxy.put_off = 0
     tally.FAULTS["Elasticsearch: items put off (429)"] += 1
-    wire.port = urlsplit(world.space.settings.elasticsearch.url).port or 9200
-    wire.cut()
+    proxy.port = urlsplit(world.space.settings.elasticsearch.url).port or 9200
+    proxy.cut()
 
 
 async def elasticsearch_full(world: World, rng: Random) -> None:
-    """The block that Elasticsearch itself sets on an index when its disk passes the flood stage."""
+    """Set the block that Elasticsearch itself sets on an index when its disk passes the flood stage."""
     block = "index.blocks.read_only_allow_delete"
     await world.set_index({block: True})
     tally.FAULTS["Elasticsearch: disk full"] += 1
@@ -308,8 +309,8 @@ async def elasticsearch_full(world: World, rng: Random) -> None:
 
 
 async def postgres_full(world: World, rng: Random) -> None:
-    """Every new row fails as on a full disk: by a trigger that raises what Postgres raises then (SQLSTATE 53100). The
-    servers of the tests share one disk, which must not be filled in earnest."""
+    """Let every new row fail as on a full disk, by a trigger that raises the error of Postgres (SQLSTATE 53100). The
+    servers of the tests share one disk, which must not be filled."""
     table = rng.choice((await world.chunk_table(), "document_bodies", "index_state"))
     function = f"disk_full_{secrets.token_hex(4)}"  # its own: scenarios of one round have the same database
     await world.execute(
@@ -325,8 +326,8 @@ async def postgres_full(world: World, rng: Random) -> None:
 
 
 async def slow_disk(world: World, rng: Random) -> None:
-    """Every commit of Postgres waits a tenth of a second before it is on disk: the longest that it can be told to, in
-    place of a disk whose fsync is slow."""
+    """Delay every commit of Postgres by a tenth of a second, the longest that it can be configured to wait, in place of
+    a disk whose fsync is slow."""
     database = await world.database()
     await world.execute(
         f'ALTER DATABASE "{database}" SET commit_delay = 100000', f'ALTER DATABASE "{database}" SET commit_siblings = 0'
@@ -341,9 +342,9 @@ async def slow_disk(world: World, rng: Random) -> None:
 
 
 async def stutter(world: World, rng: Random) -> None:
-    """A server that gets a tenth of the time, as one whose disk or processor is busy with something else."""
+    """Give a server a tenth of the time, as if its disk or processor were busy with something else."""
     name = rng.choice(("postgres", "elasticsearch", "kafka"))
-    async with world.restarting[name]:
+    async with world.server_locks[name]:
         processes = world.server_processes(name)
         tally.FAULTS[f"the server {name} slow (a tenth of the time)"] += 1
         for _ in range(rng.randint(10, 30)):
@@ -366,8 +367,8 @@ OTHER_CLOCKS = (-3_600, -200, 200, 3_600)
 
 
 async def clock_step(world: World, rng: Random) -> None:
-    """The clock of a worker's machine jumps while it works, and is set right some seconds later."""
-    async with world.taking(rng.choice(world.workers)) as names:
+    """The clock of a worker's machine jumps while it works, and is corrected some seconds later."""
+    async with world.reserve_workers(rng.choice(world.workers)) as names:
         for name in names:
             ahead = rng.choice(CLOCKS.get(name, OTHER_CLOCKS))
             if name == "connectors":
@@ -377,7 +378,7 @@ async def clock_step(world: World, rng: Random) -> None:
             await world.end(name, rng.choice((signal.SIGTERM, signal.SIGKILL)))
             await world.start(
                 name,
-                program=("-m", "tests.faults.other_clock"),
+                program=("-m", "tests.faults.shifted_clock"),
                 more_environment={"FAULTS_CLOCK": f"{ahead},{begins},{begins + seconds}"},
             )
             tally.FAULTS[f"clock of {name} set {'forward' if ahead > 0 else 'back'}"] += 1
@@ -385,12 +386,11 @@ async def clock_step(world: World, rng: Random) -> None:
 
 
 async def next_version(world: World, rng: Random) -> None:
-    """A worker of the next version takes over from one of this version, beside all others of this one; whoever starts
-    it next takes it back."""
-    environment = await world.next_tree.environment(world)
+    """Replace a worker by one of the next version, while all others have this version, until it is started again."""
+    environment = await world.next_version.environment(world)
     if not environment:
         return  # the migration could not be applied now
-    async with world.taking(rng.choice(world.workers)) as names:
+    async with world.reserve_workers(rng.choice(world.workers)) as names:
         for name in names:
             await world.end(name, rng.choice((signal.SIGTERM, signal.SIGKILL)))
             await world.start(name, more_environment=environment)
@@ -399,17 +399,17 @@ async def next_version(world: World, rng: Random) -> None:
 
 
 async def cut_over(world: World, rng: Random) -> None:
-    """An operator takes another way of cutting into use; killed now and then while it is built."""
+    """An operator cuts over to a generation with other chunk sizes; its build is sometimes killed."""
     tokens = 60 if await world.chunk_tokens() == 80 else 80
     kill_after_seconds = 1 + rng.random() * 4 if rng.random() < 1 / 3 else None
     build = (*BUILD, "--chunk-tokens", str(tokens))
-    if await world.operate(*build, kill_after_seconds=kill_after_seconds):
-        await world.operate(*CUT_OVER)
+    if await world.run_command(*build, kill_after_seconds=kill_after_seconds):
+        await world.run_command(*CUT_OVER)
 
 
 async def roll_back(world: World, rng: Random) -> None:
-    """An operator goes back to the generation before, where there is one."""
-    await world.operate("generation", "rollback", "--json")
+    """An operator rolls back to the previous generation, if there is one."""
+    await world.run_command("generation", "rollback", "--json")
 
 
 async def sessions_ended(world: World, rng: Random) -> None:
@@ -453,15 +453,15 @@ FAULTS: dict[Fault, int] = {
     roll_back: 2,
     more_partitions: 3,
 }
-"""Each with its weight."""
+"""Every fault with its weight."""
 
 
-KAFKA_LOSES: dict[Fault, int] = {make_topic_anew: 5, lose_the_tail: 5}
-"""What takes records along that nobody has read: only a producer that knows what it sent can publish them again."""
+KAFKA_LOSES: dict[Fault, int] = {recreate_topic: 5, lose_the_tail: 5}
+"""Faults that lose records that no worker has read: only a producer that knows what it sent can publish them again."""
 
 
 def choose(rng: Random, *, kafka_loses: bool) -> list[Fault]:
-    """One to three; one time in twelve none. kafka_loses: whether records may be lost that nobody has read."""
+    """Choose one to three faults, in one of twelve cases none. kafka_loses: whether unread records may be lost."""
     faults = FAULTS | KAFKA_LOSES if kafka_loses else FAULTS
     if rng.random() < 1 / 12:
         return []

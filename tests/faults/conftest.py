@@ -1,4 +1,4 @@
-"""The seed is printed first, whatever else the run does, and what happened last: of all processes of a run."""
+"""Prints the seed at the start of a run, and the counts of all its processes at the end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ os.environ["FAULTS_SEED"] = str(tally.SEED)  # processes that this one starts ha
 
 @pytest.fixture(autouse=True)
 def _connections_lost_in_a_cut_are_collected() -> Iterator[None]:
-    """aiokafka loses a connection that was being made when its client was cut off or closed. Its warning belongs to the
-    test that did this, which ignores it, and not to whatever runs when the garbage collector comes by."""
+    """Collect connections that aiokafka leaked because its client was cut off or closed while it connected, so that
+    the warning is raised in the test that caused it, which ignores it."""
     yield
     gc.collect()
 

@@ -1,4 +1,4 @@
-"""What was done to the sources and what people were shown, as a history, and the check that it is a legal one.
+"""The history of operations on the sources and of what people were shown, and a check for violations.
 
 Each pair of a document and a person is a register: readable or not. A revocation (a restriction, a deletion, a lost
 membership) counts from the moment at which the ledger was seen to have accepted it; from then on no query that starts
@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 Register = tuple[str, str]
-"""(document, person)."""
+"""The pair (document, person)."""
 
 
 @dataclass(slots=True)
 class Revocation:
-    """One register that was closed. ``accepted`` is None until the ledger is known to have accepted it."""
+    """A revocation of one register. ``accepted`` is None until the ledger is known to have accepted it."""
 
     register: Register
     kind: str
@@ -26,7 +26,7 @@ class Revocation:
     completed: float
     accepted: float | None = None
     granted_again: float | None = None
-    """When an operation began that may open the register again."""
+    """The time at which an operation began that may grant the access again."""
 
     def forbids(self, start: float, end: float) -> bool:
         """Whether a query that ran from ``start`` to ``end`` had to know about this revocation."""
@@ -37,7 +37,7 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One question of one person, over one interface, and the documents that it returned."""
+    """A query of one person over one interface, and the documents that it returned."""
 
     person: str
     interface: str
@@ -48,7 +48,7 @@ class Query:
 
 @dataclass
 class History:
-    """The invocations and completions of one scenario, in the order in which they were recorded."""
+    """The revocations and queries of one scenario, in the order in which they were recorded."""
 
     revocations: list[Revocation] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
@@ -57,7 +57,7 @@ class History:
         self.revocations += [Revocation(register, kind, invoked, completed) for register in registers]
 
     def grant(self, registers: Collection[Register], invoked: float) -> None:
-        """An operation that may open these registers begins now."""
+        """Record the start of an operation that may grant access to these registers."""
         for revocation in self.revocations:
             if revocation.register in registers and revocation.granted_again is None:
                 revocation.granted_again = invoked
@@ -66,7 +66,7 @@ class History:
         return [r for r in self.revocations if r.accepted is None and r.granted_again is None]
 
     def violations(self) -> list[str]:
-        """Every query that returned what an accepted revocation had closed; empty for a legal history."""
+        """Return every query that returned a document whose revocation was accepted; empty for a correct history."""
         by_register: Mapping[Register, list[Revocation]] = _grouped(self.revocations)
         return [
             f"{query.interface}: {document} shown to {query.person} {query.start - revocation.accepted:.2f} s after"

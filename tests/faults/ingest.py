@@ -1,4 +1,4 @@
-"""``penstock ingest`` as somebody runs it again and again, and as it is killed in between."""
+"""Runs ``penstock ingest`` repeatedly, and kills some of its runs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import sys
 from random import Random
 
 from tests.faults import tally
-from tests.faults.offices import Shelf
-from tests.faults.world import DYING, World
+from tests.faults.simulated_sources import IngestFolder
+from tests.faults.world import KILLED_PROGRAMS, World
 from tests.support.space import PROJECT
 
 LONGEST_RUN_SECONDS = 60.0
 
 
 class Ingest:
-    """Publishes one folder, through the wires, until it is stopped."""
+    """Publishes a folder through the proxies until it is stopped."""
 
-    def __init__(self, world: World, shelf: Shelf) -> None:
-        self._world, self._shelf = world, shelf
+    def __init__(self, world: World, ingest_folder: IngestFolder) -> None:
+        self._world, self._ingest_folder = world, ingest_folder
         self.stopped = False
-        """Set to end ``run`` after the command under way."""
+        """Set to end ``run`` after the current command."""
 
     async def run(self, rng: Random) -> None:
-        """The command, again and again; half of them are killed, most when they have just sent something."""
+        """Run the command repeatedly. Half of the runs are killed, most of them just after they have sent something."""
         while not self.stopped:
-            fate = rng.choice(("lives", "lives", "lives", "dies", "dies after sending", "dies after sending"))
+            fate = rng.choice(
+                ("completes", "completes", "completes", "dies", "dies after sending", "dies after sending")
+            )
             process = await self._start(dies_after=rng.randint(1, 4) if fate == "dies after sending" else None)
             try:
                 if fate == "dies":
@@ -42,12 +44,12 @@ class Ingest:
             tally.DONE["runs of penstock ingest"] += 1
             if process.returncode == -signal.SIGKILL:
                 tally.FAULTS[f"kill of penstock ingest: {fate}"] += 1
-                if self._world.while_nobody_looks is not None:
-                    await self._world.while_nobody_looks()
+                if self._world.during_outage is not None:
+                    await self._world.during_outage()
             await asyncio.sleep(1.0)
 
     async def once(self) -> None:
-        """To its end, with everything mended. Raises AssertionError when it fails."""
+        """Run the command once, without faults. Raises AssertionError if it fails."""
         process = await self._start()
         output, errors = await asyncio.wait_for(process.communicate(), LONGEST_RUN_SECONDS)
         assert process.returncode == 0, errors.decode()[-2000:]
@@ -58,8 +60,8 @@ class Ingest:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            DYING["FAULTS_SENDS"] if dying else "cli.main",
-            *self._shelf.arguments,
+            KILLED_PROGRAMS["FAULTS_SENDS"] if dying else "cli.main",
+            *self._ingest_folder.arguments,
             "--allow-mass-delete",
             "--json",
             env={**self._world.space.environment, **self._world.environment, **dying},

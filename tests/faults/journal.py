@@ -1,4 +1,4 @@
-"""The topics as the machine keeps them, and who has told the ledger what: Kafka's part, without Kafka."""
+"""The topics and hints of the state machine, in memory: it replaces Kafka."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from topics.messages import DocumentUpserted, IndexHint
 
 LANES: tuple[Lane, Lane] = ("live", "backfill")
 MOST_UNCERTAIN = 5
-"""Events of one document of which it is not known whether the ledger has them: 2^n cases are thought through."""
+"""The most events of one document for which it is unknown whether the ledger has them: 2^n cases are compared."""
 
 
 @dataclass
 class Journal:
-    """Law: what was published and not acknowledged is delivered again, from the acknowledged offset on, in order within
-    a topic; the two topics cross at will."""
+    """Topics and hints in memory. Records that are not acknowledged are delivered again from the acknowledged offset
+    on, in order within a topic and in any order between the two topics."""
 
     topics: dict[Lane, list[Incoming]] = field(default_factory=lambda: {"live": [], "backfill": []})
     acked: dict[Lane, int] = field(default_factory=lambda: {"live": 0, "backfill": 0})
     begun: set[tuple[str, int]] = field(default_factory=set)
-    """(topic, offset) of records that some detect has begun to handle."""
+    """(topic, offset) of the records that a detect worker has begun to handle."""
     accepted: set[tuple[str, int]] = field(default_factory=set)
-    """… and of those that the ledger certainly has."""
-    said: dict[tuple[str, int], Event] = field(default_factory=dict)
+    """(topic, offset) of the records that the ledger certainly has."""
+    published: dict[tuple[str, int], Event] = field(default_factory=dict)
     broken: int = 0
     hints: dict[str, list[Incoming]] = field(default_factory=lambda: {"vectors": [], "keywords": []})
-    """Not acknowledged by that sink."""
+    """By sink: the hints that it has not acknowledged."""
     _offset: int = 0
 
     def publish(self, lane: Lane, event: Event) -> None:
         record = encode(event)
         incoming = self._append(lane, record.key, record.value, record.headers)
-        self.said[incoming.topic, incoming.offset] = event
+        self.published[incoming.topic, incoming.offset] = event
 
     def publish_broken(self, lane: Lane, like: Event) -> None:
-        """A record of that document's key that is no message."""
+        """Publish a record with the key of that event that cannot be decoded."""
         record = encode(like)
         self._append(lane, record.key, record.value[: len(record.value) // 2], record.headers)
         self.broken += 1
@@ -58,7 +58,7 @@ class Journal:
         return records
 
     def accept(self, records: Sequence[Incoming]) -> None:
-        """A detect has handled these: they are acknowledged as far as everything before them is."""
+        """Record that detect has handled these records: they are acknowledged if everything before them is."""
         for record in records:
             self.accepted.add((record.topic, record.offset))
             if record.offset <= self.acked[record.lane]:
@@ -73,7 +73,7 @@ class Journal:
                 queue.append(incoming)
 
     def pick_hints(self, sink: str, count: int, rng: Random) -> list[Incoming]:
-        """Some of the hints, in any order, one of them perhaps twice. They stay until ``hinted``."""
+        """Return some of the hints in random order, one of them perhaps twice. They stay until ``hinted``."""
         queue = self.hints[sink]
         picked = rng.sample(queue, min(count, len(queue)))
         return picked + picked[:1] if rng.random() < 0.2 else picked
@@ -83,8 +83,9 @@ class Journal:
         self.hints[sink] = [r for r in self.hints[sink] if r.offset not in done]
 
     def possible(self, name: str) -> list[DocumentUpserted | None] | None:
-        """What a document may be by the ledger now, whatever became of the events under way. None: too many cases."""
-        mine = {at: e for at, e in self.said.items() if e.external_id == name}
+        """Return the states that a document may have in the ledger now, for every outcome of the events in flight; None
+        if there are too many."""
+        mine = {at: e for at, e in self.published.items() if e.external_id == name}
         sure = [e for at, e in mine.items() if at in self.accepted]
         unsure = [e for at, e in mine.items() if at in self.begun - self.accepted]
         if len(unsure) > MOST_UNCERTAIN:

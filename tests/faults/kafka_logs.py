@@ -1,4 +1,4 @@
-"""Faults of Kafka's topics under running workers: one made anew, one that loses its newest records, more partitions."""
+"""Faults of Kafka's topics while workers run: recreation, loss of the newest records, and more partitions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from topics.registry import COPARTITIONED, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, I
 LOSING = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, INDEX_LIVE, INDEX_BACKFILL)
 
 
-async def make_topic_anew(world: World, rng: Random) -> None:
-    """Somebody deletes a topic with all that is in it, and makes it again."""
+async def recreate_topic(world: World, rng: Random) -> None:
+    """Delete a topic with all its records, and create it again."""
     topic = rng.choice(LOSING)
     name = f"{world.space.settings.kafka.topic_prefix}{topic.name}"
     partitions = await _partitions(world, name)
@@ -44,27 +44,27 @@ async def make_topic_anew(world: World, rng: Random) -> None:
         while name not in await admin.list_topics():
             await asyncio.sleep(0.1)
 
-    await _insist(world, delete)
+    await _retry_while_unavailable(world, delete)
     tally.FAULTS[f"topic {topic.name} made anew"] += 1
     await asyncio.sleep(rng.random() * 2)
-    await _insist(world, make)
+    await _retry_while_unavailable(world, make)
     await world.publish_again()
 
 
 NOTICED_SECONDS = 12.0
-"""A log that lost records and has grown again within five seconds is not noticed (ADR 36)."""
+"""A loss is not detected if the log has grown again within five seconds (ADR 36)."""
 COMPARED_SECONDS = 40.0
-"""A worker compares what it has read with the log every 30 seconds; until then its offsets may look settled."""
+"""A worker compares its position with the log every 30 seconds; until then its offsets may look committed."""
 
 
 async def lose_the_tail(world: World, rng: Random) -> None:
-    """The broker comes back with a topic's data as they were some seconds ago: records that it had acknowledged are
-    gone. Publishers that know what they sent send it again."""
+    """Restart the broker with a topic's data of some seconds ago, so that acknowledged records are gone. Publishers
+    send theirs again."""
     topic = rng.choice((DOCUMENTS_LIVE, INDEX_LIVE))
     name = f"{world.space.settings.kafka.topic_prefix}{topic.name}"
     partitions = await _partitions(world, name)
     folders = [Place(world.stack.home, "kafka").data / f"{name}-{n}" for n in range(partitions)]
-    async with world.restarting["kafka"]:
+    async with world.server_locks["kafka"]:
         before = {path: path.stat().st_size for folder in folders for path in folder.glob("*.log")}
         await asyncio.sleep(2 + rng.random() * 4)
         await asyncio.to_thread(world.stack.kill, "kafka")
@@ -77,7 +77,7 @@ async def lose_the_tail(world: World, rng: Random) -> None:
 
 
 def _cut_back(folder: Path, before: Mapping[Path, int]) -> int:
-    """Make the logs as long as they were; what is made of them Kafka makes anew. Returns how many bytes are lost."""
+    """Truncate the logs to their former sizes; Kafka rebuilds their indexes. Returns how many bytes are lost."""
     lost = 0
     for path in folder.glob("*.log"):
         lost += path.stat().st_size - before.get(path, 0)
@@ -91,17 +91,17 @@ def _cut_back(folder: Path, before: Mapping[Path, int]) -> int:
 
 
 async def more_partitions(world: World, rng: Random) -> None:
-    """An operator gives both topics of a pair one or two partitions more: keys move to other partitions."""
+    """Add one or two partitions to both topics of a pair, so that keys move to other partitions."""
     pair = rng.choice(COPARTITIONED)
     names = [f"{world.space.settings.kafka.topic_prefix}{topic.name}" for topic in pair]
-    wanted = await _partitions(world, names[0]) + rng.randint(1, 2)
+    partitions = await _partitions(world, names[0]) + rng.randint(1, 2)
 
     async def add(admin: Any) -> None:
         for name in names:
-            if await _count(admin, name) < wanted:
-                _require(await admin.create_partitions({name: NewPartitions(wanted)}))
+            if await _count(admin, name) < partitions:
+                _require(await admin.create_partitions({name: NewPartitions(partitions)}))
 
-    await _insist(world, add)
+    await _retry_while_unavailable(world, add)
     tally.FAULTS[f"{pair[0].name} and its backfill get more partitions"] += 1
 
 
@@ -111,7 +111,7 @@ async def _partitions(world: World, name: str) -> int:
     async def count(admin: Any) -> None:
         counts.append(await _count(admin, name))
 
-    await _insist(world, count)
+    await _retry_while_unavailable(world, count)
     return counts[-1]
 
 
@@ -121,7 +121,7 @@ async def _count(admin: Any, name: str) -> int:
 
 
 def _require(answer: Any, but: type[KafkaError] | None = None) -> None:
-    """Raises the error that the answer names; ``but`` means that somebody was there before."""
+    """Raise the error of a response, unless it is ``but``, which means that the request was already executed."""
     for error in getattr(answer, "topic_errors", None) or answer.topic_error_codes:
         kind = for_code(error[1])
         if error[1] and kind is not but:
@@ -138,8 +138,8 @@ async def _admin(world: World) -> AsyncIterator[Any]:
         await admin.close()
 
 
-async def _insist(world: World, action: Callable[[Any], Awaitable[None]]) -> None:
-    """Again while Kafka is away. Raises what it raised for two minutes."""
+async def _retry_while_unavailable(world: World, action: Callable[[Any], Awaitable[None]]) -> None:
+    """Call ``action``; try again for two minutes while Kafka is unavailable. Raises its last error."""
     for left in reversed(range(120)):
         try:
             async with asyncio.timeout(30), _admin(world) as admin:

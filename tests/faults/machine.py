@@ -1,4 +1,5 @@
-"""The state machine: real stages on the real stores; each step and fault is drawn, then calm, then the oracle."""
+"""The state machine: real stages on the real stores; steps and faults are drawn, then everything settles, then the
+oracle compares."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from pipeline.stages.announce import Announcer
 from pipeline.stages.stage import Incoming
 from query.model import Mode
 from tests.faults import tally
-from tests.faults.bench import Bench
-from tests.faults.elastic import BULKS
+from tests.faults.elasticsearch_proxy import BULKS
 from tests.faults.journal import LANES, Journal
 from tests.faults.model import outcome, readable
-from tests.faults.puppet import Op, Outbox, Puppet, StageName
+from tests.faults.stores import Stores
 from tests.faults.story import KINDS, NEEDED, TAGS, UNEMBEDDABLE, Story
+from tests.faults.worker_harness import Operation, Outbox, StageName, WorkerHarness
 from tests.support.pipeline.oracle import assert_equal, wanted_chunks
 from topics.messages import DocumentIndexed, IndexHint
 
@@ -39,13 +40,13 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "vectors": ("nothing", "nothing", "stand", "kill", "postgres", "kafka", "model"),
     "keywords": ("nothing", "nothing", "stand", "kill", "postgres", "kafka", "bulk", "bulk", "bulk", "refresh"),
 }
-REACH = {"detect": 36, "vectors": 30, "keywords": 30}
-"""About as many awaits as one batch has."""
+MAX_AWAITS = {"detect": 36, "vectors": 30, "keywords": 30}
+"""The approximate number of awaits of one batch."""
 
 
 def faults(stage: str) -> st.SearchStrategy[tuple[str, int, int]]:
-    """(what, at which await, what else is to be chosen)"""
-    return st.tuples(st.sampled_from(FAULTS[stage]), st.integers(1, REACH[stage]), st.integers(0, 2**16))
+    """Return a strategy for (kind of fault, number of the await, seed of further choices)."""
+    return st.tuples(st.sampled_from(FAULTS[stage]), st.integers(1, MAX_AWAITS[stage]), st.integers(0, 2**16))
 
 
 numbers = st.integers(0, 2**16)
@@ -57,11 +58,11 @@ _ALL_DUE = """
     WITH free AS (SELECT ctid FROM index_state WHERE seq < want_seq FOR UPDATE SKIP LOCKED)
     UPDATE index_state SET next_at = now() WHERE ctid IN (SELECT ctid FROM free)
 """
-"""Rows that a worker holds while it stands still are passed over, as the sweeper itself does."""
+"""Makes all pending rows due. Rows that a paused worker has locked are skipped, as the sweeper does."""
 
 
 class Machine(RuleBasedStateMachine):
-    bench: ClassVar[Bench]
+    stores: ClassVar[Stores]
     loop: ClassVar[asyncio.AbstractEventLoop]
     count: ClassVar[int] = 0
 
@@ -69,17 +70,17 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         Machine.count += 1
         tally.DONE["scenarios (protocol)"] += 1
-        self.bench.tenant = f"{os.getpid()}-{Machine.count}"
-        self.story = Story(self.bench.tenant, NAMES, datetime.now(UTC) - timedelta(hours=1))
+        self.stores.tenant = f"{os.getpid()}-{Machine.count}"
+        self.story = Story(self.stores.tenant, NAMES, datetime.now(UTC) - timedelta(hours=1))
         self.journal = Journal()
-        self.puppets: dict[tuple[StageName, int], Puppet] = {}
-        self.buried: list[Puppet] = []
+        self.workers: dict[tuple[StageName, int], WorkerHarness] = {}
+        self.dead_workers: list[WorkerHarness] = []
         self.announced: list[DocumentIndexed] = []
         self.excused = False
-        """Something happened after which only the sweeper can bring a document back."""
+        """Whether a fault happened after which only the sweeper can complete a document."""
         self.questions = 0
         self.forgot_deletes = False
-        """Elasticsearch forgot its deletes: what lands late is accepted, and has to be undone."""
+        """Whether Elasticsearch forgot its deletes, so that it accepts late writes, which have to be undone."""
 
     def run(self, coroutine: Any) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 120))
@@ -88,8 +89,8 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(changes=st.lists(one_change, min_size=3, max_size=8))
     def begin(self, changes: Any) -> None:
-        for one in changes:
-            self.change(one)
+        for change in changes:
+            self.change(change)
 
     @rule(change=one_change)
     def change(self, change: Any) -> None:
@@ -106,14 +107,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(changes=changes, slot=slots, lane=st.sampled_from(LANES), count=st.integers(1, 5), fault=faults("detect"))
     def detect(self, changes: Any, slot: int, lane: Any, count: int, fault: Any) -> None:
-        for one in changes:
-            self.change(one)
+        for change in changes:
+            self.change(change)
         self.run(self._work("detect", slot, lambda _: self.journal.batch(lane, count), fault))
 
     @precondition(lambda self: any(self.journal.topics.values()))
     @rule(slot=slots, lane=st.sampled_from(LANES), count=st.integers(1, 9), fault=faults("detect"))
     def replay(self, slot: int, lane: Any, count: int, fault: Any) -> None:
-        """From offset 0, as after a reset of the group's offsets."""
+        """Read from offset 0, as after a reset of the group's offsets."""
         tally.FAULTS["replay from offset 0"] += bool(self.journal.acked[lane])
         self.run(self._work("detect", slot, lambda _: self.journal.batch(lane, count, replay_from=0), fault))
 
@@ -126,17 +127,18 @@ class Machine(RuleBasedStateMachine):
         self._converge("keywords", changes, slot, count, n, fault)
 
     def _converge(self, sink: StageName, changes: Any, slot: int, count: int, n: int, fault: Any) -> None:
-        """Often with changes accepted just before."""
-        for one in changes:
-            self.change(one)
+        """Run a sink, often after changes were just accepted."""
+        for change in changes:
+            self.change(change)
         if changes:
             self.run(self._work("detect", 1, lambda _: self.journal.batch("live", 8), NO_FAULT))
         self.run(self._work(sink, slot, lambda rng: self.journal.pick_hints(sink, count, rng), fault, n))
 
     @rule(change=one_change, later=changes, sink=st.sampled_from(SINKS), await_=st.integers(1, 40), n=numbers)
     def overtake(self, change: Any, later: Any, sink: StageName, await_: int, n: int) -> None:
-        """A sink stops at some await, or its bulk is cut off and lands later; meanwhile more is accepted (mostly of the
-        same document) and another worker converges; then the first goes on, perhaps minutes later, or dies there."""
+        """A sink pauses at some await, or its bulk is cut off and arrives later. Meanwhile more is accepted, mostly of
+        the same document, and another worker converges; then the first continues, perhaps minutes later, or is
+        killed."""
         self.change(change)
         same = [(kind, change[1] if n % 4 else name, k) for kind, name, k in later]
         self.run(self._overtake(same, sink, await_, n))
@@ -154,30 +156,30 @@ class Machine(RuleBasedStateMachine):
 
         await self._work(*accept)  # type: ignore[arg-type]
         await self._work(sink, 0, pick, how, n)
-        for one in later:
-            self.change(one)
+        for change in later:
+            self.change(change)
         await self._work(*accept)  # type: ignore[arg-type]
         await self._work(sink, 1, lambda _: list(self.journal.hints[sink]), NO_FAULT)
-        dies = (sink, 0) in self._standing() and n % 2 == 0
+        dies = (sink, 0) in self._paused_workers() and n % 2 == 0
         if sink == "keywords" and n % 5 < 2:
-            await self.bench.forget_deletes()
+            await self.stores.forget_deletes()
             self.forgot_deletes = True
             tally.DONE["times that Elasticsearch forgot its deletes"] += 1
         if dies:
             await self._kill((sink, 0), f"kill of {sink} that was overtaken")
-        elif (sink, 0) in self._standing():
-            await self._go_on((sink, 0))
-        elif (sink, 0) in self.puppets:  # it failed: its batch is tried again, as its lane does
-            await self.puppets[sink, 0].gate.release()
+        elif (sink, 0) in self._paused_workers():
+            await self._resume((sink, 0))
+        elif (sink, 0) in self.workers:  # it failed: its batch is tried again, as its lane would do
+            await self.workers[sink, 0].es_proxy.release()
             await self._work(sink, 0, lambda _: picked, NO_FAULT)
 
-    async def _land_all(self) -> None:
-        """Whatever the dead, and those whose bulk was cut off, had sent arrives at last."""
-        for puppet in self.buried:
-            tally.FAULTS["bulk of a dead worker landed"] += await puppet.gate.release()
-        for puppet in self.puppets.values():
-            if puppet.op is None:
-                await puppet.gate.release()
+    async def _release_all_bulks(self) -> None:
+        """Let all bulks arrive that killed workers had sent, or that were cut off."""
+        for worker in self.dead_workers:
+            tally.FAULTS["bulk of a dead worker landed"] += await worker.es_proxy.release()
+        for worker in self.workers.values():
+            if worker.op is None:
+                await worker.es_proxy.release()
 
     @precondition(lambda self: any(self.journal.hints.values()))
     @rule(sink=st.sampled_from(SINKS), n=numbers)
@@ -187,15 +189,15 @@ class Machine(RuleBasedStateMachine):
         self.excused = self.excused or bool(lost)
         tally.FAULTS["hint lost"] += len(lost)
 
-    @precondition(lambda self: self._standing())
+    @precondition(lambda self: self._paused_workers())
     @rule(n=numbers)
     def resume(self, n: int) -> None:
-        self.run(self._go_on(Random(n).choice(self._standing())))
+        self.run(self._resume(Random(n).choice(self._paused_workers())))
 
-    @precondition(lambda self: self._standing())
+    @precondition(lambda self: self._paused_workers())
     @rule(n=numbers)
-    def kill_standing(self, n: int) -> None:
-        self.run(self._kill(Random(n).choice(self._standing()), "kill of a worker that stood still"))
+    def kill_paused_worker(self, n: int) -> None:
+        self.run(self._kill(Random(n).choice(self._paused_workers()), "kill of a paused worker"))
 
     @rule()
     def release(self) -> None:
@@ -209,39 +211,39 @@ class Machine(RuleBasedStateMachine):
     def ask(self, tags: set[str], mode: Mode) -> None:
         self.run(self._ask(tags, mode))
 
-    # Doing
+    # Steps
 
-    def _standing(self) -> list[tuple[StageName, int]]:
-        return [at for at, puppet in self.puppets.items() if puppet.op is not None]
+    def _paused_workers(self) -> list[tuple[StageName, int]]:
+        return [at for at, worker in self.workers.items() if worker.op is not None]
 
     async def _work(self, name: StageName, slot: int, batch: Any, fault: Any, n: int = 0) -> None:
         at = (name, slot)
-        if at not in self.puppets:
-            self.puppets[at] = await Puppet.start(name, self.bench.settings, self.bench.library.generation)
-        puppet = self.puppets[at]
-        if puppet.op is not None:
-            await self._go_on(at)
-            if (puppet := self.puppets.get(at)) is None or puppet.op is not None:  # type: ignore[assignment]
+        if at not in self.workers:
+            self.workers[at] = await WorkerHarness.start(name, self.stores.settings, self.stores.library.generation)
+        worker = self.workers[at]
+        if worker.op is not None:
+            await self._resume(at)
+            if (worker := self.workers.get(at)) is None or worker.op is not None:  # type: ignore[assignment]
                 return
         records = batch(Random(n))
         if not records:
             return
         what, await_, choice = fault
-        self._prepare(puppet, what, choice)
+        self._prepare(worker, what, choice)
         done = False
 
-        def step(op: Op, n: int) -> bool:
+        def step(op: Operation, n: int) -> bool:
             nonlocal done
             if n < await_ or done:
                 return False
             done = True
             if what == "postgres":
-                tally.FAULTS["connections to Postgres cut"] += puppet.tether.cut()
+                tally.FAULTS["connections to Postgres cut"] += worker.pool.cut()
             return what in ("stand", "kill")
 
-        puppet.begin(records, step)
+        worker.begin(records, step)
         await self._settle(at)
-        if at in self.puppets and puppet.op is not None and puppet.op.stood.is_set():
+        if at in self.workers and worker.op is not None and worker.op.is_paused.is_set():
             if what == "kill":
                 await self._kill(at, f"kill of {name} at an await")
             else:
@@ -249,58 +251,59 @@ class Machine(RuleBasedStateMachine):
                 tally.FAULTS["worker left standing at an await"] += 1
 
     @staticmethod
-    def _prepare(puppet: Puppet, what: str, choice: int) -> None:
+    def _prepare(worker: WorkerHarness, what: str, choice: int) -> None:
         rng = Random(choice)
-        puppet.outbox.kafka = rng.choice(("away", "unsure")) if what == "kafka" else "fine"
-        puppet.embedder.model_is = "down" if what == "model" else "fine"
-        puppet.gate.next_bulk = rng.choice(BULKS) if what == "bulk" else what if what in ("hold", "late") else "pass"
-        puppet.gate.unanswered = None
-        puppet.gate.bad_refreshes = int(what == "refresh")
+        worker.outbox.kafka = rng.choice(("away", "unsure")) if what == "kafka" else "fine"
+        worker.embedder.model_is = "down" if what == "model" else "fine"
+        bulk = what if what in ("hold", "late") else "pass"
+        worker.es_proxy.next_bulk = rng.choice(BULKS) if what == "bulk" else bulk
+        worker.es_proxy.unanswered = None
+        worker.es_proxy.bad_refreshes = int(what == "refresh")
 
     async def _settle(self, at: tuple[StageName, int]) -> None:
-        """Until its operation is over, or stands still, or waits for an answer that is held up."""
-        puppet = self.puppets[at]
-        op = puppet.op
+        """Wait until its operation is completed, is paused, or waits for a response that is held back."""
+        worker = self.workers[at]
+        op = worker.op
         assert op is not None
         deadline, looked = time.monotonic() + OP_SECONDS, time.monotonic()
-        while not op.task.done() and not op.stood.is_set() and not puppet.gate.holding.is_set():
+        while not op.task.done() and not op.is_paused.is_set() and not worker.es_proxy.holding.is_set():
             await asyncio.wait([op.task], timeout=0.01)
             assert time.monotonic() < deadline, f"{at} hangs at its await {op.steps}"
             if time.monotonic() - looked > 0.2:
                 looked = time.monotonic()
                 await self._unblock(at)
         if op.task.done():
-            self._ended(puppet, op)
+            self._ended(worker, op)
 
     async def _unblock(self, mine: tuple[StageName, int]) -> None:
-        """Whoever holds the lock that we wait for and stands still is killed, or goes on."""
-        blockers = await self.bench.blockers()
-        for at in self._standing():
-            puppet = self.puppets.get(at)  # another's going on may have ended it
-            if at != mine and puppet and puppet.op and puppet.tether.backends() & blockers:
-                if puppet.op.steps % 2:
+        """Kill or resume the paused workers that hold a lock that another worker waits for."""
+        blockers = await self.stores.blockers()
+        for at in self._paused_workers():
+            worker = self.workers.get(at)  # resuming another worker may have ended it
+            if at != mine and worker and worker.op and worker.pool.backends() & blockers:
+                if worker.op.steps % 2:
                     await self._kill(at, "kill of a worker that held a lock")
                 else:
-                    await self._go_on(at)
+                    await self._resume(at)
 
-    def _ended(self, puppet: Puppet, op: Op) -> None:
-        puppet.op = None
-        self._collect(puppet.outbox)
-        for fired in puppet.gate.fired:
+    def _ended(self, worker: WorkerHarness, op: Operation) -> None:
+        worker.op = None
+        self._collect(worker.outbox)
+        for fired in worker.es_proxy.fired:
             tally.FAULTS[f"Elasticsearch: {fired}"] += 1
-        puppet.gate.fired.clear()
-        if puppet.outbox.kafka != "fine":
-            tally.FAULTS[f"Kafka {puppet.outbox.kafka}"] += 1
-        if puppet.embedder.model_is != "fine":
+        worker.es_proxy.fired.clear()
+        if worker.outbox.kafka != "fine":
+            tally.FAULTS[f"Kafka {worker.outbox.kafka}"] += 1
+        if worker.embedder.model_is != "fine":
             tally.FAULTS["model down"] += 1
         error = op.task.exception()
         tally.DONE["awaits, at most, of one batch"] = max(tally.DONE["awaits, at most, of one batch"], op.steps)
         if error is None:
-            tally.DONE[f"batches ({puppet.name})"] += 1
-            if puppet.name == "detect":
+            tally.DONE[f"batches ({worker.name})"] += 1
+            if worker.name == "detect":
                 self.journal.accept(op.records)
             else:
-                self.journal.hinted(puppet.name, op.records)
+                self.journal.hinted(worker.name, op.records)
         elif not isinstance(error, Retryable):
             raise error
 
@@ -309,33 +312,33 @@ class Machine(RuleBasedStateMachine):
         self.journal.wake(m for m in sent if isinstance(m, IndexHint))
         self.announced += [m for m in sent if isinstance(m, DocumentIndexed)]
 
-    async def _go_on(self, at: tuple[StageName, int]) -> None:
-        puppet = self.puppets[at]
-        await puppet.gate.release()
-        assert puppet.op is not None
-        puppet.op.resume()
+    async def _resume(self, at: tuple[StageName, int]) -> None:
+        worker = self.workers[at]
+        await worker.es_proxy.release()
+        assert worker.op is not None
+        worker.op.resume()
         await self._settle(at)
 
     async def _kill(self, at: tuple[StageName, int], how: str) -> None:
-        puppet = self.puppets.pop(at)
-        self.buried.append(puppet)
-        self._collect(puppet.outbox)
-        puppet.kill()
+        worker = self.workers.pop(at)
+        self.dead_workers.append(worker)
+        self._collect(worker.outbox)
+        worker.kill()
         tally.FAULTS[how] += 1
 
     async def _release(self) -> None:
-        for puppet in [*self.buried, *self.puppets.values()]:
-            landed = await puppet.gate.release()
-            if puppet in self.buried:
+        for worker in [*self.dead_workers, *self.workers.values()]:
+            landed = await worker.es_proxy.release()
+            if worker in self.dead_workers:
                 tally.FAULTS["bulk of a dead worker landed"] += landed
-        for at in self._standing():
-            if not self.puppets[at].op.stood.is_set():  # type: ignore[union-attr]
+        for at in self._paused_workers():
+            if not self.workers[at].op.is_paused.is_set():  # type: ignore[union-attr]
                 await self._settle(at)
 
     async def _sweep(self) -> int:
-        """The sweeper's round, as long after as it takes for everything pending to be due."""
-        await self.bench.query(_ALL_DUE)
-        async with self.bench.library.pool.connection() as connection:
+        """Run the sweeper, as if so much time had passed that every pending document is due."""
+        await self.stores.query(_ALL_DUE)
+        async with self.stores.library.pool.connection() as connection:
             due = await work.due(connection, limit=500, again_in_seconds=0)
         now = datetime.now(UTC)
         self.journal.wake(
@@ -352,13 +355,13 @@ class Machine(RuleBasedStateMachine):
         return len(due)
 
     async def _ask(self, tags: set[str], mode: Mode) -> None:
-        """No answer holds what by the ledger this caller may not read now."""
-        library, self.questions = self.bench.library, self.questions + 1
-        caller = await library.caller(self.bench.tenant, *(f"wiki/{tag}" for tag in sorted(tags)))
-        found = await library.search.search(f"subject{self.questions % 23} line detail", caller, top=50, mode=mode)
+        """Check that no result of a search is one that this caller may not read according to the ledger."""
+        library, self.questions = self.stores.library, self.questions + 1
+        caller = await library.caller(self.stores.tenant, *(f"wiki/{tag}" for tag in sorted(tags)))
+        response = await library.search.search(f"subject{self.questions % 23} line detail", caller, top=50, mode=mode)
         tally.DONE["queries"] += 1
         cases = {name: self.journal.possible(name) for name in NAMES}
-        for result in found.results:
+        for result in response.results:
             possible = cases[result.passage.external_id]
             if possible is not None and not any(
                 document is not None
@@ -366,10 +369,10 @@ class Machine(RuleBasedStateMachine):
                 and result.passage.chunk_id in wanted_chunks(library.generation, document)
                 for document in possible
             ):
-                tally.FOUND["leaked"] += 1
+                tally.VIOLATIONS["leaked"] += 1
                 raise AssertionError(f"{mode}: a chunk of {result.passage.external_id} leaked to {sorted(tags)}")
 
-    # Calm, then the oracle
+    # Without faults, then the oracle
 
     def teardown(self) -> None:
         try:
@@ -378,11 +381,11 @@ class Machine(RuleBasedStateMachine):
             self.run(self._close())
 
     async def _calm(self) -> None:
-        for at in self._standing():
-            if at in self.puppets:
-                await self._go_on(at)
-        while self._standing():  # whoever met a lock of another's stands still once more
-            await self._go_on(self._standing()[0])
+        for at in self._paused_workers():
+            if at in self.workers:
+                await self._resume(at)
+        while self._paused_workers():  # one that waits for a lock of another is paused again
+            await self._resume(self._paused_workers()[0])
         for lane in LANES:
             while batch := self.journal.batch(lane, 8):
                 await self._work("detect", 0, lambda _, batch=batch: batch, NO_FAULT)
@@ -396,16 +399,16 @@ class Machine(RuleBasedStateMachine):
             await self._drain()
         await self._undo_late_bulks()
         await self._check()
-        await self._land_all()
+        await self._release_all_bulks()
         await self._undo_late_bulks()
-        await self.bench.refresh()
+        await self.stores.refresh()
         await self._check()
 
     async def _undo_late_bulks(self) -> None:
-        """The keywords workers' check of every bulk that was never answered, as it runs every few minutes."""
-        removed = await self.bench.check_open_bulks()
+        """Run the keywords workers' check of bulks without a response, which otherwise runs every few minutes."""
+        removed = await self.stores.check_open_bulks()
         tally.DONE["entries of late bulks removed"] += removed
-        assert self.forgot_deletes or not removed, "entries were undone although Elasticsearch refuses late writes"
+        assert self.forgot_deletes or not removed, "entries were removed although Elasticsearch refuses late writes"
 
     async def _drain(self) -> None:
         for sink in SINKS:
@@ -415,26 +418,26 @@ class Machine(RuleBasedStateMachine):
     async def _check(self) -> None:
         outbox = Outbox()
         producer: Any = outbox
-        await Announcer(self.bench.library.pool, producer, Metrics()).announce_missed(0)
+        await Announcer(self.stores.library.pool, producer, Metrics()).announce_missed(0)
         self._collect(outbox)
-        pending = await self.bench.query("SELECT store, error FROM index_state WHERE seq < want_seq")
+        pending = await self.stores.query("SELECT store, error FROM index_state WHERE seq < want_seq")
         assert not pending, f"still pending: {pending}"
         documents = {name: outcome(self.story.events[name]) for name in NAMES}
         alive = [d for d in documents.values() if d is not None]
         try:
             await assert_equal(
-                self.bench, alive, vector=self.bench.embeddings.vector, refused=lambda text: UNEMBEDDABLE in text
+                self.stores, alive, vector=self.stores.embeddings.vector, refused=lambda text: UNEMBEDDABLE in text
             )
         except AssertionError as error:
             kind = "lost" if "lack" in str(error) else "orphaned" if alive else "undead"
-            tally.FOUND[kind] += 1
+            tally.VIOLATIONS[kind] += 1
             raise
-        [(letters,)] = await self.bench.query("SELECT count(*) FROM dead_letters")
+        [(letters,)] = await self.stores.query("SELECT count(*) FROM dead_letters")
         assert letters == self.journal.broken, f"{letters} dead letters, {self.journal.broken} broken records"
-        late = await self.bench.query("SELECT external_id FROM documents WHERE announced_seq < seq")
+        late = await self.stores.query("SELECT external_id FROM documents WHERE announced_seq < seq")
         assert not late, f"not announced: {late}"
         for name, document in documents.items():
-            id_ = str(document_id(self.bench.tenant, "wiki", name))
+            id_ = str(document_id(self.stores.tenant, "wiki", name))
             of = [a for a in self.announced if a.document_id == id_]
             newest = [a for a in of if a.seq == max(b.seq for b in of)]
             if document is not None:
@@ -444,6 +447,6 @@ class Machine(RuleBasedStateMachine):
                 assert newest[-1].state == "retired", f"{name} is gone and announced as {newest[-1].state}"
 
     async def _close(self) -> None:
-        for puppet in [*self.puppets.values(), *self.buried]:
-            await puppet.close()
-        await self.bench.clear()
+        for worker in [*self.workers.values(), *self.dead_workers]:
+            await worker.close()
+        await self.stores.clear()

@@ -1,6 +1,6 @@
-"""What the ledger must come to, from the *set* of events alone: pure, and independent of any order of arrival.
+"""Computes the expected state of a document from the *set* of its events: pure, and independent of their order.
 
-Written from the wire contract, not from ``pipeline.core.fold``, so that the two can disagree.
+Written from the proxy contract, not from ``pipeline.core.fold``, so that the two can disagree.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Event = DocumentUpserted | DocumentDeleted | AccessChanged
 
 
 def outcome(events: Iterable[Event]) -> DocumentUpserted | None:
-    """The document as it shall stand in both stores, under the access that is in force; None: nothing of it may.
+    """Return the document that both stores must hold, with its current access; None if they must hold nothing of it.
 
-    events: all of one document's, in any order, any of them more than once.
+    events: all events of one document, in any order and repeated at will.
 
     Content: of the upserts observed after the newest delete, the maximum by (version, observed_at, content hash,
-    metadata hash). Access: that of the newest observed_at among upserts and access changes; of several at that very
-    moment what all of them allow. Nobody may read it: nothing stands.
+    metadata hash). Access: that of the newest observed_at among upserts and access changes; of several with that time,
+    what all of them allow. A document that nobody may read is not stored.
     """
     known = list(events)
     floor = max((e.observed_at for e in known if isinstance(e, DocumentDeleted)), default=None)
@@ -30,9 +30,9 @@ def outcome(events: Iterable[Event]) -> DocumentUpserted | None:
     if not alive:
         return None
     content = max(alive, key=_rank)
-    said = [e for e in known if not isinstance(e, DocumentDeleted)]
-    newest = max(e.observed_at for e in said)
-    last = [e for e in said if e.observed_at == newest]
+    access_events = [e for e in known if not isinstance(e, DocumentDeleted)]
+    newest = max(e.observed_at for e in access_events)
+    last = [e for e in access_events if e.observed_at == newest]
     acl = set.intersection(*(set(e.acl_tags) for e in last))
     required = set.union(*(set(e.required_tags) for e in last))
     if not acl:
@@ -49,6 +49,6 @@ def _rank(event: DocumentUpserted) -> tuple[object, ...]:
 
 
 def readable(document: DocumentUpserted | None, tags: Iterable[str]) -> bool:
-    """Whether a caller with these (unqualified) tags may see it."""
+    """Whether a caller with these (unqualified) tags may read the document."""
     held = set(tags)
     return document is not None and bool(held & set(document.acl_tags)) and held >= set(document.required_tags)

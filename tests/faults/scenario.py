@@ -1,4 +1,5 @@
-"""One scenario: random changes of a dozen documents, faults in between, calm, then the oracle."""
+"""One scenario: random changes of a dozen documents, faults in between, then everything settles and the oracle
+compares."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from topics.messages import DocumentUpserted
 DOCUMENTS = 12
 MOST_MORE = 40
 AT_ONCE = 5
-"""Scenarios that share the workers and each other's faults; each has documents of its own."""
+"""The number of scenarios that share the workers and each other's faults. Each has its own documents."""
 CALM_SECONDS = 180.0
 """A killed worker's session (6 s), a breaker's longest pause (30 s), one document's being set aside (60 s), new
 partitions seen (30 s), and a log that moved (30 s)."""
@@ -31,15 +32,15 @@ SLOWEST = "seconds from the last fault to both stores settled, at most"
 
 
 @dataclass
-class Past:
-    """What the scenarios before have left in the space: the oracle looks at all of it."""
+class EarlierScenarios:
+    """The documents of earlier scenarios in the same space, which the oracle compares too."""
 
     documents: list[DocumentUpserted] = field(default_factory=list)
 
 
 @dataclass
 class Scenario:
-    """One seed's changes of its own documents, its faults, and somebody who asks meanwhile."""
+    """The changes of one seed to its own documents, its faults, and queries meanwhile."""
 
     seed: int
     faults: Sequence[Fault]
@@ -57,7 +58,7 @@ class Scenario:
         return ", ".join(fault.__name__ for fault in self.faults) or "no fault"  # type: ignore[attr-defined]
 
     async def play(self, world: World, watch: Watch) -> None:
-        """Until its faults are over. Faults of several scenarios may overlap."""
+        """Make changes until the faults are over. Faults of several scenarios may overlap."""
         rng, story = Random(self.seed), self.story
         watching = asyncio.create_task(watch.run())
         breaking = [
@@ -69,7 +70,7 @@ class Scenario:
             for _ in range(rng.randint(10, 25)):
                 await world.publish(story.change(rng.choice(sorted(KINDS)), rng.choice(story.names), rng))
                 await asyncio.sleep(rng.random() * 0.25)
-            for _ in range(MOST_MORE):  # whatever breaks finds somebody at work
+            for _ in range(MOST_MORE):  # so that every fault happens during work
                 if all(task.done() for task in breaking):
                     break
                 await world.publish(story.change(rng.choice(sorted(KINDS)), rng.choice(story.names), rng))
@@ -84,48 +85,48 @@ class Scenario:
 AnyScenario = TypeVar("AnyScenario", bound=Scenario)
 
 
-async def play(world: World, past: Past, scenarios: Sequence[Scenario]) -> None:
-    """All of them at once, then calm, then the oracle. Raises AssertionError when a law is broken."""
+async def play(world: World, earlier: EarlierScenarios, scenarios: Sequence[Scenario]) -> None:
+    """Play the scenarios together, let everything settle, and run the oracle. Raises AssertionError for a violation."""
     watches = [Watch(world.space, world.search, Random(scenario.seed)) for scenario in scenarios]
-    rescued, partitions_lost = world.rescued(), world.partitions_lost()
+    rescued, partitions_lost = world.rescued_hints(), world.partitions_lost()
     try:
         async with asyncio.TaskGroup() as playing:
             for scenario, watch in zip(scenarios, watches, strict=True):
                 playing.create_task(scenario.play(world, watch))
-        world.mend()
-        await world.revive()
+        world.clear_faults()
+        await world.restart_workers()
         await finish_recovery(world)
         await world.finish_rebuild()
         calm = time.monotonic()
-        await world.settled(CALM_SECONDS)
+        await world.wait_until_settled(CALM_SECONDS)
         tally.DONE[SLOWEST] = max(tally.DONE[SLOWEST], round(time.monotonic() - calm))
     finally:
-        world.mend()
+        world.clear_faults()
     events = [events for scenario in scenarios for events in scenario.story.events.values() if events]
     tally.DONE["changes"] += sum(map(len, events))
     tally.DONE["scenarios (processes)"] += len(scenarios)
     leaks = [leak for watch in watches for leak in watch.leaks]
     assert not leaks, f"leaks: {leaks[:3]}"
-    again = world.rescued() - rescued
+    again = world.rescued_hints() - rescued
     tally.DONE["hints rescued by the sweeper"] += again
     disturbed = any(scenario.disturbs_the_workers for scenario in scenarios)
     assert again == 0 or disturbed or world.partitions_lost() > partitions_lost, (
         f"{again} hints were lost though nothing broke"
     )
-    past.documents += [document for of_one in events if (document := outcome(of_one)) is not None]
-    await _compare(world, past)
+    earlier.documents += [document for events_of_one in events if (document := outcome(events_of_one)) is not None]
+    await _compare(world, earlier)
     embedded = world.model.stats.inputs
-    world.published += [("live", event) for of_one in events for event in of_one]
+    world.published += [("live", event) for events_of_one in events for event in events_of_one]
     await world.publish_again()
-    await world.settled(CALM_SECONDS)
+    await world.wait_until_settled(CALM_SECONDS)
     needless = world.model.stats.inputs - embedded
-    tally.FOUND["needlessly embedded"] += needless
+    tally.VIOLATIONS["needlessly embedded"] += needless
     assert not needless, f"{needless} texts were embedded again though nothing has changed"
 
 
 def rounds(scenarios: Sequence[AnyScenario]) -> list[list[AnyScenario]]:
-    """Those whose faults leave the workers alone together, the others AT_ONCE at a time: in a round of which no worker
-    is disturbed, no hint may be lost."""
+    """Group the scenarios into rounds: one with all that do not disturb the workers, in which no hint may be lost, and
+    the others AT_ONCE at a time."""
     calm = [scenario for scenario in scenarios if not scenario.disturbs_the_workers]
     rest = [scenario for scenario in scenarios if scenario.disturbs_the_workers]
     together = [rest[n : n + AT_ONCE] for n in range(0, len(rest), AT_ONCE)]
@@ -141,7 +142,7 @@ def report(capsys: Any, layer: str, scenarios: Sequence[Scenario], seconds: floa
 
 
 def replay(scenarios: Sequence[Scenario], file: str) -> str:
-    """How to play these again, as a note to a failure. Those that shared the world with one another come together."""
+    """Return how to play these scenarios again together, as a note to a failure."""
     seeds = [scenario.seed for scenario in scenarios]
     names = "; ".join(f"{scenario.seed}: {scenario}" for scenario in scenarios)
     return (
@@ -163,14 +164,14 @@ async def later(world: World, fault: Fault, rng: Random, seconds: float) -> None
     await fault(world, rng)
 
 
-async def _compare(world: World, past: Past) -> None:
+async def _compare(world: World, earlier: EarlierScenarios) -> None:
     try:
         await assert_equal(
-            world.space, past.documents, vector=world.model.vector, refused=lambda text: UNEMBEDDABLE in text
+            world.space, earlier.documents, vector=world.model.vector, refused=lambda text: UNEMBEDDABLE in text
         )
     except AssertionError as error:
         kind = "lost" if "lack" in str(error) else "orphaned" if "nobody wants" in str(error) else "undead"
-        tally.FOUND[kind] += 1
+        tally.VIOLATIONS[kind] += 1
         raise
     letters = await world.space.query("SELECT stage, code, message FROM dead_letters")
-    assert not letters, f"dead letters that nobody meant: {letters[:3]}"
+    assert not letters, f"unexpected dead letters: {letters[:3]}"

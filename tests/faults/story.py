@@ -1,4 +1,4 @@
-"""Random changes at a source, as a connector publishes them: what a document is there, and the events that say so."""
+"""Random changes of documents at a source, and the events that a connector publishes of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 TAGS = ("staff", "board", "guests")
 NEEDED = ("nda", "eu")
-"""Required tags."""
+"""The required tags that documents may have."""
 UNEMBEDDABLE = "unembeddable"
-"""A chunk that holds this word is refused by the embedding model for ever; keyword search has it."""
+"""The embedding model permanently refuses a chunk with this word; keyword search has it."""
 SECTIONS = 24
-"""Texts are put together of so few sections that documents share them, and hold one twice."""
+"""The number of sections that texts consist of: so few that documents share sections, and repeat them."""
 
 Published = tuple[Lane, Event]
 
 
 @dataclass(frozen=True)
 class Page:
-    """A document as its source has it."""
+    """A document in the state that its source has."""
 
     sections: tuple[int, ...]
     title: str
@@ -50,29 +50,30 @@ def section(n: int) -> str:
 
 
 class Story:
-    """Law: ``observed_at`` never goes back, except in what a crawler read earlier and publishes later (backfill).
+    """The history of one source. ``observed_at`` never decreases, except in what a crawler read earlier and publishes
+    later (backfill).
 
-    The clock is logical, from ``begin`` on in steps of a millisecond, now and then of none.
+    The clock is logical: it starts at ``begin``, and each step is a millisecond or, sometimes, zero.
     """
 
     def __init__(self, tenant: str, names: list[str], begin: datetime, *, source: str = "wiki") -> None:
         self.tenant, self.source, self.names = tenant, source, names
         self.events: dict[str, list[Event]] = {name: [] for name in names}
-        """Everything published, by document: what the model is asked about."""
+        """All published events by document, from which the model computes the expected state."""
         self._pages: dict[str, Page] = {}
         self._crawled: list[DocumentUpserted] = []
-        """Read by a crawler that has not published it yet."""
+        """Events that a crawler has read and not published yet."""
         self._now = begin
         self._versions: dict[str, int] = {}
 
     def change(self, kind: str, name: str, rng: Random) -> list[Published]:
-        """One change of a document, as the events that its connector publishes in this order."""
+        """Change a document; returns the events that its connector publishes, in this order."""
         published = KINDS[kind](self, name, rng)
         for _, event in published:
             self.events[event.external_id].append(event)
         return published
 
-    # What a person does at the source
+    # Changes at the source
 
     def rewrite(self, name: str, rng: Random) -> list[Published]:
         sections = tuple(rng.randrange(SECTIONS) for _ in range(rng.randint(1, 7)))
@@ -108,7 +109,7 @@ class Story:
         return self._put(name, replace(page, **change))  # type: ignore[arg-type]
 
     def retype(self, name: str, rng: Random) -> list[Published]:
-        """The same text as another kind of text: it is cut anew."""
+        """Change the media type, so that the same text is chunked again."""
         page = self._page(name, rng)
         other = "text/plain" if page.media_type == "text/markdown" else "text/markdown"
         return self._put(name, replace(page, media_type=other))
@@ -117,7 +118,7 @@ class Story:
         return self._put(name, self._page(name, rng))
 
     def delete(self, name: str, rng: Random) -> list[Published]:
-        """Also of a document that was never heard of."""
+        """Delete a document, which need not exist."""
         page = self._pages.pop(name, None)
         event = DocumentDeleted(
             tenant=self.tenant,
@@ -140,7 +141,7 @@ class Story:
         return self._put(name, replace(page, version=self._versions.get(name, 0)))
 
     def access(self, name: str, rng: Random) -> list[Published]:
-        """Also of a document that was never heard of."""
+        """Change the access set of a document, which need not exist."""
         acl = tuple(rng.sample(TAGS, rng.randint(1, 2)))
         return self._access(name, acl, tuple(rng.sample(NEEDED, rng.choice((0, 0, 1, 2)))), rng)
 
@@ -148,15 +149,15 @@ class Story:
         return self._access(name, (), (), rng)
 
     def hide(self, name: str, rng: Random) -> list[Published]:
-        """Access changes together with the text, in one event."""
+        """Change the text and the access set in one event."""
         page = self._page(name, rng)
         sections = (*page.sections, rng.randrange(SECTIONS))
         return self._put(name, replace(page, sections=sections, acl=tuple(rng.sample(TAGS, rng.randint(0, 2)))))
 
-    # What makes versions hard
+    # Unusual versions
 
     def restore(self, name: str, rng: Random) -> list[Published]:
-        """An old file is put back: older content, a higher version."""
+        """Restore an older content with a higher version."""
         old = [e for e in self.events[name] if isinstance(e, DocumentUpserted)]
         if not old:
             return self.rewrite(name, rng)
@@ -169,28 +170,28 @@ class Story:
         return [("live", event)]
 
     def clash(self, name: str, rng: Random) -> list[Published]:
-        """Equal version, other content."""
+        """Publish another content with the same version."""
         page = self._page(name, rng)
         changed = replace(page, sections=(*page.sections, rng.randrange(SECTIONS)))
         return self._put(name, changed, version=page.version)
 
     def restart(self, name: str, rng: Random) -> list[Published]:
-        """Deleted and made anew: versions begin at 1 again."""
+        """Delete and create a document, so that its versions start at 1 again."""
         gone = self.delete(name, rng)
         self._versions[name] = 0
         self._now += timedelta(milliseconds=1)
         return gone + self.rewrite(name, rng)
 
     def reset(self, name: str, rng: Random) -> list[Published]:
-        """A lower version, observed later: ignored while the higher one stands, what counts once it is deleted."""
+        """Publish a lower version that is observed later. It is ignored until the higher one is deleted."""
         page = self._page(name, rng)
         changed = replace(page, sections=(*page.sections, rng.randrange(SECTIONS)))
         return self._put(name, changed, version=max(0, page.version - rng.randint(1, 3)))
 
-    # What a crawler does beside it
+    # The crawler
 
     def crawl(self, name: str, rng: Random) -> list[Published]:
-        """A crawler reads the document now, and publishes it some time later; or what another read before it."""
+        """Let a crawler read the document to publish it later, or publish what a crawler has read before."""
         if (page := self._pages.get(name)) and (not self._crawled or rng.random() < 0.6):
             self._crawled.append(self._upsert(name, page, page.version, rng))
             if rng.random() < 0.7:

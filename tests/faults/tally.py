@@ -1,4 +1,4 @@
-"""What was done and found, over all scenarios of a run: printed at its end, and written for docs/guarantees.md.
+"""Counts of what was done and what was detected in all scenarios of a run, printed at its end.
 
 ``make faults`` writes the figures to tests/faults/figures.json; ``python -m tests.faults.tally`` copies them into the
 documents.
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 DONE: Counter[str] = Counter()
-"""Scenarios, changes, queries."""
+"""Numbers of scenarios, changes and queries."""
 FAULTS: Counter[str] = Counter()
-FOUND: Counter[str] = Counter({"lost": 0, "leaked": 0, "undead": 0, "orphaned": 0, "needlessly embedded": 0})
+VIOLATIONS: Counter[str] = Counter({"lost": 0, "leaked": 0, "undead": 0, "orphaned": 0, "needlessly embedded": 0})
 SECONDS: Counter[str] = Counter()
-"""By layer."""
+"""Duration by layer."""
 
 SEED = int(os.environ.get("FAULTS_SEED") or int.from_bytes(os.urandom(3)))
 SCENARIOS = int(os.environ.get("FAULTS_SCENARIOS") or 0)
-"""0: the bounded part that `make test` and `make test-slow` run."""
+"""The number of scenarios; 0 for the bounded part that `make test` and `make test-slow` run."""
 FIGURES = os.environ.get("FAULTS_FIGURES")
-"""Where the figures are written to; nowhere if it is not set."""
+"""The file that the figures are written to; None to write none."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
 BEGIN, END = "<!-- written by `python -m tests.faults.tally` -->", "<!-- until here -->"
 
@@ -49,23 +49,23 @@ KINDS: Mapping[str, str] = {
     "hints lost, records replayed, broken or unacknowledged": r"hint lost|replay|broken record|^Kafka (away|unsure)",
     "workers left standing at an await": r"left standing",
 }
-"""What the figures say → which of FAULTS are meant. The first that fits counts."""
+"""By kind of fault in the figures: a pattern for the names in FAULTS. The first match counts."""
 
 
 def figures() -> dict[str, Any]:
-    """Of this process, as JSON has them."""
-    return {"done": dict(DONE), "faults": dict(FAULTS), "found": dict(FOUND), "seconds": dict(SECONDS)}
+    """Return the counts of this process, for JSON."""
+    return {"done": dict(DONE), "faults": dict(FAULTS), "found": dict(VIOLATIONS), "seconds": dict(SECONDS)}
 
 
 def merge(other: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add what another process of the same run has done."""
-    for mine, name in ((DONE, "done"), (FAULTS, "faults"), (FOUND, "found"), (SECONDS, "seconds")):
+    """Add the counts of another process of the same run."""
+    for mine, name in ((DONE, "done"), (FAULTS, "faults"), (VIOLATIONS, "found"), (SECONDS, "seconds")):
         for key, value in other[name].items():
             mine[key] = max(mine[key], value) if "at most" in key else mine[key] + value
 
 
 def table() -> list[str]:
-    parts = (DONE, FAULTS, Counter({"kills in all": kills(FAULTS)}), FOUND)
+    parts = (DONE, FAULTS, Counter({"kills in all": kills(FAULTS)}), VIOLATIONS)
     width = max(len(name) for part in parts for name in part)
     return [f"{name:<{width}}  {count:>7}" for part in parts for name, count in sorted(part.items())]
 
@@ -83,7 +83,7 @@ def by_kind(faults: Mapping[str, int]) -> dict[str, int]:
 
 
 def write(failed: int) -> None:
-    """The figures of a whole run, where FAULTS_FIGURES says."""
+    """Write the figures of a whole run to the file FAULTS_FIGURES."""
     if FIGURES:
         git = ["git", "-C", str(DOCUMENT.parent), "log", "-1", "--format=%h"]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
@@ -92,8 +92,8 @@ def write(failed: int) -> None:
 
 
 def section(run: Mapping[str, Any]) -> Iterable[str]:
-    """The figures of a run, as docs/guarantees.md shows them."""
-    done, faults, found = run["done"], run["faults"], run["found"]
+    """Yield the lines about a run in docs/guarantees.md."""
+    done, faults, violations = run["done"], run["faults"], run["found"]
     yield (
         f"Last run: `make faults` of {run['date']} at commit {run['commit']}, seed {run['seed']},"
         f" failed tests: {run['failed tests']}."
@@ -111,7 +111,7 @@ def section(run: Mapping[str, Any]) -> Iterable[str]:
     for kind, count in by_kind(faults).items():
         yield f"| {kind} | {count:,} |"
     yield "| lost / leaked / undead / orphaned / needlessly embedded | " + (
-        "**" + " / ".join(f"{found.get(name, 0):,}" for name in FOUND) + "** |"
+        "**" + " / ".join(f"{violations.get(name, 0):,}" for name in VIOLATIONS) + "** |"
     )
 
 

@@ -1,8 +1,8 @@
-"""From what the sources say to what each person is shown, with faults in everything in between.
+"""Each person is shown what the sources contain, with faults in everything in between.
 
 Folder, git, Confluence and Slack are read by the real connectors' worker, a fifth source is published by ``penstock
-ingest``; people ask over HTTP and MCP. Sources change back and forth while faults happen. Afterwards every person is
-shown exactly what the sources say, and the history of what everybody was shown meanwhile has no revoked document in it.
+ingest``; people search over HTTP and MCP. Sources change and revert while faults happen. Afterwards every person is
+shown exactly the documents that the sources contain, and no revoked document was shown meanwhile.
 
 Replay: FAULTS_SEED=<the scenario's> FAULTS_SCENARIOS=1 .venv/bin/pytest tests/faults/test_ends.py -k random
 """
@@ -37,19 +37,19 @@ from tests.faults.breakage import (
 )
 from tests.faults.history import History
 from tests.faults.ingest import Ingest
-from tests.faults.offices import Office, Offices, offices
-from tests.faults.readers import Readers, Reading, readers
+from tests.faults.query_client import QueryClient, QueryLoop, query_client
 from tests.faults.scenario import Scenario, ended, later, replay, report, rounds
-from tests.faults.settled import shown_is_what_the_sources_say, text_with_marker
+from tests.faults.shown import text_with_marker, wait_until_shown_as_expected
+from tests.faults.simulated_sources import SimulatedSource, SimulatedSources, simulated_sources
 from tests.faults.world import WORKERS, World
 
 # aiokafka forgets a connection that a dying broker cuts while it is being opened: of these tests' own admin clients.
 pytestmark = [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"), pytest.mark.slow]
 
-NAMES_AN_OFFICE = 4
+DOCUMENTS_PER_SOURCE = 4
 OPERATIONS = (12, 24)
 MAX_OPERATIONS = 60
-TAKEN_BACK_SECONDS = 4.0
+REVERTED_SECONDS = 4.0
 GRANTING, REVOKING = ("write", "revert", "restore", "allow", "join"), ("remove", "restrict", "leave")
 INVERSE = {
     "write": "revert",
@@ -62,9 +62,9 @@ INVERSE = {
     "join": "leave",
 }
 STOP_SECONDS = 60.0
-A_SPACE = 20
-"""Scenarios that share a space."""
-"""AT_ONCE scenarios have at most 100 documents, which a person's search returns. They are removed afterwards."""
+SCENARIOS_PER_SPACE = 20
+"""Scenarios that share a space. A round of AT_ONCE has at most 100 documents, which a person's search returns; they are
+removed afterwards."""
 FIXED: tuple[Sequence[Fault], ...] = (
     [kill_connectors, kill_postgres],
     [cut, kill, kill_connectors],
@@ -73,12 +73,12 @@ FIXED: tuple[Sequence[Fault], ...] = (
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("block", range(-(-tally.SCENARIOS // A_SPACE) or 1))
+@pytest.mark.parametrize("block", range(-(-tally.SCENARIOS // SCENARIOS_PER_SPACE) or 1))
 async def test_random_fault_scenarios_end_with_every_person_shown_what_the_sources_say(
     stack: Stack, tmp_path: Path, block: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = tally.SEED + block * A_SPACE
-    seeds = range(first, first + min(A_SPACE, (tally.SCENARIOS or 1) - block * A_SPACE))
+    first = tally.SEED + block * SCENARIOS_PER_SPACE
+    seeds = range(first, first + min(SCENARIOS_PER_SPACE, (tally.SCENARIOS or 1) - block * SCENARIOS_PER_SPACE))
     chosen = [(seed, choose(Random(seed), kafka_loses=False)) for seed in seeds]
     await _play(stack, tmp_path, rounds([Ends(seed, [kill_connectors, *faults]) for seed, faults in chosen]), capsys)
 
@@ -99,7 +99,7 @@ async def test_people_are_shown_what_the_sources_say_after_connector_deaths_with
 
 @dataclass
 class Ends(Scenario):
-    """One seed's history of all sources: its own documents in each of them, its faults, and people who ask."""
+    """The history of one seed: its own documents in every source, its faults, and people who search."""
 
     def __post_init__(self) -> None:
         self.word = f"scenario{self.seed}word"
@@ -117,7 +117,7 @@ async def _play(
     *,
     sweep_after_seconds: float = 10,
 ) -> None:
-    async with offices(folder) as sources:
+    async with simulated_sources(folder) as sources:
         world_of_all = World.create(
             stack,
             folder,
@@ -125,11 +125,11 @@ async def _play(
             more_environment=sources.environment,
             sweep_after_seconds=sweep_after_seconds,
         )
-        async with world_of_all as world, readers(world.space, _model(world)) as people:
+        async with world_of_all as world, query_client(world.space, _model(world)) as client:
             for scenarios in rounds:
                 began = time.monotonic()
                 try:
-                    await _round(world, sources, people, scenarios)
+                    await _round(world, sources, client, scenarios)
                 except BaseException as error:
                     error.add_note(replay(scenarios, "test_ends.py"))
                     raise
@@ -137,52 +137,52 @@ async def _play(
                     report(capsys, "ends", scenarios, time.monotonic() - began)
 
 
-async def _round(world: World, sources: Offices, people: Readers, scenarios: Sequence[Ends]) -> None:
-    """All of these at once, then calm, then what everybody is shown and was shown meanwhile."""
+async def _round(world: World, sources: SimulatedSources, client: QueryClient, scenarios: Sequence[Ends]) -> None:
+    """Play these scenarios together, end all faults, and check what everybody is shown then and was shown meanwhile."""
     history, turn = History(), asyncio.Lock()
-    rescued, partitions_lost = world.rescued(), world.partitions_lost()
+    rescued, partitions_lost = world.rescued_hints(), world.partitions_lost()
     persons = sorted(sources.expected())
-    readings = [Reading(world, people, history, scenario.word, persons) for scenario in scenarios]
-    asking = [
-        asyncio.create_task(reading.run(Random(scenario.seed)))
-        for reading, scenario in zip(readings, scenarios, strict=True)
+    query_loops = [QueryLoop(world, client, history, scenario.word, persons) for scenario in scenarios]
+    querying = [
+        asyncio.create_task(query_loop.run(Random(scenario.seed)))
+        for query_loop, scenario in zip(query_loops, scenarios, strict=True)
     ]
-    ingest = Ingest(world, sources.shelf)
+    ingest = Ingest(world, sources.ingest_folder)
     ingesting = asyncio.create_task(ingest.run(Random(scenarios[0].seed)))
-    operating = [Operating(sources, history, turn, scenario) for scenario in scenarios]
+    operators = [SourceOperator(sources, history, turn, scenario) for scenario in scenarios]
 
-    async def take_back() -> None:
-        for one in operating:
-            await one.take_back()
+    async def revert_recent_operations() -> None:
+        for operator in operators:
+            await operator.revert_recent_operations()
 
-    world.while_nobody_looks = take_back
+    world.during_outage = revert_recent_operations
     try:
         async with asyncio.TaskGroup() as playing:
-            for one in operating:
-                playing.create_task(one.play(world))
-        world.mend()
-        await world.revive()
+            for operator in operators:
+                playing.create_task(operator.play(world))
+        world.clear_faults()
+        await world.restart_workers()
         await finish_recovery(world)
         await world.finish_rebuild()
         ingest.stopped = True
         await ingesting
-        world.while_nobody_looks = None
+        world.during_outage = None
         await ingest.once()
-        await shown_is_what_the_sources_say(world, people, sources, [scenario.word for scenario in scenarios])
+        await wait_until_shown_as_expected(world, client, sources, [scenario.word for scenario in scenarios])
     finally:
         ingest.stopped = True
-        for reading in readings:
-            reading.stopped = True
-        await asyncio.wait([*asking, ingesting], timeout=STOP_SECONDS)  # a cancelled connect leaves its connection open
-        await ended([*asking, ingesting])
-        world.mend()
+        for query_loop in query_loops:
+            query_loop.stopped = True
+        await asyncio.wait([*querying, ingesting], timeout=STOP_SECONDS)  # cancelling leaks connections
+        await ended([*querying, ingesting])
+        world.clear_faults()
     tally.DONE["scenarios (ends)"] += len(scenarios)
     violations = history.violations()
-    tally.FOUND["leaked"] += len(violations)
+    tally.VIOLATIONS["leaked"] += len(violations)
     assert not violations, violations[:5]
     letters = await world.space.query("SELECT stage, code, message FROM dead_letters")
-    assert not letters, f"dead letters that nobody meant: {letters[:3]}"
-    again = world.rescued() - rescued
+    assert not letters, f"unexpected dead letters: {letters[:3]}"
+    again = world.rescued_hints() - rescued
     tally.DONE["hints rescued by the sweeper"] += again
     disturbed = any(scenario.disturbs_the_workers for scenario in scenarios)
     assert again == 0 or disturbed or world.partitions_lost() > partitions_lost, (
@@ -191,19 +191,20 @@ async def _round(world: World, sources: Offices, people: Readers, scenarios: Seq
     await sources.clear()
 
 
-class Operating:
-    """Operates the sources of one scenario, and records in the history what each operation opens and closes."""
+class SourceOperator:
+    """Operates the sources of one scenario, and records in the history which access each operation grants and
+    revokes."""
 
-    def __init__(self, sources: Offices, history: History, turn: asyncio.Lock, scenario: Ends) -> None:
+    def __init__(self, sources: SimulatedSources, history: History, turn: asyncio.Lock, scenario: Ends) -> None:
         self._sources, self._history, self._turn, self._scenario = sources, history, turn, scenario
         self._rng = Random(scenario.seed)
-        self._names = [f"s{scenario.seed}-{n}" for n in range(NAMES_AN_OFFICE)]
+        self._names = [f"s{scenario.seed}-{n}" for n in range(DOCUMENTS_PER_SOURCE)]
         self._texts = count(1)
-        self._lately: list[tuple[float, Office, str, str]] = []
-        """(when, office, operation, document's name) of what may be taken back."""
+        self._recent: list[tuple[float, SimulatedSource, str, str]] = []
+        """Recent operations that may be reverted: (time, source, operation, name of the document)."""
 
     async def play(self, world: World) -> None:
-        """Until the scenario's faults are over."""
+        """Operate until the scenario's faults are over."""
         rng = Random(self._scenario.seed)
         breaking = [
             asyncio.create_task(later(world, fault, Random(rng.random()), rng.random() * 4))
@@ -211,42 +212,42 @@ class Operating:
         ]
         try:
             for name in self._names[:2]:
-                for office in self._sources.offices.values():
+                for source in self._sources.sources.values():
                     async with self._turn:
-                        await office.do("write", name, self._text())
+                        await source.do("write", name, self._text())
             enough = rng.randint(*OPERATIONS)
             for done in range(MAX_OPERATIONS):
                 if done >= enough and all(task.done() for task in breaking):
                     break
-                await self.one()
+                await self.operate_once()
                 await asyncio.sleep(rng.random() * 0.6)
             await asyncio.gather(*breaking)
         finally:
             await ended(breaking)
 
-    async def one(self) -> None:
+    async def operate_once(self) -> None:
         async with self._turn:
-            office, operation, name = self._sources.draw(self._rng, self._names)
-            await self._do(office, operation, name)
-            self._lately.append((time.monotonic(), office, operation, name))
+            source, operation, name = self._sources.draw(self._rng, self._names)
+            await self._do(source, operation, name)
+            self._recent.append((time.monotonic(), source, operation, name))
 
-    async def take_back(self) -> None:
-        """The sources go back to how they were some seconds ago: what a crash has forgotten, no comparison finds."""
+    async def revert_recent_operations(self) -> None:
+        """Revert the operations of the last seconds, so that no comparison finds what a crash has lost."""
         async with self._turn:
-            since = time.monotonic() - TAKEN_BACK_SECONDS
-            lately, self._lately = [entry for entry in self._lately if entry[0] >= since], []
-            for _, office, operation, name in reversed(lately):
+            since = time.monotonic() - REVERTED_SECONDS
+            recent, self._recent = [entry for entry in self._recent if entry[0] >= since], []
+            for _, source, operation, name in reversed(recent):
                 inverse = INVERSE[operation]
-                if (inverse, name) in office.operations(self._names):
-                    await self._do(office, inverse, name)
+                if (inverse, name) in source.operations(self._names):
+                    await self._do(source, inverse, name)
                     tally.DONE["source operations taken back while nobody looked"] += 1
 
-    async def _do(self, office: Office, operation: str, name: str) -> None:
-        registers = {(office.key(page), office.person) for page in office.affected(name)}
+    async def _do(self, source: SimulatedSource, operation: str, name: str) -> None:
+        registers = {(source.key(page), source.person) for page in source.affected(name)}
         invoked = time.monotonic()
         if operation in GRANTING:
             self._history.grant(registers, invoked)
-        await office.do(operation, name, self._text())
+        await source.do(operation, name, self._text())
         tally.DONE[f"source operations: {operation}"] += 1
         if operation in REVOKING:
             self._history.revoke(registers, operation, invoked, time.monotonic())

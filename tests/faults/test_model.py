@@ -1,4 +1,4 @@
-"""What detect makes of events against the model: whatever the order in which a story's events arrive, often twice."""
+"""Detect folds events to the state that the model expects, in any order of arrival and with repetitions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arrival(event: Event) -> Arrival:
 
 
 def folded(events: list[Event]) -> tuple[object, ...] | None:
-    """As one batch makes of them; across batches it is the scenarios' business."""
+    """Return the state to which one batch folds the events; several batches are tested by the scenarios."""
     [document] = fold_batch([arrival(event) for event in events], {}).values()
     state = document.state
     if not state.searchable:
@@ -55,7 +55,7 @@ def story_events(seed: int, changes: list[str]) -> list[Event]:
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=9), st.integers(0, 2**32))
 def test_folding_events_in_any_order_of_arrival_matches_the_model(seed: int, changes: list[str], shuffle: int) -> None:
     events, rng = story_events(seed, changes), Random(shuffle)
-    if not events:  # a crawler that has read and published nothing
+    if not events:  # a crawler has read a document and published nothing
         return
     arrived = [event for event in events for _ in range(rng.choice((1, 1, 2)))]
     rng.shuffle(arrived)

@@ -1,4 +1,4 @@
-"""Every stored field is compared: the oracle's list is complete, and a wrong value in any field is found."""
+"""The oracle compares every stored field, and detects a wrong value in any of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from deploy.local.stack import Stack
-from tests.faults.bench import Bench
+from tests.faults.stores import Stores
 from tests.support.pipeline.oracle import COMPARED, NOT_COMPARED, assert_equal
 from tests.support.query.library import document
 
@@ -37,26 +37,26 @@ ANOTHER = {
     "_int4": "{} || 1",
     "jsonb": "CASE jsonb_typeof({0}) WHEN 'array' THEN {0} || '[[]]' ELSE {0} || '{{\"x\": 1}}' END",
 }
-"""Type of a column → an expression of another value than it has."""
+"""By type of a column: an expression for a value that differs from the present one."""
 
 
 @pytest.fixture
-async def bench(stack: Stack) -> AsyncIterator[Bench]:
-    async with Bench.create(stack) as bench:
-        bench.tenant = TENANT
-        await bench.library.put(WRITTEN)
-        yield bench
+async def stores(stack: Stack) -> AsyncIterator[Stores]:
+    async with Stores.create(stack) as stores:
+        stores.tenant = TENANT
+        await stores.library.put(WRITTEN)
+        yield stores
 
 
-async def check(bench: Bench) -> None:
-    count = bench.embeddings.count_tokens
-    await assert_equal(bench, [WRITTEN], vector=bench.embeddings.vector, count_tokens=count)
+async def check(stores: Stores) -> None:
+    count = stores.embeddings.count_tokens
+    await assert_equal(stores, [WRITTEN], vector=stores.embeddings.vector, count_tokens=count)
 
 
-async def columns(bench: Bench, table: str) -> dict[str, str]:
-    """Column → its type."""
-    name = bench.library.generation.chunk_table if table == "chunks" else table
-    rows = await bench.query(
+async def columns(stores: Stores, table: str) -> dict[str, str]:
+    """Return the types of the columns of a table."""
+    name = stores.library.generation.chunk_table if table == "chunks" else table
+    rows = await stores.query(
         "SELECT column_name, CASE data_type WHEN 'ARRAY' THEN udt_name ELSE data_type END"
         " FROM information_schema.columns WHERE table_schema = 'public' AND table_name = %s",
         name,
@@ -64,48 +64,48 @@ async def columns(bench: Bench, table: str) -> dict[str, str]:
     return dict(rows)
 
 
-async def mapped_fields(bench: Bench) -> set[str]:
-    index = bench.library.generation.keyword_index
-    answer = await bench.library.es.indices.get_mapping(index=index)
+async def mapped_fields(stores: Stores) -> set[str]:
+    index = stores.library.generation.keyword_index
+    answer = await stores.library.es.indices.get_mapping(index=index)
     return set(answer[index]["mappings"]["properties"])
 
 
-async def test_every_column_and_mapped_field_is_listed_as_compared_or_not_compared(bench: Bench) -> None:
-    stored = {table: set(await columns(bench, table)) for table in COMPARED if table != "keywords"}
-    stored["keywords"] = await mapped_fields(bench)
+async def test_every_column_and_mapped_field_is_listed_as_compared_or_not_compared(stores: Stores) -> None:
+    stored = {table: set(await columns(stores, table)) for table in COMPARED if table != "keywords"}
+    stored["keywords"] = await mapped_fields(stores)
     decided = {table: {*COMPARED[table], *NOT_COMPARED[table]} for table in COMPARED}
     assert stored == decided, "say in tests/support/pipeline/oracle.py how the new field is compared, or why it is not"
     assert all(not {*COMPARED[table]} & {*NOT_COMPARED[table]} for table in COMPARED)
 
 
-async def test_the_oracle_detects_a_wrong_value_in_any_compared_column(bench: Bench) -> None:
-    await check(bench)
+async def test_the_oracle_detects_a_wrong_value_in_any_compared_column(stores: Stores) -> None:
+    await check(stores)
     missed = []
     for table in COMPARED:
-        for column, type_ in (await columns(bench, table)).items():
+        for column, type_ in (await columns(stores, table)).items():
             if column in NOT_COMPARED[table] and column != "embedding":
                 continue
-            if not await _detects_change(bench, table, column, type_):
+            if not await _detects_change(stores, table, column, type_):
                 missed.append(f"{table}.{column}")
     assert not missed
-    await check(bench)
+    await check(stores)
 
 
-async def _detects_change(bench: Bench, table: str, column: str, type_: str) -> bool:
-    """Whether a changed value is noticed. Afterwards everything is as before."""
-    name = bench.library.generation.chunk_table if table == "chunks" else table
+async def _detects_change(stores: Stores, table: str, column: str, type_: str) -> bool:
+    """Whether a changed value is detected. The change is reverted afterwards."""
+    name = stores.library.generation.chunk_table if table == "chunks" else table
     value = (
         "subvector(embedding, 2, 63) || subvector(embedding, 1, 1)"
         if column == "embedding"
         else ANOTHER[type_].format(column)
     )
-    dsn = bench.settings.postgres.dsn.get_secret_value()
+    dsn = stores.settings.postgres.dsn.get_secret_value()
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         await connection.execute("SET session_replication_role = replica")  # references may dangle
         await connection.execute(f"CREATE TEMPORARY TABLE before AS TABLE {name}".encode())
         await connection.execute(f"UPDATE {name} SET {column} = {value}".encode())
         try:
-            await check(bench)
+            await check(stores)
         except AssertionError:
             return True
         finally:
@@ -114,8 +114,8 @@ async def _detects_change(bench: Bench, table: str, column: str, type_: str) -> 
     return False
 
 
-async def test_the_oracle_detects_a_wrong_value_in_any_field_of_a_keyword_entry(bench: Bench) -> None:
-    es, index = bench.library.es, bench.library.generation.keyword_index
+async def test_the_oracle_detects_a_wrong_value_in_any_field_of_a_keyword_entry(stores: Stores) -> None:
+    es, index = stores.library.es, stores.library.generation.keyword_index
     [entry, *_] = (await es.search(index=index, size=1, version=True))["hits"]["hits"]
 
     async def write(body: dict[str, Any]) -> None:
@@ -129,19 +129,19 @@ async def test_the_oracle_detects_a_wrong_value_in_any_field_of_a_keyword_entry(
         )
 
     missed = []
-    for field in sorted(await mapped_fields(bench)):
+    for field in sorted(await mapped_fields(stores)):
         for body in (
             entry["_source"] | {field: _changed_value(field, entry["_source"][field])},
             _without_field(entry, field),
         ):
             await write(body)
             try:
-                await check(bench)
+                await check(stores)
             except AssertionError:
                 continue
             missed.append(field)
     await write(entry["_source"])
-    await check(bench)
+    await check(stores)
     assert not missed
 
 

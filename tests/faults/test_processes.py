@@ -1,4 +1,4 @@
-"""Random scenarios with real worker processes, real Kafka and faults in everything that they stand on.
+"""Random scenarios with real worker processes, real Kafka, and faults in all services that they use.
 
 Replay: FAULTS_SEED=<the scenario's> FAULTS_SCENARIOS=1 .venv/bin/pytest tests/faults/test_processes.py -k random
 """
@@ -29,14 +29,14 @@ from tests.faults.breakage import (
     stop_and_continue,
     swallow,
 )
-from tests.faults.scenario import Past, Scenario, play, replay, report, rounds
+from tests.faults.scenario import EarlierScenarios, Scenario, play, replay, report, rounds
 from tests.faults.world import World
 
 # aiokafka forgets a connection that a dying broker cuts while it is being opened: of these tests' own admin clients.
 pytestmark = [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"), pytest.mark.slow]
 
-A_SPACE = 20
-"""Scenarios that share a space: the oracle looks at all of it each time."""
+SCENARIOS_PER_SPACE = 20
+"""Scenarios that share a space, all of which the oracle compares after each round."""
 FIXED: tuple[Sequence[Fault], ...] = (
     [kill_at_an_await, kill_postgres],
     [stop_and_continue, swallow, kill],
@@ -46,12 +46,12 @@ FIXED: tuple[Sequence[Fault], ...] = (
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("block", range(-(-tally.SCENARIOS // A_SPACE) or 1))
+@pytest.mark.parametrize("block", range(-(-tally.SCENARIOS // SCENARIOS_PER_SPACE) or 1))
 async def test_random_fault_scenarios_with_real_workers_end_as_the_model_says(
     stack: Stack, tmp_path: Path, block: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = tally.SEED + block * A_SPACE
-    count = min(A_SPACE, (tally.SCENARIOS or 2) - block * A_SPACE)
+    first = tally.SEED + block * SCENARIOS_PER_SPACE
+    count = min(SCENARIOS_PER_SPACE, (tally.SCENARIOS or 2) - block * SCENARIOS_PER_SPACE)
     scenarios = [Scenario(first + n, choose(Random(first + n), kafka_loses=tally.SCENARIOS > 0)) for n in range(count)]
     await _play(stack, tmp_path, rounds(scenarios), capsys)
 
@@ -67,7 +67,7 @@ async def test_the_most_important_fault_scenarios_end_as_the_model_says(
 async def test_without_faults_everything_settles_by_hints_alone(
     stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sweeper is a net: with nothing broken, everything settles long before it would look."""
+    """The sweeper only covers losses: without faults, everything settles long before it runs."""
     await _play(stack, tmp_path, [[Scenario(1, [])]], capsys, sweep_after_seconds=3600)
 
 
@@ -79,13 +79,13 @@ async def _play(
     *,
     sweep_after_seconds: float = 10,
 ) -> None:
-    """One round after the other, the scenarios of each at the same time."""
+    """Play the rounds one after another, and the scenarios of each together."""
     async with World.create(stack, folder, sweep_after_seconds=sweep_after_seconds) as world:
-        past = Past()
+        earlier = EarlierScenarios()
         for scenarios in rounds:
             began = time.monotonic()
             try:
-                await play(world, past, scenarios)
+                await play(world, earlier, scenarios)
             except BaseException as error:
                 error.add_note(replay(scenarios, "test_processes.py"))
                 raise

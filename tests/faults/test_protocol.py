@@ -15,17 +15,17 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from deploy.local.stack import Stack
 from tests.faults import tally
-from tests.faults.bench import Bench
 from tests.faults.machine import Machine
+from tests.faults.stores import Stores
 
-# A worker that is killed within a pipeline leaves psycopg's generator where it stands, for ever: when it is collected,
-# it cannot end the pipeline of a connection that was cut.
+# A worker that is killed within a pipeline never completes psycopg's generator: when it is collected, it cannot end the
+# pipeline of a connection that was cut.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <generator object BasePipeline:pytest.PytestUnraisableExceptionWarning"
 )
 
 BLOCK = 10
-"""Scenarios of one seed."""
+"""The number of scenarios of one seed."""
 BLOCKS = -(-tally.SCENARIOS // BLOCK) or 3
 
 
@@ -34,7 +34,7 @@ def machine(stack: Stack) -> Iterator[type[Machine]]:
     loop = asyncio.new_event_loop()
     resources = AsyncExitStack()
     Machine.loop = loop
-    Machine.bench = loop.run_until_complete(resources.enter_async_context(Bench.create(stack)))
+    Machine.stores = loop.run_until_complete(resources.enter_async_context(Stores.create(stack)))
     yield Machine
     loop.run_until_complete(resources.aclose())
     loop.run_until_complete(loop.shutdown_asyncgens())

@@ -1,4 +1,4 @@
-"""While faults happen, somebody keeps asking: no answer may hold what the ledger had withdrawn before the question."""
+"""Searches while faults happen: no response may contain what the ledger had withdrawn before the request."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LEDGER = """
 
 
 class Watch:
-    """Asks until it is stopped. ``leaks`` holds what should not have been answered."""
+    """Searches until it is stopped. ``leaks`` collects results that must not have been returned."""
 
     def __init__(self, space: Space, search: Search, rng: Random) -> None:
         self._space, self._search, self._rng = space, search, rng
         self.leaks: list[str] = []
         self.enough = False
-        """Set to end ``run`` after the question under way."""
+        """Set to end ``run`` after the current query."""
 
     async def run(self) -> None:
         while not self.enough:
@@ -47,13 +47,13 @@ class Watch:
         before = await self._readable(qualified)
         caller = await self._search.identify("acme", tags=qualified)
         question = f"subject{self._rng.randrange(SECTIONS)} line detail"
-        found = await self._search.search(question, caller, top=50, mode=mode)
+        response = await self._search.search(question, caller, top=50, mode=mode)
         after = await self._readable(qualified)
         tally.DONE["queries"] += 1
-        for result in found.results:
+        for result in response.results:
             id_ = result.passage.document_id
             if id_ in before and not before[id_][1] and before[id_] == after.get(id_):
-                tally.FOUND["leaked"] += 1
+                tally.VIOLATIONS["leaked"] += 1
                 self.leaks.append(f"{mode}: {result.passage.external_id} to {tags}")
 
     async def _readable(self, tags: list[str]) -> dict[UUID, tuple[int, bool]]:

@@ -1,4 +1,4 @@
-"""One space with its workers behind wires, and everything in it that a scenario can break and mend."""
+"""A space with its workers behind proxies, and everything in it that a scenario can break and restore."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from query.embedding.embedders import QueryEmbedder
 from query.retrieval.search import Search, open_search
 from tests.fakes.openai import FakeOpenAI, Faults
 from tests.faults import tally
-from tests.faults.elastic import Gate, gated
+from tests.faults.elasticsearch_proxy import ElasticsearchProxy, elasticsearch_proxy
 from tests.faults.model import Event
 from tests.faults.story import UNEMBEDDABLE
-from tests.faults.wires import Wire, wire_ports, wired
+from tests.faults.tcp_proxy import TcpProxy, proxy_ports, tcp_proxy
 from tests.support.deploy.wheels import copy_tree, next_version
 from tests.support.space import PROJECT, Space
 from topics.codec import decode
@@ -47,14 +47,17 @@ from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, 
 
 WORKERS = ("detect", "vectors", "keywords")
 DIMENSIONS = 64
-OURS = ("-m", "cli.main")
-DYING = {"FAULTS_AWAIT": "tests.faults.dies_at_an_await", "FAULTS_SENDS": "tests.faults.dies_after_sending"}
-"""The variable that says when, and the program that is killed then."""
+PENSTOCK = ("-m", "cli.main")
+KILLED_PROGRAMS = {
+    "FAULTS_AWAIT": "tests.faults.killed_at_an_await",
+    "FAULTS_SENDS": "tests.faults.killed_after_sending",
+}
+"""The program that kills itself, by the environment variable that says when."""
 BUILD = ("generation", "build", "--wait", "--yes", "--json")
 CUT_OVER = ("generation", "cutover", "--no-evaluation", "--json")
 LONGEST_COMMAND_SECONDS = 180.0
 SESSION_SECONDS = 6.0
-"""The least that a broker allows (group.min.session.timeout.ms)."""
+"""The shortest session that a broker allows (group.min.session.timeout.ms)."""
 READS = {
     "detect": (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL),
     "vectors": (INDEX_LIVE, INDEX_BACKFILL),
@@ -66,24 +69,25 @@ READS = {
 class World:
     stack: Stack
     space: Space
-    wires: dict[str, Wire]
-    gate: Gate
+    proxies: dict[str, TcpProxy]
+    es_proxy: ElasticsearchProxy
     model: FakeOpenAI
     search: Search
     kafka: Producer
     environment: dict[str, str]
-    restarting: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    holding: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """By worker: whoever starts and ends it."""
+    server_locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    worker_locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """By worker: held by the fault that stops and starts it."""
     workers: tuple[str, ...] = WORKERS
     published: list[tuple[str, AnyMessage]] = field(default_factory=list)
-    """What a topic that loses records may have lost: everything since ``settled``, by lane."""
-    next_tree: NextTree = field(default_factory=lambda: NextTree())
+    """The events since the last ``wait_until_settled``, with their lanes: what a topic that loses records may have
+    lost."""
+    next_version: NextVersion = field(default_factory=lambda: NextVersion())
     connectors_ahead_seconds: float = 0.0
-    """How far the connectors' clock was ever set forward: their stamps may be that much later than the moment."""
+    """How far the connectors' clock was ever set forward: their stamps may be that far in the future."""
     _helpers: int = 1
-    while_nobody_looks: Callable[[], Awaitable[None]] | None = None
-    """What the sources do between the death of whoever publishes them and the next look."""
+    during_outage: Callable[[], Awaitable[None]] | None = None
+    """Called while no process publishes the sources: between the kill of one and the start of the next."""
 
     @classmethod
     @asynccontextmanager
@@ -97,7 +101,7 @@ class World:
         more_environment: Mapping[str, str] | None = None,
     ) -> AsyncIterator[World]:
         async with AsyncExitStack() as resources:
-            model = FakeOpenAI(dimensions=DIMENSIONS, faults=mended())
+            model = FakeOpenAI(dimensions=DIMENSIONS, faults=no_faults())
             await model.start()
             resources.push_async_callback(model.stop)
             settings = {
@@ -110,31 +114,33 @@ class World:
             space = await resources.enter_async_context(Space.create(stack, folder, embedding=settings))
             dsn = conninfo_to_dict(space.settings.postgres.dsn.get_secret_value())
             elastic = urlsplit(space.settings.elasticsearch.url)
-            wires = {
-                "postgres": await resources.enter_async_context(wired("127.0.0.1", int(dsn["port"] or 5432))),
-                "elasticsearch": await resources.enter_async_context(wired("127.0.0.1", elastic.port or 9200)),
-                "embedding": await resources.enter_async_context(wired("127.0.0.1", urlsplit(model.url).port or 0)),
+            proxies = {
+                "postgres": await resources.enter_async_context(tcp_proxy("127.0.0.1", int(dsn["port"] or 5432))),
+                "elasticsearch": await resources.enter_async_context(tcp_proxy("127.0.0.1", elastic.port or 9200)),
+                "embedding": await resources.enter_async_context(tcp_proxy("127.0.0.1", urlsplit(model.url).port or 0)),
             }
-            gate = await resources.enter_async_context(gated(space.settings.elasticsearch.url))
+            es_proxy = await resources.enter_async_context(elasticsearch_proxy(space.settings.elasticsearch.url))
             chosen = EmbeddingSettings(**settings)  # type: ignore[arg-type]
-            asked = QueryEmbedder(lambda: embedder(chosen, dist() / "models"))
-            search = await resources.enter_async_context(open_search(space.settings, asked))
+            query_embedder = QueryEmbedder(lambda: embedder(chosen, dist() / "models"))
+            search = await resources.enter_async_context(open_search(space.settings, query_embedder))
             kafka = await resources.enter_async_context(producer(space.settings.kafka))
-            through = {**dsn, "host": "127.0.0.1", "port": wires["postgres"].listening}
+            through = {**dsn, "host": "127.0.0.1", "port": proxies["postgres"].listening}
             environment = {
                 "PENSTOCK_POSTGRES_DSN": make_conninfo(**through),  # type: ignore[arg-type]
-                "PENSTOCK_ELASTICSEARCH_URL": f"http://127.0.0.1:{wires['elasticsearch'].listening}",
+                "PENSTOCK_ELASTICSEARCH_URL": f"http://127.0.0.1:{proxies['elasticsearch'].listening}",
                 "PENSTOCK_ELASTICSEARCH_REQUEST_TIMEOUT_SECONDS": "5",
-                "PENSTOCK_EMBEDDING_BASE_URL": f"http://127.0.0.1:{wires['embedding'].listening}/v1",
+                "PENSTOCK_EMBEDDING_BASE_URL": f"http://127.0.0.1:{proxies['embedding'].listening}/v1",
                 "PENSTOCK_STREAM_SESSION_TIMEOUT_SECONDS": str(SESSION_SECONDS),
                 "PENSTOCK_STREAM_SWEEP_AFTER_SECONDS": str(sweep_after_seconds),
                 **(more_environment or {}),
             }
-            if (ports := wire_ports(stack)) is not None:
+            if (ports := proxy_ports(stack)) is not None:
                 broker, advertised = ports
-                wires["kafka"] = await resources.enter_async_context(wired("127.0.0.1", broker, listening=advertised))
+                proxies["kafka"] = await resources.enter_async_context(
+                    tcp_proxy("127.0.0.1", broker, listening=advertised)
+                )
                 environment["PENSTOCK_KAFKA_BOOTSTRAP"] = f"127.0.0.1:{advertised}"
-            world = cls(stack, space, wires, gate, model, search, kafka, environment, workers=workers)
+            world = cls(stack, space, proxies, es_proxy, model, search, kafka, environment, workers=workers)
             await asyncio.gather(*(world.start(name) for name in workers))
             yield world
             for name in tuple(space.processes):
@@ -143,29 +149,28 @@ class World:
     # Workers
 
     @asynccontextmanager
-    async def taking(self, *names: str) -> AsyncIterator[list[str]]:
-        """Those of these workers that run, once no other fault is at any of them; until the end they are the
-        caller's."""
+    async def reserve_workers(self, *names: str) -> AsyncIterator[list[str]]:
+        """Wait until no other fault uses these workers, reserve them for the caller, and yield those that run."""
         async with AsyncExitStack() as held:
             for name in sorted(names):
-                await held.enter_async_context(self.holding[name])
+                await held.enter_async_context(self.worker_locks[name])
             yield [name for name in names if name in self.space.processes]
 
     async def start(
         self,
         name: str,
         *,
-        dying: Mapping[str, str] | None = None,
-        program: Sequence[str] = OURS,
+        kill_environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = PENSTOCK,
         more_environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a worker, again and again while the world is too broken for it to come up.
+        """Start a worker; try again while other faults prevent it from starting.
 
-        ``dying`` is the environment of one that is meant to die: it may do so before it is ready.
+        kill_environment: the environment of a worker that kills itself, which may happen before it is ready.
         """
-        if dying is not None:
-            program = ["-m", DYING[next(iter(dying))]]
-        environment = {**self.environment, **(dying or {}), **(more_environment or {})}
+        if kill_environment is not None:
+            program = ["-m", KILLED_PROGRAMS[next(iter(kill_environment))]]
+        environment = {**self.environment, **(kill_environment or {}), **(more_environment or {})}
         for _ in range(8):
             with suppress(AssertionError):
                 await asyncio.to_thread(self.space.start, name, program=program, env=environment)
@@ -173,11 +178,11 @@ class World:
             process = self.space.processes.pop(name)
             process.kill()
             process.wait(30)
-            if dying is not None:
+            if kill_environment is not None:
                 tally.FAULTS["kill of a worker that had just started"] += 1
                 return
             await asyncio.sleep(1)
-        raise AssertionError(f"{name} does not come up:\n{self.space.log(name)[-3000:]}")
+        raise AssertionError(f"{name} does not start:\n{self.space.log(name)[-3000:]}")
 
     async def end(self, name: str, number: signal.Signals) -> None:
         process = self.space.processes.pop(name, None)
@@ -190,8 +195,8 @@ class World:
                 process.wait(30)
                 raise
 
-    async def revive(self) -> None:
-        """Every worker runs again, once; helpers are told to go."""
+    async def restart_workers(self) -> None:
+        """Start every worker that does not run, and stop additional ones."""
         for name, process in tuple(self.space.processes.items()):
             if process.poll() is not None:
                 del self.space.processes[name]
@@ -201,7 +206,7 @@ class World:
         await asyncio.gather(*(self.start(name) for name in self.workers if name not in self.space.processes))
 
     async def execute(self, *statements: str) -> None:
-        """Again until Postgres is there: another fault may have taken it away."""
+        """Execute statements; try again while another fault makes Postgres unavailable."""
 
         async def once() -> None:
             dsn = self.space.settings.postgres.dsn.get_secret_value()
@@ -209,57 +214,59 @@ class World:
                 for statement in statements:
                     await connection.execute(statement.encode())
 
-        await insist(once)
+        await retry_while_unavailable(once)
 
-    async def ask(self, statement: str) -> Any:
-        """The one value that it returns, again until Postgres is there."""
+    async def fetch_value(self, statement: str) -> Any:
+        """Return the single value of a query; try again while Postgres is unavailable."""
         values: list[Any] = []
 
         async def once() -> None:
             [(value,)] = await self.space.query(statement)
             values.append(value)
 
-        await insist(once)
+        await retry_while_unavailable(once)
         return values[-1]
 
     async def chunk_table(self) -> str:
-        return str(await self.ask("SELECT chunk_table FROM generations WHERE state = 'active'"))
+        return str(await self.fetch_value("SELECT chunk_table FROM generations WHERE state = 'active'"))
 
     async def chunk_tokens(self) -> int:
-        return int(await self.ask("SELECT params ->> 'target' FROM generations WHERE state = 'active'"))
+        return int(await self.fetch_value("SELECT params ->> 'target' FROM generations WHERE state = 'active'"))
 
     async def database(self) -> str:
-        return str(await self.ask("SELECT current_database()"))
+        return str(await self.fetch_value("SELECT current_database()"))
 
     def helper(self, stage: str) -> str:
-        """A name for one more worker of a stage."""
+        """Return a name for an additional worker of a stage."""
         self._helpers += 1
         return f"{stage}#{self._helpers}"
 
     async def set_index(self, settings: dict[str, object]) -> None:
-        """Settings of every index, again until Elasticsearch is there."""
+        """Change the settings of every index; try again while Elasticsearch is unavailable."""
         indexes = f"{self.space.settings.elasticsearch.index_prefix}chunks-*"
 
         async def once() -> None:
             async with connect(self.space.settings.elasticsearch) as es:
                 await es.indices.put_settings(index=indexes, settings=settings)
 
-        await insist(once)
+        await retry_while_unavailable(once)
 
     def server_processes(self, name: str) -> list[psutil.Process]:
-        """All processes of a server of the stack, the parents first."""
+        """Return all processes of a server of the stack, the parents first."""
         parents = self.stack._server_processes(name)
         return [*parents, *(child for parent in parents for child in parent.children(recursive=True))]
 
-    async def operate(self, *arguments: str, kill_after_seconds: float | None = None, tree: Path | None = None) -> bool:
-        """Run a command of ours through the wires; returns whether it ended well. It may fail, in one clear line: never
-        with a traceback. tree: of another version."""
+    async def run_command(
+        self, *arguments: str, kill_after_seconds: float | None = None, tree: Path | None = None
+    ) -> bool:
+        """Run a penstock command through the proxies; returns whether it succeeded. It may fail, but never with a
+        traceback. tree: the folder of another version."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "cli.main",
             *arguments,
-            env={**self.space.environment, **self.environment, **(of_tree(tree) if tree else {})},
+            env={**self.space.environment, **self.environment, **(tree_environment(tree) if tree else {})},
             cwd=PROJECT,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -279,22 +286,22 @@ class World:
         return process.returncode == 0
 
     async def finish_rebuild(self) -> None:
-        """Whoever killed a rebuild, or the build of a generation, runs it again."""
+        """Run rebuilds and builds of a generation again that were killed."""
         rows = await self.space.query(
             "SELECT replaces, params ->> 'target' FROM builds JOIN generations ON name = generation"
             " WHERE state = 'building'"
         )
         for replaces, target in rows:
             if len(replaces) == 1:
-                done = await self.operate("rebuild", replaces[0], "--yes", "--json")
+                done = await self.run_command("rebuild", replaces[0], "--yes", "--json")
             else:
-                done = await self.operate(*BUILD, "--chunk-tokens", target) and await self.operate(*CUT_OVER)
-            assert done, "what was being built cannot be finished"
+                done = await self.run_command(*BUILD, "--chunk-tokens", target) and await self.run_command(*CUT_OVER)
+            assert done, "the build cannot be finished"
 
     # Events
 
     async def publish(self, published: Iterable[tuple[str, AnyMessage]]) -> None:
-        """Until Kafka has them, in this order; an event may come twice."""
+        """Publish events in this order, each until Kafka acknowledges it; an event may be stored twice."""
         for lane, event in published:
             self.published.append((lane, event))
             for _ in range(60):
@@ -308,12 +315,12 @@ class World:
                 raise AssertionError("Kafka does not come back")
 
     async def publish_again(self) -> None:
-        """As a producer does that is told that Kafka has lost records."""
+        """Publish everything again, as a producer does after Kafka has lost records."""
         again, self.published = self.published, []
         await self.publish(again)
 
     async def document_events(self) -> dict[str, list[Event]]:
-        """Every document's events that Kafka has, by ``source/external_id``, whoever published them."""
+        """Return all events that Kafka has, by ``source/external_id`` of their document."""
         kafka = self.space.settings.kafka
         events: dict[str, list[Event]] = defaultdict(list)
         names = [kafka.topic_prefix + topic.name for topic in (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL)]
@@ -332,8 +339,8 @@ class World:
             await consumer.stop()
         return events
 
-    async def committed(self) -> list[str]:
-        """What is not committed to the end yet: a line for each partition."""
+    async def uncommitted_partitions(self) -> list[str]:
+        """Return one line for each partition whose committed offset is not its end."""
         kafka = self.space.settings.kafka
         admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
         consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap)
@@ -361,7 +368,7 @@ class World:
             await admin.close()
         return behind
 
-    async def pending(self) -> list[str]:
+    async def pending_documents(self) -> list[str]:
         rows = await self.space.query(
             "SELECT d.external_id, s.generation, s.store, s.attempts, s.error FROM index_state s"
             " JOIN documents d ON d.id = s.document_id"
@@ -372,30 +379,32 @@ class World:
             for name, generation, store, attempts, error in rows
         ]
 
-    async def settled(self, within_seconds: float) -> None:
-        """Offsets committed to the end and nothing pending. Raises AssertionError after the time."""
+    async def wait_until_settled(self, within_seconds: float) -> None:
+        """Wait until all offsets are committed and no document is pending. Raises AssertionError on timeout."""
         deadline = asyncio.get_running_loop().time() + within_seconds
-        left = ["nothing could be asked"]
+        left = ["nothing was read yet"]
         while left:
-            assert asyncio.get_running_loop().time() < deadline, f"did not settle: {left[:5]}\n{self.signs()}"
+            assert asyncio.get_running_loop().time() < deadline, f"did not settle: {left[:5]}\n{self.worker_logs()}"
             await asyncio.sleep(0.3)
             try:
-                left = await self.committed() or await self.pending()  # in this order: what is accepted is pending
+                left = (
+                    await self.uncommitted_partitions() or await self.pending_documents()
+                )  # in this order: what is accepted is pending
             except (KafkaError, OSError) as error:
                 left = [type(error).__name__]
         self.published.clear()
 
-    def signs(self) -> str:
-        """What the workers say of themselves, for a failed test."""
+    def worker_logs(self) -> str:
+        """Return the ends of the workers' logs, for a failed test."""
         return "\n".join(f"{name}: {self.space.log(name)[-1500:]}" for name in self.space.processes)
 
-    def rescued(self) -> int:
-        """Hints that the sweeper has sent again, ever."""
+    def rescued_hints(self) -> int:
+        """Return how many hints the sweeper has sent again since the start."""
         return sum(int(event["hints"]) for event in self._logged("hints_rescued", "detect*.log"))
 
     def partitions_lost(self) -> int:
-        """Partitions that workers had to give back, ever. Where no test disturbs them, the machine stalled for longer
-        than a consumer's session, and so for as long as the sweeper waits for a hint."""
+        """Return how many partitions workers had to give back since the start. Where no test disturbs them, the machine
+        stalled for longer than a consumer's session, and so for as long as the sweeper waits for a hint."""
         return sum(int(event["count"]) for event in self._logged("partitions_revoked", "*.log"))
 
     def _logged(self, event: str, files: str) -> Iterator[dict[str, Any]]:
@@ -404,16 +413,16 @@ class World:
                 if f'"{event}"' in line:
                     yield json.loads(line)
 
-    def mend(self) -> None:
-        """No fault is left but those that a scenario mends itself."""
-        for wire in self.wires.values():
-            wire.heal()
-        self.wires["elasticsearch"].port = urlsplit(self.space.settings.elasticsearch.url).port or 9200
-        self.model.faults = mended()
+    def clear_faults(self) -> None:
+        """End all faults of the proxies and of the model."""
+        for proxy in self.proxies.values():
+            proxy.clear_faults()
+        self.proxies["elasticsearch"].port = urlsplit(self.space.settings.elasticsearch.url).port or 9200
+        self.model.faults = no_faults()
 
 
-class NextTree:
-    """The next version of the product, as tests/e2e/test_upgrade.py makes it, beside the present one."""
+class NextVersion:
+    """A copy of the product as its next version, made as in tests/e2e/test_upgrade.py."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -421,24 +430,25 @@ class NextTree:
         self._making = asyncio.Lock()
 
     async def environment(self, world: World) -> dict[str, str]:
-        """What a process needs to be of it. The database is migrated first."""
+        """Migrate the database, and return the environment of a process of the next version; empty if the migration
+        failed."""
         async with self._making:
             if self._path is None:
                 path = world.space.home / "next"
                 if not self._copied:
                     await asyncio.to_thread(copy_tree, path, next_version)
                     self._copied = True
-                if await world.operate("migrate", tree=path):
+                if await world.run_command("migrate", tree=path):
                     self._path = path
-        return of_tree(self._path) if self._path is not None else {}
+        return tree_environment(self._path) if self._path is not None else {}
 
 
-def of_tree(tree: Path) -> dict[str, str]:
+def tree_environment(tree: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", "PENSTOCK_DIST": str(dist())}
 
 
-async def insist(action: Callable[[], Awaitable[None]]) -> None:
-    """Do it, again while the server that it needs is away. Raises what it raised for a minute."""
+async def retry_while_unavailable(action: Callable[[], Awaitable[None]]) -> None:
+    """Call ``action``; try again for a minute while the server that it needs is unavailable. Raises its last error."""
     for left in reversed(range(120)):
         try:
             await action()
@@ -449,5 +459,5 @@ async def insist(action: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(0.5)
 
 
-def mended() -> Faults:
+def no_faults() -> Faults:
     return Faults(poison=UNEMBEDDABLE)

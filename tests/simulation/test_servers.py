@@ -40,8 +40,8 @@ from pipeline.stages.vectors import VectorSink
 from pipeline.stores.keywords import Keywords
 from query.access.callers import identify
 from query.access.verify import verify
-from tests.faults.puppet import Outbox
 from tests.faults.story import KINDS, NEEDED, TAGS
+from tests.faults.worker_harness import Outbox
 from tests.simulation.changes import NAMES, PERSONS, SOURCE_KINDS, ShortStory, cut
 from tests.simulation.connectors import Service, VirtualSource
 from tests.simulation.database import Database, Nobody

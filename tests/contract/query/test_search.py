@@ -38,7 +38,7 @@ from query.model import MODES, BadQuery, Mode, SearchResults, as_json
 from query.retrieval import vectors
 from query.retrieval.search import Search, Timeouts
 from query.retrieval.vectors import NeighbourQuery, Tuning
-from tests.faults.puppet import Outbox
+from tests.faults.worker_harness import Outbox
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 from tests.support.query.questions import QUESTIONS
 from topics.codec import encode

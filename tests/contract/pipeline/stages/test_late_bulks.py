@@ -22,7 +22,7 @@ from pipeline.observability.metrics import Metrics
 from pipeline.stages.keywords import KeywordSink, LateBulks
 from pipeline.stores.elasticsearch import GC_DELETES, connect, create_index
 from pipeline.stores.keywords import Keywords, Write
-from tests.faults.elastic import Bulk, Gate, gated
+from tests.faults.elasticsearch_proxy import Bulk, ElasticsearchProxy, elasticsearch_proxy
 from tests.support.query.library import Library, WordEmbedder, deletion, document
 from tests.support.waiting import until
 
@@ -34,17 +34,17 @@ PATIENCE_SECONDS = 60.0
 @dataclass
 class Site:
     library: Library
-    gate: Gate
+    es_proxy: ElasticsearchProxy
     doomed: KeywordSink
-    """A worker whose way to Elasticsearch leads through the gate."""
+    """A worker that reaches Elasticsearch through the proxy."""
     keywords: Keywords
-    """The store, without the gate."""
+    """The store, without the proxy."""
 
     async def send(self, *ids: Any, bulk: Bulk) -> asyncio.Task[None]:
-        """The doomed worker converges, and the gate does ``bulk`` with its request. Returns once it has."""
-        self.gate.next_bulk, self.gate.unanswered = bulk, None
+        """Let the doomed worker converge while the proxy treats its request as ``bulk`` says; returns once it has."""
+        self.es_proxy.next_bulk, self.es_proxy.unanswered = bulk, None
         working = asyncio.create_task(self.doomed.converge(self.library.generation, ids))
-        held = asyncio.create_task(self.gate.holding.wait())
+        held = asyncio.create_task(self.es_proxy.holding.wait())
         await asyncio.wait([working, held], return_when=asyncio.FIRST_COMPLETED)
         held.cancel()
         return working
@@ -89,12 +89,15 @@ class Site:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def built(stack: Stack) -> AsyncIterator[Site]:
-    async with Library.create(stack, WordEmbedder()) as library, gated(library.settings.elasticsearch.url) as gate:
-        own, through_gate = (
+    async with (
+        Library.create(stack, WordEmbedder()) as library,
+        elasticsearch_proxy(library.settings.elasticsearch.url) as es_proxy,
+    ):
+        own, through_proxy = (
             Keywords(connect(library.settings.elasticsearch)),
-            connect(library.settings.elasticsearch.model_copy(update={"url": gate.url})),
+            connect(library.settings.elasticsearch.model_copy(update={"url": es_proxy.url})),
         )
-        store, healthy = Keywords(through_gate, retry_seconds=5), library.keywords
+        store, healthy = Keywords(through_proxy, retry_seconds=5), library.keywords
 
         async def known() -> Any:
             return {library.generation.name: library.generation}
@@ -103,9 +106,9 @@ async def built(stack: Stack) -> AsyncIterator[Site]:
             library.pool, store, known, healthy._chunker, healthy._announcer, healthy._dead, Metrics(), batch_size=8
         )
         try:
-            yield Site(library, gate, doomed, own)
+            yield Site(library, es_proxy, doomed, own)
         finally:
-            await gate.release()
+            await es_proxy.release()
             await store.aclose()
             await own.aclose()
 
@@ -121,7 +124,7 @@ async def test_a_deleted_text_restored_by_a_dead_workers_late_bulk_is_removed_ag
     one = document("late.md", "The plans of the merger are for the board alone.")
     ids = await library.accept(one)
     dead = await site.send(*ids, bulk="hold")  # the request is on its way, and its worker never hears of it
-    held, site.gate.held = site.gate.held, []
+    held, site.es_proxy.held = site.es_proxy.held, []
     dead.cancel()
     await asyncio.wait([dead])
 
@@ -150,7 +153,7 @@ async def test_deletes_are_repeated_so_that_elasticsearch_rejects_a_late_bulk(si
     late = LateBulks(library.pool, site.keywords, Metrics())
     await library.execute("UPDATE open_bulks SET next_at = now()")
     assert await late.check_due() == 0, "nothing had arrived"
-    await site.gate.release()
+    await site.es_proxy.release()
     assert await site.entries(*ids) == 0
     assert (await library.es.indices.get_settings(index=index))[index]["settings"]["index"]["gc_deletes"] == GC_DELETES
 

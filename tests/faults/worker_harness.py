@@ -1,6 +1,6 @@
-"""One worker whose every await is ours: it can be stopped at any of them, left standing, resumed, or killed there.
+"""A worker whose awaits the test controls: it can be paused at any of them, resumed, or killed there.
 
-The stages are the real ones, called directly. A kill is what SIGKILL is to the rest of the world: the sockets close
+The stages are the product's own and are called directly. A kill has the effects of SIGKILL: the sockets are closed
 (what was sent before still arrives), nothing is cleaned up, and no line of the worker's code runs any more.
 """
 
@@ -34,8 +34,8 @@ from pipeline.stores.elasticsearch import connect
 from pipeline.stores.keywords import Keywords
 from pipeline.stores.postgres import Connection, Pool, open_pool
 from pipeline.stores.refresh import Refresher
-from tests.faults.elastic import Gate, gated
-from tests.faults.stepped import stepped
+from tests.faults.await_steps import run_in_steps
+from tests.faults.elasticsearch_proxy import ElasticsearchProxy, elasticsearch_proxy
 from tests.faults.story import UNEMBEDDABLE
 from tests.support.query.library import WordEmbedder
 from topics.codec import encode
@@ -43,12 +43,12 @@ from topics.messages import AnyMessage, IndexHint
 
 StageName = Literal["detect", "vectors", "keywords"]
 Kafka = Literal["fine", "away", "unsure"]
-"""away: takes nothing. unsure: takes it, and does not say so."""
+"""away: refuses every record. unsure: stores the record, but the acknowledgement is lost."""
 Model = Literal["fine", "down"]
 
 
-class Tether:
-    """A worker's pool: knows the sockets in use, so that they can be cut."""
+class TrackedPool:
+    """A worker's connection pool, which knows the sockets in use, so that they can be cut."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -67,7 +67,7 @@ class Tether:
                 self.used.discard(connection)
 
     def cut(self) -> int:
-        """Close the sockets in use, as the end of a process or of a network does. Returns how many those were."""
+        """Close the sockets in use, as the end of a process or a broken network does. Returns their number."""
         for connection in self.used:
             with suppress(OSError):
                 cut = socket.socket(fileno=os.dup(connection.fileno()))
@@ -80,11 +80,12 @@ class Tether:
 
 
 class Outbox:
-    """Stands where the producer stands: what is delivered is in ``sent``, for the machine to do with as it likes."""
+    """Replaces the producer: delivered messages are collected in ``sent``, and keys of dead letters in
+    ``dead_letter_keys``."""
 
     def __init__(self) -> None:
         self.sent: list[AnyMessage] = []
-        self.buried: list[bytes | None] = []
+        self.dead_letter_keys: list[bytes | None] = []
         self.kafka: Kafka = "fine"
         self.gone = False
 
@@ -95,7 +96,7 @@ class Outbox:
 
     async def send_raw(self, _topic: object, key: bytes | None, *_: object) -> asyncio.Future[None]:
         await self._reach()
-        self.buried.append(key)
+        self.dead_letter_keys.append(key)
         return self._delivered()
 
     async def _reach(self) -> None:
@@ -115,7 +116,7 @@ class Outbox:
 
 
 class Embeddings(WordEmbedder):
-    """Vectors depend on the text alone. Refuses UNEMBEDDABLE for ever."""
+    """An embedding model whose vectors depend on the text alone. It refuses texts with UNEMBEDDABLE permanently."""
 
     def __init__(self) -> None:
         self.model_is: Model = "fine"
@@ -133,16 +134,16 @@ class Embeddings(WordEmbedder):
 
 
 @dataclass(eq=False)
-class Op:
-    """One ``handle`` of one worker, under way or over."""
+class Operation:
+    """One call of ``handle`` of one worker, in progress or completed."""
 
     records: Sequence[Incoming]
-    at: Callable[[Op, int], bool]
-    """Told of each await; says whether to stand still there."""
+    at: Callable[[Operation, int], bool]
+    """Called at each await with its number; returns whether to pause there."""
     task: asyncio.Task[None]
     steps: int = 0
-    still: asyncio.Future[None] | None = None
-    stood: asyncio.Event = field(default_factory=asyncio.Event)
+    paused: asyncio.Future[None] | None = None
+    is_paused: asyncio.Event = field(default_factory=asyncio.Event)
     killed: bool = False
     ended: bool = False
 
@@ -152,45 +153,44 @@ class Op:
         if n > self.steps:
             self.steps = n
             if not self.killed and self.at(self, n):
-                self.stand()
-        return self.still
+                self.pause()
+        return self.paused
 
-    def stand(self) -> None:
-        self.still = asyncio.get_running_loop().create_future()
-        self.stood.set()
+    def pause(self) -> None:
+        self.paused = asyncio.get_running_loop().create_future()
+        self.is_paused.set()
 
     def resume(self) -> None:
-        if self.still is not None and not self.killed:
-            still, self.still = self.still, None
-            self.stood.clear()
-            still.set_result(None)
+        if self.paused is not None and not self.killed:
+            paused, self.paused = self.paused, None
+            self.is_paused.clear()
+            paused.set_result(None)
 
 
 @dataclass(eq=False)
-class Puppet:
-    """A process of one stage with one lane."""
+class WorkerHarness:
+    """One worker process of a stage, which handles one batch at a time."""
 
     name: StageName
     stage: Stage
-    tether: Tether
+    pool: TrackedPool
     outbox: Outbox
-    gate: Gate
+    es_proxy: ElasticsearchProxy
     embedder: Embeddings
     resources: AsyncExitStack
-    op: Op | None = None
-    dead: list[Op] = field(default_factory=list)
+    op: Operation | None = None
+    dead: list[Operation] = field(default_factory=list)
 
     @classmethod
-    async def start(cls, name: StageName, settings: Settings, generation: Generation) -> Puppet:
+    async def start(cls, name: StageName, settings: Settings, generation: Generation) -> WorkerHarness:
         resources = AsyncExitStack()
-        tether = Tether(await resources.enter_async_context(open_pool(settings.postgres)))
-        gate = await resources.enter_async_context(gated(settings.elasticsearch.url))
-        store = Keywords(connect(settings.elasticsearch.model_copy(update={"url": gate.url})), retry_seconds=0.3)
+        pool: Any = TrackedPool(await resources.enter_async_context(open_pool(settings.postgres)))
+        es_proxy = await resources.enter_async_context(elasticsearch_proxy(settings.elasticsearch.url))
+        store = Keywords(connect(settings.elasticsearch.model_copy(update={"url": es_proxy.url})), retry_seconds=0.3)
         resources.push_async_callback(store.aclose)
         index = generation.keyword_index
         store._refreshers[index] = Refresher(store._es, index, interval_seconds=0.0)
         outbox, embedder, metrics = Outbox(), Embeddings(), Metrics()
-        pool: Any = tether
         producer: Any = outbox
 
         def counters(generation: Generation) -> Any:
@@ -209,44 +209,44 @@ class Puppet:
                 stage = VectorSink(pool, OneModel(embedder), known, chunker, announcer, dead, metrics, batch_size=8)  # type: ignore[arg-type]
             case "keywords":
                 stage = KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8)
-        return cls(name, stage, tether, outbox, gate, embedder, resources)
+        return cls(name, stage, pool, outbox, es_proxy, embedder, resources)
 
-    def begin(self, records: Sequence[Incoming], at: Callable[[Op, int], bool]) -> Op:
+    def begin(self, records: Sequence[Incoming], at: Callable[[Operation, int], bool]) -> Operation:
         assert self.op is None
 
         async def work() -> None:
             await asyncio.sleep(0)
-            await stepped(self.stage.handle(records), op.step)  # type: ignore[arg-type]
+            await run_in_steps(self.stage.handle(records), op.step)  # type: ignore[arg-type]
 
-        op = self.op = Op(records, at, asyncio.create_task(work()))
+        op = self.op = Operation(records, at, asyncio.create_task(work()))
         return op
 
     def kill(self) -> None:
-        """As SIGKILL: sockets close, nothing runs any more. Its operation stays where it stands, for ever."""
-        self.tether.gone = self.outbox.gone = True
-        self.tether.cut()
+        """Act as SIGKILL does: the sockets are closed, and the operation stays paused for ever."""
+        self.pool.gone = self.outbox.gone = True
+        self.pool.cut()
         if self.op:
             self.op.killed = True
-            if self.op.still is None:  # it waits for an answer, which must never reach it
-                self.op.stand()
+            if self.op.paused is None:  # it waits for a response, which must never reach it
+                self.op.pause()
             self.dead.append(self.op)
         self.op = None
 
     async def close(self) -> None:
-        """Give back what it holds; of a dead one too, now that it can do no harm."""
+        """Release all resources, also those of a killed worker."""
         if self.op:
             self.kill()
-        for connection in self.tether.used:
+        for connection in self.pool.used:
             connection.pgconn.finish()  # else psycopg asks the server, for seconds, to cancel what it was doing
         for op in self.dead:
             op.ended = True
-            op.still = None
-            for _ in range(30):  # again and again: what it does on its way out may wait for what is gone
+            op.paused = None
+            for _ in range(30):  # repeatedly, because its cleanup may wait for a resource that is gone
                 op.task.cancel()
                 await asyncio.wait([op.task], timeout=1)
                 if op.task.done():
                     break
-            assert op.task.done(), "a dead worker's operation does not end"
+            assert op.task.done(), "a killed worker's operation does not end"
             assert op.task.cancelled() or op.task.exception() or True  # retrieved
         with suppress(TimeoutError):
             await self.resources.aclose()

@@ -1,4 +1,4 @@
-"""People who ask over HTTP and MCP: all the time while faults happen, and once more when everything has settled."""
+"""Clients that search over HTTP and MCP, while faults happen and after everything has settled."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from query.model import MODES
 from query.settings import AuthSettings, QuerySettings, ServeSettings
 from tests.faults import tally
 from tests.faults.history import History, Query, Revocation
-from tests.faults.offices import CLOSED_BY_MEMBERSHIP, TENANT
+from tests.faults.simulated_sources import CLOSED_BY_MEMBERSHIP, TENANT
 from tests.faults.world import World
 from tests.support.query.http_kit import DEVELOPMENT, as_
 from tests.support.query.mcp_kit import connected
 from tests.support.space import Space
 
 MAX_RESULTS = 100
-"""What one search may return: more than one scenario has documents."""
+"""The most results of one search: more than a scenario has documents."""
 MCP_RESULTS = 50
 PAUSE_SECONDS = 0.2
 SEARCH_SECONDS = 40.0
-"""What is shown is compared here, not how fast: the processes of a scenario and its servers share two processors."""
+"""The time limit of a search. It is long because the tests compare results, not times, on two shared processors."""
 ANSWER_SECONDS = 30.0
 
 _ACCEPTED = """
@@ -43,17 +43,18 @@ _MEMBERS = """
 """
 
 
-class Readers:
-    """The query service as people use it. It reads the stores directly: the wires are the workers'."""
+class QueryClient:
+    """A client of the query service, which reads the stores directly: only the workers use the proxies."""
 
     def __init__(self, address: str, client: httpx.AsyncClient) -> None:
         self._address = address
         self._client = client
 
     async def search(self, person: str, query: str, mode: str = "hybrid") -> dict[str, dict[str, Any]]:
-        """key → what is shown of the document, over HTTP; of one that is only named as saying the same, its place.
+        """Search over HTTP. Returns by key what is shown of each document; for one that is only listed as a duplicate,
+        its source and external id.
 
-        Raises httpx.HTTPError when the service cannot answer, or answers with half of its stores.
+        Raises httpx.HTTPError if the service cannot answer, or answers with only one of its stores.
         """
         response = await self._client.post(
             "/v1/search",
@@ -71,24 +72,24 @@ class Readers:
         return shown | {_key(result): result for result in answer["results"]}
 
     async def document(self, person: str, id_: str) -> dict[str, Any]:
-        """A whole document over HTTP. Raises httpx.HTTPError."""
+        """Fetch a whole document over HTTP. Raises httpx.HTTPError."""
         response = await self._client.get(f"/v1/documents/{id_}", headers=_headers(person))
         response.raise_for_status()
         return dict(response.json())
 
     async def over_mcp(self, person: str, query: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """What ``search`` over MCP shows of each document, and what ``fetch`` shows of it; that one is asked for those
-        whose passages hold the query.
+        """Search over MCP. Returns each result of ``search`` with the result of ``fetch`` for it, which is empty for
+        those whose passages do not contain the query.
 
-        Raises httpx.HTTPError when the service cannot answer.
+        Raises httpx.HTTPError if the service cannot answer.
         """
         shown: list[tuple[dict[str, Any], dict[str, Any]]] = []
         async with connected(self._address, headers=_headers(person)) as client:
             answer = await client.call_tool("search", {"query": query, "limit": MCP_RESULTS})
-            found = answer.structured_content
-            if not isinstance(found, dict):
+            response = answer.structured_content
+            if not isinstance(response, dict):
                 raise httpx.TransportError("search over MCP cannot answer now")
-            for result in found["results"]:
+            for result in response["results"]:
                 fetched: dict[str, Any] = {}
                 if query in result["text"].split():
                     document = await client.call_tool("fetch", {"id": result["id"]})
@@ -99,7 +100,7 @@ class Readers:
 
 
 @asynccontextmanager
-async def readers(space: Space, embedders: QueryEmbedder) -> AsyncIterator[Readers]:
+async def query_client(space: Space, embedders: QueryEmbedder) -> AsyncIterator[QueryClient]:
     settings = QuerySettings(
         serve=ServeSettings(port=0, requests_per_minute=1_000_000, search_seconds=SEARCH_SECONDS, **DEVELOPMENT),
         auth=AuthSettings(),
@@ -110,18 +111,18 @@ async def readers(space: Space, embedders: QueryEmbedder) -> AsyncIterator[Reade
     ):
         async with asyncio.timeout(60):
             await service.following.warm.wait()
-        yield Readers(address, client)
+        yield QueryClient(address, client)
 
 
-class Reading:
-    """Asks as everybody in turn until it is stopped, and notes when the ledger accepts what was revoked."""
+class QueryLoop:
+    """Searches as random persons until it is stopped, and records when the ledger accepts revocations."""
 
-    def __init__(self, world: World, readers: Readers, history: History, word: str, persons: Sequence[str]) -> None:
-        self._world, self._space, self._readers, self._history = world, world.space, readers, history
+    def __init__(self, world: World, client: QueryClient, history: History, word: str, persons: Sequence[str]) -> None:
+        self._world, self._space, self._client, self._history = world, world.space, client, history
         self._word, self._persons = word, persons
         self._clock_offset = time.time() - time.monotonic()
         self.stopped = False
-        """Set to end ``run`` after the question under way."""
+        """Set to end ``run`` after the current query."""
 
     async def run(self, rng: Random) -> None:
         while not self.stopped:
@@ -130,7 +131,7 @@ class Reading:
             person, mode = rng.choice(self._persons), rng.choice(MODES)
             start = time.monotonic()
             try:
-                shown = await self._readers.search(person, self._word, mode)
+                shown = await self._client.search(person, self._word, mode)
             except httpx.HTTPError:
                 tally.DONE["questions asked while nothing could answer"] += 1
             else:
@@ -139,8 +140,8 @@ class Reading:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _note_acceptances(self) -> None:
-        """A revocation is accepted when the ledger's stamp of what it concerns is later than the revocation: stamps are
-        taken before the source is read, so that reading saw it."""
+        """Record the accepted revocations: those that are older than the ledger's stamp of what they concern. Stamps
+        are taken before the source is read, so that read saw the revocation."""
         waiting = self._history.awaiting_acceptance()
         if not waiting:
             return
@@ -156,7 +157,7 @@ class Reading:
         }
         now = time.monotonic()
         for revocation in waiting:
-            # A stamp of a clock that is ahead may be that of something that was read before.
+            # The stamp of a clock that is ahead may belong to an earlier read.
             completed = revocation.completed + self._clock_offset + self._world.connectors_ahead_seconds
             if is_accepted(revocation, completed, documents, members):
                 revocation.accepted = now
@@ -169,7 +170,7 @@ def is_accepted(
     documents: Mapping[str, tuple[float | None, float | None]],
     members: Mapping[tuple[str, str], float],
 ) -> bool:
-    """Whether the ledger's stamps are those of something that was read after the revocation.
+    """Whether the ledger holds what was read after the revocation.
 
     completed: when it was completed, seconds since 1970, as the stamps are. documents: (access, delete) by key.
     members: by source and person.

@@ -1,7 +1,7 @@
-"""The penstock command on a machine whose clock is set while it works (FAULTS_CLOCK: seconds ahead, from, until).
+"""The penstock command with a clock that is shifted for a while (FAULTS_CLOCK: seconds ahead, from, until).
 
-``from`` and ``until`` count from the start of the process: then the clock jumps, and is set right again. The clock that
-never jumps (time.monotonic) is left alone, as a real step leaves it alone; what Postgres calls now is its own.
+``from`` and ``until`` count from the start of the process: the clock jumps, and jumps back. The monotonic
+clock and the clock of Postgres are not changed, as in reality.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 import types
 from typing import Any
 
-OURS = ("canary", "cli", "connectors", "pipeline", "query", "topics")
+PRODUCT = ("canary", "cli", "connectors", "pipeline", "query", "topics")
 COMMAND_LINE = "cli"
-"""typer knows the real class alone."""
+"""Not shifted, because typer recognises only the real class."""
 
 _ahead, _from, _until = map(float, os.environ.get("FAULTS_CLOCK", "0,0,0").split(","))
 _began, _time, _time_ns, _import = time.monotonic(), time.time, time.time_ns, builtins.__import__
@@ -26,12 +26,12 @@ def _shift() -> float:
     return _ahead if _from <= time.monotonic() - _began < _until else 0.0
 
 
-class _Alike(type):
+class _AnyDatetime(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, real.datetime)
 
 
-class _Datetime(real.datetime, metaclass=_Alike):
+class _Datetime(real.datetime, metaclass=_AnyDatetime):
     @classmethod
     def now(cls, tz: real.tzinfo | None = None) -> Any:
         return real.datetime.fromtimestamp(time.time(), tz)
@@ -42,7 +42,7 @@ class _Datetime(real.datetime, metaclass=_Alike):
 
 
 def _install() -> None:
-    """What the product imports as ``datetime`` from now on tells the other time, and so does the time module."""
+    """Shift the time module, and the ``datetime`` that modules of the product import from now on."""
     time.time = lambda: _time() + _shift()
     time.time_ns = lambda: _time_ns() + int(_shift() * 1e9)
     shifted = types.ModuleType("datetime")
@@ -50,11 +50,11 @@ def _install() -> None:
 
     def importing(name: str, globals: Any = None, *rest: Any, **named: Any) -> Any:
         by = str((globals or {}).get("__name__", ""))
-        if name == "datetime" and by.startswith(OURS) and not by.startswith(COMMAND_LINE):
+        if name == "datetime" and by.startswith(PRODUCT) and not by.startswith(COMMAND_LINE):
             return shifted
         return _import(name, globals, *rest, **named)
 
-    assert not any(module.partition(".")[0] in OURS for module in sys.modules), "it is imported already"
+    assert not any(module.partition(".")[0] in PRODUCT for module in sys.modules), "it is imported already"
     builtins.__import__ = importing
 
 

@@ -1,6 +1,6 @@
-"""The penstock command, killed when Kafka has acknowledged its N-th record (FAULTS_SENDS) and nobody knows it yet.
+"""The penstock command, killed when Kafka has acknowledged its N-th record (FAULTS_SENDS), before that is recorded.
 
-That is the one moment in which something is published that no table remembers.
+Only at this moment is something published that no table knows of.
 """
 
 from __future__ import annotations

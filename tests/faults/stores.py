@@ -1,4 +1,4 @@
-"""A database and an index of the machine's own, and what it asks of them."""
+"""The database and the index of the state machine."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pipeline.runtime.settings import Settings
 from pipeline.stages.keywords import LateBulks
 from pipeline.stores.elasticsearch import GC_DELETES
 from pipeline.stores.keywords import Keywords
-from tests.faults.puppet import Embeddings
+from tests.faults.worker_harness import Embeddings
 from tests.support.query.library import Library
 
 SMALL = ChunkParams(80, 32, 120)
-"""A few chunks a section: each text has many."""
+"""Small chunks, so that each text has many."""
 
 
 @dataclass
-class Bench:
+class Stores:
     library: Library
     embeddings: Embeddings
     tenant: str = ""
-    """The scenario's own."""
+    """The tenant of the current scenario."""
 
     @property
     def settings(self) -> Settings:
@@ -36,7 +36,7 @@ class Bench:
 
     @classmethod
     @asynccontextmanager
-    async def create(cls, stack: Stack) -> AsyncIterator[Bench]:
+    async def create(cls, stack: Stack) -> AsyncIterator[Stores]:
         embeddings = Embeddings()
         async with Library.create(stack, embeddings, params=SMALL) as library:
             yield cls(library, embeddings)
@@ -45,7 +45,7 @@ class Bench:
         return await self.library.execute(statement, *parameters)
 
     async def entries(self) -> dict[UUID, dict[str, Any]]:
-        """As a search finds them now: no refresh but the sinks' own."""
+        """Return the entries that a search finds now, without a refresh."""
         es, index = self.library.es, self.library.generation.keyword_index
         page = await es.search(index=index, size=10_000, query={"term": {"tenant": self.tenant}})
         return {UUID(hit["_id"]): hit["_source"] for hit in page["hits"]["hits"]}
@@ -54,7 +54,7 @@ class Bench:
         await self.library.es.indices.refresh(index=self.library.generation.keyword_index)
 
     async def forget_deletes(self) -> None:
-        """As after index.gc_deletes: an old write of what was deleted would be taken now."""
+        """Let Elasticsearch forget its deletes, as after index.gc_deletes: it accepts older writes then."""
         es, index = self.library.es, self.library.generation.keyword_index
         await es.indices.put_settings(index=index, settings={"index.gc_deletes": "1ms"})
         await asyncio.sleep(0.5)  # its clock ticks every 200 ms
@@ -62,13 +62,13 @@ class Bench:
         await es.indices.put_settings(index=index, settings={"index.gc_deletes": GC_DELETES})
 
     async def check_open_bulks(self) -> int:
-        """All of them, as if their next check were due. Returns how many entries were removed."""
+        """Check all open bulks, as if they were due. Returns how many entries were removed."""
         await self.query("UPDATE open_bulks SET next_at = now()")
         keywords = Keywords(self.library.es)
         return await LateBulks(self.library.pool, keywords, Metrics()).check_due()
 
     async def blockers(self) -> set[int]:
-        """Backends that another one of this database waits for."""
+        """Return the backends for whose locks another one of this database waits."""
         rows = await self.query(
             "SELECT DISTINCT unnest(pg_blocking_pids(pid)) FROM pg_stat_activity"
             " WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -76,6 +76,6 @@ class Bench:
         return {pid for (pid,) in rows}
 
     async def clear(self) -> None:
-        """Empty the ledger and pgvector; the next scenario's tenant is another one."""
+        """Empty the ledger and pgvector. The index keeps its entries, since the next scenario has another tenant."""
         table = self.library.generation.chunk_table
         await self.query(f"TRUNCATE documents, open_bulks, dead_letters, memberships, access_sets, {table} CASCADE")

@@ -1,4 +1,4 @@
-"""The penstock command, except that the worker is killed at the N-th await of its work (FAULTS_AWAIT)."""
+"""The penstock command, whose worker is killed at the N-th await of its work (FAULTS_AWAIT)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.stages.detect import Detect
 from pipeline.stages.keywords import KeywordSink
 from pipeline.stages.stage import Incoming
 from pipeline.stages.vectors import VectorSink
-from tests.faults.stepped import stepped
+from tests.faults.await_steps import run_in_steps
 
 _awaits = count(1)
 
@@ -23,16 +23,16 @@ def _at(_: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _mortal(stage: Any) -> None:
+def _install(stage: Any) -> None:
     handle = stage.handle
 
     async def dying(self: Any, batch: Sequence[Incoming]) -> None:
-        await stepped(handle(self, batch), _at)
+        await run_in_steps(handle(self, batch), _at)
 
     stage.handle = dying
 
 
 if __name__ == "__main__":
     for stage in (Detect, VectorSink, KeywordSink):
-        _mortal(stage)
+        _install(stage)
     main()

@@ -1,4 +1,4 @@
-"""Driving a coroutine await by await."""
+"""Drives a coroutine await by await."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 @types.coroutine
-def stepped(
+def run_in_steps(
     work: Coroutine[Any, Any, None], at: Callable[[int], asyncio.Future[None] | None]
 ) -> Generator[Any, Any, None]:
-    """Drive a coroutine. ``at(n)`` is asked when its n-th await is over and before its code goes on, and may return a
-    future to stand still for."""
+    """Drive a coroutine. ``at(n)`` is called when its n-th await is completed, before its code continues, and may
+    return a future to wait for."""
     step = 0
     error: BaseException | None = None
     while True:
@@ -26,8 +26,8 @@ def stepped(
             yield awaited
         except BaseException as thrown:  # noqa: BLE001  it belongs to the coroutine
             error = thrown
-        while (still := at(step)) is not None:
+        while (paused := at(step)) is not None:
             try:
-                yield from still
+                yield from paused
             except BaseException as thrown:  # noqa: BLE001
                 error = thrown

@@ -1,4 +1,4 @@
-"""What each person is shown once the sources are quiet, against what the sources say."""
+"""Compares what each person is shown, once the sources do not change any more, with what the sources contain."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.core.normalise import normalise
 from query.model import MODES
 from tests.faults import tally
 from tests.faults.model import outcome
-from tests.faults.offices import GROUPS_SECONDS, POLL_SECONDS, SWEEP_SECONDS, Offices
-from tests.faults.readers import Readers
+from tests.faults.query_client import QueryClient
+from tests.faults.simulated_sources import GROUPS_SECONDS, POLL_SECONDS, SWEEP_SECONDS, SimulatedSources
 from tests.faults.world import World
 from tests.support.pipeline.oracle import assert_equal, document_id
 from topics.messages import DocumentUpserted
@@ -26,32 +26,36 @@ PATIENCE_SECONDS = 2 * (SWEEP_SECONDS + GROUPS_SECONDS + POLL_SECONDS) + PIPELIN
 SLOWEST = "seconds from the last fault until everybody was shown what the sources say, at most"
 
 
-async def shown_is_what_the_sources_say(world: World, readers: Readers, offices: Offices, words: Sequence[str]) -> None:
-    """Wait until every person is shown exactly that, over HTTP in every mode and over MCP; then compare every field
-    that is stored or shown of each document with the newest event of it.
+async def wait_until_shown_as_expected(
+    world: World, client: QueryClient, sources: SimulatedSources, words: Sequence[str]
+) -> None:
+    """Wait until every person is shown exactly the expected documents, over HTTP in every mode and over MCP; then
+    compare every field that is stored or shown of each document with its newest event.
 
-    words: of the scenarios whose documents must be found. Raises AssertionError, naming the differences, when it does
-    not come about within PATIENCE_SECONDS.
+    words: the words of the scenarios whose documents must be found. Raises AssertionError with the differences after
+    PATIENCE_SECONDS.
     """
     began = time.monotonic()
-    differences = ["nobody could ask yet"]
+    differences = ["nothing was read yet"]
     while differences:
         assert time.monotonic() - began < PATIENCE_SECONDS, _report(differences, world)
         await asyncio.sleep(0.5)
         try:
-            differences = await _differences(readers, offices, words)
+            differences = await _differences(client, sources, words)
         except httpx.HTTPError as error:
             differences = [f"the query service cannot answer: {error}"]
     tally.DONE[SLOWEST] = max(tally.DONE[SLOWEST], round(time.monotonic() - began))
-    await _every_field_is_shown(readers, offices, words, await _stored_as_published(world))
+    await _check_every_field(client, sources, words, await _wait_until_stored_as_published(world))
 
 
-async def _stored_as_published(world: World) -> dict[str, DocumentUpserted]:
-    """Each document as its events say it is, once the ledger and both stores hold exactly that."""
+async def _wait_until_stored_as_published(world: World) -> dict[str, DocumentUpserted]:
+    """Wait until the ledger and both stores hold exactly the outcome of all events; returns it by key."""
     while True:
         events = await world.document_events()  # before it has settled: a later one may not be accepted yet
-        await world.settled(PATIENCE_SECONDS)
-        said = {key: document for key, of_one in events.items() if (document := outcome(of_one)) is not None}
+        await world.wait_until_settled(PATIENCE_SECONDS)
+        said = {
+            key: document for key, events_of_one in events.items() if (document := outcome(events_of_one)) is not None
+        }
         try:
             await assert_equal(world.space, said.values(), vector=world.model.vector)
         except AssertionError:
@@ -61,27 +65,28 @@ async def _stored_as_published(world: World) -> dict[str, DocumentUpserted]:
             return said
 
 
-async def _differences(readers: Readers, offices: Offices, words: Sequence[str]) -> list[str]:
-    expected = offices.expected()
+async def _differences(client: QueryClient, sources: SimulatedSources, words: Sequence[str]) -> list[str]:
+    expected = sources.expected()
     for person, texts in expected.items():
         for word in words:
             for mode in MODES:
                 shown = {
                     key: str(result.get("text", ""))
-                    for key, result in (await readers.search(person, word, mode)).items()
+                    for key, result in (await client.search(person, word, mode)).items()
                 }
                 if differences := _compare(f"{person}, HTTP, {mode}", shown, texts, word):
                     return differences
-            over_mcp = [fetched["text"] for _, fetched in await readers.over_mcp(person, word) if fetched]
+            over_mcp = [fetched["text"] for _, fetched in await client.over_mcp(person, word) if fetched]
             if differences := _compare_texts(f"{person}, MCP", over_mcp, texts, word):
                 return differences
     return []
 
 
 def _compare(where: str, shown: Mapping[str, str], expected: Mapping[str, str], word: str) -> list[str]:
-    """Everything shown must be expected; of what is expected, this scenario's documents must be shown."""
-    asked_for = {key for key, text in expected.items() if word in text.split()}
-    differences = [f"lost: {key} is not shown to {where}" for key in sorted(asked_for - shown.keys())]
+    """Return the differences: everything shown must be expected, and expected documents of this scenario must be
+    shown."""
+    own = {key for key, text in expected.items() if word in text.split()}
+    differences = [f"lost: {key} is not shown to {where}" for key in sorted(own - shown.keys())]
     differences += [f"leaked or undead: {key} is shown to {where}" for key in sorted(shown.keys() - expected.keys())]
     for key in sorted(shown.keys() & expected.keys()):
         if shown[key] and _marker(expected[key]) not in shown[key]:
@@ -90,34 +95,35 @@ def _compare(where: str, shown: Mapping[str, str], expected: Mapping[str, str], 
 
 
 def _compare_texts(where: str, shown: Sequence[str], expected: Mapping[str, str], word: str) -> list[str]:
-    """MCP names documents by id: they are told apart by the marker that each text has."""
+    """Return the differences as ``_compare`` does, for results over MCP, which are recognised by the marker of each
+    text."""
     markers = {_marker(text) for text in expected.values()}
-    asked_for = {_marker(text) for text in expected.values() if word in text.split()}
+    own = {_marker(text) for text in expected.values() if word in text.split()}
     seen = {_marker(text) for text in shown}
-    return [f"lost: {marker} is not shown to {where}" for marker in sorted(asked_for - seen)] + [
+    return [f"lost: {marker} is not shown to {where}" for marker in sorted(own - seen)] + [
         f"leaked, undead or stale: {marker} is shown to {where}" for marker in sorted(seen - markers)
     ]
 
 
-async def _every_field_is_shown(
-    readers: Readers, offices: Offices, words: Sequence[str], said: Mapping[str, DocumentUpserted]
+async def _check_every_field(
+    client: QueryClient, sources: SimulatedSources, words: Sequence[str], said: Mapping[str, DocumentUpserted]
 ) -> None:
-    """What people are shown of a document, over HTTP and MCP, against the newest event of it; and that one's title,
-    author, media type and time against its source."""
-    for office in offices.offices.values():
-        for page in office.pages.values():
-            if page.shown and office.member:
-                office.check(page, said[office.key(page)])
-    for person, word in [(person, word) for person in offices.expected() for word in words]:
-        for key, result in (await readers.search(person, word)).items():
-            if word in result.get("text", "").split():  # the others are looked at with their own scenario
+    """Compare what is shown of each document over HTTP and MCP with its newest event, and the fields of that event with
+    the source."""
+    for source in sources.sources.values():
+        for page in source.pages.values():
+            if page.shown and source.member:
+                source.check(page, said[source.key(page)])
+    for person, word in [(person, word) for person in sources.expected() for word in words]:
+        for key, result in (await client.search(person, word)).items():
+            if word in result.get("text", "").split():  # others are compared with their own scenario
                 _fields_of(key, result, said[key])
                 if said[key].media_type == "text/markdown":
                     assert result["headings"] == [], f"{key} has no heading, and is shown under {result['headings']}"
-                document = await readers.document(person, result["document_id"])
+                document = await client.document(person, result["document_id"])
                 _fields_of(key, document, said[key])
                 assert document["text"] == normalise(said[key].content, said[key].media_type)[0], key
-        for result, fetched in await readers.over_mcp(person, word):
+        for result, fetched in await client.over_mcp(person, word):
             if fetched:
                 [key] = [key for key, message in said.items() if str(document_id(message)) == result["id"]]
                 _fields_over_mcp(key, result, said[key])
@@ -126,7 +132,7 @@ async def _every_field_is_shown(
 
 def _fields_of(key: str, shown: Mapping[str, Any], message: DocumentUpserted) -> None:
     modified = message.source_modified_at
-    wanted = {
+    expected = {
         "document_id": str(document_id(message)),
         "external_id": message.external_id,
         "source": message.source,
@@ -136,7 +142,7 @@ def _fields_of(key: str, shown: Mapping[str, Any], message: DocumentUpserted) ->
         "media_type": normalise("", message.media_type)[1],
         "source_modified_at": modified and modified.isoformat(),
     }
-    _same(key, {name: shown[name] for name in wanted}, wanted)
+    _same(key, {name: shown[name] for name in expected}, expected)
 
 
 def _fields_over_mcp(key: str, shown: Mapping[str, Any], message: DocumentUpserted) -> None:
@@ -147,20 +153,20 @@ def _fields_over_mcp(key: str, shown: Mapping[str, Any], message: DocumentUpsert
         "media_type": normalise("", message.media_type)[1],
         "source_modified_at": modified and modified.isoformat(),
     }
-    wanted = {
+    expected = {
         "id": str(document_id(message)),
         "title": " ".join(message.title.split()),
         "url": message.source_url or f"urn:uuid:{document_id(message)}",
         "metadata": {name: value for name, value in metadata.items() if value},
     }
     metadata_shown = {name: value for name, value in shown["metadata"].items() if name != "also"}
-    _same(key, {**{name: shown[name] for name in wanted}, "metadata": metadata_shown}, wanted)
+    _same(key, {**{name: shown[name] for name in expected}, "metadata": metadata_shown}, expected)
 
 
-def _same(key: str, shown: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    wrong = [name for name in wanted if shown[name] != wanted[name]]
+def _same(key: str, shown: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    wrong = [name for name in expected if shown[name] != expected[name]]
     assert not wrong, f"{key}: " + "; ".join(
-        f"{name} is shown as {shown[name]!r}, not {wanted[name]!r}" for name in wrong
+        f"{name} is shown as {shown[name]!r}, not {expected[name]!r}" for name in wrong
     )
 
 
@@ -168,7 +174,7 @@ _MARKER = re.compile(r"\bmark\w+x\d+\b")
 
 
 def text_with_marker(word: str, number: int) -> str:
-    """One short paragraph: one chunk, whatever the chunker does. ``word`` is every document's of the scenario."""
+    """Return a paragraph that is short enough to be one chunk. word: occurs in every document of the scenario."""
     return f"{word} notes on matter {number} with the marker mark{word}x{number} and nothing else to say."
 
 
@@ -179,5 +185,5 @@ def _marker(text: str) -> str:
 
 def _report(differences: list[str], world: World) -> str:
     for difference in differences:
-        tally.FOUND[difference.partition(":")[0].partition(" ")[0].rstrip(",")] += 1
-    return "\n".join([f"{len(differences)} differences:", *differences[:10], world.signs()])
+        tally.VIOLATIONS[difference.partition(":")[0].partition(" ")[0].rstrip(",")] += 1
+    return "\n".join([f"{len(differences)} differences:", *differences[:10], world.worker_logs()])

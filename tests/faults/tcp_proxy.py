@@ -1,4 +1,4 @@
-"""A TCP proxy between the workers and a service: it cuts, delays, swallows, or refuses, as networks do."""
+"""A TCP proxy between the workers and a service, which cuts, delays, drops or refuses connections on demand."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from deploy.local.stack import Stack
 
 
 @dataclass
-class Wire:
-    """Bytes go through while ``open`` is set, ``delay_seconds`` late."""
+class TcpProxy:
+    """A proxy that forwards bytes while ``open`` is set, ``delay_seconds`` late."""
 
     host: str
     port: int
-    """Where new connections lead."""
+    """The port that new connections are forwarded to."""
     listening: int = 0
     delay_seconds: float = 0.0
     refusing: bool = False
     open: asyncio.Event = field(default_factory=asyncio.Event)
     requests_open: asyncio.Event = field(default_factory=asyncio.Event)
-    """Cleared: what clients send does not arrive; answers still do."""
-    answers_open: asyncio.Event = field(default_factory=asyncio.Event)
-    """Cleared: what clients send arrives, and no answer comes back."""
+    """While it is cleared, requests do not arrive; responses still do."""
+    responses_open: asyncio.Event = field(default_factory=asyncio.Event)
+    """While it is cleared, requests arrive, and no response comes back."""
     _ends: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -43,7 +43,7 @@ class Wire:
         self._ends |= {writer, far_writer}
         for source, sink, way in (
             (reader, far_writer, self.requests_open),
-            (far_reader, writer, self.answers_open),
+            (far_reader, writer, self.responses_open),
         ):
             task = asyncio.create_task(self._pump(source, sink, way))
             self._tasks.add(task)
@@ -63,15 +63,15 @@ class Wire:
         self._ends.discard(sink)
 
     def cut(self) -> int:
-        """Break every connection. Returns how many ends that were."""
+        """Break every connection. Returns the number of their ends."""
         ends, self._ends = self._ends, set()
         for end in ends:
             end.transport.abort()
         return len(ends)
 
-    def heal(self) -> None:
+    def clear_faults(self) -> None:
         self.delay_seconds, self.refusing = 0.0, False
-        for way in (self.open, self.requests_open, self.answers_open):
+        for way in (self.open, self.requests_open, self.responses_open):
             way.set()
 
     async def close(self) -> None:
@@ -82,28 +82,28 @@ class Wire:
 
 
 @asynccontextmanager
-async def wired(host: str, port: int, *, listening: int = 0) -> AsyncIterator[Wire]:
-    """A wire to that address. ``listening`` is the port that it listens on; 0 takes a free one."""
-    wire = Wire(host, port)
-    wire.heal()
-    server = await asyncio.start_server(wire._accept, "127.0.0.1", listening)
-    wire.listening = server.sockets[0].getsockname()[1]
+async def tcp_proxy(host: str, port: int, *, listening: int = 0) -> AsyncIterator[TcpProxy]:
+    """Serve a proxy to that address. listening: the port that it listens on; 0 takes a free one."""
+    proxy = TcpProxy(host, port)
+    proxy.clear_faults()
+    server = await asyncio.start_server(proxy._accept, "127.0.0.1", listening)
+    proxy.listening = server.sockets[0].getsockname()[1]
     try:
-        yield wire
+        yield proxy
     finally:
         server.close()
-        await wire.close()
+        await proxy.close()
 
 
-BROKER_PORT = "kafka-wired"
+BROKER_PORT = "kafka-tcp_proxy"
 
 
-class WiredKafka(Kafka):
+class ProxiedKafka(Kafka):
     """Kafka with a second listener, which it advertises under another port than it listens on: there a test puts its
-    wire. Clients that come in by it are told of no other way, so a wire holds all of their connections.
+    proxy. Clients of that listener learn no other address, so all of their connections go through the proxy.
 
-    The stack does not know the advertised port: it would give a broker that is started again another one, because
-    the wire has it.
+    The stack does not know the advertised port: it would give a restarted broker another one, because the proxy
+    already listens on it.
     """
 
     def __init__(self, advertised: int | None = None) -> None:
@@ -121,9 +121,9 @@ class WiredKafka(Kafka):
         }
 
 
-def wire_ports(stack: Stack) -> tuple[int, int] | None:
-    """(where the broker listens, where a wire must listen); None for a stack whose Kafka has no such listener, which is
-    one that ``penstock up`` started."""
+def proxy_ports(stack: Stack) -> tuple[int, int] | None:
+    """Return the port that the broker listens on and the port that a proxy must listen on; None for a stack whose Kafka
+    has no such listener, because ``penstock up`` started it."""
     try:
         properties = (stack.home / "run" / "kafka.d" / "server.properties").read_text()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Between one worker and Elasticsearch: bulks held up, cut off, put off, or landing long after their sender died."""
+"""A proxy between one worker and Elasticsearch, which holds, cuts, rejects or delays bulk requests."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from aiohttp import ClientError, web
 from tests.support.pipeline.es_proxy import ELASTIC, Proxy, api_error
 
 Bulk = Literal["pass", "hold", "cut", "landed", "late", "throttle", "items", "broken"]
-"""pass. hold: waits for ``release``, answered then. cut: never arrives, no answer. landed: arrives, no answer. late: no
-answer now, and it arrives at ``release``. throttle: 429 for the request. items: 429 for some items. broken: 503."""
+"""The fate of a bulk request. hold: it is forwarded and answered after ``release``. cut: it never arrives, without
+a response. landed: it arrives, without a response. late: it arrives at ``release``, without a response. throttle: 429
+for the request. items: 429 for some items. broken: 503."""
 BULKS: tuple[Bulk, ...] = ("hold", "cut", "landed", "late", "throttle", "items", "broken")
 
 
 @dataclass
-class Gate(Proxy):
-    """One worker's way to Elasticsearch. ``next_bulk`` holds for one bulk, ``bad_refreshes`` for so many refreshes."""
+class ElasticsearchProxy(Proxy):
+    """The proxy of one worker. ``next_bulk`` applies to one bulk; ``bad_refreshes`` refreshes fail."""
 
     next_bulk: Bulk = "pass"
     bad_refreshes: int = 0
     held: list[asyncio.Event] = field(default_factory=list)
-    """Requests that wait for ``release``."""
+    """Events of the requests that wait for ``release``."""
     late: list[tuple[web.Request, bytes]] = field(default_factory=list)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while somebody waits for an answer that is held up."""
+    """Set while a client waits for a response that is held."""
     fired: list[str] = field(default_factory=list)
     unanswered: bytes | None = None
-    """What was cut off: aiohttp sends a PUT once more by itself when a kept connection breaks. That is cut off too."""
+    """The body of the request that was cut. aiohttp sends a PUT again by itself if a reused connection breaks; that one
+    is cut as well."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.requests.clear()
@@ -78,7 +80,7 @@ class Gate(Proxy):
         return web.Response(status=500)
 
     async def release(self) -> int:
-        """Let everything that is held up arrive. Returns how many requests that were."""
+        """Let all held and late requests arrive. Returns their number."""
         late, self.late = self.late, []
         held, self.held = self.held, []
         self.holding.clear()
@@ -90,18 +92,18 @@ class Gate(Proxy):
 
 
 @asynccontextmanager
-async def gated(upstream: str) -> AsyncIterator[Gate]:
-    gate = Gate(upstream)
+async def elasticsearch_proxy(upstream: str) -> AsyncIterator[ElasticsearchProxy]:
+    es_proxy = ElasticsearchProxy(upstream)
     app = web.Application(client_max_size=2**30)
-    app.router.add_route("*", "/{path:.*}", gate.handle)
+    app.router.add_route("*", "/{path:.*}", es_proxy.handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
-    gate.url = f"http://{host}:{port}"
+    es_proxy.url = f"http://{host}:{port}"
     try:
-        yield gate
+        yield es_proxy
     finally:
         with suppress(ClientError, OSError):
-            await gate.release()
+            await es_proxy.release()
         await runner.cleanup()

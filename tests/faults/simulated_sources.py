@@ -1,9 +1,9 @@
-"""Sources with a state that the test knows: what is in them, and who may read it by the source's own word.
+"""Simulated sources, whose documents and access rules the test knows.
 
-Each office is one source of real kind (a folder, a git repository, a pretended Confluence, a pretended Slack, and a
-folder that ``penstock ingest`` publishes). Its documents are written, edited, put back, removed, restored, restricted
-and opened again, and its members leave and join. ``expected`` says what each person must be shown once everything has
-settled: it is computed from these operations alone, never from anything that the product says.
+Each is a source of a real kind: a folder, a git repository, a fake Confluence, a fake Slack, or a folder that
+``penstock ingest`` publishes. Operations write, edit, revert, remove, restore, restrict and release its documents, and
+let its member leave and join. ``expected`` returns what each person must be shown once everything has settled. It is
+computed from these operations alone, never from output of the product.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from topics.messages import DocumentUpserted
 
 TENANT = "default"
 POLL_SECONDS, SWEEP_SECONDS, GROUPS_SECONDS = 1.0, 4.0, 2.0
-"""Short, so that a difference that only a sweep can find is corrected within a scenario's patience."""
+"""Short, so that a difference that only a sweep can find is corrected within a scenario's time limit."""
 KINDS = {"docs": "folder", "git": "git", "confluence": "confluence", "slack": "slack"}
 """The connector's name (``folder`` itself is reserved for ``penstock ingest``) and its kind."""
 INGESTED = "folder"
 """The source under which ``penstock ingest`` publishes."""
 CLOSED_BY_MEMBERSHIP = {("slack", "restrict"), *((source, "leave") for source in KINDS)}
-"""(source, operation) that take a tag from a person and leave the document's own tags as they are: a channel that
-becomes private is no longer held by the whole workspace."""
+"""Pairs (source, operation) that remove a tag from a person and do not change the document's own tags: the tag of a
+channel that becomes private is no longer held by the whole workspace."""
 
 
 class Reversible(Protocol):
-    """What a playground's withdrawals need to be taken back."""
+    """The operations that revert the withdrawals of access in a playground."""
 
     async def allow(self, name: str) -> None: ...
 
@@ -95,8 +95,8 @@ _REVERSIBLE: Mapping[str, Any] = {"folder": _Folder, "git": _Git, "confluence": 
 
 
 @dataclass
-class Shelf:
-    """A folder that ``penstock ingest`` publishes; its ``.penstock.toml`` says whether ``inside`` may read it."""
+class IngestFolder:
+    """A folder that ``penstock ingest`` publishes; its ``.penstock.toml`` decides whether ``inside`` may read it."""
 
     root: Path
     inside: str = "ines@example.com"
@@ -130,7 +130,7 @@ class Shelf:
 
 @dataclass
 class Page:
-    """One document as its source has it."""
+    """A document in the state that its source has."""
 
     name: str
     external_id: str
@@ -144,11 +144,11 @@ class Page:
         return self.alive and not self.restricted
 
 
-class Office:
+class SimulatedSource:
     """One source, its documents and its members."""
 
-    def __init__(self, source: str, play: Any, undo: Any) -> None:
-        self.source = source
+    def __init__(self, name: str, play: Any, undo: Any) -> None:
+        self.name = name
         self.play: Playground = play
         self._undo: Reversible = undo
         self.pages: dict[str, Page] = {}
@@ -159,32 +159,33 @@ class Office:
         return self.play.inside
 
     def expected(self) -> dict[str, str]:
-        """key → text of everything that ``person`` must be shown."""
+        """Return the text of every document that ``person`` must be shown, by its key."""
         return {self.key(page): page.text for page in self.pages.values() if page.shown and self.member}
 
     def key(self, page: Page) -> str:
-        """The document's name over all sources."""
-        return f"{self.source}/{page.external_id}"
+        """Return the document's name, which is unique over all sources."""
+        return f"{self.name}/{page.external_id}"
 
     def operations(self, names: list[str]) -> list[tuple[str, str]]:
-        """(operation, document's name or "") that the present state allows."""
+        """Return the pairs (operation, document's name or "") that the present state allows."""
         possible = [("write", name) for name in names if name not in self.pages or self.pages[name].alive]
         for page in self.pages.values():
             possible.append(("remove" if page.alive else "restore", page.name))
             if page.alive and page.text_before is not None:
                 possible.append(("revert", page.name))
-            if page.alive and self.source != INGESTED:
+            if page.alive and self.name != INGESTED:
                 possible.append(("allow" if page.restricted else "restrict", page.name))
         return [*possible, ("leave" if self.member else "join", "")]
 
     def affected(self, name: str) -> list[Page]:
-        """The documents whose readers an operation changes: one, or all of them where members move."""
+        """Return the documents whose readers an operation changes: all of them if the member leaves or joins."""
         return [self.pages[name]] if name in self.pages else [] if name else list(self.pages.values())
 
     def check(self, page: Page, message: DocumentUpserted) -> None:
-        """What is published of a document is what its source says. Raises AssertionError."""
+        """Check that a published message has the content and the fields of the document at its source. Raises
+        AssertionError."""
         assert page.text in " ".join(message.content.split()), f"{self.key(page)} is published with another text"
-        for name, value in FIELDS[self.source](page, message).items():
+        for name, value in FIELDS[self.name](page, message).items():
             published = getattr(message, name)
             assert published == value, f"{self.key(page)} is published with {name} {published!r} instead of {value!r}"
 
@@ -232,60 +233,60 @@ FIELDS: Mapping[str, Callable[[Page, DocumentUpserted], dict[str, object]]] = {
     "confluence": lambda page, _message: {"title": page.name},
     "slack": lambda page, message: {"title": f"{page.text} · {message.title.rpartition(' · ')[2]}"},
 }
-"""Source → what its newest event must say of a page, by the source's own word."""
+"""By source: the fields that the newest event of a page must have according to the source."""
 
 
 @dataclass
-class Offices:
-    """Every source of a world, and how the connectors' worker is told of them."""
+class SimulatedSources:
+    """All sources of a test, and the settings with which the connectors' worker reads them."""
 
-    offices: dict[str, Office]
-    shelf: Shelf
+    sources: dict[str, SimulatedSource]
+    ingest_folder: IngestFolder
     environment: dict[str, str]
 
     def expected(self) -> dict[str, dict[str, str]]:
-        """person → key → text."""
+        """Return the texts that each person must be shown, by person and key."""
         shown: dict[str, dict[str, str]] = {}
-        for office in self.offices.values():
-            shown.setdefault(office.person, {}).update(office.expected())
-            shown.setdefault(office.play.outside, {})
+        for source in self.sources.values():
+            shown.setdefault(source.person, {}).update(source.expected())
+            shown.setdefault(source.play.outside, {})
         return shown
 
     async def clear(self) -> None:
-        """Remove every document from its source, and speak of it no more."""
-        for office in self.offices.values():
-            for page in office.pages.values():
+        """Remove every document from its source, and forget it."""
+        for source in self.sources.values():
+            for page in source.pages.values():
                 if page.alive:
-                    await office.do("remove", page.name, "")
-            office.pages.clear()
+                    await source.do("remove", page.name, "")
+            source.pages.clear()
 
-    def draw(self, rng: Random, names: list[str]) -> tuple[Office, str, str]:
-        """An office, an operation that is possible there, and the document's name."""
-        office = rng.choice(list(self.offices.values()))
-        operation, name = rng.choice(office.operations(names))
-        return office, operation, name
+    def draw(self, rng: Random, names: list[str]) -> tuple[SimulatedSource, str, str]:
+        """An source, an operation that is possible there, and the document's name."""
+        source = rng.choice(list(self.sources.values()))
+        operation, name = rng.choice(source.operations(names))
+        return source, operation, name
 
 
 @asynccontextmanager
-async def offices(folder: Path) -> AsyncIterator[Offices]:
-    """Every source, empty, served until the end."""
+async def simulated_sources(folder: Path) -> AsyncIterator[SimulatedSources]:
+    """Create every source, empty, and serve it until the end."""
     async with AsyncExitStack() as opened:
-        made: dict[str, Office] = {}
+        made: dict[str, SimulatedSource] = {}
         environment: dict[str, str] = {}
         tables: list[str] = []
         for source, kind in KINDS.items():
             playing = cast("Any", source_class(kind)).playground
             play = await opened.enter_async_context(playing())
-            made[source] = Office(source, play, _REVERSIBLE[kind](play))
+            made[source] = SimulatedSource(source, play, _REVERSIBLE[kind](play))
             environment |= play.environment
             environment |= {f"PENSTOCK_{source.upper()}_{name}": secret for name, secret in play.environment.items()}
             tables.append(_table(source, kind, play.options))
-        shelf = Shelf(folder / "shelf")
-        shelf.root.mkdir()
-        made[INGESTED] = Office(INGESTED, shelf, shelf)
+        ingest_folder = IngestFolder(folder / "ingest_folder")
+        ingest_folder.root.mkdir()
+        made[INGESTED] = SimulatedSource(INGESTED, ingest_folder, ingest_folder)
         file = folder / "connectors.toml"
         file.write_text("\n".join(tables))
-        yield Offices(made, shelf, {**environment, "PENSTOCK_CONNECTORS_FILE": str(file)})
+        yield SimulatedSources(made, ingest_folder, {**environment, "PENSTOCK_CONNECTORS_FILE": str(file)})
 
 
 def _table(source: str, kind: str, options: Mapping[str, Any]) -> str:
