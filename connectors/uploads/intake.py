@@ -11,7 +11,7 @@ import json
 import unicodedata
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -255,8 +255,13 @@ def properties_of(fields: Fields, part: Part | None, before: Upload | None, *, t
     )
     if not properties.acl_tags:
         raise Invalid(NO_ACCESS)
-    _check(properties, single(fields, "external_id"), tenant, source)
-    return properties
+    message = _message(properties, single(fields, "external_id"), tenant, source)
+    return replace(  # without U+0000, which Postgres would refuse after the file was stored
+        properties,
+        media_type=properties.media_type and message.media_type,
+        title=properties.title and message.title,
+        metadata=message.metadata,
+    )
 
 
 def single(fields: Fields, name: str) -> str | None:
@@ -303,10 +308,11 @@ def _metadata(fields: Fields) -> dict[str, Any]:
     return parsed
 
 
-def _check(properties: Properties, external_id: str | None, tenant: str, source: str) -> None:
-    """Raise Invalid if the document's message would be invalid, so that the client learns it at once."""
+def _message(properties: Properties, external_id: str | None, tenant: str, source: str) -> DocumentUpserted:
+    """Return the document's message, without its text. Raises Invalid if it would be invalid, so that the client learns
+    it at once."""
     try:
-        DocumentUpserted(
+        return DocumentUpserted(
             tenant=tenant,
             source=source,
             external_id=external_id or "-",

@@ -65,6 +65,21 @@ async def test_an_upload_may_be_a_raw_body_with_its_fields_in_the_query(office: 
     assert (message.title, message.acl_tags, message.media_type) == ("Notes", ["ops", "staff"], "text/html")
 
 
+async def test_nul_in_any_property_is_dropped_before_the_file_is_stored(office: Office) -> None:
+    """Postgres would refuse it, and every such request would leave a file that no quota counts."""
+    office.declare()
+    await office.start()
+    id_ = await office.upload(b"some words", title="The\0 report", metadata='{"by": "A\\u0000da", "in": ["\\u0000x"]}')
+    row = await office.ended(id_)
+    assert (row["title"], row["metadata"]) == ("The report", {"by": "Ada", "in": ["x"]})
+    part = b'--X\r\nContent-Disposition: form-data; name="%s"\r\n%b\r\n%b\r\n'
+    form = part % (b"acl_tags", b"", b"staff")
+    form += part % (b'f"; filename="a', b"Content-Type: text/\0plain\r\n", b"words")
+    headers = {"Content-Type": "multipart/form-data; boundary=X"}
+    answer = await office.client.post("/v1/uploads", content=form + b"--X--\r\n", headers=headers)
+    assert answer.status_code == 202, answer.text
+
+
 async def test_an_identical_upload_publishes_nothing_and_changed_access_only_access(office: Office) -> None:
     office.declare()
     await office.start()
