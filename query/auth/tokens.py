@@ -3,6 +3,7 @@ ignored, because the ledger has them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +29,9 @@ MAX_CHARACTERS = 16_384
 TOKEN_TYPES = ("jwt", "at+jwt")
 """Accepted values of the header ``typ`` (RFC 7519, RFC 9068); a token without one counts as a JWT. A logout token or a
 DPoP proof of the same issuer is therefore refused (RFC 8725, section 3.11)."""
+
+_NAME = re.compile("[^\\0\ud800-\udfff]*")
+"""Neither U+0000 nor half of a pair of surrogates, which Postgres would refuse."""
 
 
 class Untrusted(Exception):
@@ -123,4 +127,6 @@ def _claim(claims: Mapping[str, Any], claim: str) -> str:
     value = claims.get(claim)
     if not isinstance(value, str) or not value.strip():
         raise Untrusted(f"the token lacks the claim {claim}")
+    if not _NAME.fullmatch(value):
+        raise Untrusted(f"the token's claim {claim} holds a character that no name has")
     return value

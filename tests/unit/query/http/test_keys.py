@@ -182,6 +182,18 @@ async def test_a_replaced_or_deleted_development_token_is_rejected(file: Path) -
     assert await authenticator.authenticate(development(authorization=f"Bearer {development_token(file)}"))
 
 
+async def test_a_removed_development_token_is_created_anew_at_the_next_start(file: Path) -> None:
+    old = development_token(file)
+    file.unlink()
+    settings = ServeSettings(development=True, development_token_file=file)
+    async with open_authenticator(AuthSettings(), settings) as authenticator:
+        new = development_token(file)
+        assert (new == old, file.stat().st_mode & 0o777) == (False, 0o600)
+        assert await authenticator.authenticate(development(authorization=f"Bearer {new}"))
+        with pytest.raises(Problem):
+            await authenticator.authenticate(development(authorization=f"Bearer {old}"))
+
+
 def test_the_development_token_file_is_private_and_created_once(file: Path) -> None:
     made = file.read_text()
     assert (file.stat().st_mode & 0o777, len(development_token(file))) == (0o600, 43)

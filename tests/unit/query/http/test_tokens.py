@@ -88,6 +88,10 @@ BAD: dict[str, Callable[[Issuer], str]] = {
     "a logout token of the older kind": lambda issuer: issuer.token(
         events={"http://schemas.openid.net/event/backchannel-logout": {}}
     ),
+    "with an infinite end": lambda issuer: issuer.token(exp=float("inf")),
+    "with a principal that holds U+0000": lambda issuer: issuer.token(email="ann\0"),
+    "of a tenant that is no Unicode text": lambda issuer: issuer.token(tenant="\ud800"),
+    "with a header that nests without end": lambda issuer: _with_header(issuer.token(), "W1tb" * 3_000),
     "without a tenant": lambda issuer: issuer.token(tenant=None),
     "of a key that the issuer has not": lambda issuer: issuer.token(kid="k2"),
     "not a token": lambda issuer: "a.b.c",
