@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from cli.output import stderr, stdout
+from cli.terminal import harmless_json
 
 if TYPE_CHECKING:
     from pipeline.audit.compare import Kind, Place
@@ -78,7 +79,7 @@ async def print_report(
         "seconds": round(seconds, 3),
     }
     out = sys.stdout
-    out.write(json.dumps(head, ensure_ascii=False)[:-1] + ', "differences": [')
+    out.write(harmless_json(json.dumps(head, ensure_ascii=False))[:-1] + ', "differences": [')
     separator = ""
     for report, recorded in zip(reports, differences, strict=True):
         async for r in recorded:
@@ -91,7 +92,7 @@ async def print_report(
                 "generation": report.run.generation,
                 "repaired": r.repaired,
             }
-            out.write(separator + json.dumps(difference, ensure_ascii=False))
+            out.write(separator + harmless_json(json.dumps(difference, ensure_ascii=False)))
             separator = ", "
     out.write("]}\n")
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cli.console import SafeConsole
 from cli.output import printable, stderr, stdout
 from connectors.operate import Summary
 
@@ -24,7 +25,7 @@ COLOURS = {
 
 
 def _console() -> Console:
-    return stdout if stdout.is_terminal else Console(highlight=False, width=200)
+    return stdout if stdout.is_terminal else SafeConsole(highlight=False, width=200)
 
 
 def _table(*titles: str) -> Table:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.output import Json, print_json, printable, stdout
+from cli.terminal import harmless_json
 
 if TYPE_CHECKING:
     from pipeline.stores.postgres import Connection
@@ -106,7 +107,7 @@ def export(
     from query.evaluation.golden import write
 
     for line in write(asyncio.run(_stored(tenant))):
-        typer.echo(line)
+        typer.echo(harmless_json(line))
 
 
 @golden.command()

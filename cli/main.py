@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from cli.terminal import harmless
 from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def main() -> None:
     try:
         app()
     except PenstockError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {harmless(str(error))}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)

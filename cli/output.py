@@ -8,13 +8,15 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from cli.console import SafeConsole
+from cli.terminal import harmless, harmless_json
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; logs go to stderr.")]
 
-stderr = Console(stderr=True, highlight=False)
-stdout = Console(highlight=False)
+stderr = SafeConsole(stderr=True, highlight=False)
+stdout = SafeConsole(highlight=False)
 
 
 def quiet_libraries() -> None:
@@ -28,10 +30,15 @@ def log_warnings_to_stderr(context: typer.Context) -> None:
     import structlog  # takes 0.1 s: a search by the running service does without
 
     structlog.configure(
+        processors=[_without_control, *structlog.get_config()["processors"]],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
     context.find_root().call_on_close(structlog.reset_defaults)
+
+
+def _without_control(_: Any, __: str, line: Any) -> Any:
+    return {name: harmless(value) if isinstance(value, str) else value for name, value in line.items()}
 
 
 def printable(text: str) -> str:
@@ -41,8 +48,8 @@ def printable(text: str) -> str:
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    json.dump(document, sys.stdout, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False)
-    sys.stdout.write("\n")
+    text = json.dumps(document, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False)
+    sys.stdout.write(f"{harmless_json(text)}\n")
 
 
 def progress_bars(*, quiet: bool = False) -> Progress:

@@ -14,6 +14,7 @@ import typer
 
 from cli.moment import past_moment
 from cli.search_show import show
+from cli.terminal import harmless_json
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, development_token, home
 
@@ -101,7 +102,7 @@ def search(
         log_warnings_to_stderr(context)
         response = _here(request, tenant, principals, tags)
     if json_output:
-        typer.echo(json.dumps(response, ensure_ascii=False))
+        typer.echo(harmless_json(json.dumps(response, ensure_ascii=False)))
         return
     show(response, query, tenant, [*(f"user:{p}" for p in principals), *tags])
 

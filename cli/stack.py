@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cli.console import SafeConsole
 from deploy.local.stack import Stack
 from pipeline.core.errors import PenstockError
 from pipeline.runtime import settings
@@ -192,9 +193,9 @@ def _print_json(document: object) -> None:
 def _print_table(stack: Stack) -> None:
     from cli.status_screen import running
 
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+        console = SafeConsole(highlight=False, width=160)
     processes = local_processes(stack)
     console.print(running(processes))
     for worker in processes["workers"]:
@@ -230,7 +231,7 @@ def errors() -> Iterator[None]:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, str], None]]:
     """A line for everything that is done; on a terminal, below them, what is still under way."""
-    console = Console(stderr=True, highlight=False)
+    console = SafeConsole(stderr=True, highlight=False)
     under_way: dict[str, str] = {}
     lock = threading.Lock()
     with console.status("") as spinner:

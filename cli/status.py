@@ -10,8 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
+
+from cli.console import SafeConsole
+from cli.terminal import harmless_json
 
 if TYPE_CHECKING:
     from pipeline.diagnosis.connector_status import Schedule
@@ -69,11 +71,11 @@ def _once(settings: Settings, *, json_output: bool) -> None:
 
     report = asyncio.run(look(local_processes, settings))
     if json_output:
-        _print_line(json.dumps(report, ensure_ascii=False))
+        _print_line(harmless_json(json.dumps(report, ensure_ascii=False)))
     else:
-        console = Console(highlight=False)
+        console = SafeConsole(highlight=False)
         if not console.is_terminal:
-            console = Console(highlight=False, width=PIPE_WIDTH)
+            console = SafeConsole(highlight=False, width=PIPE_WIDTH)
         console.print(screen(report))
         print_page(console, local_stack())
     if not is_ready(report):
@@ -115,7 +117,7 @@ async def _watch(settings: Settings, every: float, *, json_output: bool) -> None
     from cli.stack import local_processes
     from cli.status_screen import line, screen
 
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     if json_output or not console.is_terminal:
         while True:
             report = await look(local_processes, settings)

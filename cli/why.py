@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from cli.output import Json, print_json, quiet_libraries
+from cli.output import Json, print_json, printable, quiet_libraries
 from cli.recorded import record
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def why(
             f"error: {document!r} matches {len(report.candidates)} documents; give the id of one of them:", err=True
         )
         for identity, title in report.candidates:
-            typer.echo(f"  {identity.id}  {identity.source}/{identity.external_id}  {title or ''}", err=True)
+            named = f"{identity.source}/{identity.external_id}  {title or ''}"
+            typer.echo(f"  {identity.id}  {printable(named)}", err=True)
         raise typer.Exit(2)
     story, context = report.story, report.context
     shown = [story.document.identity.id] if story.document is not None else []
