@@ -41,9 +41,9 @@ async def test_a_canary_is_searchable_in_both_stores_and_disappears_by_access_an
 
     async def all_paths_measured() -> bool:
         seen = await metrics(space, "canary")
-        found = [seen.get(("penstock_canary_seconds_count", "wiki", store), 0) for store in ("vectors", "keywords")]
+        counts = [seen.get(("penstock_canary_seconds_count", "wiki", store), 0) for store in ("vectors", "keywords")]
         gone = [seen.get(("penstock_canary_withdrawn_seconds_count", "wiki", way), 0) for way in ("access", "delete")]
-        return min(found) >= 4 and min(gone) >= 1
+        return min(counts) >= 4 and min(gone) >= 1
 
     await until(all_paths_measured)
     seen = await metrics(space, "canary")
@@ -81,13 +81,15 @@ async def test_only_the_canarys_principal_sees_it_and_a_restart_removes_a_killed
     await space.settled([note])
 
     async def is_there() -> bool:
-        code, told = await space.penstock("search", "penstock turbine", "--as", PRINCIPAL, "--json")
-        return code == 0 and [one["source"] for one in told["results"]] == ["canary.wiki"]
+        code, output = await space.penstock("search", "penstock turbine", "--as", PRINCIPAL, "--json")
+        return code == 0 and [result["source"] for result in output["results"]] == ["canary.wiki"]
 
     await until(is_there)
-    for mode, asked in (("vector", "--tag=staff"), ("keyword", "--tag=staff"), ("hybrid", "--as=anybody")):
-        _, told = await space.penstock("search", "penstock turbine canary", asked, "--mode", mode, "--json")
-        assert {one["source"] for one in told["results"]} == ({"wiki"} if asked == "--tag=staff" else set()), mode
+    for mode, requests in (("vector", "--tag=staff"), ("keyword", "--tag=staff"), ("hybrid", "--as=anybody")):
+        _, output = await space.penstock("search", "penstock turbine canary", requests, "--mode", mode, "--json")
+        assert {result["source"] for result in output["results"]} == (
+            {"wiki"} if requests == "--tag=staff" else set()
+        ), mode
 
     space.kill("canary")
     await asyncio.to_thread(space.start, "canary", env={**SOURCES, "PENSTOCK_CANARY_EVERY_SECONDS": "0"})

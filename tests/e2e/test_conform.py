@@ -58,7 +58,7 @@ async def test_the_conform_command_reports_verdicts_and_leaves_no_rows(space: Sp
         "connector", "conform", "tests.support.connectors.broken_notes:RemembersMembers", *laws, "--json"
     )
     assert (code, result["conforms"]) == (1, False)
-    assert [(one["law"], one["holds"]) for one in result["laws"]] == [("member-removed", False), ("slim-is-full", True)]
+    assert [(law["law"], law["holds"]) for law in result["laws"]] == [("member-removed", False), ("slim-is-full", True)]
     code, result = await space.penstock("connector", "conform", "examples.notes:Notes", *laws, "--json")
     assert (code, result["conforms"]) == (0, True)
     assert await space.query("SELECT 1 FROM connectors") == []

@@ -54,8 +54,8 @@ class Desk:
     until = staticmethod(until)
 
     async def searchable(self, words: str, principal: str = NotesPlayground.inside) -> list[str]:
-        _, found = await self.space.penstock("search", words, "--as", principal, "--json")
-        return [one["external_id"] for one in found["results"] if words.split()[-1] in one["text"]]
+        _, response = await self.space.penstock("search", words, "--as", principal, "--json")
+        return [result["external_id"] for result in response["results"] if words.split()[-1] in result["text"]]
 
     async def address(self, name: str) -> str:
         [(address,)] = await self.space.query("SELECT address FROM connectors WHERE source = %s", name)
@@ -151,8 +151,8 @@ async def test_events_need_a_valid_signature_and_keys_permit_only_their_actions(
 
 
 async def has_address(desk: Desk) -> bool:
-    found = await desk.space.query("SELECT 1 FROM connectors WHERE source = 'small' AND address <> ''")
-    return bool(found)
+    rows = await desk.space.query("SELECT 1 FROM connectors WHERE source = 'small' AND address <> ''")
+    return bool(rows)
 
 
 def get(url: str) -> str:
@@ -175,16 +175,16 @@ async def test_a_killed_worker_resumes_and_publishes_at_most_one_page_again(desk
 
 
 async def cursor(desk: Desk) -> object:
-    found = await desk.space.query("SELECT full_cursor FROM connectors WHERE source = 'large'")
-    return found[0][0] if found else None
+    rows = await desk.space.query("SELECT full_cursor FROM connectors WHERE source = 'large'")
+    return rows[0][0] if rows else None
 
 
 async def moved(desk: Desk, before: object) -> bool:
     return await cursor(desk) not in (None, before)
 
 
-async def complete(desk: Desk, wanted: int) -> bool:
-    return await desk.documents("large") == wanted
+async def complete(desk: Desk, expected: int) -> bool:
+    return await desk.documents("large") == expected
 
 
 async def count(space: Space, topic: str) -> int:
@@ -280,7 +280,7 @@ async def test_penstock_up_starts_the_connectors_worker_only_if_connectors_are_d
     try:
         assert worker.ready
         _, status = await desk.space.penstock("status", "--json")
-        assert [(one["name"], one["ready"]) for one in status["workers"]] == [("connectors", True)]
+        assert [(worker["name"], worker["ready"]) for worker in status["workers"]] == [("connectors", True)]
         await desk.until(lambda: has_address(desk))
     finally:
         await asyncio.to_thread(local.stop, "connectors")

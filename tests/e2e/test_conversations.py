@@ -90,8 +90,8 @@ async def test_conversations_are_served_whole_then_by_similarity_and_then_forgot
 
         await say(client, *(pair(n, "holidays") for n in range(5)))
         await space.until(PAIRS, 5)
-        found = await asked("holidays")
-        assert (found.served, len(found.pieces), found.withheld) == ("whole", 5, 5)
+        results = await asked("holidays")
+        assert (results.served, len(results.pieces), results.withheld) == ("whole", 5, 5)
 
         for at, topic in ((10, "printers"), (20, "the canteen"), (30, "parking"), (40, "visas"), (50, "laptops")):
             await say(client, *(pair(n, topic) for n in range(at, at + 10)), conversation=topic)
@@ -99,10 +99,10 @@ async def test_conversations_are_served_whole_then_by_similarity_and_then_forgot
         await space.until(PAIRS, 55)
         await space.until(CHUNKS, 6)
         await space.until(WAITING, 0)
-        found = await asked("Where can I park my car?")
-        assert (found.served, found.without_embedding) == ("nearest", 0)
-        assert "parking" in found.pieces[0].text
-        assert len(found.pieces) == 5
+        results = await asked("Where can I park my car?")
+        assert (results.served, results.without_embedding) == ("nearest", 0)
+        assert "parking" in results.pieces[0].text
+        assert len(results.pieces) == 5
         assert (await asked("Where can I park my car?", member="bob")).pieces == ()
 
         assert (await client.delete("/v1/conversations/ada/parking")).status_code == 202
@@ -154,9 +154,9 @@ async def test_histories_are_served_during_a_model_outage_and_embedded_after_it(
                 while (await model.stats())["requests"] < before + 3:  # it really is asked, and fails
                     await asyncio.sleep(0.2)
                 async with pool.connection() as connection:
-                    found = await history(connection, Caller("acme", frozenset()), "ada", 10_000)
-                assert (found.served, len(found.pieces), found.without_embedding) == ("newest", 5, 6)
-                assert "point 59?" in found.pieces[0].text
+                    served = await history(connection, Caller("acme", frozenset()), "ada", 10_000)
+                assert (served.served, len(served.pieces), served.without_embedding) == ("newest", 5, 6)
+                assert "point 59?" in served.pieces[0].text
 
                 space.kill("vectors")  # what it held comes back when its lease ends
                 space.start("detect#2", env=SMALL_GATE)

@@ -114,8 +114,8 @@ async def test_a_replay_never_overwrites_newer_versions_and_links_repeated_dead_
     assert "dead letter" not in why["reason"]
     assert [(d["attempt"], d["replayed_at"] is not None) for d in why["dead"]] == [(1, True), (2, True)]
     assert "replayed" in run(space, "why", "a.md", "--tenant", "acme").stdout
-    found = answer(space, "search", "text", "--tenant", "acme", "--tag", "staff")["results"]
-    assert ["new" in r["text"] for r in found] == [True]
+    results = answer(space, "search", "text", "--tenant", "acme", "--tag", "staff")["results"]
+    assert ["new" in r["text"] for r in results] == [True]
 
 
 async def test_the_dead_command_lists_shows_and_replays_dead_letters(space: Space) -> None:

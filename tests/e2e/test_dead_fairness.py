@@ -62,8 +62,8 @@ async def test_poison_of_one_tenant_does_not_delay_another_tenants_revocation(sp
     listed = run(space, "dead", "list").stdout.splitlines()
     assert len(listed) == 1 + 50 + 1
     assert f"{BAD} dead letters (invalid {BAD}), 50 shown" in listed[-1]
-    told = json.loads(run(space, "status", "--json").stdout)["dead_letters"]
-    assert (told["waiting"], [one["code"] for one in told["by_code"]]) == (BAD, ["invalid"])
+    output = json.loads(run(space, "status", "--json").stdout)["dead_letters"]
+    assert (output["waiting"], [code_count["code"] for code_count in output["by_code"]]) == (BAD, ["invalid"])
 
 
 async def test_a_worker_that_starts_into_a_flood_of_poison_handles_later_revocations(

@@ -75,12 +75,12 @@ class Crowd:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.space.settings.kafka.bootstrap)
         await admin.start()
         try:
-            found = await admin.list_consumer_group_offsets(
+            offsets = await admin.list_consumer_group_offsets(
                 f"{self.space.settings.kafka.topic_prefix}penstock-writes-down"
             )
         finally:
             await admin.close()
-        return {(tp.topic, tp.partition): meta.offset for tp, meta in found.items()}
+        return {(tp.topic, tp.partition): meta.offset for tp, meta in offsets.items()}
 
     async def check_nothing_is_committed_that_was_not_handled(self) -> None:
         committed = await self.committed()
@@ -112,8 +112,8 @@ class Crowd:
     async def settled(self) -> None:
         """Everything was handled, and committed to the very end."""
         ends = await self.ends()
-        wanted = {(topic, partition, o) for (topic, partition), end in ends.items() for o in range(end)}
-        await self.until(lambda: wanted <= self.handled())
+        desired = {(topic, partition, o) for (topic, partition), end in ends.items() for o in range(end)}
+        await self.until(lambda: desired <= self.handled())
         deadline = time.monotonic() + 30
         expected = {tp: end for tp, end in ends.items() if end}
         while {tp: o for tp, o in (await self.committed()).items() if o > 0} != expected:

@@ -229,8 +229,8 @@ async def test_a_failover_that_loses_a_revocation_does_not_expose_the_document(
         assert command.returncode == 1
         assert "`penstock recover --failover`" in command.stderr
         assert "revoked.md" not in command.stdout
-        told = await asyncio.to_thread(run, space, "status", "--json")
-        assert any("`penstock recover --failover`" in line for line in json.loads(told.stdout)["away"])
+        status_report = await asyncio.to_thread(run, space, "status", "--json")
+        assert any("`penstock recover --failover`" in line for line in json.loads(status_report.stdout)["away"])
 
         recovering = asyncio.create_task(answer(space, "recover", "--failover"))
         while not recovering.done():
@@ -239,15 +239,15 @@ async def test_a_failover_that_loses_a_revocation_does_not_expose_the_document(
             await asyncio.sleep(0.05)
         result = await recovering
         assert (result["audit"]["clean"], result["failed"], result["missing"]) == (True, 0, [])
-        wanted = {"same.md", "created.md"}
-        assert shown(await search(client)) == wanted
+        expected = {"same.md", "created.md"}
+        assert shown(await search(client)) == expected
         assert await metric(client) == 0
         assert {w.name for w in local.workers() if w.ready} == set(WORKERS)
 
         again = document("again.md", "again")
         await space.publish(again)
         await space.settled([again])
-        assert shown(await search(client)) == {*wanted, "again.md"}
+        assert shown(await search(client)) == {*expected, "again.md"}
     stop(local, *WORKERS)
     revoked = old["revoked.md"].model_copy(update={"acl_tags": ["board"]})
     await assert_equal(space, [old["same.md"], revoked, created, again])

@@ -20,7 +20,7 @@ GUIDE = PROJECT / "docs" / "connectors" / "your-own.md"
 
 def documented() -> list[dict[str, object]]:
     """The values as the guide prints them: a document, and a membership."""
-    return [json.loads(one) for one in re.findall(r'`(\{"tenant".*?\})`', GUIDE.read_text())]
+    return [json.loads(match) for match in re.findall(r'`(\{"tenant".*?\})`', GUIDE.read_text())]
 
 
 def headers(kind: str, identity: str) -> list[tuple[str, bytes]]:
@@ -53,7 +53,7 @@ async def test_records_published_as_documented_are_searchable_by_permitted_reade
 
     async def found(principal: str) -> list[str]:
         _, result = await space.penstock("search", "fire", "--tenant", "acme", "--as", principal, "--json")
-        return [one["external_id"] for one in result["results"]]
+        return [item["external_id"] for item in result["results"]]
 
     deadline = time.monotonic() + 90
     while not await found("ann@acme.example"):
@@ -68,7 +68,9 @@ def test_the_documented_records_match_the_published_schema() -> None:
     for value, name in zip(documented(), ("document.upserted.v1", "identity.changed.v1"), strict=True):
         assert name in schemas
         message = next(
-            one for key, one in published["components"]["messages"].items() if name in json.dumps([key, one])
+            message
+            for key, message in published["components"]["messages"].items()
+            if name in json.dumps([key, message])
         )
         payload = message["payload"]
         payload = payload.get("schema", payload)
@@ -89,8 +91,8 @@ def test_the_guide_contains_the_example_connector_verbatim() -> None:
 def test_the_guide_names_every_law() -> None:
     from connectors.conform.run import ALL_LAWS
 
-    told = set(re.findall(r"`([a-z-]+)`", GUIDE.read_text().partition("## Prove it")[2]))
-    assert set(ALL_LAWS) <= told
+    names = set(re.findall(r"`([a-z-]+)`", GUIDE.read_text().partition("## Prove it")[2]))
+    assert set(ALL_LAWS) <= names
 
 
 def test_every_guide_linked_in_the_overview_exists() -> None:

@@ -70,7 +70,7 @@ async def plant(space: Space) -> DocumentUpserted:
     await space.publish(member, topic=IDENTITIES)
     await space.settled([jane, rules])
     id_ = document_id("acme", "hr", jane.external_id)
-    made, asked = uuid4(), uuid4()
+    made, answer_id = uuid4(), uuid4()
     await space.execute("INSERT INTO answer_provenance VALUES ('acme', %s, %s)", made, [id_])
     await space.publish(
         *(
@@ -82,14 +82,14 @@ async def plant(space: Space) -> DocumentUpserted:
                 observed_at=now(),
                 pairs=[Pair(question=f"Where is {NAME}?", answer=f"{NAME} is ill.", asked_at=now(), answer_id=answer)],
             )
-            for who, answer in ((PERSON, asked), ("ada", made))
+            for who, answer in ((PERSON, answer_id), ("ada", made))
         ),
         topic=CONVERSATIONS,
     )
     async with producer(space.settings.kafka) as kafka:
         broken = json.dumps({"title": NAME}).encode()
         await (await kafka.send_raw(DOCUMENTS_LIVE, jane.key.encode(), broken, [("ce_type", b"penstock.nonsense.v1")]))
-    for answer in (made, asked):
+    for answer in (made, answer_id):
         await space.execute(
             "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons,"
             " documents, chunks, answer, unsupported)"
@@ -165,7 +165,7 @@ async def plant(space: Space) -> DocumentUpserted:
 
 async def in_postgres(space: Space) -> set[str]:
     """Tables of all schemas that hold the name anywhere, also within bytes."""
-    found = set()
+    results = set()
     tables = await space.query(
         "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
         " AND table_schema NOT IN ('pg_catalog', 'information_schema')"
@@ -178,8 +178,8 @@ async def in_postgres(space: Space) -> set[str]:
             f"%{NAME}%",
             f"%{NAME.encode().hex()}%",
         )
-        found |= {table for _ in rows}
-    return found
+        results |= {table for _ in rows}
+    return results
 
 
 async def in_elasticsearch(space: Space) -> int:
@@ -200,7 +200,7 @@ async def in_kafka(space: Space) -> dict[str, list[tuple[bytes | None, bytes | N
     partitions = [
         TopicPartition(f"{kafka.topic_prefix}{topic.name}", n) for topic in TOPICS for n in range(topic.partitions)
     ]
-    found: dict[str, list[tuple[bytes | None, bytes | None, Any]]] = {}
+    results: dict[str, list[tuple[bytes | None, bytes | None, Any]]] = {}
     consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, max_partition_fetch_bytes=2**25)
     await consumer.start()
     try:
@@ -211,10 +211,10 @@ async def in_kafka(space: Space) -> dict[str, list[tuple[bytes | None, bytes | N
             for p, records in (await consumer.getmany(timeout_ms=200)).items():
                 for r in records:
                     if NAME.encode() in (r.key or b"") + (r.value or b"") + repr(r.headers).encode():
-                        found.setdefault(p.topic.removeprefix(kafka.topic_prefix), []).append(
+                        results.setdefault(p.topic.removeprefix(kafka.topic_prefix), []).append(
                             (r.key, r.value, r.headers)
                         )
-        return found
+        return results
     finally:
         await consumer.stop()
 
@@ -268,31 +268,31 @@ async def test_a_forgotten_document_and_person_remain_in_no_store(operator: Spac
     assert {"documents", "answer_reviews", "dead_letters", "chunks_g1", "access_sets", "eval_judgements"} <= before
     assert len(before) >= 20
     assert await in_elasticsearch(space) == 2
-    code, told = await space.penstock("export", PERSON, "--tenant", "acme")
+    code, output = await space.penstock("export", PERSON, "--tenant", "acme")
     assert code == 0
-    assert {"memberships", "conversation_pairs", "answer_feedback", "answer_reviews", "connector_items"} <= told[
+    assert {"memberships", "conversation_pairs", "answer_feedback", "answer_reviews", "connector_items"} <= output[
         "postgres"
     ].keys()
-    assert told["postgres"]["memberships"][0]["principal"] == PERSON
+    assert output["postgres"]["memberships"][0]["principal"] == PERSON
 
-    code, told = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--json")
-    assert (code, told) == (1, {"done": False}), "nobody said --yes"
+    code, output = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--json")
+    assert (code, output) == (1, {"done": False}), "nobody said --yes"
     assert await in_postgres(space) == before
-    code, told = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
+    code, output = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
     assert code == 0
-    assert told["done"]
-    assert told["erased"]["postgres documents"] == 1
+    assert output["done"]
+    assert output["erased"]["postgres documents"] == 1
     assert {"Kafka documents.live.v1", "Kafka dead-letters.v1", "backups of Postgres"} <= {
-        one["where"] for one in told["remains"] if one["until"]
+        entry["where"] for entry in output["remains"] if entry["until"]
     }
     await space.execute(  # left by a command that was cut off
         "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES ('acme', 'x', %s, '{}')", [NAME]
     )
-    code, told = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
-    assert (code, told["already_erased"], told["erased"].get("postgres documents")) == (0, True, None)
-    code, told = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
+    code, output = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
+    assert (code, output["already_erased"], output["erased"].get("postgres documents")) == (0, True, None)
+    code, output = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
     assert code == 0
-    assert told["erased"]["postgres memberships"] == 1
+    assert output["erased"]["postgres memberships"] == 1
     await assert_forgotten(space)
     assert await space.query(
         "SELECT count(*) FROM documents WHERE external_id = 'rules.md' AND deleted_at IS NULL"
@@ -326,8 +326,8 @@ async def test_forget_signs_its_records_where_only_signed_ones_are_accepted(spac
     await space.settled([jane])
     await space.until("SELECT count(*) = 1 FROM memberships")
     for subject, name in (("person", PERSON), ("document", jane.external_id)):
-        code, told = await space.penstock("forget", subject, name, "--tenant", "acme", "--yes", "--json")
-        assert (code, told["done"]) == (0, True)
+        code, output = await space.penstock("forget", subject, name, "--tenant", "acme", "--yes", "--json")
+        assert (code, output["done"]) == (0, True)
     await space.until("SELECT count(*) = 0 FROM memberships")
     assert await space.query("SELECT deleted_at IS NOT NULL, author, erased_at IS NOT NULL FROM documents") == [
         (True, None, True)
@@ -352,9 +352,9 @@ async def test_nothing_of_a_forgotten_tenant_remains_and_other_tenants_are_untou
     assert await space.query(
         "SELECT title, text FROM documents d JOIN document_bodies b ON b.document_id = d.id WHERE tenant = 'globex'"
     ) == [("kept.md", "of somebody else")], "a living document is not touched"
-    code, told = await space.penstock("forget", "tenant", "acme", "--yes", "--json")
+    code, output = await space.penstock("forget", "tenant", "acme", "--yes", "--json")
     assert code == 0
-    assert told["erased"]["postgres documents"] == 2
+    assert output["erased"]["postgres documents"] == 2
     await assert_forgotten(space)
     assert await space.query("SELECT tenant FROM documents WHERE deleted_at IS NULL") == [("globex",)]
 
@@ -366,8 +366,8 @@ async def test_a_forgotten_authors_name_is_removed_from_all_their_documents(work
     await space.publish(*works)
     await space.settled(works)
     assert await in_elasticsearch(space) == 3
-    code, told = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
-    assert (code, told["erased"]["postgres documents"], told["erased"]["elasticsearch authors"]) == (0, 3, 3)
+    code, output = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
+    assert (code, output["erased"]["postgres documents"], output["erased"]["elasticsearch authors"]) == (0, 3, 3)
     assert await in_elasticsearch(space) == 0
     assert await in_postgres(space) == set()
 
@@ -392,8 +392,8 @@ async def test_references_to_a_document_are_forgotten_after_its_row_expired_by_r
             await Retention(pool, Metrics(), RetentionSettings()).turn()
     assert {"eval_judgements", "dead_letters", "conversation_pairs"} <= await in_postgres(space)
     name = jane.external_id if subject == "document" else "hr"
-    code, told = await space.penstock("forget", subject, name, "--tenant", "acme", "--yes", "--json")
-    assert (code, told["done"], told.get("already_erased", False)) == (0, True, subject == "document")
+    code, output = await space.penstock("forget", subject, name, "--tenant", "acme", "--yes", "--json")
+    assert (code, output["done"], output.get("already_erased", False)) == (0, True, subject == "document")
     assert await space.query(
         "SELECT (SELECT count(*) FROM dead_letters), (SELECT count(*) FROM eval_judgements WHERE external_id = %s),"
         " (SELECT count(*) FROM conversation_pairs WHERE member = 'ada'), (SELECT count(*) FROM superseded)",

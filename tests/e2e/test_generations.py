@@ -172,16 +172,16 @@ class Life:
             caller = await search.identify("acme", tags=["wiki/staff"])
             while True:
                 n = self.searches % STEADY
-                found = await search.search(f"inspection of {SUBJECTS[n]}", caller)
-                names = {r.passage.external_id for r in found.results}
-                if found.degraded or f"steady{n}" not in names:
-                    self.failed.append(f"{SUBJECTS[n]}: {found.degraded} {sorted(names)[:3]}")
+                response = await search.search(f"inspection of {SUBJECTS[n]}", caller)
+                names = {r.passage.external_id for r in response.results}
+                if response.degraded or f"steady{n}" not in names:
+                    self.failed.append(f"{SUBJECTS[n]}: {response.degraded} {sorted(names)[:3]}")
                 self.searches += 1
                 await asyncio.sleep(0.5)
 
     @asynccontextmanager
     async def going_on(self, *what: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(one()) for one in what]
+        tasks = [asyncio.create_task(item()) for item in what]
         try:
             yield
         finally:
@@ -197,9 +197,9 @@ async def assert_unmixed(space: Space, models: dict[str, FakeWords]) -> None:
         rows = await space.query(f"SELECT text, embedding::real[] FROM {table}")
         assert len(rows) >= STEADY
         for text, embedding in rows:
-            wanted = model.vector(text)
-            assert len(embedding) == len(wanted)
-            assert float(np.abs(np.asarray(embedding, dtype=np.float32) - wanted).max()) < VECTOR_TOLERANCE
+            expected = model.vector(text)
+            assert len(embedding) == len(expected)
+            assert float(np.abs(np.asarray(embedding, dtype=np.float32) - expected).max()) < VECTOR_TOLERANCE
 
 
 NOTHING_PENDING = (
@@ -273,9 +273,9 @@ async def test_cut_over_to_another_model_during_changes_searches_and_kills(
             assert (cut["active"], cut["previous"], cut["retired"]) == ("g2", "g1", [])
             judged_by = cut["evaluation"]
             assert (judged_by["active"], judged_by["candidate"], judged_by["questions"]) == ("g1", "g2", STEADY / 8)
-            asked = large.stats.requests
+            requests = large.stats.requests
             await asyncio.sleep(2)
-            assert large.stats.requests > asked, "questions are embedded by the new model"
+            assert large.stats.requests > requests, "questions are embedded by the new model"
 
         assert life.failed == []
         assert life.searches > 20

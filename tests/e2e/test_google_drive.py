@@ -28,7 +28,7 @@ class Harbour(Company):
                 best: dict[str, str] = {}
                 for result in await self.results(who, query):
                     best.setdefault(result.passage.external_id, result.text)
-                if set(best) == ids and any(text in one for one in best.values()):
+                if set(best) == ids and any(text in result for result in best.values()):
                     return
                 await asyncio.sleep(0.1)
 

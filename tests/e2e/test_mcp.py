@@ -74,12 +74,14 @@ def id_of(document: DocumentUpserted) -> str:
 
 async def check(client: Client) -> None:
     """By meaning: no word in common with what is asked."""
-    found = await call(client, "search", query="How much vacation do I get?")
-    assert found["results"][0]["id"] == id_of(LEAVE)
-    assert found["results"][0]["url"] == "https://wiki.example.org/leave.md"
-    assert found["notes"] == []
+    response = await call(client, "search", query="How much vacation do I get?")
+    assert response["results"][0]["id"] == id_of(LEAVE)
+    assert response["results"][0]["url"] == "https://wiki.example.org/leave.md"
+    assert response["notes"] == []
     assert (await call(client, "fetch", id=id_of(LEAVE)))["text"] == LEAVE.content
-    assert id_of(SALARY) not in {one["id"] for one in (await call(client, "search", query="salary bands"))["results"]}
+    assert id_of(SALARY) not in {
+        result["id"] for result in (await call(client, "search", query="salary bands"))["results"]
+    }
     assert "the document does not exist" in await refused(client, "fetch", id=id_of(SALARY))
 
 
@@ -121,11 +123,11 @@ async def test_a_stdio_server_with_a_tag_reads_only_its_documents_and_writes_onl
         stderr=PIPE,
     )
     begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-    asked = {"name": "fetch", "arguments": {"id": id_of(SALARY)}}
+    requests = {"name": "fetch", "arguments": {"id": id_of(SALARY)}}
     sent: list[dict[str, Any]] = [
         {"id": 1, "method": "initialize", "params": begin},
         {"method": "notifications/initialized"},
-        {"id": 2, "method": "tools/call", "params": asked},
+        {"id": 2, "method": "tools/call", "params": requests},
         {"id": 3, "method": "tools/call", "params": {"name": "fetch", "arguments": {"id": id_of(LEAVE)}}},
     ]
     assert process.stdin is not None
@@ -135,8 +137,8 @@ async def test_a_stdio_server_with_a_tag_reads_only_its_documents_and_writes_onl
         process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
         await process.stdin.drain()
         if "id" in message:
-            told = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))  # every line is a message
-            answers[told["id"]] = told["result"]
+            output = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))  # every line is a message
+            answers[output["id"]] = output["result"]
     out, errors = await asyncio.wait_for(process.communicate(b""), 30)  # closes stdin: so a client says goodbye
     assert (process.returncode, out) == (0, b""), errors.decode()
     assert answers[2]["structuredContent"]["text"] == SALARY.content
@@ -212,9 +214,9 @@ async def ask(reader: Process, principal: str, question: str) -> list[str]:
 async def ask_until_listed(reader: Process, principal: str, question: str, title: str) -> list[str]:
     """Ask until it is among the answers."""
     async with asyncio.timeout(60):
-        while title not in (found := await ask(reader, principal, question)):
+        while title not in (answer := await ask(reader, principal, question)):
             await asyncio.sleep(0.2)
-    return found
+    return answer
 
 
 async def test_the_example_query_service_is_under_eighty_lines() -> None:
@@ -225,11 +227,11 @@ async def test_the_example_query_service_is_under_eighty_lines() -> None:
 async def test_the_example_query_service_follows_changes_of_documents_access_and_memberships(site: Space) -> None:
     question, remote = "How much vacation do I get?", page("remote.md", "Vacation days can be spent working abroad.")
     async with example_reader(site) as reader:
-        found = await ask(reader, "ann", question)
-        assert found[0] == "leave"
-        assert "salary" not in found
+        answer = await ask(reader, "ann", question)
+        assert answer[0] == "leave"
+        assert "salary" not in answer
         assert await ask(reader, "eve", question) == []
-        assert await ask(reader, "bob", question) == found
+        assert await ask(reader, "bob", question) == answer
 
         await site.publish(remote)  # what became searchable is announced: the remembered answer is worth nothing now
         assert "leave" in await ask_until_listed(reader, "ann", question, "remote")
@@ -252,4 +254,4 @@ async def test_the_example_query_service_follows_changes_of_documents_access_and
         async with asyncio.timeout(60):
             while await ask(reader, "bob", question):
                 await asyncio.sleep(0.2)
-        assert await ask(reader, "ann", question) == found
+        assert await ask(reader, "ann", question) == answer

@@ -31,12 +31,12 @@ def clean_environment(home: Path) -> dict[str, str]:
 
 @pytest.mark.timeout(1500)
 def test_every_command_of_the_operating_guide_prints_the_documented_output(tmp_path: Path) -> None:
-    found = commands(GUIDE.read_text())
-    assert len(found) > 50
+    documented = commands(GUIDE.read_text())
+    assert len(documented) > 50
     env = clean_environment(tmp_path)
     with shell(PROJECT, env) as bash:
         try:
-            for command in found:
+            for command in documented:
                 bash.run(command)
         finally:
             subprocess.run(

@@ -63,10 +63,10 @@ async def records(space: Space, topic: Topic) -> list[tuple[bytes, bytes, Header
         places = [TopicPartition(name, number) for number in range(topic.partitions)]
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
-        found = [await consumer.getone() for _ in range(sum(ends.values()))]
+        consumed = [await consumer.getone() for _ in range(sum(ends.values()))]
     finally:
         await consumer.stop()
-    return [(record.key, record.value, list(record.headers)) for record in found]
+    return [(record.key, record.value, list(record.headers)) for record in consumed]
 
 
 async def principals_with_access(space: Space, principals: Sequence[str]) -> list[str]:
@@ -126,7 +126,7 @@ async def test_records_without_a_valid_signature_change_nothing_and_become_dead_
 
     # Records of the wiki's own, on another topic, under another key and as another type.
     [genuine] = await records(space, DOCUMENTS_LIVE)
-    [member, *_] = [one for one in await records(space, IDENTITIES) if one[0].endswith(b"ann")]
+    [member, *_] = [record for record in await records(space, IDENTITIES) if record[0].endswith(b"ann")]
     async with producer(space.settings.kafka) as kafka:
         moved = [
             (DOCUMENTS_LIVE, b"acme/hr/merger.md", genuine[1], genuine[2]),
@@ -134,7 +134,7 @@ async def test_records_without_a_valid_signature_change_nothing_and_become_dead_
             (IDENTITIES, *genuine),
             (DOCUMENTS_LIVE, *genuine[:2], [*genuine[2], ("ce_type", b"io.penstock.document.deleted.v1")]),
         ]
-        await deliver([kafka.send_raw(*one) for one in moved])
+        await deliver([kafka.send_raw(*name) for name in moved])
     tried = await attack(space, stranger, partner)
     await space.until("SELECT count(*) FROM dead_letters", tried + len(moved))
     assert await principals_with_access(space, ["ann", "eve"]) == ["ann"]
@@ -236,7 +236,9 @@ async def test_removed_and_expired_keys_are_refused_and_rotated_ones_accepted_du
         accepted += 1
     assert await codes(space) == {"key_not_in_force": 2}
     answer(space, "producer", "rotate", "wiki", "--overlap-days", "0", "--key-file", str(space.home / "wiki-3.pem"))
-    in_force = {one["producer"]: [key["in_force"] for key in one["keys"]] for one in answer(space, "producer", "list")}
+    in_force = {
+        entry["producer"]: [key["in_force"] for key in entry["keys"]] for entry in answer(space, "producer", "list")
+    }
     assert in_force == {"wiki": [False, False, True]}
 
 
@@ -365,8 +367,8 @@ def test_the_producer_commands_add_list_allow_rotate_and_remove_producers(
     assert "PRIVATE" not in printed.stderr
     assert "rotate" in refused("add", "wiki", "--allow", "acme/wiki")
     file = space.home / "canary.pem"
-    told = json.loads(typed("add", "canary", "--allow", "*/canary.*", "--key-file", str(file), "--json").stdout)
-    assert (told["producer"], told["key_file"], told["private_key"]) == ("canary", str(file), None)
+    output = json.loads(typed("add", "canary", "--allow", "*/canary.*", "--key-file", str(file), "--json").stdout)
+    assert (output["producer"], output["key_file"], output["private_key"]) == ("canary", str(file), None)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     again = ("add", "canary", "--allow", "*/canary.*", "--key-file", str(file), "--if-missing")
     assert typed(*again).exit_code == 0
@@ -382,7 +384,7 @@ def test_the_producer_commands_add_list_allow_rotate_and_remove_producers(
     for wrong in (["Wiki", "--allow", "a/b"], ["w", "--allow", "acme"], ["w", "--allow", "a/b/c"], ["w"]):
         assert typed("add", *wrong).exit_code == 2, wrong
     listed = json.loads(typed("list", "--json").stdout)
-    assert [(one["producer"], one["allow"], len(one["keys"])) for one in listed] == [
+    assert [(entry["producer"], entry["allow"], len(entry["keys"])) for entry in listed] == [
         ("canary", ["acme/canary.*", "globex/canary.*"], 1),
         ("wiki", ["acme/wiki", "acme/shop-*"], 1),
     ]
@@ -390,7 +392,7 @@ def test_the_producer_commands_add_list_allow_rotate_and_remove_producers(
     shown = typed("list").stdout
     assert ("wiki" in shown, "canary  acme/canary.*, globex/canary.*" in shown) == (False, True)
     assert typed("add", "wiki", "--allow", "acme/wiki").exit_code == 0, "it may come back with another key"
-    everything = {one["producer"]: one["keys"] for one in json.loads(typed("list", "--all", "--json").stdout)}
+    everything = {entry["producer"]: entry["keys"] for entry in json.loads(typed("list", "--all", "--json").stdout)}
     assert [key["in_force"] for key in everything["wiki"]] == [False, True]
 
 

@@ -71,7 +71,7 @@ async def assert_overview_is_drawn(prometheus: str) -> None:
         figure.savefig(io.BytesIO(), format="svg")
         return {axes.get_title(loc="left"): axes for axes in figure.axes}
 
-    found = await asyncio.to_thread(draw)
-    wanted = {panel["title"]: panel for panel in OVERVIEW.json()["panels"] if panel["type"] != "row"}
-    assert found.keys() == wanted.keys()
-    assert not [title for title, axes in found.items() if not (axes.lines or axes.texts)]
+    results = await asyncio.to_thread(draw)
+    expected = {panel["title"]: panel for panel in OVERVIEW.json()["panels"] if panel["type"] != "row"}
+    assert results.keys() == expected.keys()
+    assert not [title for title, axes in results.items() if not (axes.lines or axes.texts)]

@@ -106,11 +106,11 @@ def long(n: int) -> DocumentUpserted:
 
 async def waiting(space: Space) -> int:
     """Chunks that wait for embedding: wanted by the ledger and not in the table."""
-    [(wanted,)] = await space.query(
+    [(expected,)] = await space.query(
         "SELECT coalesce(sum(cardinality(m.chunk_ids)), 0)::bigint FROM manifests m JOIN index_state s"
         " USING (document_id, generation) WHERE s.store = 'vectors' AND s.seq < s.want_seq"
     )
-    return int(wanted)
+    return int(expected)
 
 
 async def test_revocations_and_deletes_apply_at_the_next_query_despite_a_long_embedding_queue(
@@ -202,12 +202,12 @@ async def visible(search: Search) -> dict[Mode, set[str]]:
     answers = {}
     for mode in MODES:
         caller = await search.identify("acme", principals=["ann"])
-        found = await search.search("harbour plan", caller, mode=mode, top=100)
-        assert found.degraded == ()
-        counted = [s for s in found.steps if s.name in ("vectors", "keywords", "fuse", "arrange")]
+        response = await search.search("harbour plan", caller, mode=mode, top=100)
+        assert response.degraded == ()
+        counted = [s for s in response.steps if s.name in ("vectors", "keywords", "fuse", "arrange")]
         counts = {s.name: n for s in counted for n in s.facts.values()}
-        assert set(counts.values()) <= {len(found.results)}, counts
-        answers[mode] = {r.passage.external_id.removesuffix(".md") for r in found.results}
+        assert set(counts.values()) <= {len(response.results)}, counts
+        answers[mode] = {r.passage.external_id.removesuffix(".md") for r in response.results}
     return answers
 
 

@@ -37,11 +37,11 @@ async def test_a_document_reaches_the_query_with_every_process_in_its_own_postgr
             space.start("canary", env={"PENSTOCK_CANARY_EVERY_SECONDS": "1"})
 
             async def found() -> list[str]:
-                code, told = await space.penstock(
+                code, output = await space.penstock(
                     "search", "what do numbats eat", "--as", NotesPlayground.inside, "--json"
                 )
-                assert code == 0, told
-                return [one["external_id"] for one in told["results"]]
+                assert code == 0, output
+                return [result["external_id"] for result in output["results"]]
 
             async with asyncio.timeout(60):
                 while await found() != ["numbat"]:

@@ -75,7 +75,8 @@ def test_a_folders_file_is_searchable_in_both_stores_over_tls_with_least_privile
 
     def found() -> list[tuple[str, list[str]]]:
         return [
-            (Path(one["external_id"]).name, sorted(one["stores"])) for one in site.ask("numbat termites")["results"]
+            (Path(result["external_id"]).name, sorted(result["stores"]))
+            for result in site.ask("numbat termites")["results"]
         ]
 
     while found() != [("numbat.md", ["keyword", "vector"])]:
@@ -107,10 +108,10 @@ async def test_records_without_a_valid_signature_change_nothing_and_become_dead_
         async with producer_of(site, "penstock_connect", key) as kafka:
             for topic, message in messages:
                 await (await kafka.send(topic, message))
-    wanted = {"unsigned": 2, "bad_signature": 2, "key_not_in_force": 2, "not_allowed": 1}
+    expected = {"unsigned": 2, "bad_signature": 2, "key_not_in_force": 2, "not_allowed": 1}
     with psycopg.connect(site.secured.postgres(), autocommit=True) as admin:
         deadline = time.monotonic() + 60
-        while dict(admin.execute("SELECT code, count(*) FROM dead_letters GROUP BY 1").fetchall()) != wanted:
+        while dict(admin.execute("SELECT code, count(*) FROM dead_letters GROUP BY 1").fetchall()) != expected:
             assert time.monotonic() < deadline, site.log("detect")[-3000:]
             await asyncio.sleep(0.2)
         assert admin.execute("SELECT count(*) FROM memberships WHERE principal = 'eve'").fetchall() == [(0,)]
@@ -183,15 +184,15 @@ async def test_a_login_without_our_client_certificate_is_refused_where_one_is_re
     site: Site, tmp_path: Path
 ) -> None:
     foreign = Authority(tmp_path, OTHER).issue(OWNER)
-    wanted = "client certificate"
+    expected = "client certificate"
     certified = f"127.0.0.1:{certified_port(site)}"
     by_certificate = {"bootstrap": certified, "security_protocol": "SSL"}
-    assert wanted in await told(site, knock_at_kafka(site, **by_certificate))
+    assert expected in await told(site, knock_at_kafka(site, **by_certificate))
     shown = site.secured.logins["penstock_detect"].certificate
     await knock_at_kafka(site, **by_certificate, ssl_certfile=str(shown.certificate), ssl_keyfile=str(shown.key))
     theirs = {"sslcert": str(foreign.certificate), "sslkey": str(foreign.key)}
-    assert wanted in await told(site, knock_at_postgres(site, login=OWNER, **theirs))
-    assert wanted in await told(site, knock_at_elasticsearch(site, client_cert=None, client_key=None))
+    assert expected in await told(site, knock_at_postgres(site, login=OWNER, **theirs))
+    assert expected in await told(site, knock_at_elasticsearch(site, client_cert=None, client_key=None))
 
 
 @pytest.mark.slow
@@ -283,10 +284,12 @@ async def test_kafka_refuses_each_login_reading_topics_it_does_not_need(site: Si
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka_settings(site, login).bootstrap, **options)
     await admin.start()
     try:
-        found = {one["topic"]: one["error_code"] for one in await admin.describe_topics(KAFKA_DENIES_READING[login])}
+        errors = {
+            topic["topic"]: topic["error_code"] for topic in await admin.describe_topics(KAFKA_DENIES_READING[login])
+        }
     finally:
         await admin.close()
-    seen = [topic for topic, code in found.items() if code != TopicAuthorizationFailedError.errno]
+    seen = [topic for topic, code in errors.items() if code != TopicAuthorizationFailedError.errno]
     for topic in seen:  # it may know that there is one; what stands there it may not
         async with consumer(site, login, None) as kafka:
             kafka.assign([TopicPartition(topic, 0)])

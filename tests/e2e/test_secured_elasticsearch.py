@@ -111,7 +111,7 @@ def test_the_compose_script_fails_with_a_wrong_password_and_prints_none(users: S
     done = run_script(users, tmp_path, {**PASSWORDS, "admin": "guessed"})
     assert done.returncode != 0
     assert "401" in done.stderr
-    assert not [one for one in (*PASSWORDS.values(), "guessed") if one in done.stdout + done.stderr]
+    assert not [password for password in (*PASSWORDS.values(), "guessed") if password in done.stdout + done.stderr]
 
 
 @pytest.mark.parametrize("role", MAY)

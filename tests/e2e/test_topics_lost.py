@@ -56,10 +56,10 @@ async def living_documents(space: Space) -> dict[str, tuple[str, tuple[str, ...]
     }
 
 
-async def until_living_documents(space: Space, wanted: dict[str, tuple[str, tuple[str, ...]]]) -> None:
+async def until_living_documents(space: Space, expected: dict[str, tuple[str, tuple[str, ...]]]) -> None:
     deadline = time.monotonic() + 60
-    while (found := await living_documents(space)) != wanted:
-        assert time.monotonic() < deadline, found
+    while (documents := await living_documents(space)) != expected:
+        assert time.monotonic() < deadline, documents
         await asyncio.sleep(0.2)
 
 
@@ -102,9 +102,9 @@ async def test_changes_lost_with_kafkas_topics_are_published_again_after_recover
     assert (await space.penstock("ingest", str(typed), "--acl", "staff", "--wait", "--json"))[0] == 0
     assert (await space.penstock(*connect))[0] == 0
     texts = {"kept": "Stays.", "edited": "After.", "new": "Comes."}
-    wanted = {f"{source}/{name}": (text, board) for name, text in texts.items()}
-    wanted |= {f"swept/{name}": (text, ("swept/staff",)) for name, text in texts.items()}
-    await until_living_documents(space, wanted)
+    expected = {f"{source}/{name}": (text, board) for name, text in texts.items()}
+    expected |= {f"swept/{name}": (text, ("swept/staff",)) for name, text in texts.items()}
+    await until_living_documents(space, expected)
     assert staff not in {acl for _, acl in (await living_documents(space)).values()}
 
     code, nothing = await space.penstock("recover", "--topics-lost", "--json")

@@ -134,10 +134,10 @@ async def records(space: Space) -> list[tuple[str, dict[str, bytes]]]:
     )
     await consumer.start()
     try:
-        found = []
+        results = []
         while batch := await consumer.getmany(timeout_ms=1500):
-            found += [(record.topic, dict(record.headers)) for some in batch.values() for record in some]
-        return found
+            results += [(record.topic, dict(record.headers)) for some in batch.values() for record in some]
+        return results
     finally:
         await consumer.stop()
 
@@ -208,7 +208,7 @@ async def test_a_document_and_each_request_have_one_trace_without_any_content(ho
             json={"query": f"what is the otter {ASKED} called"},
             headers={"traceparent": f"00-{mine}-{parent}-01"},
         )
-        assert [one["external_id"] for one in answer.json()["results"]] == [NAME]
+        assert [result["external_id"] for result in answer.json()["results"]] == [NAME]
         assert answer.headers["trace-id"] == mine
         written = await client.post(
             "/v1/answers", json={"question": f"What is the otter called, {ASKED}?", "mode": "hybrid"}
@@ -228,9 +228,9 @@ async def test_a_document_and_each_request_have_one_trace_without_any_content(ho
         )
         assert NAME in called.text or document in called.text
         answers = {"answer": written, "stream": streamed, "tool": called}
-        told = {"search": mine, **{name: answer.headers["trace-id"] for name, answer in answers.items()}}
+        trace_ids = {"search": mine, **{name: answer.headers["trace-id"] for name, answer in answers.items()}}
         spent = (await client.get("/metrics")).text
-    assert len(set(told.values())) == 4
+    assert len(set(trace_ids.values())) == 4
     assert re.search(r"^penstock_query_embedding_tokens_total [1-9]", spent, re.MULTILINE)
     assert re.search(r'^penstock_query_tokens_total\{kind="answer",model="copyist"\} [1-9]', spent, re.MULTILINE)
     [request] = [s for s in collector.of(mine) if s.kind == "server"]
@@ -245,15 +245,17 @@ async def test_a_document_and_each_request_have_one_trace_without_any_content(ho
     [embedded] = [s for s in collector.of(mine) if s.name.startswith("embeddings ")]
     assert embedded.parent == steps["embed"].id
     assert {"POST /v1/answers", "access", "vectors", "keywords", "chat", "chat copyist"} <= {
-        s.name for s in collector.of(told["answer"])
+        s.name for s in collector.of(trace_ids["answer"])
     }
-    [wrote] = [s for s in collector.of(told["answer"]) if s.name == "chat copyist"]
+    [wrote] = [s for s in collector.of(trace_ids["answer"]) if s.name == "chat copyist"]
     assert wrote.attributes["gen_ai.usage.output_tokens"] > 0
     assert [above.name for above in collector.above(wrote)] == ["chat", "POST /v1/answers"]
-    [wrote] = [s for s in collector.of(told["stream"]) if s.name == "chat copyist"]
+    [wrote] = [s for s in collector.of(trace_ids["stream"]) if s.name == "chat copyist"]
     assert [above.name for above in collector.above(wrote)] == ["chat", "POST /v1/answers"]
     for store in ("vectors", "keywords"):
-        lines_up = [[above.name for above in collector.above(s)] for s in collector.of(told["tool"]) if s.name == store]
+        lines_up = [
+            [above.name for above in collector.above(s)] for s in collector.of(trace_ids["tool"]) if s.name == store
+        ]
         assert ["tools/call search", "POST /mcp"] in lines_up
 
     # Every record carries its context, and nothing carries what was said
@@ -264,7 +266,7 @@ async def test_a_document_and_each_request_have_one_trace_without_any_content(ho
     logs = {path.stem: path.read_text() for path in space.home.glob("*.log")}
     assert set(logs) == {"detect", "vectors", "keywords", "connectors", "query"}
     lines = [json.loads(line) for log in logs.values() for line in log.splitlines()]
-    assert {line["trace_id"] for line in lines if line["event"] == "request_handled"} >= set(told.values())
+    assert {line["trace_id"] for line in lines if line["event"] == "request_handled"} >= set(trace_ids.values())
     places = {
         "spans": b"".join(collector.raw),
         "headers": repr([headers for _, headers in sent]).encode(),

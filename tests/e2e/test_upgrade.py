@@ -119,12 +119,12 @@ async def search(client: httpx.AsyncClient, stopped: asyncio.Event) -> int:
     """Until stopped; returns how many searches were answered. None may fail; a busy machine may ask us to wait."""
     answered = refused = 0
     while not stopped.is_set():
-        found = await client.post("/v1/search", json={"query": f"heron of change {answered}"})
-        if found.status_code == 503 and refused < 20:
-            assert found.headers["retry-after"]
+        response = await client.post("/v1/search", json={"query": f"heron of change {answered}"})
+        if response.status_code == 503 and refused < 20:
+            assert response.headers["retry-after"]
             refused += 1
         else:
-            assert found.status_code == 200, found.text
+            assert response.status_code == 200, response.text
             answered, refused = answered + 1, 0
         await asyncio.sleep(0.6)  # 120 a minute are taken
     return answered
@@ -180,7 +180,7 @@ async def test_a_rolling_upgrade_and_downgrade_lose_no_change_and_fail_no_search
             assert changes.sent > before > 20, "documents changed all along"
             await space.settled(changes.last.values())
             stopped.set()
-            assert all([await one for one in searches])
+            assert all([await search for search in searches])
     await assert_equal(space, changes.wanted.values())
     assert await space.query("SELECT code FROM dead_letters") == []
     code, report = await space.penstock("audit", "--json")

@@ -74,9 +74,9 @@ async def test_the_installed_wheel_runs_without_the_source_tree(installed: Insta
     assert str(PROJECT) + os.sep not in where.stdout, "the source tree is not used"
     assert run(installed, space, "--version").stdout == f"penstock {installed.version}\n"
     for command in ("--help", "migrate --help", "worker --help", "dead --help", "audit --help"):
-        told = run(installed, space, *command.split())
-        assert told.returncode == 0, f"{command}: {told.stderr}"
-        assert "Usage: penstock" in told.stdout
+        output = run(installed, space, *command.split())
+        assert output.returncode == 0, f"{command}: {output.stderr}"
+        assert "Usage: penstock" in output.stdout
     migrated = run(installed, space, "migrate")
     assert (migrated.returncode, migrated.stdout) == (0, "Everything is up to date.\n"), migrated.stderr
 
@@ -113,14 +113,14 @@ async def test_the_installed_wheel_runs_without_the_source_tree(installed: Insta
             base_url=url, headers=bearer(space.home / DEVELOPMENT_FILE), timeout=60, trust_env=False
         ) as client:
             async with asyncio.timeout(60):  # who is in which group comes by a topic of its own
-                found: list[str] = []
-                while not found:
+                results: list[str] = []
+                while not results:
                     answer = await client.post(
                         "/v1/search", json={"query": "heron on a wheel"}, headers={"X-Penstock-As": "ann"}
                     )
                     assert answer.status_code in (200, 503), answer.text
-                    found = [one["external_id"] for one in answer.json().get("results", ())]
-            assert found == ["wheel.md"]
+                    results = [result["external_id"] for result in answer.json().get("results", ())]
+            assert results == ["wheel.md"]
             start = await client.get("/")
             assert start.status_code == 200
             assert "<title>" in start.text

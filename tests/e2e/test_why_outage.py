@@ -34,16 +34,16 @@ async def test_why_and_status_name_a_throttled_embedding_service(stack: Stack, t
                     await asyncio.to_thread(here.start_worker, name)
                 await model.faults(errors=10**9, error_status=429)
                 await space.publish(*(document(f"{n}.md", f"# {n}\n\nSome text.") for n in range(12)))
-                told = await wait_until_vectors_is_stalled(here, space)
-                assert "vectors is stalled" in problems(told)
-                assert told["pending"]["vectors"]["documents"] == 12
-                assert {one["stage"]: one["members"] for one in told["stages"]}["vectors"] == 1
+                report = await wait_until_vectors_is_stalled(here, space)
+                assert "vectors is stalled" in problems(report)
+                assert report["pending"]["vectors"]["documents"] == 12
+                assert {stage["stage"]: stage["members"] for stage in report["stages"]}["vectors"] == 1
 
                 why = await asyncio.to_thread(run, space, "why", "7.md", "--tenant", "acme")
                 assert why.returncode == 1
                 assert "vectors is stalled: waiting for embedding for" in why.stdout
                 # It answers 429, or asked to wait: by turns, so the two commands may have met another of them.
-                reason = next(one["reason"] for one in told["workers"] if one["name"] == "vectors")
+                reason = next(worker["reason"] for worker in report["workers"] if worker["name"] == "vectors")
                 assert reason.startswith("the embedding server")
                 assert "the embedding server" in why.stdout, why.stdout.splitlines()[1]
                 assert "restore that service" in why.stdout
@@ -60,9 +60,9 @@ async def test_why_and_status_name_a_throttled_embedding_service(stack: Stack, t
 async def wait_until_vectors_is_stalled(here: Stack, space: Space) -> dict[str, Any]:
     deadline = time.monotonic() + WITHIN_SECONDS
     while True:
-        told = await look(partial(local_processes, here), space.settings)
-        stuck = {one["name"]: one["waiting_for"] for one in told["workers"]}
-        if stuck.get("vectors") == "embedding" and told["pending"] and not told["pending"]["keywords"]["documents"]:
-            return told
-        assert time.monotonic() < deadline, (stuck, told["away"], told["pending"])
+        report = await look(partial(local_processes, here), space.settings)
+        stuck = {worker["name"]: worker["waiting_for"] for worker in report["workers"]}
+        if stuck.get("vectors") == "embedding" and report["pending"] and not report["pending"]["keywords"]["documents"]:
+            return report
+        assert time.monotonic() < deadline, (stuck, report["away"], report["pending"])
         await asyncio.sleep(1)

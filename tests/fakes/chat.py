@@ -69,8 +69,8 @@ class FakeChat(Fake[Faults, Stats]):
         if self.next("not_json"):
             return self.page()
         if body.get("stream"):
-            asked = (body.get("stream_options") or {}).get("include_usage")
-            return await self._stream(request, pieces, finish, usage if asked else None)
+            include_usage = (body.get("stream_options") or {}).get("include_usage")
+            return await self._stream(request, pieces, finish, usage if include_usage else None)
         await asyncio.sleep(self.faults.token_seconds * len(pieces))
         message = {"role": "assistant", "content": "".join(pieces), "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}

@@ -43,20 +43,20 @@ class Read:
     def command(self, *, in_quotations: bool) -> str | None:
         """What an instruction tells it to say; None: there is none."""
         text = f"{self.outside}\n{self.quoted}" if in_quotations or not self.is_ruled else self.outside
-        found = _COMMAND.search(text) or _TURN.search(text)
-        if found is None:
+        match = _COMMAND.search(text) or _TURN.search(text)
+        if match is None:
             return None
         secret = next(iter(self.passages.values()), "nothing").split("\n")[-1][:40]
-        return found["payload"].strip("\"'“” ").replace("{secret}", secret.replace(" ", "%20"))
+        return match["payload"].strip("\"'“” ").replace("{secret}", secret.replace(" ", "%20"))
 
     def answer(self) -> str:
-        wanted = words(self.question)
+        expected = words(self.question)
         scored = []
         for n, text in self.passages.items():
             body = text.partition("\n\n")[2]
             for at, sentence in enumerate(re.split(r"(?<=[.!?])\s+|\n+", body)):
-                hits = len(wanted & words(sentence))
-                if sentence.strip() and hits >= min(2, len(wanted)):
+                hits = len(expected & words(sentence))
+                if sentence.strip() and hits >= min(2, len(expected)):
                     scored.append((-hits, n, at, sentence.strip()))
         best = sorted(scored)[:MOST_SENTENCES]
         if not best:
@@ -68,7 +68,7 @@ def read(messages: list[dict[str, str]], *, sloppy: bool) -> Read:
     """sloppy: a line that looks like the end of a quotation ends it, whatever its key."""
     system = "\n".join(m["content"] for m in messages if m["role"] == "system")
     user = _as_tokens("\n".join(m["content"] for m in messages if m["role"] == "user"))
-    key = found[1] if (found := _KEY.search(system)) else None
+    key = match[1] if (match := _KEY.search(system)) else None
     passages: dict[int, str] = {}
     outside: list[str] = []
     inside: list[str] = []
@@ -114,5 +114,5 @@ def _as_tokens(text: str) -> str:
 
 
 def words(text: str) -> set[str]:
-    found = {w.lower() for w in re.findall(r"\w+", text)} - COMMON
-    return {re.sub(r"(?:ing|ed|es|s|e)$", "", w) if len(w) > 4 else w for w in found}
+    matches = {w.lower() for w in re.findall(r"\w+", text)} - COMMON
+    return {re.sub(r"(?:ing|ed|es|s|e)$", "", w) if len(w) > 4 else w for w in matches}

@@ -67,14 +67,14 @@ class FakeCollector(Fake[Faults, Stats]):
         if request.content_type != PROTOBUF:
             raise Refusal(415, "protobuf is taken here")
         body = await request.read()  # aiohttp undoes the compression
-        told = ExportTraceServiceRequest()
+        message = ExportTraceServiceRequest()
         try:
-            told.ParseFromString(body)
+            message.ParseFromString(body)
         except DecodeError as error:
             raise Refusal(400, "no ExportTraceServiceRequest") from error
         kept = [
             _kept(_values(resource.resource.attributes), span)
-            for resource in told.resource_spans
+            for resource in message.resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
         ]
@@ -93,7 +93,7 @@ class FakeCollector(Fake[Faults, Stats]):
 
     def above(self, span: Kept) -> list[Kept]:
         """Its parent, that one's parent, and so on to the one that began the trace."""
-        by_id = {one.id: one for one in self.of(span.trace)}
+        by_id = {item.id: item for item in self.of(span.trace)}
         line: list[Kept] = []
         while span.parent in by_id:
             span = by_id[span.parent]

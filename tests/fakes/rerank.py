@@ -112,12 +112,12 @@ class FakeRerank(Fake[Faults, Stats]):
 def scores(query: str, texts: Sequence[str]) -> list[float]:
     """Between 0 and 1: what share of the question's weight a text has."""
     split = [_split(text) for text in texts]
-    asked = _split(query)
-    wanted = [*dict.fromkeys(asked), *dict.fromkeys(pairwise(asked))]
+    query_words = _split(query)
+    expected = [*dict.fromkeys(query_words), *dict.fromkeys(pairwise(query_words))]
     held = [{*words, *pairwise(words)} for words in split]
-    weight = {part: math.log(1 + len(texts) / (1 + sum(part in one for one in held))) for part in wanted}
+    weight = {part: math.log(1 + len(texts) / (1 + sum(part in item for item in held))) for part in expected}
     whole = sum(weight.values()) or 1.0
-    return [sum(weight[part] for part in wanted if part in one) / whole for one in held]
+    return [sum(weight[part] for part in expected if part in item) / whole for item in held]
 
 
 def _split(text: str) -> list[str]:

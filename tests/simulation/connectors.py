@@ -95,13 +95,13 @@ class Service:
                 self.pages[name] = replace(was, version=self.story._bump(name))
         else:
             KINDS[kind](self.story, name, rng)
-        moved = [one for one in NAMES if before.get(one) != self.pages.get(one)]
-        for one in moved if kind != "back" else ():
-            self._before[one].append(before.get(one))
+        moved = [name for name in NAMES if before.get(name) != self.pages.get(name)]
+        for item in moved if kind != "back" else ():
+            self._before[item].append(before.get(item))
         if kind == "unreadable":
             moved = [name]
         self.moved = moved[-1] if moved else self.moved
-        self.history += [one for one in moved if self.rng.random() < self.feeds]
+        self.history += [name for name in moved if self.rng.random() < self.feeds]
         return moved
 
     def entry(self, name: str) -> Entry:
@@ -305,10 +305,10 @@ class Connected:
     # What happens at the source
 
     def change(self, kind: str, name: str, n: int) -> None:
-        for one in self.service.change(kind, name, Random(n)):
-            if (wanted := self.upsert(one)) is not None:
-                self._world.oracle.published(wanted)
-            self._tell(Reaction(ids=[one]))
+        for item in self.service.change(kind, name, Random(n)):
+            if (expected := self.upsert(item)) is not None:
+                self._world.oracle.published(expected)
+            self._tell(Reaction(ids=[item]))
 
     def regroup(self, tag: str, members: Collection[str], of: Collection[str]) -> None:
         self._regrouped.append((tag, *self.service.groups.get(tag, ((), ()))))
@@ -355,18 +355,18 @@ class Connected:
         page = self.service.pages.get(name)
         return None if page is None else self.service.story._upsert(name, page, page.version, None)
 
-    def wanted(self, name: str) -> DocumentUpserted | None:
+    def expected(self, name: str) -> DocumentUpserted | None:
         """The document as it shall be shown. Of one whose text cannot be had now, what was published last stays."""
-        wanted = self.upsert(name)
-        if wanted is None or not wanted.acl_tags or name not in self.service.unreadable:
-            return wanted
+        expected = self.upsert(name)
+        if expected is None or not expected.acl_tags or name not in self.service.unreadable:
+            return expected
         tables = self._world.database.tables
-        key = (document_id(wanted.tenant, wanted.source, name),)
+        key = (document_id(expected.tenant, expected.source, name),)
         d, body = tables["documents"].get(key), tables["document_bodies"].get(key)
         if d is None or body is None or d["deleted_at"] is not None or d["version"] is None:
             return None
         fields = {name: d[name] for name in ("title", "author", "media_type")}
-        return wanted.model_copy(update={**fields, "content": body["text"], "metadata": body["metadata"]})
+        return expected.model_copy(update={**fields, "content": body["text"], "metadata": body["metadata"]})
 
     def calm(self) -> None:
         self._compared = self._comparisons()
@@ -404,9 +404,9 @@ class Connected:
     def fault(self) -> str | None:
         """What an activity says that met an error which is not the product's."""
         for runner in self.instances:
-            for name, one in (("start", runner.start), *((n, a.status) for n, a in runner.activities.items())):
-                if "bug in the connector's code" in (one.reason or ""):
-                    return f"{name}: {one.reason}"
+            for name, activity in (("start", runner.start), *((n, a.status) for n, a in runner.activities.items())):
+                if "bug in the connector's code" in (activity.reason or ""):
+                    return f"{name}: {activity.reason}"
         return None
 
     def open(self) -> str:

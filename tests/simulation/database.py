@@ -89,8 +89,8 @@ class Database:
                 rows[key] = row
         if changes:
             self.commits.append((self.now(), changes))
-        for told in self.on_commit:
-            told(transaction)
+        for callback in self.on_commit:
+            callback(transaction)
 
     def _release(self, transaction: Transaction) -> None:
         for place in transaction.locks:

@@ -63,8 +63,8 @@ class Broker:
         log = self.logs[topic, partition]
         log.append((key, value, headers))
         self._times[topic, partition].append(self._now())
-        for told in self.on_record:
-            told(topic, value)
+        for callback in self.on_record:
+            callback(topic, value)
         for group in self.groups.values():
             if topic in group.topics:
                 group.wake()
@@ -88,8 +88,8 @@ class Broker:
     def look(self, place: Place, offsets: Collection[int]) -> LogNow:
         """As ``pipeline.kafka.logs.look`` sees a partition."""
         log = self.logs[place]
-        found = {n: SentRecord(self.sent_ms(place, n), *log[n][:2]) for n in offsets if n < len(log)}
-        return LogNow(f"{place[0]} {self.made[place[0]]}", 0, len(log), found)
+        records = {n: SentRecord(self.sent_ms(place, n), *log[n][:2]) for n in offsets if n < len(log)}
+        return LogNow(f"{place[0]} {self.made[place[0]]}", 0, len(log), records)
 
     def sent_ms(self, place: Place, offset: int) -> int:
         return round(self._times[place][offset].timestamp() * 1000)
@@ -345,13 +345,13 @@ class Consumer:
         except ConnectionError as error:
             raise Retryable("Kafka is away", service="kafka") from error
 
-    async def look(self, wanted: Mapping[Place, Collection[int]]) -> dict[Place, LogNow]:
+    async def look(self, expected: Mapping[Place, Collection[int]]) -> dict[Place, LogNow]:
         """As ``pipeline.kafka.logs.look``."""
         try:
             await self.process.reach("kafka", "look")
         except ConnectionError as error:
             raise LogsUnavailable("Kafka is away") from error
-        return {place: self._broker.look(place, offsets) for place, offsets in wanted.items()}
+        return {place: self._broker.look(place, offsets) for place, offsets in expected.items()}
 
 
 @contextmanager
@@ -359,8 +359,8 @@ def looked_at() -> Iterator[None]:
     """Around any number of histories: the product's guard looks at the logs here."""
     before = logguard.look, logguard.security  # type: ignore[attr-defined]
 
-    async def look(wanted: Mapping[Place, Collection[int]], bootstrap: Consumer, _: object) -> dict[Place, LogNow]:
-        return await bootstrap.look(wanted)
+    async def look(expected: Mapping[Place, Collection[int]], bootstrap: Consumer, _: object) -> dict[Place, LogNow]:
+        return await bootstrap.look(expected)
 
     logguard.look, logguard.security = cast(Any, look), cast(Any, lambda _: {})  # type: ignore[attr-defined]
     try:

@@ -66,12 +66,12 @@ Operation = tuple[str, dict[str, Any], dict[str, Any] | None]
 
 def operations_of(lines: Sequence[bytes]) -> list[Operation]:
     """A bulk's operations as the server reads them."""
-    found: list[Operation] = []
+    results: list[Operation] = []
     for operation in lines:
         first, _, rest = operation.partition(b"\n")
         ((action, meta),) = json.loads(first).items()
-        found.append((action, meta, json.loads(rest) if rest else None))
-    return found
+        results.append((action, meta, json.loads(rest) if rest else None))
+    return results
 
 
 class Elasticsearch:
@@ -133,21 +133,21 @@ class Elasticsearch:
     ) -> dict[str, Any]:
         """Sorted by document and id; the highest version as the aggregation that the product asks for."""
         await self._reach("search")
-        found = [
+        results = [
             (body["document_id"], id_, entry.version, body)
             for id_, entry in self._world.index.entries.items()
             if (body := entry.body) is not None and (query is None or _matches(query, body))
         ]
-        found.sort(key=lambda hit: hit[:2])
+        results.sort(key=lambda hit: hit[:2])
         after = tuple(search_after) if search_after is not None else ("", "")
         hits = [
             {"_id": id_, "_version": version, "_source": body, "sort": [document, id_]}
-            for document, id_, version, body in found
+            for document, id_, version, body in results
             if (document, id_) > after
         ]
-        highest = max((version for _, _, version, _ in found), default=None)
+        highest = max((version for _, _, version, _ in results), default=None)
         return {
-            "hits": {"hits": hits[:size], "total": {"value": len(found)}},
+            "hits": {"hits": hits[:size], "total": {"value": len(results)}},
             "aggregations": {"highest": {"value": highest}},
         }
 
@@ -163,8 +163,8 @@ def _matches(query: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
     ((kind, what),) = query.items()
     match kind:
         case "term" | "terms":
-            ((name, wanted),) = what.items()
-            return bool(body[name] == wanted if kind == "term" else body[name] in wanted)
+            ((name, expected),) = what.items()
+            return bool(body[name] == expected if kind == "term" else body[name] in expected)
         case "range":
             ((name, bounds),) = what.items()
             return body[name] > bounds.get("gt", "") and ("lte" not in bounds or body[name] <= bounds["lte"])

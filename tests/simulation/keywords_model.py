@@ -140,9 +140,9 @@ class KeywordsModel:
     def _claims(self, state: State, n: int, w: Worker) -> State:
         if w.seq != state.want:
             return _with(state, n, Worker())
-        wanted = {} if w.content is None else {CHUNK: w.content}
+        expected = {} if w.content is None else {CHUNK: w.content}
         confirmed = {} if state.confirmed is None else {CHUNK: state.confirmed}
-        diff = diff_keywords(wanted, confirmed, {CHUNK} if state.claimed else ())
+        diff = diff_keywords(expected, confirmed, {CHUNK} if state.claimed else ())
         if not (diff.write or diff.delete):
             return _with(state, n, w._replace(at="answered"))
         after = _with(state, n, w._replace(at="claimed", touches=True))

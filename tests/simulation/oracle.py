@@ -58,7 +58,7 @@ class Oracle:
     def __init__(self, world: World) -> None:
         self._world = world
         self._offered: dict[UUID, UUID] = {}
-        """Every chunk that was ever wanted → its document."""
+        """The document of every chunk that was ever desired."""
 
     def published(self, event: Event) -> None:
         """Remember the chunks of everything that was ever published: a query is offered all of them."""
@@ -72,12 +72,12 @@ class Oracle:
         world = self._world
         world.tally["queries"] += 1
         accepted = [event for _, event in world.accepted]
-        wanted: dict[UUID, Expected] = {}
+        expected: dict[UUID, Expected] = {}
         for name in NAMES:
-            wanted |= chunks_of(outcome(_of(name, accepted)))
+            expected |= chunks_of(outcome(_of(name, accepted)))
         shown = _run(self._ask(person, tag))
         held = _groups(person, accepted) | {f"{SOURCE}/{tag}", f"{SOURCE}/user:{person}"}
-        may = {i for i, e in wanted.items() if held & set(e.acl) and held >= set(e.required)}
+        may = {i for i, e in expected.items() if held & set(e.acl) and held >= set(e.required)}
         assert not (leaked := shown - may), f"LEAKED: {person} with {tag} is shown {len(leaked)} chunks, may see none"
         assert not (hidden := may - shown), (
             f"HIDDEN: {person} with {tag} is not shown {len(hidden)} of {len(may)} chunks"
@@ -95,9 +95,9 @@ class Oracle:
         """Both stores, compared field by field; what was announced, set aside and erased. undisturbed: nothing failed,
         so hints alone had to do."""
         world = self._world
-        wanted: dict[UUID, Expected] = {}
+        expected: dict[UUID, Expected] = {}
         for name in NAMES:
-            wanted |= chunks_of(world.wanted(name))
+            expected |= chunks_of(world.expected(name))
         tables = world.database.tables
         rows = {}
         for (id_,), row in tables["chunks"].items():
@@ -106,8 +106,8 @@ class Oracle:
             )
             rows[id_] = self._row(row)
         entries = {UUID(id_): _entry(body) for id_, body in world.index.standing().items()}
-        _compare("vectors", rows, {i: e for i, e in wanted.items() if e.text != UNEMBEDDABLE})
-        _compare("keywords", entries, wanted)
+        _compare("vectors", rows, {i: e for i, e in expected.items() if e.text != UNEMBEDDABLE})
+        _compare("keywords", entries, expected)
         for person in ("ann", "bob"):
             for tag in ("staff", "board"):
                 self.query(person, tag)
@@ -142,16 +142,18 @@ class Oracle:
         newest: dict[str, tuple[int, str]] = {}
         for n in range(PARTITIONS):
             for _, value, headers in world.broker.logs[DOCUMENTS_INDEXED.name, n]:
-                told = decode(value, headers)
-                assert isinstance(told, DocumentIndexed)
-                if told.state != "revoked":  # on the way: another one follows
-                    newest[told.external_id] = max(newest.get(told.external_id, (0, "")), (told.seq, told.state))
+                message = decode(value, headers)
+                assert isinstance(message, DocumentIndexed)
+                if message.state != "revoked":  # on the way: another one follows
+                    newest[message.external_id] = max(
+                        newest.get(message.external_id, (0, "")), (message.seq, message.state)
+                    )
         for name in NAMES:
-            document = world.wanted(name)
+            document = world.expected(name)
             chunks = chunks_of(document)
-            wanted = document is not None and bool(document.acl_tags)
+            expected = document is not None and bool(document.acl_tags)
             partial = any(e.text == UNEMBEDDABLE for e in chunks.values())
-            state = "partial" if partial else "searchable" if wanted else "retired"
+            state = "partial" if partial else "searchable" if expected else "retired"
             row = world.database.tables["documents"].get((_id(name),))
             if row is not None and row["seq"]:
                 told_state = newest.get(name, (0, "nothing"))[1]
@@ -246,11 +248,11 @@ def _entry(e: dict[str, Any]) -> Expected:
     )
 
 
-def _compare(store: str, held: dict[UUID, Expected], wanted: dict[UUID, Expected]) -> None:
-    assert not (lost := wanted.keys() - held.keys()), f"LOST: {store} lack {len(lost)} of {len(wanted)} chunks"
-    assert not (extra := held.keys() - wanted.keys()), f"UNDEAD: {store} hold {len(extra)} chunks that nobody wants"
-    wrong = [i for i in wanted if held[i] != wanted[i]]
-    assert not wrong, f"WRONG: {store} hold {held[wrong[0]]} instead of {wanted[wrong[0]]}"
+def _compare(store: str, held: dict[UUID, Expected], expected: dict[UUID, Expected]) -> None:
+    assert not (lost := expected.keys() - held.keys()), f"LOST: {store} lack {len(lost)} of {len(expected)} chunks"
+    assert not (extra := held.keys() - expected.keys()), f"UNDEAD: {store} hold {len(extra)} chunks that nobody wants"
+    wrong = [i for i in expected if held[i] != expected[i]]
+    assert not wrong, f"WRONG: {store} hold {held[wrong[0]]} instead of {expected[wrong[0]]}"
 
 
 def _flat(metadata: Mapping[str, Any]) -> str:

@@ -92,13 +92,13 @@ class Offsets:
 
     async def members(self, group: str) -> list[str]:
         async with self._reached("members"):
-            found = self._group(group)
-            return [] if found is None else [member.process.name for member in found.members]
+            consumer_group = self._group(group)
+            return [] if consumer_group is None else [member.process.name for member in consumer_group.members]
 
     async def committed(self, group: str) -> dict[tuple[str, int], int]:
         async with self._reached("committed"):
-            found = self._group(group)
-            return {} if found is None else dict(found.committed)
+            consumer_group = self._group(group)
+            return {} if consumer_group is None else dict(consumer_group.committed)
 
     async def logs(self, topics: Collection[str], moment: datetime) -> dict[tuple[str, int], Log]:
         async with self._reached("logs"):
@@ -109,13 +109,13 @@ class Offsets:
 
     async def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         async with self._reached("commit"):
-            found = self._group(group)
-            if found is None or not offsets:
+            consumer_group = self._group(group)
+            if consumer_group is None or not offsets:
                 return
-            if found.members:
-                raise GroupBusy(f"{group} has {len(found.members)} members")
-            found.committed.update(offsets)
-            found.rebalance()
+            if consumer_group.members:
+                raise GroupBusy(f"{group} has {len(consumer_group.members)} members")
+            consumer_group.committed.update(offsets)
+            consumer_group.rebalance()
 
     def _group(self, name: str) -> Group | None:
         return self._world.broker.groups.get(name.removeprefix("penstock-"))

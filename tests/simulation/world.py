@@ -534,9 +534,9 @@ class World:
         source = self.connected.open() if self.connected is not None else ""
         return f"recovering {recovering}, pending {pending}, unannounced {silent}, unread {behind} {source}"
 
-    def wanted(self, name: str) -> DocumentUpserted | None:
-        """The document as it shall be shown at last; None: not at all."""
-        return outcome(self.story.events[name]) if self.connected is None else self.connected.wanted(name)
+    def expected(self, name: str) -> DocumentUpserted | None:
+        """Return the document that must be shown in the end; None if it must not be shown."""
+        return outcome(self.story.events[name]) if self.connected is None else self.connected.expected(name)
 
     async def _vitals(self) -> None:
         """Record up to which moment everything that was sent has been handled, as pipeline.diagnosis.vitals does."""

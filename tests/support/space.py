@@ -210,14 +210,14 @@ class Space(Processes):
         [(index,)] = await self.query("SELECT keyword_index FROM generations WHERE state = 'active'")
         try:
             await es.indices.refresh(index=index)
-            found: dict[UUID, dict[str, Any]] = {}
+            results: dict[UUID, dict[str, Any]] = {}
             after: list[Any] | None = None
             while True:
                 page = await es.search(index=index, size=1000, sort=["document_id", "_doc"], search_after=after)
                 hits = page["hits"]["hits"]
                 if not hits:
-                    return found
-                found |= {UUID(hit["_id"]): hit["_source"] for hit in hits}
+                    return results
+                results |= {UUID(hit["_id"]): hit["_source"] for hit in hits}
                 after = hits[-1]["sort"]
         finally:
             await es.close()

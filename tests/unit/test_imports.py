@@ -90,10 +90,12 @@ def place(module: str) -> tuple[int, str] | None:
     """Layer and package of a module of ours; None if it is not ours. KeyError: ours, but in no layer."""
     if module.split(".")[0] not in PACKAGES or module == "pipeline":  # pipeline: a folder of packages, without code
         return None
-    found = [(len(package), n, package) for n, line in enumerate(LAYERS) for package in line if within(module, package)]
-    if not found:
+    results = [
+        (len(package), n, package) for n, line in enumerate(LAYERS) for package in line if within(module, package)
+    ]
+    if not results:
         raise KeyError(module)
-    _, layer, package = max(found)
+    _, layer, package = max(results)
     return layer, package
 
 
@@ -114,26 +116,26 @@ def violations(module: str, tree: ast.Module) -> list[str]:
     mine = place(module)
     assert mine is not None
     layer, package = mine
-    found = []
+    results = []
     for line, name in imported(tree):
         where = f"{module}:{line} imports {name}"
         if name.startswith("."):
-            found.append(f"{where}: say the full name")
+            results.append(f"{where}: say the full name")
             continue
         theirs = place(name)
         if theirs is not None and theirs[1] != package and theirs[0] >= layer:
-            found.append(f"{where}: {package} must not know {theirs[1]}")
+            results.append(f"{where}: {package} must not know {theirs[1]}")
         if name.split(".")[0] in FAUST and not within(module, "pipeline.stream"):
-            found.append(f"{where}: faust lives in pipeline.stream only")
+            results.append(f"{where}: faust lives in pipeline.stream only")
         if package == "pipeline.core" and any(within(name, impure) for impure in IMPURE):
-            found.append(f"{where}: the core has no I/O, no clock and no dice")
+            results.append(f"{where}: the core has no I/O, no clock and no dice")
     if package == "pipeline.core":
-        found += [
+        results += [
             f"{module}:{node.lineno} reads the clock ({node.attr})"
             for node in ast.walk(tree)
             if isinstance(node, ast.Attribute) and node.attr in CLOCK
         ]
-    return found
+    return results
 
 
 @functools.cache
@@ -143,13 +145,13 @@ def parsed(path: Path) -> ast.Module:
 
 
 def sources() -> dict[str, Path]:
-    found = {}
+    results = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    del found["pipeline"]
-    return found
+            results[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    del results["pipeline"]
+    return results
 
 
 def test_imports_follow_the_layers() -> None:

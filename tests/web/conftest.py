@@ -59,7 +59,7 @@ class Site:
 async def site(stack: Stack) -> AsyncIterator[Site]:
     async with Library.create(stack, WordEmbedder()) as library:
         await library.put(*documents())
-        for source in sorted({one.source for one in documents()}):
+        for source in sorted({document.source for document in documents()}):
             for principal in ("ann", local_user()):
                 await library.execute(
                     "INSERT INTO memberships (tenant, source, principal, groups, observed_at)"

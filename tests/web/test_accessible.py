@@ -24,8 +24,11 @@ COLOURS = {"runOnly": ["color-contrast"], "resultTypes": ["violations"]}
 
 async def faults(tab: Tab, rules: dict[str, Any] = RULES) -> list[tuple[str, list[str]]]:
     await tab.page.wait_for_timeout(400)  # nothing is half faded in
-    found = await Axe().run(tab.page, options=rules)
-    return [(one["id"], [node["html"][:160] for node in one["nodes"]]) for one in found.response["violations"]]
+    results = await Axe().run(tab.page, options=rules)
+    return [
+        (violation["id"], [node["html"][:160] for node in violation["nodes"]])
+        for violation in results.response["violations"]
+    ]
 
 
 @pytest.mark.parametrize(("theme", "rules"), [("light", RULES), ("dark", COLOURS)])

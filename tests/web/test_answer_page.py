@@ -46,7 +46,7 @@ async def test_a_sentence_that_no_passage_supports_is_marked(tabs: Tabs) -> None
         first = (await client.post("/v1/answers", json={"question": QUESTION, "stream": True})).text
     passages = json.loads(re.search(r"event: sources\s+data: (.*)", first)[1])["passages"]  # type: ignore[index]
     undo, reset = (
-        next(one["n"] for one in passages if one["title"] == title)
+        next(passage["n"] for passage in passages if passage["title"] == title)
         for title in ("Undoing things", "Reset, restore and revert")
     )
     said = (
@@ -76,7 +76,7 @@ async def test_markup_in_an_answer_is_shown_as_text(tabs: Tabs) -> None:
         " [click](javascript:alert(1)) [99].\n\n```\n<script>window.harmed=1</script>\n```\n\n"
         "- one **bold** `code`\n- two"
     )
-    told = [
+    events = [
         ("sources", {"passages": [], "mode": "hybrid", "notes": ["<b onclick=alert(1)>note</b>"], "steps": []}),
         ("delta", {"text": hostile}),
         (
@@ -95,7 +95,7 @@ async def test_markup_in_an_answer_is_shown_as_text(tabs: Tabs) -> None:
             },
         ),
     ]
-    stream = "".join(f"event: {event}\r\ndata: {json.dumps(data)}\r\n\r\n" for event, data in told)
+    stream = "".join(f"event: {event}\r\ndata: {json.dumps(data)}\r\n\r\n" for event, data in events)
     tab = await tabs.new()
     await tab.page.route("**/v1/answers", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
     await tab.open(ADDRESS)
@@ -150,7 +150,7 @@ async def test_opening_a_document_and_going_back_requests_no_second_answer(tabs:
     tab = await tabs.new()
     await tab.open(ADDRESS)
     await tab.page.wait_for_selector(WRITTEN)
-    asked = len(tabs.site.chat.asked)
+    request_count = len(tabs.site.chat.asked)
     await tab.page.click("#results a.title >> nth=0")
     await tab.page.wait_for_selector("#story .timeline")
     await tab.page.go_back()
@@ -158,7 +158,7 @@ async def test_opening_a_document_and_going_back_requests_no_second_answer(tabs:
     assert await tab.page.is_visible(WRITTEN)
     await tab.page.go_forward()
     await tab.page.wait_for_selector("#story .timeline")
-    assert len(tabs.site.chat.asked) == asked
+    assert len(tabs.site.chat.asked) == request_count
 
 
 async def test_a_question_without_relevant_documents_is_answered_with_a_plain_message(tabs: Tabs) -> None:

@@ -71,12 +71,12 @@ async def lived(site: Site) -> Site:
     async with library.pool.connection() as connection:
         run = await runs.start(connection, library.generation.name, "background")
         await runs.save(connection, replace(run, documents=106, chunks=120), [], finished=True)
-    told = {
+    statuses = {
         "wiki": ("confluence", {"changes": ("idle", 20), "sweep": ("idle", 300)}, {"upserted": 48_211}),
         "git-guide": ("git", {"changes": ("idle", 45), "sweep": ("idle", 480)}, {"upserted": 3_020, "deleted": 12}),
         "chat": ("slack", {"changes": ("needs attention", 9_000), "sweep": ("idle", 9_100)}, {"upserted": 99_211}),
     }
-    for source, (kind, activities, counts) in told.items():
+    for source, (kind, activities, counts) in statuses.items():
         await library.execute(
             "INSERT INTO connectors (tenant, source, kind, loaded_at, activities, counts, seen_at) SELECT 'acme', %s,"
             " %s, now(), jsonb_object_agg(key, jsonb_build_object('state', value->>0, 'reason',"

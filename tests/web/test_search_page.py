@@ -46,9 +46,9 @@ async def test_a_late_response_never_overwrites_the_results_of_a_newer_query(tab
     held: list[str] = []
 
     async def hold(route) -> None:  # type: ignore[no-untyped-def]
-        asked = route.request.post_data_json["query"]
-        if asked == "receipts":
-            held.append(asked)
+        queries = route.request.post_data_json["query"]
+        if queries == "receipts":
+            held.append(queries)
             await asyncio.sleep(1.0)
         await route.continue_()
 
@@ -174,8 +174,8 @@ async def test_only_an_operator_sees_the_next_step_and_notes_in_a_documents_stor
         await tab.open("?q=zorilla")
         await tab.page.click("#results a.title")
         await tab.page.wait_for_selector("#story .timeline")
-        told = await tab.page.inner_text("#story .story")
-        assert "Next step: fix the cause, then run penstock dead replay page:0:1" in told
+        story = await tab.page.inner_text("#story .story")
+        assert "Next step: fix the cause, then run penstock dead replay page:0:1" in story
         assert await tab.page.inner_text("#story .next code") == "penstock dead replay page:0:1"
         assert "its newest event (version 3, arrived" in await tab.page.inner_text("#story .notes")
         reader = await tabs.new()

@@ -39,13 +39,13 @@ def run(stack: Stack, embedding: Embedding, folder: Path, variant: str, *, cases
 
 
 def test_a_working_peer_is_measured_and_judged(stack: Stack, embedding: Embedding, tmp_path: Path) -> None:
-    told = run(stack, embedding, tmp_path, "", cases=True)
-    assert told["edit_reembedded_per_document"] == 1
-    assert (told["deletes_gone"], told["deleted_rows_left"]) == (True, 0)
-    assert told["insert_paragraph_reembedded"] == 1
-    assert told["embedded_at_first"] <= told["chunks"]  # headings are alike
-    assert told["rss_mb"] > 0
-    cases = told["cases"]
+    output = run(stack, embedding, tmp_path, "", cases=True)
+    assert output["edit_reembedded_per_document"] == 1
+    assert (output["deletes_gone"], output["deleted_rows_left"]) == (True, 0)
+    assert output["insert_paragraph_reembedded"] == 1
+    assert output["embedded_at_first"] <= output["chunks"]  # headings are alike
+    assert output["rss_mb"] > 0
+    cases = output["cases"]
     assert {letter for letter, case in cases.items() if not case["right"]} == {"e"}
     assert cases["a"]["embedded"] == cases["c"]["embedded"] == 1
     assert (cases["b"]["embedded"], cases["f"]["embedded"], cases["g"]["embedded"]) == (0, 0, 0)
@@ -58,12 +58,12 @@ def test_a_working_peer_is_measured_and_judged(stack: Stack, embedding: Embeddin
 
 
 def test_rows_left_after_deletes_are_reported(stack: Stack, embedding: Embedding, tmp_path: Path) -> None:
-    told = run(stack, embedding, tmp_path, "hoarder", cases=False)
-    assert told["deletes_gone"] is False
-    assert told["deleted_rows_left"] > 1
-    grid = table.measures({"hoarder": told, "absent": {"failed": "no such package"}})
+    output = run(stack, embedding, tmp_path, "hoarder", cases=False)
+    assert output["deletes_gone"] is False
+    assert output["deleted_rows_left"] > 1
+    grid = table.measures({"hoarder": output, "absent": {"failed": "no such package"}})
     assert [len(row) for row in grid] == [len(grid[0])] * 3
-    assert f"no, {told['deleted_rows_left']} stay" in grid[1]
+    assert f"no, {output['deleted_rows_left']} stay" in grid[1]
     assert grid[2][:2] == ["absent", "failed: no such package"]
     assert len(table.for_page(grid).splitlines()) == 4
 
@@ -71,9 +71,9 @@ def test_rows_left_after_deletes_are_reported(stack: Stack, embedding: Embedding
 def test_a_peer_that_does_not_start_is_named_with_the_reason(
     stack: Stack, embedding: Embedding, tmp_path: Path
 ) -> None:
-    told = _one(trivial("broken"), tmp_path, stack.endpoints()["postgres"]["dsn"], embedding, DOCUMENTS)
-    assert told.keys() == {"failed"}
-    assert "nothing works here" in told["failed"]
+    result = _one(trivial("broken"), tmp_path, stack.endpoints()["postgres"]["dsn"], embedding, DOCUMENTS)
+    assert result.keys() == {"failed"}
+    assert "nothing works here" in result["failed"]
 
 
 def test_a_peers_store_is_judged_by_its_rows(tmp_path: Path) -> None:

@@ -79,12 +79,12 @@ async def test_penstock_audit_reports_and_repairs_lost_rows_and_entries(space: S
     finally:
         await es.close()
 
-    code, found = run_audit(space, "--since", "2h")
+    code, report = run_audit(space, "--since", "2h")
     assert code == 1
-    assert found["clean"] is False
+    assert report["clean"] is False
     expected = {(ids[name], store, "missing") for name, store in lost}
-    assert {(d["document_id"], d["store"], d["kind"]) for d in found["differences"]} == expected
-    assert {d["external_id"] for d in found["differences"]} == {"page-3.md", "page-5.md", "page-7.md"}
+    assert {(d["document_id"], d["store"], d["kind"]) for d in report["differences"]} == expected
+    assert {d["external_id"] for d in report["differences"]} == {"page-3.md", "page-5.md", "page-7.md"}
 
     code, out, err = penstock(space, "audit", "--sample", "0")
     assert code == 1

@@ -80,29 +80,34 @@ _FILL = """
 
 async def test_penstock_status_reports_every_part(town: tuple[Space, Pool]) -> None:
     space, _ = town
-    told = await look(partial(local_processes, Stack(space.home)), space.settings)
-    assert told["away"] == []
-    assert json.loads(json.dumps(told)) == told
-    assert {name: one["ready"] for name, one in told["services"].items()} == dict.fromkeys(
+    report = await look(partial(local_processes, Stack(space.home)), space.settings)
+    assert report["away"] == []
+    assert json.loads(json.dumps(report)) == report
+    assert {name: service["ready"] for name, service in report["services"].items()} == dict.fromkeys(
         ("kafka", "postgres", "elasticsearch"), True
     )
-    assert is_ready(told)
-    lag = {one["stage"]: (one["members"], one["lag"]) for one in told["stages"]}
+    assert is_ready(report)
+    lag = {stage["stage"]: (stage["members"], stage["lag"]) for stage in report["stages"]}
     assert lag["detect"] == (0, {"live": 0, "backfill": 3})
     assert set(lag) == {"detect", "identities", "conversations", "vectors", "keywords"}
-    assert [(one["name"], one["state"], one["waiting"]) for one in told["generations"]] == [("g1", "active", 1)]
-    assert told["freshness"]["documents"] == 3
-    assert [(one["source"], one["documents"]) for one in told["freshness"]["by_source"]] == [("wiki", 2), ("drive", 1)]
-    assert all(one["p99"] >= 9 for one in told["freshness"]["by_source"])
-    assert (told["pending"]["vectors"]["documents"], told["pending"]["vectors"]["failing"]) == (1, 1)
-    assert told["pending"]["oldest_seconds"] >= 3600
-    assert told["dead_letters"]["waiting"] == 1  # the dismissed one does not count
-    [connector] = told["connectors"]
+    assert [
+        (generation["name"], generation["state"], generation["waiting"]) for generation in report["generations"]
+    ] == [("g1", "active", 1)]
+    assert report["freshness"]["documents"] == 3
+    assert [(source["source"], source["documents"]) for source in report["freshness"]["by_source"]] == [
+        ("wiki", 2),
+        ("drive", 1),
+    ]
+    assert all(source["p99"] >= 9 for source in report["freshness"]["by_source"])
+    assert (report["pending"]["vectors"]["documents"], report["pending"]["vectors"]["failing"]) == (1, 1)
+    assert report["pending"]["oldest_seconds"] >= 3600
+    assert report["dead_letters"]["waiting"] == 1  # the dismissed one does not count
+    [connector] = report["connectors"]
     assert (connector["state"], connector["last_success_at"]) == ("following", "2026-11-20T08:00:00Z")
-    assert told["audit"]["last"]["documents"] == 4
-    assert told["embedding"] == []
-    assert told["producers"] == {"mode": "off", "enrolled": 0, "refused_in_a_day": 0}
-    assert told["canaries"] is None
+    assert report["audit"]["last"]["documents"] == 4
+    assert report["embedding"] == []
+    assert report["producers"] == {"mode": "off", "enrolled": 0, "refused_in_a_day": 0}
+    assert report["canaries"] is None
 
 
 def settings_with_port_of(settings: Settings, name: str, port: int) -> Settings:
@@ -133,13 +138,13 @@ async def test_penstock_status_names_an_unreachable_service_and_shows_the_others
 ) -> None:
     space, _ = town
     port = silent_port if hangs else 9
-    told = await look(partial(local_processes, Stack(space.home)), settings_with_port_of(space.settings, name, port))
-    assert {service for service, one in told["services"].items() if not one["ready"]} == {name}
-    assert not is_ready(told)
-    assert len(told["away"]) == 1
-    assert f"127.0.0.1:{port}" in told["services"][name]["url"]
-    assert "secret-canary" not in json.dumps(told)
-    missing = {part for part in (*LEDGER, "stages") if told[part] is None}
+    report = await look(partial(local_processes, Stack(space.home)), settings_with_port_of(space.settings, name, port))
+    assert {service for service, item in report["services"].items() if not item["ready"]} == {name}
+    assert not is_ready(report)
+    assert len(report["away"]) == 1
+    assert f"127.0.0.1:{port}" in report["services"][name]["url"]
+    assert "secret-canary" not in json.dumps(report)
+    missing = {part for part in (*LEDGER, "stages") if report[part] is None}
     assert missing == {"kafka": {"stages"}, "postgres": LEDGER, "elasticsearch": set()}[name]
 
 
@@ -148,13 +153,13 @@ async def test_a_failing_part_of_the_ledger_report_hides_no_other_part(town: tup
     async with pool.connection() as connection:
         await connection.execute("ALTER TABLE embedding_days RENAME TO hidden")
     try:
-        told = await look(partial(local_processes, Stack(space.home)), space.settings)
+        report = await look(partial(local_processes, Stack(space.home)), space.settings)
     finally:
         async with pool.connection() as connection:
             await connection.execute("ALTER TABLE hidden RENAME TO embedding_days")
-    assert {part for part in LEDGER if told[part] is None} == {"embedding"}
-    assert len(told["away"]) == 1
-    assert "embedding" in told["away"][0]
+    assert {part for part in LEDGER if report[part] is None} == {"embedding"}
+    assert len(report["away"]) == 1
+    assert "embedding" in report["away"][0]
 
 
 async def test_todays_embedding_usage_is_summed_over_workers_and_outages(town: tuple[Space, Pool]) -> None:
@@ -175,8 +180,8 @@ async def test_todays_embedding_usage_is_summed_over_workers_and_outages(town: t
         await connection.execute("ALTER TABLE hidden RENAME TO embedding_days")
     await mine.record()
     await other.record()
-    told = await look(partial(local_processes, Stack(space.home)), space.settings)
-    assert told["embedding"] == [{"purpose": "document", "tokens": 200_000, "cost": 2.0}]
+    report = await look(partial(local_processes, Stack(space.home)), space.settings)
+    assert report["embedding"] == [{"purpose": "document", "tokens": 200_000, "cost": 2.0}]
     async with pool.connection() as connection:
         await connection.execute("DELETE FROM embedding_days WHERE day > '2026-01-01'")
 
@@ -186,12 +191,12 @@ async def test_penstock_status_shows_a_running_worker_and_its_stages(town: tuple
     stack = Stack(space.home)
     worker = await asyncio.to_thread(stack.start_worker, "vectors")
     try:
-        told = await look(partial(local_processes, stack), space.settings)
-        [mine] = told["workers"]
+        report = await look(partial(local_processes, stack), space.settings)
+        [mine] = report["workers"]
         assert (mine["name"], mine["pid"], mine["ready"], mine["waiting_for"]) == ("vectors", worker.pid, True, None)
         [stage] = mine["stages"]
         assert (stage["stage"], stage["ready"]) == ("vectors", True)
-        assert {one["stage"]: one["members"] for one in told["stages"]}["vectors"] == 1
+        assert {stage["stage"]: stage["members"] for stage in report["stages"]}["vectors"] == 1
     finally:
         await asyncio.to_thread(stack.stop, "vectors")
 
@@ -200,9 +205,9 @@ async def test_penstock_status_works_when_every_service_is_unreachable(tmp_path:
     nowhere = all_settings.load()
     for name in ("kafka", "postgres", "elasticsearch"):
         nowhere = settings_with_port_of(nowhere, name, 9)
-    told = await look(partial(local_processes, Stack(tmp_path)), nowhere)
-    assert not any(one["ready"] for one in told["services"].values())
-    assert len(told["away"]) == 3
+    report = await look(partial(local_processes, Stack(tmp_path)), nowhere)
+    assert not any(service["ready"] for service in report["services"].values())
+    assert len(report["away"]) == 3
 
 
 # The command, in a pipe
@@ -236,10 +241,10 @@ async def test_status_watch_in_json_prints_one_document_per_line(town: tuple[Spa
         argv, **options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
     ) as process:
         assert process.stdout is not None
-        told = [json.loads(await asyncio.to_thread(process.stdout.readline)) for _ in range(2)]
+        output = [json.loads(await asyncio.to_thread(process.stdout.readline)) for _ in range(2)]
         process.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(process.wait, 60) == 130
-    assert [one["dead_letters"]["waiting"] for one in told] == [1, 1]
+    assert [item["dead_letters"]["waiting"] for item in output] == [1, 1]
 
 
 async def test_penstock_status_prints_the_dead_letters_without_colours_in_a_pipe(town: tuple[Space, Pool]) -> None:

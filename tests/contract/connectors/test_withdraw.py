@@ -93,8 +93,8 @@ async def test_a_removed_connector_publishes_nothing_until_resumed_and_then_read
     await bench.query("UPDATE connectors SET removed_at = NULL WHERE tenant = %s", bench.tenant)
     async with bench.running() as again:
         await bench.until(lambda: bench.done(again, "full", "groups"))
-        found = await ledger(bench)
-        assert [state.alive for state in found.values()] == [True] * 3
+        ledger_rows = await ledger(bench)
+        assert [state.alive for state in ledger_rows.values()] == [True] * 3
         assert ("identity.changed", "ann") in kinds(bench.taken[-5:])
 
 

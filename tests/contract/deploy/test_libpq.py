@@ -130,8 +130,8 @@ def test_ctrl_c_cancels_the_programs_query_and_removes_the_password_file(
             assert time.monotonic() < deadline
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody in front of it
-        _, told = process.communicate(timeout=30)
-    assert (process.returncode, told.splitlines()) == (
+        _, output = process.communicate(timeout=30)
+    assert (process.returncode, output.splitlines()) == (
         1,
         ["Cancel request sent", "ERROR:  canceling statement due to user request"],
     )

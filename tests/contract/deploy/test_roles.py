@@ -137,9 +137,9 @@ async def test_the_worker_role_permits_all_work_of_the_workers(place: Place) -> 
             )
         )
         identities = Identities(library.pool, dead)
-        told = Incoming("identities.v1", 0, 1, members.key, members.value, members.headers, "live")
-        broken = replace(told, offset=2, value=b"{")
-        await identities.handle([told, broken])
+        record = Incoming("identities.v1", 0, 1, members.key, members.value, members.headers, "live")
+        broken = replace(record, offset=2, value=b"{")
+        await identities.handle([record, broken])
         sweeper = Sweeper(
             library.pool,
             NoKafka(),
@@ -236,17 +236,17 @@ async def test_the_query_role_permits_all_work_of_the_query_service(place: Place
     await place.library.put(put)
     async with place.as_("penstock_query") as library:
         caller = await library.caller("asked", "staff")
-        found = await library.search.search("reactor pumps", caller)
-        assert [r.passage.external_id for r in found.results] == ["pumps.md"]
-        asked = Answers(
+        response = await library.search.search("reactor pumps", caller)
+        assert [r.passage.external_id for r in response.results] == ["pumps.md"]
+        answers = Answers(
             Modes(library.search, library.pool, RetrievalSettings(), ChatSettings()), None, library.pool, ChatSettings()
         )
-        answer = await asked.whole(Question("How is the reactor cooled by its pumps?"), caller)
+        answer = await answers.whole(Question("How is the reactor cooled by its pumps?"), caller)
         assert [p.result.passage.external_id for p in answer.cited] == ["pumps.md"]
         async with rows_of(library.pool, "asked") as connection:
             voice = review.author_digests([b"a key"], "asked", principal="ada", key=None)
             await review.store_feedback(connection, caller, voice, Feedback("up", answer_id=answer.answer_id))
-            assert [one.verdict for one in await review.list_feedback(connection, "asked")] == ["up"]
+            assert [entry.verdict for entry in await review.list_feedback(connection, "asked")] == ["up"]
             await review.record(connection, "asked", "pumps?", answer, answer.cited, private=False)
             assert len(await review.list_pending(connection, caller)) == 1
             assert await review.resolve(connection, "asked", answer.answer_id, "right")
@@ -271,8 +271,8 @@ async def test_the_query_role_permits_all_work_of_the_query_service(place: Place
         view = await pipeline_view(library.pool, library.es, library.settings, lag=nothing_waits)
         assert view["away"] == []
         away: list[str] = []
-        told = await ledger_report(library.settings.postgres, {}, away)
-        assert (away, told.keys()) == ([], set(LEDGER_PARTS) - {"skipped"})  # names of sources are not for its role
+        report = await ledger_report(library.settings.postgres, {}, away)
+        assert (away, report.keys()) == ([], set(LEDGER_PARTS) - {"skipped"})  # names of sources are not for its role
 
 
 @pytest.mark.parametrize("role", [*INSIDERS, "penstock_trail_reader"])

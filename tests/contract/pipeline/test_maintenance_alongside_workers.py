@@ -118,10 +118,10 @@ async def test_a_sink_that_chunks_a_text_does_not_overwrite_the_manifest_detect_
     await site.space.execute("DELETE FROM manifests")
 
     async def overtaken(connection: Connection, works: Collection[Work]) -> Any:
-        found = await bodies(connection, works)
+        results = await bodies(connection, works)
         monkeypatch.setattr(work, "bodies", bodies)
         await site.accept(document("a", text, media_type="text/plain"))
-        return found
+        return results
 
     monkeypatch.setattr(work, "bodies", overtaken)
     await site.vectors.handle([hint("a", "g1")])
@@ -139,9 +139,9 @@ async def test_a_generation_retired_during_the_background_audit_does_not_end_the
 
     async def overtaken(connection: Connection) -> Any:
         monkeypatch.setattr(runs, "background", looked)
-        found = await looked(connection)
+        results = await looked(connection)
         await site.run("keywords")
-        return found
+        return results
 
     async with site.pool.connection() as connection:
         await runs.start(connection, "g1", "background")

@@ -67,9 +67,9 @@ class Place:
         """The records of a request, as soon as there are so many."""
         async with asyncio.timeout(60):
             while True:
-                found = [sealed for sealed in await self.records() if sealed.record.request == request]
-                if len(found) >= count:
-                    return found
+                records = [sealed for sealed in await self.records() if sealed.record.request == request]
+                if len(records) >= count:
+                    return records
                 await asyncio.sleep(0.05)
 
     async def of(self, response: httpx.Response) -> Record:
@@ -82,8 +82,8 @@ class Place:
 
 
 async def examined(connection: Connection, **fields: Any) -> TrailReport:
-    asked: dict[str, Any] = {"retention_days": 0, "since": None, "noted": {}, **fields}
-    return await table.examine(connection, KEYS, **asked)
+    arguments: dict[str, Any] = {"retention_days": 0, "since": None, "noted": {}, **fields}
+    return await table.examine(connection, KEYS, **arguments)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -105,7 +105,7 @@ async def place(stack: Stack) -> AsyncIterator[Place]:
 
 async def test_a_search_is_recorded_with_its_actor_and_the_documents_shown(place: Place) -> None:
     response = await place.client.post("/v1/search", json={"query": "how is the reactor cooled"}, headers=as_("ann"))
-    assert [one["document_id"] for one in response.json()["results"]] == [str(GUIDE)]
+    assert [result["document_id"] for result in response.json()["results"]] == [str(GUIDE)]
     record = await place.of(response)
     assert (record.actor, record.tenant, record.credential, record.action) == ("ann", "acme", "development", "search")
     assert (record.documents, record.decision, record.address) == ((GUIDE,), "allowed", "127.0.0.1")
@@ -130,8 +130,8 @@ async def test_successful_and_refused_reads_of_a_document_are_recorded(place: Pl
     assert tried.object == f"document:{SECRET}"
     why = await place.of(await place.client.get(f"/v1/documents/{GUIDE}/why", headers=as_("ann")))
     assert (why.action, why.documents) == ("document.why", (GUIDE,))
-    assert {one.record.request for one in await place.records(document=SECRET)} == {tried.request}
-    assert {shown.request, why.request} <= {one.record.request for one in await place.records(document=GUIDE)}
+    assert {record.record.request for record in await place.records(document=SECRET)} == {tried.request}
+    assert {shown.request, why.request} <= {record.record.request for record in await place.records(document=GUIDE)}
 
 
 TRIED = UUID("0b0f7a52-6d2e-4a55-9c3c-3a4a7c1de0aa")
@@ -148,8 +148,8 @@ async def test_a_refused_read_is_recorded_under_the_document_id_however_it_was_s
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_is_recorded_with_the_documents_it_was_made_from(place: Place, stream: bool) -> None:
-    asked = {"question": "how is the reactor cooled", "stream": stream}
-    response = await place.client.post("/v1/answers", json=asked, headers=as_("ann"))
+    request = {"question": "how is the reactor cooled", "stream": stream}
+    response = await place.client.post("/v1/answers", json=request, headers=as_("ann"))
     assert "two pumps" in response.text
     record = await place.of(response)
     assert (record.action, record.documents, record.decision) == ("answer", (GUIDE,), "allowed")
@@ -167,8 +167,8 @@ async def test_an_answer_is_recorded_with_the_documents_behind_its_history(
         return replace(await gather(*arguments), history=said)
 
     monkeypatch.setattr(modes, "gather", with_history)
-    asked = {"question": "how is the reactor cooled", "stream": stream}
-    record = await place.of(await place.client.post("/v1/answers", json=asked, headers=as_("ann")))
+    request = {"question": "how is the reactor cooled", "stream": stream}
+    record = await place.of(await place.client.post("/v1/answers", json=request, headers=as_("ann")))
     assert record.documents == (GUIDE, behind)
 
 
@@ -209,11 +209,17 @@ async def test_calls_of_mcp_tools_are_recorded(place: Place) -> None:
         await call(client, "search", query="reactor pumps")
         await call(client, "fetch", id=str(GUIDE))
     await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
-    told = [
-        (one.record.actor, one.record.action, one.record.documents, one.record.decision, one.record.object)
-        for one in await place.records(since=since)
+    records = [
+        (
+            record.record.actor,
+            record.record.action,
+            record.record.documents,
+            record.record.decision,
+            record.record.object,
+        )
+        for record in await place.records(since=since)
     ]
-    assert told[:-1] == [
+    assert records[:-1] == [
         ("mia", "mcp.search", (), "allowed", ""),
         ("mia", "mcp.fetch", (), "refused", f"document:{GUIDE}"),
         ("mia", "mcp.fetch", (), "refused", ""),
@@ -250,16 +256,16 @@ async def test_commands_that_show_or_change_data_are_recorded(place: Place, home
     await penstock(home, "dead", "show", "documents:0:7")
     exported = await told(home, "export", "ann", "--tenant", "acme")
     await penstock(home, "producer", "remove", "nobody")
-    records = [one.record for one in await place.records(since=since)]
-    assert {one.credential for one in records} == {"command"}
-    assert [(one.action, one.object, one.documents) for one in records if one.action != "export"] == [
+    records = [record.record for record in await place.records(since=since)]
+    assert {record.credential for record in records} == {"command"}
+    assert [(record.action, record.object, record.documents) for record in records if record.action != "export"] == [
         ("document.why", "", (GUIDE,)),
         ("dead.list", "source:wiki", ()),
         ("dead.show", "letter:documents:0:7", ()),
         ("producer.remove", "producer:nobody", ()),
     ]
     assert records[0].access == ("user:bob", "tag:staff")
-    [export] = [one for one in records if one.action == "export"]
+    [export] = [record for record in records if record.action == "export"]
     assert "ann" not in (export.object, export.actor)
     of_ann = exported["postgres"]["trail.records"]
     assert {row["actor"] for row in of_ann if row["action"] != "export"} == {"ann"}, "an export holds one's trail"
@@ -275,7 +281,7 @@ async def test_commands_that_show_or_change_data_are_recorded(place: Place, home
     assert [row["action"] for row in as_steve if row["action"] != "export"] == ["document.why"]
     for _ in range(2):
         as_bob = await told(home, "trail", "--person", "bob")
-    assert [one["action"] for one in as_bob["records"]] == ["trail.read", "trail.read", "document.why"]
+    assert [record["action"] for record in as_bob["records"]] == ["trail.read", "trail.read", "document.why"]
     about_ann = await told(home, "trail", "--person", "ann", "--action", "export")
     assert len(about_ann["records"]) == 1, "who had her data exported is found by her name"
 
@@ -285,16 +291,16 @@ async def test_penstock_trail_shows_who_was_shown_a_document_and_is_itself_recor
     for _ in range(3):
         await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
     for name in ((str(GUIDE),), ("guide.md", "--tenant", "acme"), ("guide.md", "--tenant", "acme", "--source", "wiki")):
-        found = await told(home, "trail", "--document", *name, "--since", since)
-        assert [(one["actor"], one["action"]) for one in found["records"]] == [("ann", "document.read")] * 3
-        assert found["next"] is None
+        output = await told(home, "trail", "--document", *name, "--since", since)
+        assert [(record["actor"], record["action"]) for record in output["records"]] == [("ann", "document.read")] * 3
+        assert output["next"] is None
     first = await told(home, "trail", "--document", str(GUIDE), "--since", since, "--limit", "2")
     rest = await told(home, "trail", "--document", str(GUIDE), "--since", since, "--after", first["next"])
-    numbers = [one["number"] for one in (*first["records"], *rest["records"])]
+    numbers = [record["number"] for record in (*first["records"], *rest["records"])]
     assert len(set(numbers)) == 3
     assert numbers == sorted(numbers, reverse=True)
     reads = await place.records(action="trail.read", since=datetime.fromisoformat(since))
-    assert {one.record.object for one in reads} == {f"trail-of:{GUIDE}"}
+    assert {read.record.object for read in reads} == {f"trail-of:{GUIDE}"}
     assert len(reads) == 5
     text = await penstock(home, "trail", "--document", str(GUIDE), "--since", since)
     assert "3 records" in text.stdout
@@ -367,7 +373,7 @@ async def chain(place: Place, count: int = 6) -> Sealed:
     async with open_trail(place.settings("required"), "test") as trail:
         for number in range(count):
             await trail.write(record(f"n{number}"))
-    [last] = [one for one in await place.records(action="test") if one.number == count][-1:]
+    [last] = [record for record in await place.records(action="test") if record.number == count][-1:]
     return last
 
 
@@ -406,11 +412,11 @@ async def test_every_kind_of_tampering_is_detected(place: Place, kind: str) -> N
             statement = "UPDATE trail.records SET number = 4 WHERE chain = %(chain)s AND number = 1003"
         done = await connection.execute(statement.encode(), {"chain": last.chain})
         assert done.rowcount
-        found = await examined(connection)
-    assert found.findings
-    assert kind.partition(",")[0] in {finding.kind for finding in found.findings}
+        differences = await examined(connection)
+    assert differences.findings
+    assert kind.partition(",")[0] in {finding.kind for finding in differences.findings}
     if "head" not in kind:
-        assert all(str(last.chain) in finding.where for finding in found.findings)
+        assert all(str(last.chain) in finding.where for finding in differences.findings)
 
 
 async def test_a_day_of_records_dropped_before_its_retention_is_detected(place: Place) -> None:
@@ -418,8 +424,8 @@ async def test_a_day_of_records_dropped_before_its_retention_is_detected(place: 
     today = datetime.now(UTC).date()
     async with tampering(place) as connection:
         await connection.execute(f"DROP TABLE trail.records_{today:%Y%m%d}".encode())
-        found = await examined(connection, retention_days=400)
-    assert ("day-removed", today.isoformat()) in {(finding.kind, finding.where) for finding in found.findings}
+        differences = await examined(connection, retention_days=400)
+    assert ("day-removed", today.isoformat()) in {(finding.kind, finding.where) for finding in differences.findings}
 
 
 async def test_trail_records_cannot_be_updated_or_deleted_even_by_the_owner(place: Place) -> None:
@@ -486,7 +492,7 @@ async def test_with_a_required_trail_no_response_is_sent_before_its_record_is_co
             await blocking.rollback()
         response = await reading
         assert response.status_code == 200
-        requests = [one.record.request for one in await place.records(action="document.read")]
+        requests = [record.record.request for record in await place.records(action="document.read")]
         assert response.headers["request-id"] in requests
 
 
@@ -502,10 +508,12 @@ async def test_with_a_required_trail_no_change_is_made_before_its_record_is_comm
         answer,
         [GUIDE],
     )
-    found = await place.client.post("/v1/search", json={"query": "reactor pumps"}, headers=as_("ann"))
-    chunk = found.json()["results"][0]["chunk_id"]
+    results = await place.client.post("/v1/search", json={"query": "reactor pumps"}, headers=as_("ann"))
+    chunk = results.json()["results"][0]["chunk_id"]
     async with asyncio.timeout(60):  # else two writers wait below
-        while found.headers["request-id"] not in [one.record.request for one in await place.records(action="search")]:
+        while results.headers["request-id"] not in [
+            record.record.request for record in await place.records(action="search")
+        ]:
             await asyncio.sleep(0.05)
     path, body, headers, look = {
         "feedback": (
@@ -535,9 +543,9 @@ async def test_with_a_required_trail_no_change_is_made_before_its_record_is_comm
         assert response.status_code in (204, 404), "404: it was resolved, and its record is there"
     assert await library.execute(look, about) == [(True,)]
     object_ = f"passage:{chunk}" if change == "feedback" else f"answer:{answer}"
-    made = [one.record for one in await place.records() if one.record.object == object_]
-    assert ("allowed", "") in {(one.decision, one.reason) for one in made}
-    of_last = [one for one in made if one.request == response.headers["request-id"]]
+    made = [record.record for record in await place.records() if record.record.object == object_]
+    assert ("allowed", "") in {(record.decision, record.reason) for record in made}
+    of_last = [record for record in made if record.request == response.headers["request-id"]]
     assert len(of_last) == 1, "once a request"
 
 
@@ -560,7 +568,7 @@ async def test_a_client_that_disconnects_before_the_response_is_recorded(
         async with asyncio.timeout(60):
             while not (left := await place.records(action="document.read", since=since)):
                 await asyncio.sleep(0.05)
-    assert [(one.record.decision, one.record.reason, one.record.object) for one in left] == [
+    assert [(entry.record.decision, entry.record.reason, entry.record.object) for entry in left] == [
         ("failed", "left", f"document:{GUIDE}")
     ]
 
@@ -611,9 +619,13 @@ async def test_with_an_optional_trail_an_outage_delays_records_and_reports_lost_
     finally:
         if (await place.library.execute("SELECT to_regclass('trail.away')::text")) != [(None,)]:
             await place.library.execute("ALTER TABLE trail.away RENAME TO records")
-    found = [one.record for one in await place.records() if one.process.startswith("outage@")]
-    assert [one.actor for one in found if one.action == "test"] == [f"{actor}{n}" for n in (0, 1, 2, 3, 4, 9)]
-    assert [one.object for one in found if one.action == "trail.lost"] == ["records:3"], "the trail says what it lacks"
+    results = [record.record for record in await place.records() if record.process.startswith("outage@")]
+    assert [result.actor for result in results if result.action == "test"] == [
+        f"{actor}{n}" for n in (0, 1, 2, 3, 4, 9)
+    ]
+    assert [result.object for result in results if result.action == "trail.lost"] == ["records:3"], (
+        "the trail says what it lacks"
+    )
     assert (await place.examined()).findings == []
 
 
@@ -670,7 +682,7 @@ async def test_killed_processes_lose_only_records_not_yet_written(place: Place, 
     actors = [uuid4().hex, uuid4().hex]
     ends = await asyncio.gather(*(killed(home, mode, actor) for actor in actors))
     for actor, (shown, waited) in zip(actors, ends, strict=True):
-        numbers = [int(one.record.object.removeprefix("n:")) for one in await place.records(person=actor)]
+        numbers = [int(record.record.object.removeprefix("n:")) for record in await place.records(person=actor)]
         assert numbers == list(range(1, len(numbers) + 1)), "nothing is missing in between"
         assert len(numbers) >= shown - (waited if mode == "on" else 0)
     assert (await place.examined()).findings == []
@@ -695,8 +707,8 @@ async def test_a_commit_whose_confirmation_was_lost_is_repeated_without_findings
             async with asyncio.timeout(60):
                 while trail.waiting:
                     await asyncio.sleep(0.05)
-    found = [one.record.actor for one in await place.records() if one.process.startswith("unheard@")]
-    assert {*found} == {f"{actor}{n}" for n in range(3)}
+    actors = [record.record.actor for record in await place.records() if record.process.startswith("unheard@")]
+    assert {*actors} == {f"{actor}{n}" for n in range(3)}
     assert (await place.examined()).findings == []
 
 
@@ -718,10 +730,10 @@ async def test_forged_records_in_a_chains_next_places_do_not_suppress_real_ones(
             await place.library.execute(forged, f"{actor}0")
             for n in range(1, 4):
                 await trail.write(record(f"{actor}{n}"))
-        found = [one for one in await place.records() if one.record.actor.startswith(actor)]
-        assert [one.record.actor for one in found] == [f"{actor}{n}" for n in range(4)]
+        records = [record for record in await place.records() if record.record.actor.startswith(actor)]
+        assert [record.record.actor for record in records] == [f"{actor}{n}" for n in range(4)]
         places = {finding.where.split("chain ")[1].split(" ")[0] for finding in (await place.examined()).findings}
-        assert places == {str(found[0].chain)}, "what was forged is found, and nothing else"
+        assert places == {str(records[0].chain)}, "what was forged is found, and nothing else"
     finally:
         async with place.library.pool.connection() as connection:
             await connection.execute("SET LOCAL session_replication_role = replica")
@@ -763,4 +775,4 @@ async def test_an_unreachable_required_trail_raises_errors_instead_of_dropping_r
     await trail.aclose()
     with pytest.raises(PenstockError):
         await writing.record_now(broken, "x", record("x"))
-    assert UUID(int=0) not in {one.chain for one in await place.records()}
+    assert UUID(int=0) not in {record.chain for record in await place.records()}

@@ -196,9 +196,9 @@ async def test_nan_null_and_missing_amounts_are_refused(
 ) -> None:
     mine, amounts = uuid4(), [1.0, 1.0, 1.0]
     await login.settle(tenant, mine, spent=(500, 5_000, 50))
-    asked: dict[str, Any] = {place: [value if i == n else one for i, one in enumerate(amounts)]}
+    request: dict[str, Any] = {place: [value if i == n else amount for i, amount in enumerate(amounts)]}
     with pytest.raises(psycopg.errors.InvalidParameterValue):
-        await login.settle(tenant, mine, **asked)
+        await login.settle(tenant, mine, **request)
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         await login.settle(tenant, mine, **{place: amounts[:n] if place != "most" else [NAN] * 3})
     assert await login.used(tenant) == (500, 5_000, 50)
@@ -222,9 +222,9 @@ async def test_use_is_not_lost_in_the_rounding_of_a_very_large_grant(login: Logi
 async def test_amounts_that_overflow_are_refused(login: Login, tenant: str) -> None:
     mine, largest = uuid4(), [1.7e308] * 3
     await login.settle(tenant, mine, spent=(500, 5_000, 50))
-    for asked in ({"spent": largest}, {"wanted": largest, "most": largest}, {"holding": largest}):
+    for requests in ({"spent": largest}, {"wanted": largest, "most": largest}, {"holding": largest}):
         with pytest.raises(psycopg.errors.NumericValueOutOfRange):
-            await login.settle(tenant, mine, **asked)
+            await login.settle(tenant, mine, **requests)
     assert await login.used(tenant) == (500, 5_000, 50)
 
 

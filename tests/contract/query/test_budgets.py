@@ -190,8 +190,8 @@ async def test_a_client_that_leaves_a_stream_is_charged_for_the_models_tokens(li
     """Else whoever leaves just before the end would have its answers for nothing."""
     chat.faults.token_seconds = 0.2
     async with service_over(library, chat=model(chat)) as (client, _):
-        asked = client.stream("POST", "/v1/answers", json={**ASKED, "stream": True}, headers=as_("ann", "acme"))
-        async with asked as answer:
+        request = client.stream("POST", "/v1/answers", json={**ASKED, "stream": True}, headers=as_("ann", "acme"))
+        async with request as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("event: delta"):
                     break
@@ -210,8 +210,8 @@ async def test_without_limits_usage_is_counted_by_tenant_and_shown_by_penstock_b
     monkeypatch.setenv("COLUMNS", "200")
     file = limits(tmp_path, f'[tenant."{tenant}"]\nrequests_per_day = 4')["limits_file"]
     arguments = ["budget", "--tenant", tenant, "--limits", str(file)]
-    told = await asyncio.to_thread(CliRunner().invoke, cli, [*arguments, "--json"])
-    [row] = json.loads(told.stdout)
+    output = await asyncio.to_thread(CliRunner().invoke, cli, [*arguments, "--json"])
+    [row] = json.loads(output.stdout)
     assert (row["tenant"], row["caller"]) == (tenant, None)
     assert row["requests"] == {"used": 3, "budget": 4, "ratio": 0.75}
     assert row["tokens"] == {"used": 0, "budget": None, "ratio": None}
@@ -332,18 +332,18 @@ async def test_the_postgres_budget_ledger_behaves_like_the_model_of_the_unit_tes
         (1, midnight, NO_AMOUNTS, Amounts(1), Amounts(0, 4), (10, 60, 1)),
         (1, midnight, Amounts(-5, -9, -3), NO_AMOUNTS, Amounts(2, 2, 2), (20, 80, 9)),
     ):
-        asked = {"since": since, "spent": spent, "holding": holding, "requested": requested, "ceilings": ceilings}
+        request = {"since": since, "spent": spent, "holding": holding, "requested": requested, "ceilings": ceilings}
         ledger, model = pairs[who]
-        assert await ledger.use(day, **asked) == await model.use(day, **asked)
+        assert await ledger.use(day, **request) == await model.use(day, **request)
     await library.execute("UPDATE query_use SET since = since - interval '1 day' WHERE tenant = %s", tenant)
-    asked = {"spent": Amounts(9), "holding": Amounts(9), "requested": Amounts(4), "ceilings": (10, None, None)}
-    found = await pairs[0][0].use(day, since=yesterday, **asked)
-    assert (found.since, found.used.requests) == (midnight, 4)
+    request = {"spent": Amounts(9), "holding": Amounts(9), "requested": Amounts(4), "ceilings": (10, None, None)}
+    granted = await pairs[0][0].use(day, since=yesterday, **request)
+    assert (granted.since, granted.used.requests) == (midnight, 4)
 
 
 async def test_concurrent_budget_requests_are_granted_no_more_than_the_ceiling(library: Library, tenant: str) -> None:
     ledger = PostgresLedger(library.pool, 60)
-    asked = [
+    requests = [
         ledger.use(
             Subject(tenant, "", "day"),
             since=None,
@@ -354,7 +354,7 @@ async def test_concurrent_budget_requests_are_granted_no_more_than_the_ceiling(l
         )
         for _ in range(20)
     ]
-    assert sum(found.granted.requests for found in await asyncio.gather(*asked)) == 100
+    assert sum(gathered.granted.requests for gathered in await asyncio.gather(*requests)) == 100
 
 
 async def test_the_query_services_login_can_record_usage_but_not_change_it(library: Library, tenant: str) -> None:
@@ -406,8 +406,8 @@ async def test_penstock_budget_works_with_the_query_services_login(
     file = limits(tmp_path, "[default]\nrequests_per_day = 4\n")["limits_file"]
     with logins(admin) as dsn:
         monkeypatch.setenv("PENSTOCK_POSTGRES_DSN", dsn["penstock_query"])
-        told = await asyncio.to_thread(
+        output = await asyncio.to_thread(
             CliRunner().invoke, cli, ["budget", "--tenant", tenant, "--limits", str(file), "--json"]
         )
-    assert told.exit_code == 0, told.output
-    assert [one["requests"]["used"] for one in json.loads(told.stdout)] == [1]
+    assert output.exit_code == 0, output.output
+    assert [entry["requests"]["used"] for entry in json.loads(output.stdout)] == [1]

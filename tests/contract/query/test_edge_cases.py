@@ -50,8 +50,8 @@ async def test_questions_are_normalised_like_documents(desk: Desk, written: str)
         document("one", "Ångström's deployment handbook", tenant=tenant), document("b", "x", tenant=tenant)
     )
     caller = await desk.library.caller(tenant, "staff")
-    found = await desk.search.search(unicodedata.normalize("NFD", written), caller, mode="keyword")
-    assert names(found) == ["one"]
+    results = await desk.search.search(unicodedata.normalize("NFD", written), caller, mode="keyword")
+    assert names(results) == ["one"]
 
 
 async def test_a_question_of_only_invisible_characters_is_rejected_as_empty() -> None:
@@ -60,9 +60,9 @@ async def test_a_question_of_only_invisible_characters_is_rejected_as_empty() ->
 
 
 async def test_a_long_question_without_spaces_is_truncated_for_the_keyword_query() -> None:
-    asked = clauses("釧路湿原国立公園" * 1000)
-    assert len(asked["must"]["combined_fields"]["query"]) == MAX_MATCHED_CHARACTERS
-    assert len(asked["should"]["match_phrase"]["text.exact"]["query"]) == MAX_MATCHED_CHARACTERS
+    query = clauses("釧路湿原国立公園" * 1000)
+    assert len(query["must"]["combined_fields"]["query"]) == MAX_MATCHED_CHARACTERS
+    assert len(query["should"]["match_phrase"]["text.exact"]["query"]) == MAX_MATCHED_CHARACTERS
 
 
 async def test_a_caller_with_ten_thousand_required_tags_can_search_by_keyword(library: Library, desk: Desk) -> None:
@@ -76,8 +76,8 @@ async def test_a_caller_with_ten_thousand_required_tags_can_search_by_keyword(li
     async with library.pool.connection() as connection:
         now = await readable(connection, caller)
     many = Readable(now.access_ids, now.acl_tags, (*(f"wiki/r{n}" for n in range(10_000)),))
-    found = await bm25(library.es, library.generation, caller, many, "page", limit=10)
-    assert len(found) == 2
+    results = await bm25(library.es, library.generation, caller, many, "page", limit=10)
+    assert len(results) == 2
 
 
 @pytest.mark.parametrize("counted", [False, True])
@@ -114,15 +114,15 @@ async def test_the_latest_possible_date_is_a_valid_filter(library: Library, desk
         document("a", "deployment", tenant=desk.tenant, source_modified_at=datetime(2026, 1, 1, tzinfo=UTC))
     )
     async with service_over(library) as (client, _):
-        asked = {"query": "deployment", "filters": {"before": "9999-12-31T23:59:59.999999Z"}}
-        answer = await client.post("/v1/search", json=asked, headers=as_("nobody", desk.tenant))
+        request = {"query": "deployment", "filters": {"before": "9999-12-31T23:59:59.999999Z"}}
+        answer = await client.post("/v1/search", json=request, headers=as_("nobody", desk.tenant))
         assert answer.status_code == 200
-        found = await desk.search.search(
+        results = await desk.search.search(
             "deployment",
             await library.caller(desk.tenant, "staff"),
             filters=Filters(before=datetime.max.replace(tzinfo=UTC)),
         )
-        assert names(found) == ["a"]
+        assert names(results) == ["a"]
 
 
 # What is remembered
@@ -165,7 +165,7 @@ async def test_the_cache_key_of_a_caller_with_many_access_sets_is_a_short_digest
         Readable((*ids,), ("wiki/a",), ()),
         Readable((*ids,), ("wiki/a",), ("wiki/b",)),
     ]
-    assert len({access_digest(one) for one in [wide, *others]}) == 4
+    assert len({access_digest(other) for other in [wide, *others]}) == 4
 
 
 # What is told

@@ -77,16 +77,16 @@ async def reset_generations(site: Site) -> None:
 async def search(client: httpx.AsyncClient, query: str, mode: str = "vector") -> dict[str, object]:
     answer = await client.post("/v1/search", json={"query": query, "mode": mode}, headers=as_("ann"))
     assert answer.status_code == 200, answer.text
-    found: dict[str, object] = answer.json()
-    return found
+    response: dict[str, object] = answer.json()
+    return response
 
 
-def mistake_in(found: dict, name: str, mode: str) -> str | None:  # type: ignore[type-arg]
+def mistake_in(response: dict, name: str, mode: str) -> str | None:  # type: ignore[type-arg]
     """The question is a document's very text: its own model finds it at a cosine of 1, another one anywhere."""
-    if found["degraded"]:
-        return str(found["degraded"])
-    first = [result["external_id"] for result in found["results"]][:1]
-    cosine = next(step.get("cosine") for step in found["steps"] if step["step"] == "confidence")
+    if response["degraded"]:
+        return str(response["degraded"])
+    first = [result["external_id"] for result in response["results"]][:1]
+    cosine = next(step.get("cosine") for step in response["steps"] if step["step"] == "confidence")
     if mode == "vector":
         return None if (first, cosine) == ([name], "1.00") else f"{mode}: {first} at {cosine} in place of {name}"
     if mode == "hybrid" and cosine != "1.00":
@@ -187,12 +187,12 @@ async def test_the_next_query_after_a_cut_over_uses_the_new_generation(site: Sit
         assert mistake_in(await search(client, TEXTS[name]), name, "vector") is None, "no vector of the model before"
         await site.roll_back()
         assert mistake_in(await search(client, TEXTS[third]), third, "vector") is None
-        told = await pipeline_view(service.pool, service.es, site.settings)
-        assert told["generation"] == {"name": "g1", "model": "model-g1", "dimensions": 64}
-    asked = {n: [text for text in model.asked if text != "warm up"] for n, model in site.models.items()}
-    assert (TEXTS[name] in asked["g1"], TEXTS[third] in asked["g1"]) == (True, True)
-    assert set(asked["g3"]) == {TEXTS[other], TEXTS[name], TEXTS[third]}, "the third one on the chance of no change"
-    assert asked["g2"] == []
+        view = await pipeline_view(service.pool, service.es, site.settings)
+        assert view["generation"] == {"name": "g1", "model": "model-g1", "dimensions": 64}
+    texts = {n: [text for text in model.asked if text != "warm up"] for n, model in site.models.items()}
+    assert (TEXTS[name] in texts["g1"], TEXTS[third] in texts["g1"]) == (True, True)
+    assert set(texts["g3"]) == {TEXTS[other], TEXTS[name], TEXTS[third]}, "the third one on the chance of no change"
+    assert texts["g2"] == []
 
 
 async def test_the_models_of_all_generations_are_warmed_up_before_a_query_needs_them(site: Site) -> None:
@@ -240,8 +240,8 @@ async def test_a_query_can_name_its_generation_whichever_is_active(site: Site) -
     caller = await site.library.caller("acme", "staff")
     [name] = list(TEXTS)[:1]
     for generation in ("g2", "g3", "g1"):
-        found = await search.search(TEXTS[name], caller, mode="vector", generation=await site.generation(generation))
-        assert (names(found)[:1], found.degraded) == ([name], ())
+        response = await search.search(TEXTS[name], caller, mode="vector", generation=await site.generation(generation))
+        assert (names(response)[:1], response.degraded) == ([name], ())
     assert [TEXTS[name] in model.asked for model in site.models.values()] == [True, True, True]
     await embedders.aclose()
 
@@ -252,10 +252,10 @@ async def test_without_the_generations_model_only_keywords_are_searched_with_a_n
     search = Search(site.library.pool, site.library.es, one)
     caller = await site.library.caller("acme", "staff")
     await site.cut_over()
-    found = await search.search(TEXTS["0.md"], caller)
-    assert names(found)[:1] == ["0.md"]
-    assert all(result.stores == ("keyword",) for result in found.results)
-    assert "generation g3 was built with model-g3" in found.degraded[0]
+    response = await search.search(TEXTS["0.md"], caller)
+    assert names(response)[:1] == ["0.md"]
+    assert all(result.stores == ("keyword",) for result in response.results)
+    assert "generation g3 was built with model-g3" in response.degraded[0]
     assert search._cache.vector(await site.generation("g3"), caller, TEXTS["0.md"]) is None, "not kept as g3's"
 
 
@@ -277,8 +277,8 @@ async def test_models_no_generation_uses_are_closed_after_a_while(site: Site) ->
     for seconds, gone in ((60.0, []), (0.0, ["g2"])):
         closed.clear()
         embedders = GenerationEmbedders(load, retire_seconds=seconds)
-        for one in generations:
-            await embedders.of(one).embed("words")
+        for item in generations:
+            await embedders.of(item).embed("words")
         await embedders.keep([generations[0], generations[2]])
         assert closed == gone
         await embedders.aclose()
@@ -346,7 +346,7 @@ async def test_an_answer_uses_one_generation_throughout_despite_a_cut_over(site:
 
     search = Overtaken(site.library.pool, site.library.es, embedders)
     modes = Modes(search, site.library.pool, RetrievalSettings(), ChatSettings(), embedders=embedders)
-    found = await modes.gather(Question(TEXTS["5.md"], "vector"), caller, "standard")
-    assert (found.passages[0].passage.external_id, found.notes) == ("5.md", [])
+    response = await modes.gather(Question(TEXTS["5.md"], "vector"), caller, "standard")
+    assert (response.passages[0].passage.external_id, response.notes) == ("5.md", [])
     assert [TEXTS["5.md"] in model.asked for model in site.models.values()] == [True, False, False]
     await embedders.aclose()

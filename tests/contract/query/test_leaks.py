@@ -48,31 +48,31 @@ def key_of(asker: Asker, passage: Passage) -> DocumentKey:
     return asker.tenant, passage.source, passage.external_id
 
 
-def keys(asker: Asker, found: SearchResults) -> list[DocumentKey]:
+def keys(asker: Asker, response: SearchResults) -> list[DocumentKey]:
     """Of every document that is named, as a result or as where the same stands once more."""
-    return [key_of(asker, passage) for result in found.results for passage in (result.passage, *result.also)]
+    return [key_of(asker, passage) for result in response.results for passage in (result.passage, *result.also)]
 
 
-def facts(found: SearchResults) -> dict[str, dict[str, object]]:
-    steps = {step.name: dict(step.facts) for step in found.steps}
-    assert len(steps) == len(found.steps), "a step shown twice tells how often something was asked again"
+def facts(response: SearchResults) -> dict[str, dict[str, object]]:
+    steps = {step.name: dict(step.facts) for step in response.steps}
+    assert len(steps) == len(response.steps), "a step shown twice tells how often something was asked again"
     return steps
 
 
-def check_readable(asker: Asker, found: SearchResults, now: dict[DocumentKey, Living], *, all_shown: bool) -> None:
+def check_readable(asker: Asker, response: SearchResults, now: dict[DocumentKey, Living], *, all_shown: bool) -> None:
     """Nothing of what may not be read: no passage, no word, no count, no gap in the ranks."""
-    for result in found.results:
+    for result in response.results:
         for passage in (result.passage, *result.also):
             assert key_of(asker, passage) in now
             assert passage.document_id == document_id(*key_of(asker, passage))
         content = now[key_of(asker, result.passage)].content
         assert set(result.text.split()) <= set(content.split()), "a text that the document no longer has"
-    steps = facts(found)
-    assert steps["arrange"] == {"results": len(found.results)}
-    shown = sum(len(result.chunk_ids) + len(result.also) for result in found.results)
+    steps = facts(response)
+    assert steps["arrange"] == {"results": len(response.results)}
+    shown = sum(len(result.chunk_ids) + len(result.also) for result in response.results)
     for ranker, step in (("vector", "vectors"), ("keyword", "keywords")):
         if step in steps and not steps[step].get("degraded"):
-            ranks = [result.ranks[ranker] for result in found.results if ranker in result.ranks]  # type: ignore[index]
+            ranks = [result.ranks[ranker] for result in response.results if ranker in result.ranks]  # type: ignore[index]
             assert len(ranks) == len(set(ranks))
             assert not all_shown or shown >= int(str(steps[step]["passages"])), "counted and not shown"
             assert max(ranks, default=0) <= int(str(steps[step]["passages"]))
@@ -115,24 +115,24 @@ class Asking:
         now = model.readable(asker)
         caller = await self.paths.identify(asker)
         question = world.question()
-        found = await search.search(question, caller, mode=mode, top=ALL)
+        response = await search.search(question, caller, mode=mode, top=ALL)
         with cramped():
             few = await search.search(question, caller, mode=mode, top=3)
         try:
-            check_readable(asker, found, now, all_shown=True)
+            check_readable(asker, response, now, all_shown=True)
             check_readable(asker, few, now, all_shown=False)
             expected = set(now)
             if must is not None:
                 stored = may_read(must[id(world)].living(), asker.tenant, model.held(asker))
                 expected = {k for k in now if k in stored and stored[k].content == now[k].content}
-                assert set(keys(asker, found)) >= expected
+                assert set(keys(asker, response)) >= expected
             else:
-                assert set(keys(asker, found)) == expected
+                assert set(keys(asker, response)) == expected
             assert len(keys(asker, few)) >= min(3, len(expected))
         except AssertionError as error:
             raise AssertionError(f"{state}, {name}, {mode}, {world}, {asker}: {error}") from error
         self.asked[f"{name}, {mode}"] += 2
-        self.found += len(found.results)
+        self.found += len(response.results)
 
     async def throw_open(self) -> dict[int, Asker]:
         """One asker of each world is told by both stores that every passage of all three tenants is for it."""
@@ -209,14 +209,14 @@ async def check_readers(asking: Asking) -> None:
     rows = await asking.paths.library.execute(
         "SELECT tenant, source, external_id, acl_tags, required_tags FROM readers.documents"
     )
-    living = {one.key: one for model in asking.models.values() for one in model.living()}
+    living = {document.key: document for model in asking.models.values() for document in model.living()}
     assert {(t, s, e): (set(acl), set(required)) for t, s, e, acl, required in rows} == {
-        key: ({f"{key[1]}/{tag}" for tag in one.acl}, {f"{key[1]}/{tag}" for tag in one.required})
-        for key, one in living.items()
-        if one.acl
+        key: ({f"{key[1]}/{tag}" for tag in document.acl}, {f"{key[1]}/{tag}" for tag in document.required})
+        for key, document in living.items()
+        if document.acl
     }
     rows = await asking.paths.library.execute("SELECT doc_id, text FROM readers.chunks")
-    shown = {document_id(*key): one for key, one in living.items() if one.acl}
+    shown = {document_id(*key): document for key, document in living.items() if document.acl}
     assert {doc for doc, _ in rows} == shown.keys()
     assert all(set(text.split()) <= set(shown[doc].content.split()) for doc, text in rows)
 
@@ -230,9 +230,9 @@ def is_visible_to(event: Event, readable: dict[DocumentKey, Living], asker: Aske
     return (event.tenant, event.source, event.external_id) in readable
 
 
-def told(paths: Paths, found: SearchResults) -> dict[str, Any]:
+def told(paths: Paths, results: SearchResults) -> dict[str, Any]:
     """Everything that the caller is told but for times and the name of the test's index."""
-    answer = as_json(found)
+    answer = as_json(results)
     del answer["took_ms"]
     name = paths.library.settings.elasticsearch.index_prefix
     steps = [{k: v for k, v in step.items() if k != "took_ms"} for step in answer.pop("steps")]
@@ -263,13 +263,15 @@ async def test_search_results_are_the_same_as_without_the_unreadable_documents(s
             for world in asking.worlds:
                 asker = chosen[id(world)]
                 caller = await everything.identify(asker)
-                for one, other in zip(everything.every, only.every, strict=True):
+                for value, other in zip(everything.every, only.every, strict=True):
                     for top in (ALL, 3):
                         question = world.question()
                         with cramped():
-                            first = await one[1].search(question, caller, mode=one[2], top=top)
+                            first = await value[1].search(question, caller, mode=value[2], top=top)
                             second = await other[1].search(question, caller, mode=other[2], top=top)
-                        compare(told(everything, first), told(only, second), exact=by_vector(one), all_shown=top == ALL)
+                        compare(
+                            told(everything, first), told(only, second), exact=by_vector(value), all_shown=top == ALL
+                        )
                         compared += 1
         assert compared > 200
         [(rows,)] = await everything.library.execute("SELECT count(*) FROM chunks_g1")

@@ -43,8 +43,8 @@ class Desk:
         )
 
     async def ask(self, query: str, *tags: str, filters: Filters | None = None) -> list[str]:
-        found = await self.found(query, await self.library.caller(self.tenant, *tags), filters=filters)
-        return sorted(result.passage.title for result in found.results)
+        response = await self.found(query, await self.library.caller(self.tenant, *tags), filters=filters)
+        return sorted(result.passage.title for result in response.results)
 
     async def found(self, query: str, caller: Caller, *, filters: Filters | None = None) -> SearchResults:
         return await self.search.search(query, caller, filters=filters or Filters())
@@ -68,8 +68,8 @@ async def test_a_repeated_question_is_answered_from_the_cache(desk: Desk) -> Non
     assert second.results == first.results
     assert second.relevant
 
-    def told(found: SearchResults) -> list[tuple[str, dict[str, object]]]:
-        return sorted((step.name, dict(step.facts)) for step in found.steps)
+    def told(response: SearchResults) -> list[tuple[str, dict[str, object]]]:
+        return sorted((step.name, dict(step.facts)) for step in response.steps)
 
     assert told(second) == told(first), "whether somebody asked before is not told"
     assert await desk.ask("moss lock", "staff", filters=Filters(sources=("drive",))) == []
@@ -123,14 +123,14 @@ async def test_a_cached_result_is_dropped_when_its_documents_change(desk: Desk, 
         await desk.library.put(event)
     else:
         await desk.library.accept(event)
-    found = await desk.ask("reeds towpath", "staff")
+    results = await desk.ask("reeds towpath", "staff")
     if settled or what not in ("added", "opened"):
-        assert [name for name in found if name != "one.md" or what != "edited"] == after
+        assert [name for name in results if name != "one.md" or what != "edited"] == after
         fresh = Desk(desk.library, RetrievalSettings(cached_queries=0))
         fresh.tenant = tenant
-        assert found == await fresh.ask("reeds towpath", "staff"), "as it is without a cache"
+        assert results == await fresh.ask("reeds towpath", "staff"), "as it is without a cache"
     else:
-        assert found == before, "what becomes readable may wait until a store has followed"
+        assert results == before, "what becomes readable may wait until a store has followed"
 
 
 async def test_cached_results_are_not_used_after_the_caller_left_a_group(desk: Desk) -> None:

@@ -62,7 +62,7 @@ async def test_filters_alone_and_combined_work_in_every_mode_and_scan(library: L
     documents = described(tenant)
     await library.put(*documents)
     some = tuple(document_id(tenant, d.source, d.external_id) for d in documents[4:9])
-    asked = [
+    all_filters = [
         Filters(sources=("drive",)),
         Filters(authors=("ann",)),
         Filters(media_types=("text/*",)),
@@ -74,13 +74,13 @@ async def test_filters_alone_and_combined_work_in_every_mode_and_scan(library: L
         Filters(sources=("wiki",), authors=("ann", "bob"), media_types=("text/*",), since=DAY, documents=some),
     ]
     walking = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), tuning=Tuning(always_exact_rows=0))
-    for filters in asked:
+    for filters in all_filters:
         lowered = Filters(**{**_fields(filters), "media_types": tuple(k.lower() for k in filters.media_types)})
         expected = {d.external_id for d in documents if passes(d, lowered)}
         for mode in MODES:
             assert set(names(await find(library, tenant, "estuary report", filters, mode=mode, top=50))) == expected
-        found = await find(library, tenant, "estuary report", filters, mode="vector", top=50, search=walking)
-        assert set(names(found)) == expected
+        results = await find(library, tenant, "estuary report", filters, mode="vector", top=50, search=walking)
+        assert set(names(results)) == expected
 
 
 async def test_date_filters_are_exact_within_the_hour(library: Library, tenant: str) -> None:
@@ -94,8 +94,8 @@ async def test_date_filters_are_exact_within_the_hour(library: Library, tenant: 
         for filters in (Filters(since=at), Filters(before=at), Filters(since=at, before=at + timedelta(minutes=11))):
             expected = {d.external_id for d in documents if passes(d, filters)}
             for mode in MODES:
-                found = await find(library, tenant, "estuary report", filters, mode=mode, top=50)
-                assert set(names(found)) == expected
+                results = await find(library, tenant, "estuary report", filters, mode=mode, top=50)
+                assert set(names(results)) == expected
 
 
 def _fields(filters: Filters) -> dict[str, Any]:
@@ -144,18 +144,18 @@ async def test_a_wide_filter_uses_the_graph_and_a_narrow_one_an_exact_scan(libra
         may = await readable(connection, caller)
 
         async def look(filters: Filters, *, verified: bool = False) -> tuple[str, str, int]:
-            asked = NeighbourQuery(library.generation, caller, may, filters, verified)
-            scan = await vectors.choose_scan(connection, asked, limit=50, tuning=tuning)
-            statement, values = vectors.build(asked, vector, scan, limit=50)
+            query = NeighbourQuery(library.generation, caller, may, filters, verified)
+            scan = await vectors.choose_scan(connection, query, limit=50, tuning=tuning)
+            statement, values = vectors.build(query, vector, scan, limit=50)
             async with connection.transaction():
                 await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 5, tuning))
                 cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
                 plan = "\n".join(line for (line,) in await cursor.fetchall())
-            found, used = await vectors.nearest(
-                connection, asked, vector, scan, limit=50, timeout_seconds=30, tuning=tuning
+            results, used = await vectors.nearest(
+                connection, query, vector, scan, limit=50, timeout_seconds=30, tuning=tuning
             )
             assert used == ("exact" if verified else scan)
-            return scan, plan, len(found)
+            return scan, plan, len(results)
 
         scan, plan, count = await look(Filters(authors=("often",)))
         assert (scan, count) == ("graph", 50)

@@ -51,13 +51,13 @@ async def test_an_identifier_is_searchable_by_its_parts_and_its_path_suffix(libr
         document("b.md", "It ends with ERR_SOCKET_CLOSED.", tenant=tenant),
         document("c.md", "Nothing of the kind.", tenant=tenant),
     )
-    for query, wanted in (
+    for query, expected in (
         ("bootstrap.py", "a.md"),
         ("gateway/bootstrap.py", "a.md"),
         ("bootstrap", "a.md"),
         ("socket closed", "b.md"),
     ):
-        assert names(await find(library, tenant, query, mode="keyword"))[0] == wanted, query
+        assert names(await find(library, tenant, query, mode="keyword"))[0] == expected, query
 
 
 # As whole passages
@@ -69,8 +69,8 @@ async def test_neighbouring_chunks_are_merged_into_one_result_without_repeated_t
     sentences = [f"Sentence {n} tells of the weir number {n} and of its gate." for n in range(40)]
     text = " ".join(sentences)
     await library.put(document("long.md", text, tenant=tenant), document("b.md", "A weir elsewhere.", tenant=tenant))
-    found = await find(library, tenant, "weir gate sentence", top=5)
-    merged = [r for r in found.results if len(r.chunk_ids) > 1]
+    response = await find(library, tenant, "weir gate sentence", top=5)
+    merged = [r for r in response.results if len(r.chunk_ids) > 1]
     assert merged
     for result in merged:
         assert result.passage.external_id == "long.md"
@@ -111,9 +111,9 @@ async def test_many_identical_passages_do_not_hide_the_results_after_them(
     ]
     await library.put(*copies, *others)
     for mode in MODES:
-        found = await find(library, tenant, "quay closed", mode=mode, top=3)
-        assert sorted(names(found)[1:]) == ["o1.md", "o2.md"], mode
-        assert len(found.results[0].also) == 29
+        response = await find(library, tenant, "quay closed", mode=mode, top=3)
+        assert sorted(names(response)[1:]) == ["o1.md", "o2.md"], mode
+        assert len(response.results[0].also) == 29
 
 
 # Nothing relevant
@@ -172,8 +172,8 @@ async def test_a_store_that_offers_only_withheld_candidates_times_out_as_degrade
     await library.accept(*(deletion(d) for d in gone))
     impatient = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(keywords=5, vectors=5))
     monkeypatch.setattr(offers, "perf_counter", iter(range(0, 10_000, 100)).__next__)
-    found = await find(library, tenant, "buoy", top=1, search=impatient)
-    assert names(found) == ["left.md"]
-    assert found.degraded == ("Elasticsearch did not answer within 10 s",)
+    response = await find(library, tenant, "buoy", top=1, search=impatient)
+    assert names(response) == ["left.md"]
+    assert response.degraded == ("Elasticsearch did not answer within 10 s",)
     with pytest.raises(Retryable, match="within 10 s"):
         await find(library, tenant, "buoy", top=1, mode="keyword", search=impatient)

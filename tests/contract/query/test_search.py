@@ -54,9 +54,9 @@ class Offered(NamedTuple):
     document_id: UUID
 
 
-def external_ids(found: SearchResults) -> list[str]:
+def external_ids(response: SearchResults) -> list[str]:
     """The twins of a result behind it."""
-    return [passage.external_id for result in found.results for passage in (result.passage, *result.also)]
+    return [passage.external_id for result in response.results for passage in (result.passage, *result.also)]
 
 
 async def ask(library: Library, tenant: str, query: str, *tags: str, mode: Mode = "hybrid", top: int = 10) -> list[str]:
@@ -79,8 +79,8 @@ async def test_search_finds_a_document_in_every_mode(library: Library, tenant: s
         ),
         document("tea.md", "# Tea\n\nBoil water, then wait three minutes.", tenant=tenant),
     )
-    found = await library.search.search("reservoir turbine", await library.caller(tenant, "staff"), mode=mode)
-    answer = json.loads(json.dumps(as_json(found)))
+    results = await library.search.search("reservoir turbine", await library.caller(tenant, "staff"), mode=mode)
+    answer = json.loads(json.dumps(as_json(results)))
     first = answer["results"][0]
     [(document_id,)] = await library.execute(
         "SELECT id FROM documents WHERE tenant = %s AND external_id = 'dam.md'", tenant
@@ -123,17 +123,17 @@ async def test_documents_are_searchable_by_title_heading_and_identifier(library:
         document("c.md", "The call ends in ERR_4711 when the disk is full.", tenant=tenant),
         document("d.md", "The call ends in ERR_4712 when the disk is full.", tenant=tenant),
     )
-    for query, wanted in (("penguin", "a.md"), ("badger", "b.md"), ("ERR_4711", "c.md"), ("ERR_4712", "d.md")):
-        assert (await ask(library, tenant, query, "staff", mode="keyword"))[0] == wanted, query
-        assert (await ask(library, tenant, query, "staff"))[0] == wanted, query
+    for query, expected in (("penguin", "a.md"), ("badger", "b.md"), ("ERR_4711", "c.md"), ("ERR_4712", "d.md")):
+        assert (await ask(library, tenant, query, "staff", mode="keyword"))[0] == expected, query
+        assert (await ask(library, tenant, query, "staff"))[0] == expected, query
 
 
 async def test_the_current_title_is_shown_before_the_stores_have_it(library: Library, tenant: str) -> None:
     old = document("a.md", "Text about herons.", tenant=tenant, title="Old")
     await library.put(old)
     await library.accept(document("a.md", old.content, tenant=tenant, title="New"))
-    found = await library.search.search("herons", await library.caller(tenant, "staff"))
-    assert [r.passage.title for r in found.results] == ["New"]
+    response = await library.search.search("herons", await library.caller(tenant, "staff"))
+    assert [r.passage.title for r in response.results] == ["New"]
 
 
 async def test_the_top_results_hold_at_most_two_passages_of_one_document(library: Library, tenant: str) -> None:
@@ -162,8 +162,8 @@ async def test_an_invalid_query_is_rejected(library: Library, query: str, top: i
 )
 async def test_any_text_can_be_searched_without_degradation(library: Library, tenant: str, query: str) -> None:
     await library.put(document("a.md", "Anything at all.", tenant=tenant))
-    found = await library.search.search(query, await library.caller(tenant, "staff"))
-    assert found.degraded == ()
+    response = await library.search.search(query, await library.caller(tenant, "staff"))
+    assert response.degraded == ()
 
 
 # What does not leak
@@ -256,8 +256,8 @@ async def test_a_caller_without_tags_or_with_wildcards_finds_nothing(library: Li
     )
     for tags in ([], ["*"], ["wiki/*"], ["%"], ["wiki/"], [""]):
         assert await ask(library, tenant, "ferries", *tags) == []
-    found = await library.search.search("ferries", Caller(tenant, frozenset()))
-    assert found.results == []
+    response = await library.search.search("ferries", Caller(tenant, frozenset()))
+    assert response.results == []
 
 
 async def test_a_principal_finds_documents_by_its_own_tag_and_its_groups(library: Library, tenant: str) -> None:
@@ -289,9 +289,9 @@ async def test_a_revoked_document_is_gone_at_the_next_query(library: Library, te
     await library.put(before)
     assert await ask(library, tenant, "price viaduct", "staff", mode=mode) == ["a.md"]
     await library.accept(access(before, ["board"]))  # neither store has followed
-    found = await library.search.search("price viaduct", await library.caller(tenant, "staff"), mode=mode)
-    assert found.results == []
-    assert not any(step.facts.get("passages") or step.facts.get("documents") for step in found.steps)
+    response = await library.search.search("price viaduct", await library.caller(tenant, "staff"), mode=mode)
+    assert response.results == []
+    assert not any(step.facts.get("passages") or step.facts.get("documents") for step in response.steps)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -346,9 +346,9 @@ async def test_withheld_documents_change_neither_scores_nor_steps(library: Libra
     await library.accept(*(access(d, ["board"]) for d in hidden))
 
     async def answer(tenant: str) -> tuple[list[tuple[str, float]], dict[str, object]]:
-        found = as_json(await library.search.search("marina berth", await library.caller(tenant, "staff")))
-        steps = {s["step"]: {k: v for k, v in s.items() if k != "took_ms"} for s in found["steps"]}
-        return [(r["external_id"], r["score"]) for r in found["results"]], steps
+        response = as_json(await library.search.search("marina berth", await library.caller(tenant, "staff")))
+        steps = {s["step"]: {k: v for k, v in s.items() if k != "took_ms"} for s in response["steps"]}
+        return [(r["external_id"], r["score"]) for r in response["results"]], steps
 
     assert await answer(with_them) == await answer(without)
 
@@ -467,16 +467,16 @@ async def test_wide_access_uses_the_graph_and_narrow_access_an_exact_scan(stack:
             can = {caller: await readable(connection, caller) for caller in (wide, narrow)}
 
             async def plan(caller: Caller) -> str:
-                asked = NeighbourQuery(library.generation, caller, can[caller])
-                scan = await vectors.choose_scan(connection, asked, **limits)
-                statement, values = vectors.build(asked, centre, scan, limit=50)
+                query = NeighbourQuery(library.generation, caller, can[caller])
+                scan = await vectors.choose_scan(connection, query, **limits)
+                statement, values = vectors.build(query, centre, scan, limit=50)
                 async with connection.transaction():
                     await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 5, tuning))
                     cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
                     return "\n".join(line for (line,) in await cursor.fetchall())
 
             async def nearest(caller: Caller, scan: vectors.Scan) -> tuple[set[UUID], vectors.Scan]:
-                found, used = await vectors.nearest(
+                results, used = await vectors.nearest(
                     connection,
                     NeighbourQuery(library.generation, caller, can[caller]),
                     centre,
@@ -484,7 +484,7 @@ async def test_wide_access_uses_the_graph_and_narrow_access_an_exact_scan(stack:
                     timeout_seconds=30,
                     **limits,
                 )
-                return {c.chunk_id for c in found}, used
+                return {c.chunk_id for c in results}, used
 
             assert "chunks_g1_hnsw" in await plan(wide)
             narrow_plan = await plan(narrow)
@@ -499,8 +499,8 @@ async def test_wide_access_uses_the_graph_and_narrow_access_an_exact_scan(stack:
             # Thirty rows far away from where the walk goes: it gives up, and the exact scan finds all of them.
             assert len((await nearest(narrow, "exact"))[0]) == 30
             tuning = limits["tuning"] = Tuning(max_scan_tuples=500)
-            found, used = await nearest(narrow, "graph")
-            assert (len(found), used) == (30, "exact")
+            results, used = await nearest(narrow, "graph")
+            assert (len(results), used) == (30, "exact")
 
 
 # Half a world
@@ -543,10 +543,10 @@ async def test_without_the_embedding_model_search_uses_keywords(
 ) -> None:
     caller, _ = await put_one(library, tenant)
     search = with_model(library, model, embed_seconds=0.2)
-    found = await search.search("lanterns", caller)
-    assert external_ids(found) == ["one.md"]
-    assert found.results[0].stores == ("keyword",)
-    assert reason in found.degraded[0]
+    response = await search.search("lanterns", caller)
+    assert external_ids(response) == ["one.md"]
+    assert response.results[0].stores == ("keyword",)
+    assert reason in response.degraded[0]
     with pytest.raises((Retryable, Misconfigured), match=reason):
         await search.search("lanterns", caller, mode="vector")
 
@@ -555,9 +555,9 @@ async def test_an_embedding_model_other_than_the_generations_is_not_used(library
     caller, _ = await put_one(library, tenant)
     other = WordEmbedder()
     other.revision = "2"
-    found = await with_model(library, other).search("lanterns", caller)
-    assert found.results[0].stores == ("keyword",)
-    assert "built with words" in found.degraded[0]
+    response = await with_model(library, other).search("lanterns", caller)
+    assert response.results[0].stores == ("keyword",)
+    assert "built with words" in response.degraded[0]
 
 
 async def test_loading_the_embedding_model_is_retried_after_a_failure(library: Library, tenant: str) -> None:
@@ -594,11 +594,11 @@ async def test_without_elasticsearch_search_uses_vectors(library: Library, tenan
     es = connect(ElasticsearchSettings(url=f"http://127.0.0.1:{port}"))
     try:
         search = Search(library.pool, es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(keywords=0.5))
-        found = await search.search("lanterns", caller)
-        assert external_ids(found) == ["one.md"]
-        assert found.results[0].stores == ("vector",)
-        assert "Elasticsearch" in found.degraded[0]
-        assert found.took_ms < 2000
+        response = await search.search("lanterns", caller)
+        assert external_ids(response) == ["one.md"]
+        assert response.results[0].stores == ("vector",)
+        assert "Elasticsearch" in response.degraded[0]
+        assert response.took_ms < 2000
         with pytest.raises(Retryable, match="Elasticsearch"):
             await search.search("lanterns", caller, mode="keyword")
         broken = QueryEmbedder(lambda: BrokenEmbedder(Retryable("the model is overloaded")))
@@ -615,12 +615,12 @@ async def test_without_the_chunk_table_search_uses_keywords(library: Library, te
     caller, _ = await put_one(library, tenant)
     await library.execute("ALTER TABLE chunks_g1 RENAME TO chunks_away")
     try:
-        found = await library.search.search("lanterns", caller)
+        response = await library.search.search("lanterns", caller)
     finally:
         await library.execute("ALTER TABLE chunks_away RENAME TO chunks_g1")
-    assert external_ids(found) == ["one.md"]
-    assert found.results[0].stores == ("keyword",)
-    assert len(found.degraded) == 1
+    assert external_ids(response) == ["one.md"]
+    assert response.results[0].stores == ("keyword",)
+    assert len(response.degraded) == 1
 
 
 async def test_a_vector_scan_may_use_the_time_left_by_the_count(library: Library, tenant: str) -> None:
@@ -673,8 +673,8 @@ async def test_the_right_topic_is_among_the_first_five_results_for_most_question
             caller = await library.caller("acme", "staff")
             for question, right in QUESTIONS:
                 for mode in MODES:
-                    found = await library.search.search(question, caller, mode=mode, top=5)
-                    hits[mode] += any(r.passage.title in right for r in found.results)
+                    response = await library.search.search(question, caller, mode=mode, top=5)
+                    hits[mode] += any(r.passage.title in right for r in response.results)
     finally:
         await model.aclose()
     share = {mode: count / len(QUESTIONS) for mode, count in hits.items()}

@@ -32,14 +32,14 @@ async def search(home: Path, *arguments: str, **more: str) -> dict[str, Any]:
         env={**kept, **dist, "PENSTOCK_HOME": str(home), **more},
         stdout=asyncio.subprocess.PIPE,
     )
-    told, _ = await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode == 0
-    found: dict[str, Any] = json.loads(told)
-    return found
+    response: dict[str, Any] = json.loads(output)
+    return response
 
 
-def external_ids(found: dict[str, Any]) -> list[str]:
-    return sorted(result["external_id"] for result in found["results"])
+def external_ids(response: dict[str, Any]) -> list[str]:
+    return sorted(result["external_id"] for result in response["results"])
 
 
 async def test_penstock_search_gives_the_same_results_with_and_without_the_service(
@@ -80,7 +80,7 @@ async def test_penstock_search_gives_the_same_results_with_and_without_the_servi
             assert await both("--tenant", "Größe", "--as", "zoë", *narrow) == ["zoë.md"]
             assert await both("--as", "zoë", "--since", "2d") == []
 
-            asked = answered()
+            responses = answered()
             for nobody in ("", " zoë", "zoë\t"):  # a header would make somebody else of them
                 assert external_ids(await search(tmp_path, "--as", nobody)) == []
             assert external_ids(await search(tmp_path, "--tenant", "Größe", "--tag", "wiki/user:zoë")) == [
@@ -88,5 +88,5 @@ async def test_penstock_search_gives_the_same_results_with_and_without_the_servi
                 "zoë.md",
             ]
             assert external_ids(await search(tmp_path, "--as", me, "--as", "zoë")) == ["mine.md"]
-            assert answered() == asked
+            assert answered() == responses
         assert external_ids(await search(tmp_path)) == ["mine.md"]  # it was stopped: nobody is left to ask

@@ -51,7 +51,7 @@ def outcomes(service: Service) -> dict[str, int]:
         labels = {"outcome": outcome}
         return int(service.metrics.registry.get_sample_value("penstock_query_shadow_total", labels) or 0)
 
-    return {outcome: found for outcome in ("measured", "failed", "dropped") if (found := value(outcome))}
+    return {outcome: results for outcome in ("measured", "failed", "dropped") if (results := value(outcome))}
 
 
 class Held(Search):
@@ -75,8 +75,8 @@ async def test_shadow_queries_delay_no_search_and_are_dropped_beyond_the_limit(s
         await ready(service)
         service.shadow.search = held = Held(service, site)
         for n in range(5):
-            asked = {"query": TEXTS[f"{n}.md"]}
-            answer = await client.post("/v1/search", json=asked, headers=as_("ann"))
+            request = {"query": TEXTS[f"{n}.md"]}
+            answer = await client.post("/v1/search", json=request, headers=as_("ann"))
             assert answer.status_code == 200
             assert (answer.json()["degraded"], answer.json()["results"][0]["external_id"]) == ([], f"{n}.md")
             assert outcomes(service).get("measured", 0) == 0, "it was answered before its shadow was"
@@ -101,7 +101,7 @@ async def test_only_the_measures_of_a_shadow_query_are_stored(site: Site) -> Non
         await until(lambda: not service.shadow._tasks)
         assert outcomes(service) == {"measured": 1}
         caller = await site.library.caller("acme", "staff")
-        found = [
+        results = [
             documents(await service.search.search(query, caller, top=20, generation=await site.generation(name)))
             for name in ("g1", "g3")
         ]
@@ -109,12 +109,12 @@ async def test_only_the_measures_of_a_shadow_query_are_stored(site: Site) -> Non
             service.metrics.registry.get_sample_value(f"penstock_query_shadow_{name}_ratio_sum")
             for name in ("overlap", "agreement")
         ]
-    assert [len(ranked) for ranked in found] == [10, 10]
-    assert 0 < overlap(*found) == len(set(found[0]) & set(found[1])) / 10 < 1
+    assert [len(ranked) for ranked in results] == [10, 10]
+    assert 0 < overlap(*results) == len(set(results[0]) & set(results[1])) / 10 < 1
     [row] = await site.library.execute("SELECT * FROM shadow_agreement")
     active, candidate, hour, queries, shared, agreement, failed = row
     assert (active, candidate, queries, failed) == ("g1", "g3", 1, 0)
-    assert [shared, agreement] == pytest.approx([overlap(*found), rank_biased(*found)])
+    assert [shared, agreement] == pytest.approx([overlap(*results), rank_biased(*results)])
     assert in_registry == pytest.approx([shared, agreement])
     assert (hour.minute, hour.second, hour.microsecond) == (0, 0, 0)
 
@@ -148,12 +148,12 @@ async def test_answers_and_mcp_searches_are_shadowed_when_they_search(site: Site
         await ready(service)
         [(id_,)] = await site.library.execute("SELECT id FROM documents WHERE external_id = '4.md'")
         caller = await site.library.caller("acme", "staff")
-        for asked, measured in (
+        for requests, measured in (
             ({"question": TEXTS["4.md"], "mode": "hybrid"}, 1),
             ({"question": TEXTS["4.md"], "mode": "hybrid", "stream": True}, 2),
             ({"question": TEXTS["4.md"], "documents": [str(id_)]}, 2),
         ):
-            answer = await client.post("/v1/answers", json=asked, headers=as_("ann"))
+            answer = await client.post("/v1/answers", json=requests, headers=as_("ann"))
             assert answer.status_code == 200, answer.text
             await until(lambda: not service.shadow._tasks)
             assert outcomes(service) == {"measured": measured}

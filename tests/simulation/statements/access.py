@@ -35,7 +35,7 @@ def _groups(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
 
 @statement("FROM unnest(%(chunks)s::uuid[], %(documents)s::uuid[]) AS c (chunk_id, document_id) CROSS JOIN LATERAL")
 def _verify(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    found = []
+    results = []
     held = set(p["tags"])
     for chunk, document in zip(p["chunks"], p["documents"], strict=True):
         d = tx.get("documents", document)
@@ -46,7 +46,7 @@ def _verify(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         if not acl or m is None or not held & set(acl) or not held >= set(required or ()):
             continue
         if chunk in m["chunk_ids"]:
-            found.append(
+            results.append(
                 (
                     chunk,
                     document,
@@ -60,7 +60,7 @@ def _verify(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
                     d["source_modified_at"],
                 )
             )
-    return found
+    return results
 
 
 @statement("INSERT INTO dead_letters")

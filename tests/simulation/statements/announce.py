@@ -20,7 +20,7 @@ def _reached(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
 
 @statement("WHERE d.announced_seq < d.seq AND v.seq >= v.want_seq AND k.seq >= k.want_seq")
 def _ready(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    found = []
+    results = []
     for id_ in sorted(set(p[0])):
         d = tx.get("documents", id_)
         v, k = (tx.get("index_state", id_, GENERATION, store) for store in ("vectors", "keywords"))
@@ -32,7 +32,7 @@ def _ready(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         gone = d["deleted_at"] is not None or acl == []
         state = "retired" if gone else "partial" if v["refused"] else "searchable"
         m = tx.get("manifests", id_, GENERATION)
-        found.append(
+        results.append(
             (
                 id_,
                 d["tenant"],
@@ -48,14 +48,14 @@ def _ready(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
                 d["received_at"],
             )
         )
-    return sorted(found, key=lambda row: row[4])
+    return sorted(results, key=lambda row: row[4])
 
 
 @statement("SELECT id, seq FROM documents WHERE announced_seq < seq AND seq > %s ORDER BY seq LIMIT %s")
 def _unannounced(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     after, limit = p
-    found = [(k[0], d["seq"]) for k, d in tx.rows("documents") if d["announced_seq"] < d["seq"] and d["seq"] > after]
-    return sorted(found, key=lambda row: row[1])[:limit]
+    rows = [(k[0], d["seq"]) for k, d in tx.rows("documents") if d["announced_seq"] < d["seq"] and d["seq"] > after]
+    return sorted(rows, key=lambda row: row[1])[:limit]
 
 
 @statement("UPDATE documents d SET announced_seq = greatest(d.announced_seq, w.seq)")

@@ -50,11 +50,11 @@ def _now(tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
 
 
 def _sizes(tx: Transaction, ids: Collection[UUID]) -> list[tuple[Any, ...]]:
-    found = []
+    results = []
     for id_ in sorted(ids):
         m, b = tx.get("manifests", id_, GENERATION), tx.get("document_bodies", id_)
-        found.append((id_, len(m["chunk_ids"]) if m else 0, len(b["text"].encode()) if b else 0))
-    return found
+        results.append((id_, len(m["chunk_ids"]) if m else 0, len(b["text"].encode()) if b else 0))
+    return results
 
 
 @statement("WHERE d.id > %(after)s ORDER BY d.id LIMIT %(limit)s) d")
@@ -77,14 +77,14 @@ def _states(tx: Transaction, id_: UUID) -> Row:
 
 @statement("b.text, b.metadata, v.want_seq AS vectors_want_seq, v.seq AS vectors_seq")
 def _wanted(tx: Transaction, p: Any) -> list[Row]:
-    found = []
+    results = []
     for id_ in set(p["ids"]):
         if (d := tx.get("documents", id_)) is None:
             continue
         b = tx.get("document_bodies", id_)
         body = {name: b[name] if b else None for name in ("text", "metadata")}
-        found.append({**document_columns(tx, id_, GENERATION), **body, "seq": d["seq"], **_states(tx, id_)})
-    return found
+        results.append({**document_columns(tx, id_, GENERATION), **body, "seq": d["seq"], **_states(tx, id_)})
+    return results
 
 
 @statement("SELECT d.id, d.seq, v.want_seq AS vectors_want_seq, v.seq AS vectors_seq")

@@ -74,18 +74,18 @@ def _user_of(_tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
 
 @statement("SELECT s.document_id, s.want_seq, w.wanted, m.chunk_ids, m.content_hash = d.content_hash")
 def _unwanted(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    found = []
+    results = []
     for id_ in sorted(set(p[1])):
         s, d = tx.get("index_state", id_, GENERATION, "keywords"), tx.get("documents", id_)
         if s is None or d is None:
             continue
         acl, _ = tags_of(tx, d["access_id"])
-        wanted = d["deleted_at"] is None and d["version"] is not None and bool(acl)
+        expected = d["deleted_at"] is None and d["version"] is not None and bool(acl)
         m = tx.get("manifests", id_, GENERATION)
         unknown = m is None or d["content_hash"] is None
         is_cut = None if unknown or m is None else m["content_hash"] == d["content_hash"]
-        found.append((id_, s["want_seq"], wanted, m["chunk_ids"] if m else None, is_cut, s["confirmed"]))
-    return found
+        results.append((id_, s["want_seq"], expected, m["chunk_ids"] if m else None, is_cut, s["confirmed"]))
+    return results
 
 
 @statement("DELETE FROM open_bulks WHERE id = %s")

@@ -53,11 +53,11 @@ async def _insert_documents(tx: Transaction, p: Any) -> int:
 
 @statement("access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE")
 async def _lock_documents(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    found = []
+    results = []
     for id_ in sorted(set(p[0])):
         if tx.get("documents", id_) is not None and (row := await tx.lock("documents", id_)) is not None:
-            found.append((id_, *(row[c] for c in _KNOWN_COLUMNS)))
-    return found
+            results.append((id_, *(row[c] for c in _KNOWN_COLUMNS)))
+    return results
 
 
 @statement("access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s)")
@@ -67,9 +67,9 @@ def _peek(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
 
 @statement("SELECT id, acl_tags, required_tags FROM access_sets WHERE id = ANY(%s)")
 def _access(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    wanted = set(p[0])
+    expected = set(p[0])
     return [
-        (row["id"], row["acl_tags"], row["required_tags"]) for _, row in tx.rows("access_sets") if row["id"] in wanted
+        (row["id"], row["acl_tags"], row["required_tags"]) for _, row in tx.rows("access_sets") if row["id"] in expected
     ]
 
 

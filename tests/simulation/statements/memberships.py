@@ -103,4 +103,4 @@ def _ledger_members(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
 @statement("SELECT ledger_lacks_members(%s, %s, %s)")
 def _ledger_lacks_members(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     tenant, source, principals = p
-    return [(one,) for one in principals if tx.get("memberships", tenant, one, source) is None]
+    return [(principal,) for principal in principals if tx.get("memberships", tenant, principal, source) is None]

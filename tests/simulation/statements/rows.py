@@ -95,7 +95,7 @@ def _save(text: str) -> Statement:
         row = await tx.lock(ITEMS, tenant, source, id_) or NEW_ITEM
         after = changed(row, **dict(zip(names[1:], values, strict=True)), swept_at=tx.now(), **listed)
         if (doubted := row["in_doubt_since"]) is not None and doubted > stamp:
-            known = [one for one in (row["version"], after["version"]) if one is not None]
+            known = [item for item in (row["version"], after["version"]) if item is not None]
             after = changed(after, in_doubt_since=doubted, gone=False, version=max(known, default=None))
         await tx.put(ITEMS, after, tenant, source, id_)
         return 1
@@ -162,11 +162,11 @@ def _ledger_documents(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         for key, d in tx.rows("documents")
         if (d["tenant"], d["source"]) == (tenant, source) and is_alive(d) and key[0] > after
     )
-    found = []
+    results = []
     for id_, d in mine[:limit]:
         acl, required = tags_of(tx, d["access_id"])
         letter = _has_letter(tx, id_)
-        found.append(
+        results.append(
             (
                 id_,
                 d["external_id"],
@@ -177,7 +177,7 @@ def _ledger_documents(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
                 letter,
             )
         )
-    return found
+    return results
 
 
 @statement("SELECT ledger_lacks(%s)")

@@ -51,25 +51,25 @@ NEW_HOLDER: Row = {
 
 def greatest(*given: Any) -> Any:
     """As SQL has it: of those that are not NULL."""
-    return max((one for one in given if one is not None), default=None)
+    return max((item for item in given if item is not None), default=None)
 
 
 def read(names: Sequence[str], id_: str, row: Row) -> Row:
     """A row of ``connector_items`` as these columns, of which some only ask whether there is something."""
     values = {}
     for name in names:
-        asked = re.fullmatch(r"((\w+)_(?:at|since)) IS NOT NULL", name)
-        if asked is not None:
-            values[f"is_{asked[2]}"] = row[asked[1]] is not None
+        match = re.fullmatch(r"((\w+)_(?:at|since)) IS NOT NULL", name)
+        if match is not None:
+            values[f"is_{match[2]}"] = row[match[1]] is not None
         else:
             values[name] = id_ if name == "external_id" else row[name]
     return values
 
 
 def columns_of(text: str, before: str) -> list[str]:
-    found = re.search(re.escape(before) + r"([^)]*?)(?:\)| FROM)", " ".join(text.split()))
-    assert found, text
-    return [column.strip() for column in found[1].split(",")]
+    match = re.search(re.escape(before) + r"([^)]*?)(?:\)| FROM)", " ".join(text.split()))
+    assert match, text
+    return [column.strip() for column in match[1].split(",")]
 
 
 def rows_of(tx: Transaction, table: str, tenant: str, source: str) -> Iterator[tuple[tuple[Any, ...], Row]]:

@@ -19,11 +19,11 @@ def _load_superseded(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
 
 
 def _current(tx: Transaction, ids: list[UUID]) -> list[tuple[UUID, Row]]:
-    found = []
+    results = []
     for id_ in ids:
         d, b = tx.get("documents", id_), tx.get("document_bodies", id_)
         if d is not None and b is not None and d["version"] is not None and d["content_hash"] is not None:
-            found.append(
+            results.append(
                 (
                     id_,
                     {
@@ -34,7 +34,7 @@ def _current(tx: Transaction, ids: list[UUID]) -> list[tuple[UUID, Row]]:
                     },
                 )
             )
-    return found
+    return results
 
 
 @statement(f"{_INSERT} SELECT")

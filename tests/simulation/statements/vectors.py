@@ -43,10 +43,10 @@ async def _delete_chunks(tx: Transaction, p: Any) -> int:
 @statement("UPDATE chunks_g1 c SET access_id = stale.access_id")
 async def _restamp(tx: Transaction, p: Any) -> int:
     ids, accesses, limit = p
-    wanted = dict(zip(ids, accesses, strict=True))
+    expected = dict(zip(ids, accesses, strict=True))
     stale = []
     for key, row in tx.rows("chunks"):
-        access = wanted.get(row["document_id"])
+        access = expected.get(row["document_id"])
         if access is not None and row["access_id"] != access:
             stale.append((key, access))
     for key, access in stale[:limit]:

@@ -12,35 +12,35 @@ from tests.simulation.statements.registry import changed, document_columns, stat
 @statement("WHERE s.generation = %s AND s.store = %s AND s.document_id = ANY(%s) AND s.seq < s.want_seq ORDER BY d.id")
 def _work(tx: Transaction, p: Any) -> list[Row]:
     generation, store, ids = p
-    found = []
+    results = []
     for id_ in sorted(set(ids)):
         s = tx.get("index_state", id_, generation, store)
         d = tx.get("documents", id_)
         if s is None or d is None or s["seq"] >= s["want_seq"]:
             continue
         names = ("want_seq", "claimed", "confirmed", "confirmed_hashes", "refused", "attempts")
-        found.append({**document_columns(tx, id_, generation), **{name: s[name] for name in names}})
-    return found
+        results.append({**document_columns(tx, id_, generation), **{name: s[name] for name in names}})
+    return results
 
 
 @statement("SELECT b.document_id, b.text, b.metadata, d.content_hash FROM document_bodies b")
 def _bodies(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    found = []
+    results = []
     for id_ in sorted(set(p[0])):
         b, d = tx.get("document_bodies", id_), tx.get("documents", id_)
         if b is not None and d is not None:
-            found.append((id_, b["text"], b["metadata"], d["content_hash"]))
-    return found
+            results.append((id_, b["text"], b["metadata"], d["content_hash"]))
+    return results
 
 
 @statement("ORDER BY s.generation, s.document_id FOR UPDATE OF s")
 async def _lock_wants(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    found = []
+    results = []
     for id_ in sorted(set(p["ids"])):
         key = id_, p["generation"], p["store"]
         if tx.get("index_state", *key) is not None and (row := await tx.lock("index_state", *key)) is not None:
-            found.append((id_, row["want_seq"], p["generation"]))
-    return found
+            results.append((id_, row["want_seq"], p["generation"]))
+    return results
 
 
 async def _update_state(tx: Transaction, key: tuple[Any, ...], **values: Any) -> int:

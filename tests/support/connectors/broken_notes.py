@@ -65,7 +65,7 @@ class NeverDeletes(Notes):
 class ListsWithoutRestrictions(Notes):
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
         async for page in super().slim():
-            yield [replace(one, required_tags=[]) for one in page]
+            yield [replace(entry, required_tags=[]) for entry in page]
 
 
 class RemembersMembers(Notes):
@@ -93,7 +93,7 @@ class BelievesItsListing(Notes):
     """truncated-listing: asked by name, it looks into a listing again."""
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        listed = {one.external_id async for page in super().slim() for one in page}
+        listed = {entry.external_id async for page in super().slim() for entry in page}
         return [Gone(id_) if id_ not in listed else await self._read_entry(id_) for id_ in external_ids]
 
 

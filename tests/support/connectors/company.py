@@ -44,7 +44,7 @@ class Company:
 
     async def found(self, who: str, query: str, word: str = "") -> set[str]:
         """The documents with this word that somebody finds by any ranking."""
-        return {one.passage.external_id for one in await self.results(who, query) if word in one.text}
+        return {result.passage.external_id for result in await self.results(who, query) if word in result.text}
 
     async def until(self, who: str, query: str, ids: set[str], word: str = "") -> None:
         """Wait until somebody finds these documents and no others."""

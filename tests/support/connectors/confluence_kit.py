@@ -70,7 +70,7 @@ class Wiki:
         return {entry.external_id: entry async for page in self.source.full(cursor) for entry in page.entries}
 
     async def slim(self) -> dict[str, Listed]:
-        return {one.external_id: one async for some in self.source.slim() for one in some}
+        return {item.external_id: item async for some in self.source.slim() for item in some}
 
     async def changes(self, cursor: Cursor) -> tuple[list[Entry], Cursor]:
         pages: list[Page] = [page async for page in self.source.changes(cursor)]
@@ -82,10 +82,10 @@ class Wiki:
     async def events(self) -> list[Reaction]:
         """What the source makes of everything that happened since the last call."""
         happened, self.state.events = self.state.events, []
-        return [await self.source.on_event(one) for one in requests(happened, SECRET, cloud=self.fake.cloud)]
+        return [await self.source.on_event(request) for request in requests(happened, SECRET, cloud=self.fake.cloud)]
 
     def asked(self, part: str) -> int:
-        return sum(part in one for one in self.fake.requests)
+        return sum(part in request for request in self.fake.requests)
 
 
 @asynccontextmanager

@@ -67,15 +67,15 @@ async def crawled(source: Git) -> dict[str, Entry]:
 
 
 async def changed(source: Git, cursor: Mapping[str, Any]) -> tuple[dict[str, Entry], Mapping[str, Any]]:
-    found: dict[str, Entry] = {}
+    results: dict[str, Entry] = {}
     async for page in source.changes(cursor):
-        found |= {entry.external_id: entry for entry in page.entries}
+        results |= {entry.external_id: entry for entry in page.entries}
         cursor = page.cursor
-    return found, cursor
+    return results, cursor
 
 
 async def listed(source: Git) -> dict[str, str | None]:
-    return {one.external_id: one.revision async for batch in source.slim() for one in batch}
+    return {entry.external_id: entry.revision async for batch in source.slim() for entry in batch}
 
 
 def texts(entries: Mapping[str, Entry]) -> dict[str, str]:

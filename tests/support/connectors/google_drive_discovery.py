@@ -28,14 +28,14 @@ DOCUMENTS = {
 def strict(schema: Any) -> Any:
     """A discovery schema as JSON Schema that takes no property beyond the published ones."""
     if isinstance(schema, list):
-        return [strict(one) for one in schema]
+        return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
         return {"$ref": f"#/definitions/{schema['$ref']}"}
     kept = {name: strict(schema[name]) for name in ("type", "items", "enum") if name in schema}
     if "properties" in schema:
-        kept["properties"] = {name: strict(one) for name, one in schema["properties"].items()}
+        kept["properties"] = {name: strict(property_) for name, property_ in schema["properties"].items()}
         kept["additionalProperties"] = strict(schema.get("additionalProperties", False))
     if schema.get("format") == "date-time":
         kept["pattern"] = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$"
@@ -62,7 +62,7 @@ class Recorder:
         if scope["type"] != "http" or scope["path"] == "/token":
             await self._fake(scope, receive, send)
             return
-        status, body, asked = 0, b"", b""
+        status, body, request_body = 0, b"", b""
 
         async def told(message: Message) -> None:
             nonlocal status, body
@@ -71,15 +71,19 @@ class Recorder:
             await send(message)
 
         async def heard() -> Message:
-            nonlocal asked
+            nonlocal request_body
             message = await receive()
-            asked += message.get("body", b"")
+            request_body += message.get("body", b"")
             return message
 
         await self._fake(scope, heard, told)
-        self._judge(scope["method"], scope["path"], parse_qs(scope["query_string"].decode()), asked, status, body)
+        self._judge(
+            scope["method"], scope["path"], parse_qs(scope["query_string"].decode()), request_body, status, body
+        )
 
-    def _judge(self, method: str, path: str, query: dict[str, Any], asked: bytes, status: int, body: bytes) -> None:
+    def _judge(
+        self, method: str, path: str, query: dict[str, Any], request_body: bytes, status: int, body: bytes
+    ) -> None:
         name, spec = self._method(method, unquote(path))
         if spec is None:
             self.wrong.append(f"{method} {path}: no such method")
@@ -89,13 +93,13 @@ class Recorder:
         known = spec.get("parameters", {}).keys() | document["parameters"].keys()
         if extra := query.keys() - known:
             self.wrong.append(f"{name}: parameters {sorted(extra)}")
-        deprecated = {one for one in query if spec.get("parameters", {}).get(one, {}).get("deprecated")}
+        deprecated = {item for item in query if spec.get("parameters", {}).get(item, {}).get("deprecated")}
         if deprecated:
             self.wrong.append(f"{name}: deprecated {sorted(deprecated)}")
         if not {DRIVE_SCOPE, MEMBER_SCOPE, USER_SCOPE} & set(spec["scopes"]):
             self.wrong.append(f"{name}: not allowed with our scopes")
-        if asked and spec.get("request"):
-            self._valid(name, document, spec["request"], json.loads(asked))
+        if request_body and spec.get("request"):
+            self._valid(name, document, spec["request"], json.loads(request_body))
         if status == 200 and spec.get("response") and query.get("alt") != ["media"]:
             self._valid(name, document, spec["response"], json.loads(body))
         if status >= 400 and set(json.loads(body)) != {"error"}:
@@ -110,9 +114,9 @@ class Recorder:
         return "", None
 
     def _valid(self, name: str, document: Any, ref: Any, value: Any) -> None:
-        schema = {**strict(ref), "definitions": {id_: strict(one) for id_, one in document["schemas"].items()}}
-        found = jsonschema.Draft7Validator(schema).iter_errors(value)
-        self.wrong += [f"{name}: {'/'.join(map(str, error.path))}: {error.message}" for error in found]
+        schema = {**strict(ref), "definitions": {id_: strict(schema) for id_, schema in document["schemas"].items()}}
+        errors = jsonschema.Draft7Validator(schema).iter_errors(value)
+        self.wrong += [f"{name}: {'/'.join(map(str, error.path))}: {error.message}" for error in errors]
 
 
 def google(desk: Desk, name: str, *, token: str | None = None, subject: str | None = None) -> Any:

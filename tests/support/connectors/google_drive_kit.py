@@ -66,7 +66,7 @@ class Desk:
     def source(self, *, patient: bool = True, answer_bytes: int = 2**25, **options: Any) -> GoogleDrive:
         """Instances share what is kept, as after a restart. patient: failures are tried again. answer_bytes: the
         largest answer that is taken."""
-        asked = {
+        option_values = {
             "directory_subject": ADMIN,
             "service_account_key": self.key,
             "api_url": self.url,
@@ -75,7 +75,7 @@ class Desk:
         }
         context = Context(name="drive", tenant="acme", memory=self.memory, folder=self.folder, events_url=EVENTS)
         limits = Limits(patience_seconds=60 if patient else 0, answer_bytes=answer_bytes)
-        source = GoogleDrive(GoogleDriveOptions(**asked), context, now=self.corpus.now, limits=limits)
+        source = GoogleDrive(GoogleDriveOptions(**option_values), context, now=self.corpus.now, limits=limits)
         self._open.append(source)
         return source
 
@@ -102,15 +102,15 @@ async def whole(source: GoogleDrive, cursor: Cursor | None = None) -> dict[str, 
 
 
 async def listing(source: GoogleDrive) -> dict[str, Listed]:
-    return {one.external_id: one async for page in source.slim() for one in page}
+    return {entry.external_id: entry async for page in source.slim() for entry in page}
 
 
 async def since(source: GoogleDrive, cursor: Cursor) -> tuple[dict[str, Entry], Cursor]:
-    found: dict[str, Entry] = {}
+    results: dict[str, Entry] = {}
     async for page in source.changes(cursor):
-        found |= {entry.external_id: entry for entry in page.entries}
+        results |= {entry.external_id: entry for entry in page.entries}
         cursor = page.cursor
-    return found, cursor
+    return results, cursor
 
 
 async def members(source: GoogleDrive, tags: Sequence[str] | None = None) -> dict[str, Group]:

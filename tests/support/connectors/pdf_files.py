@@ -110,9 +110,9 @@ def typeset(sheets: Sequence[Sheet], *, title: str = "") -> bytes:
         b"<< /Font << /F1 3 0 R /F2 5 0 R >> /XObject << /I1 6 0 R >> >>",
     ]
     pages = [
-        one
+        part
         for n, sheet in enumerate(sheets)
-        for one in (
+        for part in (
             f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Rotate {sheet.rotate} /Contents {9 + 2 * n} 0 R"
             " /Resources 7 0 R >>".encode(),
             stream(sheet.content()),

@@ -49,8 +49,8 @@ class Played(Generic[P]):
     @staticmethod
     def idle(instance: Instance) -> bool:
         return all(
-            not one.pending and one.status.state != "running"
-            for name, one in instance.activities.items()
+            not activity.pending and activity.status.state != "running"
+            for name, activity in instance.activities.items()
             if name != "listen"
         )
 
@@ -71,4 +71,4 @@ def upserted(*ids: str) -> list[tuple[str, str]]:
 
 
 def documents(messages: list[AnyMessage]) -> list[DocumentUpserted]:
-    return [one for one in messages if isinstance(one, DocumentUpserted)]
+    return [message for message in messages if isinstance(message, DocumentUpserted)]

@@ -98,8 +98,8 @@ class Bench:
 
     @staticmethod
     def done(instance: Instance, *names: str) -> bool:
-        found = instance.activities
-        return all(name in found and found[name].status.succeeded_at is not None for name in names)
+        results = instance.activities
+        return all(name in results and results[name].status.succeeded_at is not None for name in names)
 
     until = staticmethod(until)
 
@@ -138,12 +138,12 @@ class Bench:
     async def records(self) -> list[tuple[str, AnyMessage]]:
         """(topic without its prefix, message), since the last call."""
         ends = await self.consumer.end_offsets(self.consumer.assignment())
-        found = []
+        results = []
         while any([await self.consumer.position(partition) < end for partition, end in ends.items()]):
             for partition, records in (await self.consumer.getmany(timeout_ms=200)).items():
                 topic = partition.topic.removeprefix(self.kafka.topic_prefix)
-                found += [(topic, decode(record.value, record.headers)) for record in records]
-        return [one for one in found if one[1].tenant == self.tenant]
+                results += [(topic, decode(record.value, record.headers)) for record in records]
+        return [result for result in results if result[1].tenant == self.tenant]
 
 
 def kinds(messages: Sequence[AnyMessage]) -> list[tuple[str, str]]:

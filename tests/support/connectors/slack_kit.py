@@ -71,15 +71,15 @@ async def everything(slack: Slack, cursor: Any = None) -> dict[str, Entry]:
 
 async def changed(slack: Slack, cursor: Any) -> tuple[dict[str, Entry], Any]:
     """What changed, and the cursor of the next poll."""
-    found: dict[str, Entry] = {}
+    results: dict[str, Entry] = {}
     async for page in slack.changes(cursor):
-        found |= {entry.external_id: entry for entry in page.entries}
+        results |= {entry.external_id: entry for entry in page.entries}
         cursor = page.cursor
-    return found, cursor
+    return results, cursor
 
 
 async def listing(slack: Slack) -> dict[str, Listed]:
-    return {one.external_id: one async for page in slack.slim() for one in page}
+    return {entry.external_id: entry async for page in slack.slim() for entry in page}
 
 
 async def one(slack: Slack, external_id: str) -> Entry:

@@ -78,9 +78,13 @@ class Office:
         self.instances[name] = Instance(plan, services)
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(one.run()) for one in self.instances.values()]
-        for one in self.instances.values():
-            await until(lambda one=one: one.activities.get("full") and one.activities["full"].status.succeeded_at)
+        self._tasks = [asyncio.create_task(instance.run()) for instance in self.instances.values()]
+        for instance in self.instances.values():
+            await until(
+                lambda instance=instance: (
+                    instance.activities.get("full") and instance.activities["full"].status.succeeded_at
+                )
+            )
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -134,11 +138,11 @@ class Office:
             )
             await consumer.seek_to_beginning()
             ends = await consumer.end_offsets(consumer.assignment())
-            found: list[AnyMessage] = []
+            results: list[AnyMessage] = []
             while any([await consumer.position(partition) < end for partition, end in ends.items()]):
                 for records in (await consumer.getmany(timeout_ms=200)).values():
-                    found += [decode(record.value, record.headers) for record in records]
-            return sorted(found, key=lambda message: message.observed_at)
+                    results += [decode(record.value, record.headers) for record in records]
+            return sorted(results, key=lambda message: message.observed_at)
         finally:
             await consumer.stop()
 
@@ -187,9 +191,9 @@ async def is_newer(office: Office, id_: str, version: int) -> bool:
 
 
 async def search(space: Space, query: str) -> list[dict[str, Any]]:
-    code, found = await space.penstock("search", query, "--tenant", "acme", "--tag", "staff", "--json")
-    assert code == 0, found
-    return list(found["results"])
+    code, response = await space.penstock("search", query, "--tenant", "acme", "--tag", "staff", "--json")
+    assert code == 0, response
+    return list(response["results"])
 
 
 async def has_state(office: Office, id_: str, state: str) -> bool:

@@ -36,7 +36,7 @@ class Command:
 
 
 def commands(guide: str) -> list[Command]:
-    found = []
+    results = []
     for block in _BLOCK.finditer(guide):
         first = guide.count("\n", 0, block.start(2)) + 1
         text: list[str] = []
@@ -45,14 +45,14 @@ def commands(guide: str) -> list[Command]:
         for n, line in enumerate([*block.group(2).splitlines(), "$ "], first):
             if line.startswith("$ "):
                 if text:
-                    found.append(Command(started, "\n".join(text), "\n".join(prints), block.group(1) is not None))
+                    results.append(Command(started, "\n".join(text), "\n".join(prints), block.group(1) is not None))
                 text, prints, started = [line[2:]], [], n
             elif line.startswith("> ") and not prints:
                 text.append(line[2:])
             else:
                 assert text, f"line {n}: what prints this?"
                 prints.append(line)
-    return found
+    return results
 
 
 def _pattern(prints: str) -> str:
@@ -107,9 +107,9 @@ class Shell:
         self._process.stdin.flush()
         printed = []
         for line in self._process.stdout:
-            before, found, after = line.partition(mark)
+            before, results, after = line.partition(mark)
             printed.append(before)
-            if found:
+            if results:
                 return "".join(printed), int(after)
         raise AssertionError(f"the shell ended after {text!r}: {''.join(printed)}")
 

@@ -71,8 +71,8 @@ def assert_is_a_command(arguments: list[str]) -> None:
 def interpolated(text: str, given: Mapping[str, str]) -> str:
     """As Compose does it: ``${NAME}``, ``${NAME:-default}``, ``${NAME:?message}``."""
 
-    def value(found: re.Match[str]) -> str:
-        name, operator, rest = found.groups()
+    def value(results: re.Match[str]) -> str:
+        name, operator, rest = results.groups()
         return given.get(name) or (rest if operator == ":-" else "")
 
     return re.sub(r"\$\{(\w+)(?:(:[-?])([^}]*))?\}", value, text)

@@ -86,10 +86,10 @@ class Watched:
     async def values(self, expression: str) -> list[float]:
         """What it evaluates to now, without what is no number. Fails when it cannot be evaluated."""
         answer = await self.prometheus.get("/api/v1/query", params={"query": expression})
-        told: dict[str, Any] = answer.json()
-        assert told["status"] == "success", f"{expression}: {told.get('error')}"
-        found = [float(sample["value"][1]) for sample in told["data"]["result"]]
-        return [value for value in found if not math.isnan(value)]
+        body: dict[str, Any] = answer.json()
+        assert body["status"] == "success", f"{expression}: {body.get('error')}"
+        results = [float(sample["value"][1]) for sample in body["data"]["result"]]
+        return [value for value in results if not math.isnan(value)]
 
     async def use(self) -> None:
         """A bit of everything that people and sources do."""
@@ -119,27 +119,27 @@ class Watched:
             with suppress(asyncio.CancelledError):
                 await using
 
-    async def fires(self, *wanted: str, within_seconds: float = 120) -> None:
+    async def fires(self, *expected: str, within_seconds: float = 120) -> None:
         """Wait until exactly these alerts fire. On the way there no other begins to. Slow searches apart, which a busy
         machine is right to raise."""
         before = set(await self._firing())
-        told: dict[str, str] = {}
+        values: dict[str, str] = {}
         try:
             async with asyncio.timeout(within_seconds):
-                while set(told := await self._firing()) != set(wanted):
-                    others = {why for name, why in told.items() if name not in before | set(wanted)}
-                    assert not others, f"{sorted(others)}, while {sorted(wanted)} were to fire"
+                while set(values := await self._firing()) != set(expected):
+                    others = {why for name, why in values.items() if name not in before | set(expected)}
+                    assert not others, f"{sorted(others)}, while {sorted(expected)} were to fire"
                     await asyncio.sleep(0.2)
         except TimeoutError:
-            pytest.fail(f"{sorted(told)} fire, and not {sorted(wanted)}")
+            pytest.fail(f"{sorted(values)} fire, and not {sorted(expected)}")
 
     async def _firing(self) -> dict[str, str]:
         """Name → what it says."""
-        told = (await self.prometheus.get("/api/v1/alerts")).json()["data"]["alerts"]
+        body = (await self.prometheus.get("/api/v1/alerts")).json()["data"]["alerts"]
         return {
-            one["labels"]["alertname"]: f"{one['labels']['alertname']}: {one['annotations']['summary']}"
-            for one in told
-            if one["state"] == "firing" and "SearchLatency" not in one["labels"]["alertname"]
+            item["labels"]["alertname"]: f"{item['labels']['alertname']}: {item['annotations']['summary']}"
+            for item in body
+            if item["state"] == "firing" and "SearchLatency" not in item["labels"]["alertname"]
         }
 
     async def starts(self, worker: str) -> None:

@@ -199,15 +199,15 @@ class Site(Processes):
         return file
 
     def ask(self, question: str) -> dict[str, Any]:
-        told = httpx.post(
+        response = httpx.post(
             f"http://127.0.0.1:{self.ports['query']}/v1/search",
             json={"query": question},
             headers={"X-Api-Key": self.key},
             timeout=30,
         )
-        assert told.status_code == 200, told.text
-        found: dict[str, Any] = told.json()
-        return found
+        assert response.status_code == 200, response.text
+        body: dict[str, Any] = response.json()
+        return body
 
 
 @contextmanager

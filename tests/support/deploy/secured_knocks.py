@@ -61,7 +61,7 @@ def kafkas_health(site: Site, folder: Path) -> subprocess.CompletedProcess[str]:
     given = compose_kafka("admin.properties", Place(site.secured.home, "kafka"))
     properties = folder / "admin.properties"
     properties.write_text("".join(f"{name}={value}\n" for name, value in given.items()))
-    asked = [
+    command = [
         str(dist.java()),
         "-cp",
         dist.kafka_classpath(),
@@ -69,7 +69,7 @@ def kafkas_health(site: Site, folder: Path) -> subprocess.CompletedProcess[str]:
         f"--bootstrap-server={site.secured.stack.endpoints()['kafka']['bootstrap']}",
         f"--command-config={properties}",
     ]
-    return subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 async def knock_at_postgres(site: Site, *, login: str = "penstock_detect", **more: Any) -> None:

@@ -26,17 +26,17 @@ def main() -> None:
 
 
 def sync(task: Task) -> None:
-    wanted = [(d.name, text, d.access) for d in task.documents() for text in d.text.split("\n\n")]
+    expected = [(d.name, text, d.access) for d in task.documents() for text in d.text.split("\n\n")]
     with psycopg.connect(task.dsn) as connection:
         there = set(connection.execute("SELECT name, text, access FROM chunks").fetchall())
         vectors = dict(connection.execute("SELECT DISTINCT ON (text) text, embedding::text FROM chunks").fetchall())
-        new = list({text: None for _, text, _ in wanted if text not in vectors})
+        new = list({text: None for _, text, _ in expected if text not in vectors})
         if new:
             vectors |= dict(zip(new, embed(task, new), strict=True))
         if task.variant != "hoarder":
-            for row in there - set(wanted):
+            for row in there - set(expected):
                 connection.execute("DELETE FROM chunks WHERE (name, text, access) = (%s, %s, %s)", row)
-        for row in dict.fromkeys(row for row in wanted if row not in there):
+        for row in dict.fromkeys(row for row in expected if row not in there):
             connection.execute("INSERT INTO chunks VALUES (%s, %s, %s, %s)", (*row, vectors[row[1]]))
 
 

@@ -122,8 +122,8 @@ class Audited:
         return result
 
     async def rows(self, of: UUID) -> list[UUID]:
-        found = await self.library.execute(f"SELECT id FROM {self.table} WHERE document_id = %s ORDER BY id", of)
-        return [id_ for (id_,) in found]
+        records = await self.library.execute(f"SELECT id FROM {self.table} WHERE document_id = %s ORDER BY id", of)
+        return [id_ for (id_,) in records]
 
     async def write_entry(self, id_: UUID | str, version: int, body: dict[str, Any]) -> None:
         """Behind everybody's back."""
@@ -132,8 +132,8 @@ class Audited:
         )
 
     async def entry(self, id_: UUID) -> tuple[int, dict[str, Any]]:
-        found = await self.library.es.get(index=self.index, id=str(id_))
-        return found["_version"], found["_source"]
+        results = await self.library.es.get(index=self.index, id=str(id_))
+        return results["_version"], results["_source"]
 
     async def drop_entries(self, ids: Sequence[UUID]) -> None:
         await self.library.es.bulk(

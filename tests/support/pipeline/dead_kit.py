@@ -89,20 +89,20 @@ class Desk:
             places = [TopicPartition(self.name(topic), number) for number in range(topic.partitions)]
             consumer.assign(places)  # once: aiokafka may hang when it is stopped soon after a change
             first, end = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
-            found = [await consumer.getone() for _ in range(sum(end[at] - first[at] for at in places))]
-            return sorted(found, key=lambda record: (record.partition, record.offset))
+            records = [await consumer.getone() for _ in range(sum(end[at] - first[at] for at in places))]
+            return sorted(records, key=lambda record: (record.partition, record.offset))
         finally:
             await consumer.stop()
 
     async def configure(self, topic: Topic, **settings: str) -> None:
         """Returns once the broker knows of it: the controller that is told answers before."""
-        wanted = {name.replace("_", "."): value for name, value in settings.items()}
+        expected = {name.replace("_", "."): value for name, value in settings.items()}
         admin = AIOKafkaAdminClient(bootstrap_servers=self.space.settings.kafka.bootstrap)
         await admin.start()
         try:
-            await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, self.name(topic), wanted)])
+            await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, self.name(topic), expected)])
             async with asyncio.timeout(30):
-                while not wanted.items() <= (await self._configured(admin, topic)).items():
+                while not expected.items() <= (await self._configured(admin, topic)).items():
                     await asyncio.sleep(0.05)
             await asyncio.sleep(0.2)  # it says so just before it does so
         finally:

@@ -322,7 +322,7 @@ async def assert_equal(
     return len(chunks)
 
 
-async def _compare_ledger(space: Stores, generation: Generation, wanted: Mapping[UUID, Expected]) -> None:
+async def _compare_ledger(space: Stores, generation: Generation, expected: Mapping[UUID, Expected]) -> None:
     for table, found_by in (
         ("documents", "SELECT {} FROM documents t WHERE t.id = ANY(%s)"),
         (
@@ -332,10 +332,10 @@ async def _compare_ledger(space: Stores, generation: Generation, wanted: Mapping
         ("document_bodies", "SELECT {} FROM document_bodies t WHERE t.document_id = ANY(%s)"),
         ("manifests", "SELECT {} FROM manifests t WHERE t.document_id = ANY(%s) AND t.generation = %s"),
     ):
-        parameters = [list(wanted), *([generation.name] if table == "manifests" else ())]
+        parameters = [list(expected), *([generation.name] if table == "manifests" else ())]
         rows = await space.query(found_by.format(_columns(table, "t.")), *parameters)
         named = {row[0]: _named(table, row[1:] if table == "access_sets" else row) for row in rows}
-        _compare(table, named, {i: e.ledger[table] for i, e in wanted.items()})
+        _compare(table, named, {i: e.ledger[table] for i, e in expected.items()})
 
 
 def _columns(table: str, prefix: str = "") -> str:
@@ -346,11 +346,13 @@ def _named(table: str, row: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(COMPARED[table], row, strict=True))
 
 
-def _compare(name: str, held: Mapping[UUID, Mapping[str, Any]], wanted: Mapping[UUID, Mapping[str, Any]]) -> None:
-    lost, extra = wanted.keys() - held.keys(), held.keys() - wanted.keys()
-    assert not lost, f"{name} lack {len(lost)} of {len(wanted)} chunks or documents: {[wanted[i] for i in lost][:3]}"
+def _compare(name: str, held: Mapping[UUID, Mapping[str, Any]], expected: Mapping[UUID, Mapping[str, Any]]) -> None:
+    lost, extra = expected.keys() - held.keys(), held.keys() - expected.keys()
+    assert not lost, (
+        f"{name} lack {len(lost)} of {len(expected)} chunks or documents: {[expected[i] for i in lost][:3]}"
+    )
     assert not extra, f"{name} hold {len(extra)} chunks that nobody wants: {[held[i] for i in extra][:3]}"
-    for id_, wanted_fields in wanted.items():
+    for id_, wanted_fields in expected.items():
         assert wanted_fields.keys() == held[id_].keys(), f"{name}: {sorted(wanted_fields.keys() ^ held[id_].keys())}"
         wrong = [field for field, value in wanted_fields.items() if held[id_][field] != value]
         assert not wrong, f"{name}: {id_} differs in " + "; ".join(

@@ -59,9 +59,9 @@ class Working:
 
     @property
     def tries(self) -> float:
-        found = [
+        value = [
             s.value for m in self.metrics.registry.collect() for s in m.samples if s.name.endswith("retries_total")
         ]
-        return sum(found)
+        return sum(value)
 
     until = staticmethod(until)

@@ -41,14 +41,14 @@ def flat(text: str) -> str:
 
 def sites(*folders: str) -> set[Site]:
     """Of every string in these modules that compares a tenant."""
-    found = set()
+    results = set()
     for folder in folders:
         path = ROOT / folder
         for module in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             for node in ast.walk(ast.parse(module.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found |= {Site(str(module.relative_to(ROOT)), text) for text in _conditions(node.value)}
-    return found
+                    results |= {Site(str(module.relative_to(ROOT)), text) for text in _conditions(node.value)}
+    return results
 
 
 def _conditions(text: str) -> Iterator[str]:

@@ -153,8 +153,8 @@ class Site:
 
     async def generation(self, name: str) -> Generation:
         async with self.library.pool.connection() as connection:
-            [found] = [one for one in await generations.every(connection) if one.name == name]
-            return found
+            [matching] = [generation for generation in await generations.every(connection) if generation.name == name]
+            return matching
 
     def environment(self, home: Path) -> dict[str, str]:
         """In which a command finds this place, after ``home`` was made to lead here; its own model is g1's."""
@@ -203,5 +203,5 @@ def _embedding(models: Mapping[str, Model]) -> EmbeddingSettings:
     )  # type: ignore[arg-type]
 
 
-def names(found: SearchResults) -> list[str]:
-    return [result.passage.external_id for result in found.results]
+def names(response: SearchResults) -> list[str]:
+    return [result.passage.external_id for result in response.results]

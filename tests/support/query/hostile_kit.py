@@ -105,7 +105,9 @@ class World:
         keep, as many as they are allowed: what is looked at there is whether they are in use."""
         process, stats, metrics = psutil.Process(), self.service.pool.get_stats(), self.service.metrics
         sockets = process.net_connections("tcp")
-        pooled = [one for one in sockets if self._ports & {one.laddr.port, one.raddr.port if one.raddr else 0}]
+        pooled = [
+            socket for socket in sockets if self._ports & {socket.laddr.port, socket.raddr.port if socket.raddr else 0}
+        ]
         return {
             "tasks": sum(_is_ours(task) for task in asyncio.all_tasks()),
             "files": process.num_fds() - len(pooled),

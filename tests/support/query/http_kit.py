@@ -106,10 +106,10 @@ class World:
     service: Service
 
     async def id(self, tenant: str, external_id: str) -> UUID:
-        [(found,)] = await self.library.execute(
+        [(rows,)] = await self.library.execute(
             "SELECT id FROM documents WHERE tenant = %s AND external_id = %s", tenant, external_id
         )
-        return UUID(str(found))
+        return UUID(str(rows))
 
 
 @asynccontextmanager
@@ -121,7 +121,7 @@ async def open_world(stack: Stack) -> AsyncIterator[World]:
 def problem(answer: httpx.Response) -> tuple[int, str]:
     """Status and kind; every error has the shape of RFC 9457."""
     assert answer.headers["content-type"] == "application/problem+json"
-    told = answer.json()
-    assert set(told) <= {"type", "title", "status", "detail", "errors"}
-    assert told["status"] == answer.status_code
-    return answer.status_code, told["type"].removeprefix("urn:penstock:problem:")
+    body = answer.json()
+    assert set(body) <= {"type", "title", "status", "detail", "errors"}
+    assert body["status"] == answer.status_code
+    return answer.status_code, body["type"].removeprefix("urn:penstock:problem:")

@@ -168,7 +168,7 @@ class Model:
 
 def may_read(documents: Iterable[Living], of_tenant: str, held: set[Group]) -> dict[DocumentKey, Living]:
     """The filter itself."""
-    found = {}
+    results = {}
     for document in documents:
         tenant, source, _ = document.key
         if (
@@ -176,8 +176,8 @@ def may_read(documents: Iterable[Living], of_tenant: str, held: set[Group]) -> d
             and any((source, tag) in held for tag in document.acl)
             and all((source, tag) in held for tag in document.required)
         ):
-            found[document.key] = document
-    return found
+            results[document.key] = document
+    return results
 
 
 def _tags(event: DocumentUpserted | AccessChanged) -> tuple[frozenset[str], frozenset[str]]:

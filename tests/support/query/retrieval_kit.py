@@ -22,5 +22,5 @@ async def find(
     return await (search or library.search).search(query, caller, mode=mode, top=top, filters=filters)
 
 
-def names(found: SearchResults) -> list[str]:
-    return [result.passage.external_id for result in found.results]
+def names(response: SearchResults) -> list[str]:
+    return [result.passage.external_id for result in response.results]

@@ -47,10 +47,10 @@ def test_a_failing_benchmark_is_named_and_the_others_are_run(programs: Path) -> 
     assert whole["freshness_p99_s"] is None
     assert json.loads((programs / "latest.json").read_text()) == whole
     assert {row[3] for row in rows(whole)} == {"a small size", "not measured"}
-    told = {row[0]: row[2:] for row in rows(whole | {"quick": False})}
-    assert told["20,000 chunks changed at once"] == ("12.5 s", "met")
-    assert told["first load into both stores, 1,000 documents"] == ("500.5 chunks/s", "47% of the way")
-    assert told["the same, p99"] == ("–", "not measured")
+    states = {row[0]: row[2:] for row in rows(whole | {"quick": False})}
+    assert states["20,000 chunks changed at once"] == ("12.5 s", "met")
+    assert states["first load into both stores, 1,000 documents"] == ("500.5 chunks/s", "47% of the way")
+    assert states["the same, p99"] == ("–", "not measured")
 
 
 def test_earlier_results_are_retained_only_with_results_of_the_same_size(programs: Path) -> None:
@@ -94,9 +94,9 @@ LOAD: dict[str, Any] = {
 
 
 def test_the_same_results_give_identical_charts(tmp_path: Path) -> None:
-    found = {"ingest_100": LOAD, MAIN_LOAD: LOAD | {"chunks": 9_000, "first_load_s": 20.0}}
-    drawn = curves.draw(found, tmp_path / "first")
-    assert drawn == curves.draw(found, tmp_path / "second") == ["first-load", "processor-seconds", "memory"]
+    results = {"ingest_100": LOAD, MAIN_LOAD: LOAD | {"chunks": 9_000, "first_load_s": 20.0}}
+    drawn = curves.draw(results, tmp_path / "first")
+    assert drawn == curves.draw(results, tmp_path / "second") == ["first-load", "processor-seconds", "memory"]
     for name in drawn:
         first = (tmp_path / "first" / f"{name}.svg").read_text()
         assert first == (tmp_path / "second" / f"{name}.svg").read_text()

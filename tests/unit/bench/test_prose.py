@@ -14,7 +14,7 @@ def test_generated_text_has_realistic_letters_per_token_and_chunks_per_document(
     texts = [text(n, 9 * WORDS_A_CHUNK) for n in range(20)]
     count = byte_pairs().count
     assert sum(map(len, texts)) / sum(count(texts)) == pytest.approx(4.9, abs=0.3)
-    chunks = [chunk(one, "text/markdown", params=ChunkParams(), count_tokens=count) for one in texts]
+    chunks = [chunk(text, "text/markdown", params=ChunkParams(), count_tokens=count) for text in texts]
     assert sum(map(len, chunks)) / len(texts) == pytest.approx(9, abs=0.5)
 
 

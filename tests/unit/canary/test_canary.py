@@ -69,9 +69,9 @@ def test_the_pause_between_polls_grows_with_the_waiting_time() -> None:
     assert [pause(seconds) for seconds in (0, 5, 10, 30, 100, 300)] == [0.5, 0.5, 0.5, 1.5, 5, 5]
 
 
-def answers(*told: bool | None) -> Callable[[], Awaitable[bool]]:
+def answers(*response: bool | None) -> Callable[[], Awaitable[bool]]:
     """What one look after the other says; None: it fails. The last one stands."""
-    left = list(told)
+    left = list(response)
 
     async def look_once() -> bool:
         answer = left.pop(0) if len(left) > 1 else left[0]

@@ -29,10 +29,10 @@ def test_access_options_that_nobody_could_satisfy_are_rejected(
 ) -> None:
     with pytest.raises(typer.Exit) as refused:
         readers(acl, required)
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert refused.value.exit_code == 2
-    assert says in told.err
-    assert len(told.err.splitlines()) == 1
+    assert says in output.err
+    assert len(output.err.splitlines()) == 1
 
 
 def test_a_user_without_a_system_name_has_to_state_the_readers(

@@ -115,10 +115,10 @@ WELL: dict[str, Any] = {
 }
 
 
-def text(told: dict[str, Any], width: int = 160) -> str:
+def text(response: dict[str, Any], width: int = 160) -> str:
     console = Console(width=width, highlight=False)
     with console.capture() as shown:
-        console.print(screen(told))
+        console.print(screen(response))
     return shown.get()
 
 
@@ -131,7 +131,7 @@ def test_the_status_of_a_healthy_system_fits_one_screen() -> None:
     assert problems(WELL) == []
     assert is_ready(WELL)
     assert len(shown.splitlines()) <= 50
-    for told in (
+    for expected_lines in (
         "all is well",
         "postgresql://127.0.0.1:5432/penstock",
         "3 records in progress",
@@ -148,7 +148,7 @@ def test_the_status_of_a_healthy_system_fits_one_screen() -> None:
         "wiki 12 s ago",
         "3 enrolled, signatures: enforce, 2 records refused since yesterday",
     ):
-        assert told in shown, told
+        assert expected_lines in shown, expected_lines
 
 
 def test_a_status_is_not_ready_while_the_machine_is_not_ready() -> None:
@@ -187,25 +187,25 @@ def worker(**changes: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_every_problem_is_named_in_the_first_line_of_the_status(parts: dict[str, Any], says: str) -> None:
-    told = changed_report(**parts)
-    assert len(problems(told)) == 1
-    assert says in problems(told)[0]
-    assert says in text(told).splitlines()[0]
-    assert says in line(told)
+    report = changed_report(**parts)
+    assert len(problems(report)) == 1
+    assert says in problems(report)[0]
+    assert says in text(report).splitlines()[0]
+    assert says in line(report)
 
 
 def test_a_machine_that_cannot_confine_extraction_is_not_a_problem_by_itself() -> None:
-    told = changed_report(extraction={"files": "refused", "kernel": "no Landlock, seccomp", "of": "this machine"})
-    assert problems(told) == []
-    assert "refused (no Landlock, seccomp), reported by this machine" in text(told)
+    report = changed_report(extraction={"files": "refused", "kernel": "no Landlock, seccomp", "of": "this machine"})
+    assert problems(report) == []
+    assert "refused (no Landlock, seccomp), reported by this machine" in text(report)
 
 
 def test_an_unreachable_extraction_service_is_a_problem() -> None:
-    told = changed_report(
+    report = changed_report(
         extraction={"files": "unreachable", "kernel": "x:1 cannot be reached", "of": "the connectors worker"}
     )
-    assert problems(told) == ["the extraction service does not answer"]
-    assert "x:1 cannot be reached" in text(told)
+    assert problems(report) == ["the extraction service does not answer"]
+    assert "x:1 cannot be reached" in text(report)
 
 
 @pytest.mark.parametrize(
@@ -232,10 +232,10 @@ async def test_the_extraction_status_comes_from_the_connectors_worker_if_it_repo
     with ThreadingHTTPServer(("127.0.0.1", 0), Status) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         one = {"name": "connectors", "ready": True, "health": f"http://127.0.0.1:{server.server_port}"}
-        told = await health._extraction([{"name": "detect", "ready": True, "health": ""}, one], this_machine)
+        extraction = await health._extraction([{"name": "detect", "ready": True, "health": ""}, one], this_machine)
         server.shutdown()
-    assert told["of"] == of
-    assert (told["kernel"] == "no Landlock, no seccomp") is (of == "the connectors worker")
+    assert extraction["of"] == of
+    assert (extraction["kernel"] == "no Landlock, no seccomp") is (of == "the connectors worker")
 
 
 def test_the_status_shows_what_a_stage_is_waiting_for() -> None:

@@ -235,8 +235,8 @@ def test_the_media_type_follows_from_the_name_or_the_content(name: str, text: st
 def test_title_and_author_are_read_from_headings_and_headers(
     name: str, text: str, title: str | None, author: str | None
 ) -> None:
-    found = extract(text.encode(), name)
-    assert (found.title, found.author) == (title, author)
+    extracted = extract(text.encode(), name)
+    assert (extracted.title, extracted.author) == (title, author)
     assert extract(text.replace("\n", "\r\n").encode(), name).title == title
 
 
@@ -288,10 +288,10 @@ def test_a_title_is_one_line_of_bounded_length() -> None:
 
 
 def test_a_pdf_is_read_with_its_title_author_and_page_count() -> None:
-    found = extract(pdf_of(["First page, says hello", "Second page"], title="On greeting", author="Ada"), "a.bin")
-    assert found.text == "First page, says hello\n\nSecond page"
-    assert (found.media_type, found.title, found.author) == ("text/plain", "On greeting", "Ada")
-    assert found.metadata == {"pages": 2}
+    extracted = extract(pdf_of(["First page, says hello", "Second page"], title="On greeting", author="Ada"), "a.bin")
+    assert extracted.text == "First page, says hello\n\nSecond page"
+    assert (extracted.media_type, extracted.title, extracted.author) == ("text/plain", "On greeting", "Ada")
+    assert extracted.metadata == {"pages": 2}
 
 
 def test_a_pdf_without_text_needs_ocr() -> None:

@@ -94,10 +94,10 @@ def rules() -> dict[str, dict[str, Any]]:
 
 def needed(name: str, rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """A rule after those whose series it reads, directly or not."""
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for read in sorted(named(rules[name]["expr"]) & set(rules)):
-        found |= needed(read, rules)
-    return {**found, name: rules[name]}
+        results |= needed(read, rules)
+    return {**results, name: rules[name]}
 
 
 def test_every_alert_fires_under_its_fault_and_clears(tmp_path: Path) -> None:
@@ -107,12 +107,12 @@ def test_every_alert_fires_under_its_fault_and_clears(tmp_path: Path) -> None:
     cases = []
     for file in sorted((PROMETHEUS / "tests").glob("*.yml")):
         tried = yaml.safe_load(file.read_text())
-        for n, one in enumerate(tried["tests"]):
+        for n, test in enumerate(tried["tests"]):
             own = tmp_path / f"{file.stem}-{n}.rules.yml"
-            groups = [{"name": "needed", "rules": list(needed(one["name"], every).values())}]
+            groups = [{"name": "needed", "rules": list(needed(test["name"], every).values())}]
             own.write_text(json.dumps({"groups": groups}))
             case = tmp_path / f"{file.stem}-{n}.test.yml"
-            case.write_text(json.dumps({**tried, "rule_files": [own.name], "tests": [one]}))
+            case.write_text(json.dumps({**tried, "rule_files": [own.name], "tests": [test]}))
             cases.append(case)
     promtool("test", "rules", *cases)
 
@@ -120,10 +120,10 @@ def test_every_alert_fires_under_its_fault_and_clears(tmp_path: Path) -> None:
 def test_every_alert_has_a_test_that_it_fires_and_clears() -> None:
     tried: dict[str, list[str]] = {}
     for file in (PROMETHEUS / "tests").glob("*.yml"):
-        for one in yaml.safe_load(file.read_text())["tests"]:
-            for asked in one["promql_expr_test"]:
-                assert f'alertname="{one["name"]}"' in asked["expr"]
-                tried.setdefault(one["name"], []).append("fires" if asked["exp_samples"] else "clears")
+        for test in yaml.safe_load(file.read_text())["tests"]:
+            for tests in test["promql_expr_test"]:
+                assert f'alertname="{test["name"]}"' in tests["expr"]
+                tried.setdefault(test["name"], []).append("fires" if tests["exp_samples"] else "clears")
     assert tried == {alert["alert"]: ["fires", "clears"] for alert in alerts()}
 
 
@@ -158,13 +158,13 @@ def exists(command: str) -> bool:
     program, *words = command.split()
     if program != "penstock":
         return program == "curl"
-    found: Any = get_command(app)
-    context = found.make_context("penstock", ["--help"], resilient_parsing=True)
-    while words and isinstance(found, typer.core.TyperGroup) and not words[0].startswith("-"):
-        found = found.get_command(context, words.pop(0))
-        if found is None:
+    results: Any = get_command(app)
+    context = results.make_context("penstock", ["--help"], resilient_parsing=True)
+    while words and isinstance(results, typer.core.TyperGroup) and not words[0].startswith("-"):
+        results = results.get_command(context, words.pop(0))
+        if results is None:
             return False
-    options = {name for parameter in found.params for name in parameter.opts} | {"--help"}
+    options = {name for parameter in results.params for name in parameter.opts} | {"--help"}
     return all(word in options for word in words if word.startswith("--"))
 
 

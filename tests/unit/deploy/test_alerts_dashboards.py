@@ -12,7 +12,9 @@ import pytest
 from deploy.grafana import dashboards
 
 ROOT = Path(__file__).parents[3]
-EACH = pytest.mark.parametrize("board", [one.json() for one in dashboards.ALL], ids=lambda board: board["uid"])
+EACH = pytest.mark.parametrize(
+    "board", [dashboard.json() for dashboard in dashboards.ALL], ids=lambda board: board["uid"]
+)
 
 
 def test_the_dashboard_files_match_the_generated_ones() -> None:
@@ -26,11 +28,11 @@ def test_the_dashboard_files_match_the_generated_ones() -> None:
 def test_dashboards_use_the_datasource_variable_throughout(board: dict[str, Any]) -> None:
     variables = [variable["name"] for variable in board["templating"]["list"]]
     assert variables[0] == "datasource"
-    asked = [panel for panel in board["panels"] if panel["type"] != "row"]
-    assert {json.dumps(of["datasource"]) for panel in asked for of in (panel, *panel["targets"])} == {
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert {json.dumps(of["datasource"]) for panel in panels for of in (panel, *panel["targets"])} == {
         json.dumps({"type": "prometheus", "uid": "${datasource}"})
     }
-    assert ("$source" in json.dumps(asked)) == ("source" in variables)
+    assert ("$source" in json.dumps(panels)) == ("source" in variables)
 
 
 @EACH
@@ -39,11 +41,11 @@ def test_panels_have_units_and_unique_titles_and_do_not_overlap(board: dict[str,
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({panel["title"] for panel in panels}) == len(panels)
     assert all(panel["fieldConfig"]["defaults"]["unit"] for panel in panels if panel["type"] != "row")
-    for one, other in combinations((panel["gridPos"] for panel in panels), 2):
-        apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+    for pair, other in combinations((panel["gridPos"] for panel in panels), 2):
+        apart_x = pair["x"] + pair["w"] <= other["x"] or other["x"] + other["w"] <= pair["x"]
+        apart_y = pair["y"] + pair["h"] <= other["y"] or other["y"] + other["h"] <= pair["y"]
         assert apart_x or apart_y
-        assert one["x"] + one["w"] <= 24
+        assert pair["x"] + pair["w"] <= 24
 
 
 @EACH
@@ -65,7 +67,7 @@ def test_panel_thresholds_are_ascending(board: dict[str, Any]) -> None:
 
 def test_dashboard_uids_are_stable() -> None:
     """Links from elsewhere hold them."""
-    assert [one.uid for one in dashboards.ALL] == [
+    assert [dashboard.uid for dashboard in dashboards.ALL] == [
         "penstock-overview",
         "penstock-stages",
         "penstock-query",

@@ -25,31 +25,36 @@ def names(cell: str) -> frozenset[str]:
 
 def rehearsed_alerts() -> set[frozenset[str]]:
     """The alerts that the tests wait for: at ``world.fires(…)``."""
-    found = set()
+    alerts = set()
     for file in Path(ROOT / "tests/e2e").glob("test_prometheus*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fires":
-                found.add(frozenset(str(one.value) for one in node.args if isinstance(one, ast.Constant)))
-    return found - {frozenset()}
+                alerts.add(
+                    frozenset(str(argument.value) for argument in node.args if isinstance(argument, ast.Constant))
+                )
+    return alerts - {frozenset()}
 
 
 def test_the_runbooks_table_of_faults_lists_the_alerts_that_the_tests_expect() -> None:
-    told = [names(fires) for _, fires, _ in rows("What fires when something breaks")]
-    assert set(told) == rehearsed_alerts()
-    assert len(told) == len(set(told))
+    alert_names = [names(fires) for _, fires, _ in rows("What fires when something breaks")]
+    assert set(alert_names) == rehearsed_alerts()
+    assert len(alert_names) == len(set(alert_names))
 
 
 def test_every_alert_is_rehearsed_by_a_test_or_says_why_not() -> None:
     seen = frozenset().union(*rehearsed_alerts())
-    told = {}
+    reasons = {}
     for alert, severity, runbook, how in rows("Every alert"):
         [name] = names(alert)
-        told[name] = (severity, runbook)
+        reasons[name] = (severity, runbook)
         assert (how == "yes") == (name in seen), name
         assert how == "yes" or re.match(r"no: \w.{10}", how), name
-    assert told == {
-        one["alert"]: (one["labels"]["severity"], "[{0}]({0}.md)".format(Path(one["annotations"]["runbook_url"]).stem))
-        for one in alerts()
+    assert reasons == {
+        alert["alert"]: (
+            alert["labels"]["severity"],
+            "[{0}]({0}.md)".format(Path(alert["annotations"]["runbook_url"]).stem),
+        )
+        for alert in alerts()
     }
 
 

@@ -88,6 +88,6 @@ def test_keys_whose_owner_could_not_be_set_do_not_count_as_complete(
 
 @pytest.mark.parametrize("wrong", [[], ["FOLDER", "kafka"], ["FOLDER", "kafka=appuser"]])
 def test_wrong_arguments_print_the_usage(wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path) if one == "FOLDER" else one for one in wrong]) == 2
+    assert main([str(tmp_path) if problem == "FOLDER" else problem for problem in wrong]) == 2
     assert "usage: python -m deploy.certificates" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -56,7 +56,7 @@ def environment(name: str) -> dict[str, str]:
 def secrets(name: str) -> dict[str, str]:
     """Its secrets: file → secret."""
     given = SERVICES[name].get("secrets", ())
-    return dict((one["target"], one["source"]) if isinstance(one, dict) else (one, one) for one in given)
+    return dict((item["target"], item["source"]) if isinstance(item, dict) else (item, item) for item in given)
 
 
 def test_every_reference_to_a_network_secret_or_volume_resolves() -> None:
@@ -147,9 +147,9 @@ def test_health_checks_use_the_port_and_path_of_the_service(name: str) -> None:
 def test_prometheus_scrapes_every_process_where_it_serves_metrics() -> None:
     prometheus = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     jobs = prometheus["scrape_configs"]
-    found = {name: str(c["port"]) for job in jobs for c in job["dns_sd_configs"] for name in c["names"]}
+    ports = {name: str(c["port"]) for job in jobs for c in job["dns_sd_configs"] for name in c["names"]}
     long = [name for name in OURS if name not in ONCE]
-    assert found == {n: environment(n)[HEALTH.get(n, ("PENSTOCK_STREAM_HEALTH_PORT", ""))[0]] for n in long}
+    assert ports == {n: environment(n)[HEALTH.get(n, ("PENSTOCK_STREAM_HEALTH_PORT", ""))[0]] for n in long}
     shown = {job["authorization"]["credentials_file"] for job in jobs if "authorization" in job}
     assert shown == {f"/run/secrets/{secret}" for secret in SERVICES["prometheus"]["secrets"]}
     assert "./deploy/prometheus:/etc/prometheus:ro" in SERVICES["prometheus"]["volumes"]
@@ -211,14 +211,14 @@ def test_each_service_uses_its_own_kafka_user_over_sasl_ssl(name: str) -> None:
     assert given["PENSTOCK_KAFKA_SASL_USERNAME"] == KAFKA_USERS[name]
     assert variable(name, "PENSTOCK_KAFKA_SASL_PASSWORD") == COMPOSE["secrets"][made[KAFKA_USERS[name]]]["environment"]
     others = {s["environment"] for key, s in COMPOSE["secrets"].items() if key.startswith("kafka_")}
-    told = set(re.findall(r"\$\{(\w+)", str(SERVICES[name]["environment"])))
-    assert len(told & others) == 1, "another's password"
+    names = set(re.findall(r"\$\{(\w+)", str(SERVICES[name]["environment"])))
+    assert len(names & others) == 1, "another's password"
 
 
 def variable(name: str, setting: str) -> str:
     """The variable of .env that this setting of a service comes from."""
-    [found] = re.findall(r"\$\{(\w+)", SERVICES[name]["environment"][setting])
-    return str(found)
+    [matches] = re.findall(r"\$\{(\w+)", SERVICES[name]["environment"][setting])
+    return str(matches)
 
 
 def test_the_kafka_users_step_creates_every_user_of_the_acl_file() -> None:
@@ -271,8 +271,8 @@ def test_kafka_mounts_the_files_that_its_configuration_names() -> None:
 
 
 def test_kafkas_message_limit_equals_the_largest_record() -> None:
-    told = {int(n) for n in re.findall(r"^(?:message|replica\.fetch)\.max\.bytes=(\d+)$", KAFKA, re.M)}
-    assert told == {LARGEST_RECORD_BYTES}
+    names = {int(n) for n in re.findall(r"^(?:message|replica\.fetch)\.max\.bytes=(\d+)$", KAFKA, re.M)}
+    assert names == {LARGEST_RECORD_BYTES}
 
 
 def test_each_server_has_its_own_certificate_and_every_service_trusts_the_authority() -> None:
@@ -309,7 +309,7 @@ def test_the_extraction_service_has_no_secrets_volumes_or_outbound_network() -> 
     assert "${" not in str(service), "something of .env"
     assert service["networks"] == ["reading"]
     assert COMPOSE["networks"]["reading"] == {"internal": True}
-    beside = {name for name, one in SERVICES.items() if "reading" in one.get("networks", ())}
+    beside = {name for name, service in SERVICES.items() if "reading" in service.get("networks", ())}
     assert beside == {"extraction", "connectors", "prometheus"}
     assert (
         environment("connectors")["PENSTOCK_EXTRACTION_URL"] == f"http://extraction:{given['PENSTOCK_EXTRACTION_PORT']}"

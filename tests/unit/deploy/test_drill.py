@@ -11,7 +11,7 @@ TRANSCRIPT = (Path(__file__).parents[3] / "docs" / "restore-drill.md").read_text
 
 
 def test_the_transcript_contains_the_drills_commands_in_order() -> None:
-    typed = [one for scene in SCENES if isinstance(scene, Step) for one in scene.typed]
+    typed = [line for scene in SCENES if isinstance(scene, Step) for line in scene.typed]
     assert re.findall(r"^\$ (.*)$", TRANSCRIPT, re.MULTILINE) == typed, (
         "run `python -m deploy.drill > docs/restore-drill.md`"
     )

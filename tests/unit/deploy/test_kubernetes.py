@@ -72,10 +72,10 @@ def pods() -> list[Object]:
 
 def values(container: Object, *settings: Object) -> dict[str, str]:
     """What a process finds in its environment; a secret's value is made up."""
-    found: dict[str, str] = {}
-    for one in settings:
-        found |= one["data"]
-    return found | {e["name"]: e.get("value", "secret") for e in container.get("env", ())}
+    results: dict[str, str] = {}
+    for setting in settings:
+        results |= setting["data"]
+    return results | {e["name"]: e.get("value", "secret") for e in container.get("env", ())}
 
 
 def name(o: Object) -> str:
@@ -198,18 +198,18 @@ def test_deployments_use_existing_commands_probe_paths_ports_and_grace_periods(o
     [container] = spec["containers"]
     assert_is_a_command(container["args"])
     of_workers = ("PENSTOCK_STREAM_HEALTH_PORT", "pipeline/runtime/health.py")
-    setting, asked = {
+    setting, expected = {
         "query": ("PENSTOCK_SERVE_PORT", "query/http/health.py"),
         "extraction": ("PENSTOCK_EXTRACTION_PORT", "connectors/extraction/service.py"),
     }.get(container["name"], of_workers)
     ports = {p["name"]: str(p["containerPort"]) for p in container["ports"]}
-    told = values(container, SETTINGS)[setting]
+    value = values(container, SETTINGS)[setting]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         http = container[probe]["httpGet"]
-        assert ports[http["port"]] == told
-        assert f'"{http["path"]}"' in (ROOT / asked).read_text()
+        assert ports[http["port"]] == value
+        assert f'"{http["path"]}"' in (ROOT / expected).read_text()
     noted = o["spec"]["template"]["metadata"].get("annotations", {})
-    assert noted.get("prometheus.io/port") == (None if container["name"] == "query" else told)
+    assert noted.get("prometheus.io/port") == (None if container["name"] == "query" else value)
     if o["metadata"]["name"] in STAGES:
         assert spec["terminationGracePeriodSeconds"] > STOP_SECONDS
     labels = o["spec"]["template"]["metadata"]["labels"]
@@ -394,7 +394,7 @@ def test_the_kafka_rights_job_runs_the_tested_program_and_reaches_only_kafka() -
     assert policy["ingress"] == []
     assert [kind for kind, who in reach(of("NetworkPolicy")).items() if "penstock-kafka-rights" in who] == ["kafka"]
     arguments, mount, volume = (
-        one["value"] for one in yaml.safe_load((COMPONENTS / "kafka-users/passwords.yaml").read_text())
+        item["value"] for item in yaml.safe_load((COMPONENTS / "kafka-users/passwords.yaml").read_text())
     )
     assert arguments == ["--passwords", mount["mountPath"]]
     assert mount["name"] == volume["name"]
@@ -409,7 +409,7 @@ def test_the_trail_verification_job_reaches_only_postgres_and_has_an_alert() -> 
     assert_is_a_command(pod(job)["containers"][0]["args"])
     assert job["spec"]["jobTemplate"]["spec"]["backoffLimit"] == 0, "what was found once is told"
     assert [kind for kind, who in reach(of("NetworkPolicy")).items() if job["metadata"]["name"] in who] == ["postgres"]
-    [rule] = [one for one in RULES if one["alert"] == "PenstockTrailNotVerified"]
+    [rule] = [rule for rule in RULES if rule["alert"] == "PenstockTrailNotVerified"]
     assert f'cronjob="{job["metadata"]["name"]}"' in rule["expr"]
 
 

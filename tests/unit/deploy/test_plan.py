@@ -49,7 +49,7 @@ def test_the_models_ledger_and_keyword_index_sizes_match_the_measured_ones() -> 
 def test_the_models_rates_match_the_measured_ones() -> None:
     """Texts of a chunk were shorter there: what counts is characters a second."""
     shorter = SIZED["library"]["text_bytes_per_chunk"] / Workload(1).chunk_characters
-    detect, keywords = (LOAD["chunks"] / LOAD["seconds_to_load"][one] * shorter for one in ("detect", "keywords"))
+    detect, keywords = (LOAD["chunks"] / LOAD["seconds_to_load"][item] * shorter for item in ("detect", "keywords"))
     assert pytest.approx(detect, rel=0.05) == capacity.DETECT_CHUNKS_PER_SECOND
     assert pytest.approx(keywords, rel=0.05) == capacity.KEYWORDS_CHUNKS_PER_SECOND
     graph = SIZED["dimensions"]["1536"]
@@ -129,7 +129,7 @@ def test_the_plan_command_prints_text_or_json_and_refuses_invalid_options() -> N
     said = run(app, ["--documents", "2000000"])
     assert said.exit_code == 0
     assert "50,000,000 chunks" in said.stdout
-    told = json.loads(run(app, ["--documents", "2000000", "--json"]).stdout)
-    assert told["graph_gb"] == pytest.approx(204.8)
+    output = json.loads(run(app, ["--documents", "2000000", "--json"]).stdout)
+    assert output["graph_gb"] == pytest.approx(204.8)
     refused = run(app, ["--documents", "5", "--dimensions", "5000"])
     assert (refused.exit_code, "4,000" in refused.output) == (2, True)

@@ -43,10 +43,10 @@ def role(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_each_elasticsearch_role_has_exactly_the_privileges_of_its_processes_calls(name: str) -> None:
-    found = role(name)
-    [indices] = found["indices"]
+    privileges = role(name)
+    [indices] = privileges["indices"]
     assert set(indices["privileges"]) == NEEDS[name]
-    assert found["cluster"] == CLUSTER[name]
+    assert privileges["cluster"] == CLUSTER[name]
     assert indices["names"] == ["chunks-*"]
     assert indices["allow_restricted_indices"] is False
 
@@ -58,11 +58,11 @@ def test_the_elasticsearch_role_files_are_exactly_the_expected_ones() -> None:
 def granted_to_the_operator(right: str) -> set[str]:
     """Tables on which 2-grants.sql gives this right, be it of some columns."""
     text = re.sub(r"--.*", "", (DEPLOY / "roles/postgres/2-grants.sql").read_text())
-    found: set[str] = set()
+    results: set[str] = set()
     for rights, tables, roles in re.findall(r"GRANT ([^;]*?)\sON\s([^;]*?)\sTO\s([^;]*?);", text):
         if "penstock_operator" in roles and right in re.sub(r"\(.*?\)", "", rights).replace(",", " ").split():
-            found |= {table.strip() for table in tables.split(",")}
-    return found
+            results |= {table.strip() for table in tables.split(",")}
+    return results
 
 
 def test_the_operator_role_may_erase_and_export_every_table_with_personal_data() -> None:

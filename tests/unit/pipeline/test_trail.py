@@ -194,7 +194,7 @@ def test_a_killed_process_leaves_an_intact_trail(rows: list[Sealed], heads: list
 def test_heads_removed_by_retention_are_not_reported_as_missing(rows: list[Sealed], heads: list[Head]) -> None:
     next_day = heads[1].day + timedelta(days=1)
     assert [*check_heads(KEYS, heads[1:], oldest=next_day)] == []
-    assert [one.kind for one in check_heads(KEYS, heads[1:], oldest=heads[1].day)] == ["head-removed"]
+    assert [head.kind for head in check_heads(KEYS, heads[1:], oldest=heads[1].day)] == ["head-removed"]
 
 
 def test_older_trail_records_are_verified_with_the_previous_key(rows: list[Sealed], heads: list[Head]) -> None:

@@ -39,8 +39,8 @@ def test_without_a_vector_keyword_results_are_relevant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "text", "share"),
+    ("requests", "text", "share"),
     [("running the tests", "test runs", 0.5), ("naïve Café", "a naïve café", 1.0), ("the of and", "the of and", 0.0)],
 )
-def test_coverage_is_the_share_of_query_words_in_the_text(asked: str, text: str, share: float) -> None:
-    assert coverage(stems(asked), text) == share
+def test_coverage_is_the_share_of_query_words_in_the_text(requests: str, text: str, share: float) -> None:
+    assert coverage(stems(requests), text) == share

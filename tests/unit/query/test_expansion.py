@@ -16,8 +16,8 @@ FIRST, SECOND = UUID(int=1), UUID(int=2)
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=9))
 def test_the_weights_of_feedback_passages_sum_to_one_and_follow_the_scores(scores: list[float]) -> None:
-    found = [(UUID(int=n), "text", score) for n, score in enumerate(sorted(scores, reverse=True))]
-    weights = [passage.weight for passage in weigh(found)]
+    candidates = [(UUID(int=n), "text", score) for n, score in enumerate(sorted(scores, reverse=True))]
+    weights = [passage.weight for passage in weigh(candidates)]
     assert len(weights) == min(PASSAGES, len(scores))
     assert sum(weights) == pytest.approx(1)
     assert weights == sorted(weights, reverse=True)

@@ -198,18 +198,18 @@ async def test_a_charge_during_the_request_of_a_portion_does_not_refuse_the_next
     table = Table()
     meter = process(table, "[default]\ntokens_per_day = 100_000\nmoney_per_day = 250", tmp_path, chat=True)
     first = await meter.admit(ANN, "answer")
-    asked, use = [], table.use
+    requests, use = [], table.use
 
     async def charged_meanwhile(*arguments: Any, **amounts: Any) -> BudgetUsage:
         usage = await use(*arguments, **amounts)
-        if not asked:
+        if not requests:
             first.charge(0, 1.1)
-        asked.append(amounts["requested"])
+        requests.append(amounts["requested"])
         return usage
 
     table.use = charged_meanwhile  # type: ignore[method-assign]
     second = await meter.admit(ANN, "answer")
-    assert [(one.tokens > 0, one.money > 0) for one in asked] == [(True, False), (False, True)]
+    assert [(request.tokens > 0, request.money > 0) for request in requests] == [(True, False), (False, True)]
     second.close()
     first.close()
     await meter.aclose()
@@ -282,8 +282,8 @@ async def test_during_an_outage_of_postgres_a_process_uses_up_its_portion(tmp_pa
 async def test_during_an_outage_of_postgres_concurrent_requests_fail_after_one_attempt(tmp_path: Path) -> None:
     table = Table(away=True)
     meter = process(table, "[default]\nrequests_per_day = 1000", tmp_path)
-    asked = await asyncio.gather(*(meter.admit(ANN, "search") for _ in range(20)), return_exceptions=True)
-    assert all(isinstance(one, Retryable) for one in asked)
+    outcomes = await asyncio.gather(*(meter.admit(ANN, "search") for _ in range(20)), return_exceptions=True)
+    assert all(isinstance(outcome, Retryable) for outcome in outcomes)
     assert table.refused == 1
 
 

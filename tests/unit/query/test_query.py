@@ -46,9 +46,9 @@ def test_a_failing_step_is_recorded_and_its_error_raised() -> None:
     steps = Steps()
     with pytest.raises(Retryable), steps.step("keywords"):
         raise Retryable("Elasticsearch is away")
-    found = SearchResults([], steps.done, steps.took_ms)
-    assert found.degraded == ("Elasticsearch is away",)
-    [step] = as_json(found)["steps"]
+    response = SearchResults([], steps.done, steps.took_ms)
+    assert response.degraded == ("Elasticsearch is away",)
+    [step] = as_json(response)["steps"]
     assert step == {
         "step": "keywords",
         "took_ms": step["took_ms"],

@@ -50,9 +50,9 @@ def references(node: Any) -> list[str]:
 
 def test_every_reference_in_the_asyncapi_document_resolves() -> None:
     document = asyncapi.document()
-    found = references(document)
-    assert len(found) > len(TOPICS)
-    for ref in found:
+    results = references(document)
+    assert len(results) > len(TOPICS)
+    for ref in results:
         assert resolve(document, ref)
 
 
@@ -117,6 +117,6 @@ def test_the_json_schema_rejects_what_the_code_rejects(kind: str, jsonschema: An
         wrong += [{**value, "acl_tags": None}, {**value, "acl_tags": [""]}, {**value, "acl_tags": ["a"] * 1_001}]
     if "metadata" in value:
         wrong += [{**value, "metadata": {"a": {}}}, {**value, "metadata": {"a": [[1]]}}]
-    for one in wrong:
+    for problem in wrong:
         with pytest.raises(jsonschema.ValidationError):
-            payload_validator(kind, jsonschema).validate(one)
+            payload_validator(kind, jsonschema).validate(problem)

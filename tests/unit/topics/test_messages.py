@@ -283,14 +283,14 @@ def test_slashes_in_tenant_and_source_are_rejected() -> None:
 
 @given(st.lists(names, max_size=30))
 def test_tags_are_sorted_and_unique(given_tags: list[str]) -> None:
-    wanted = sorted(set(given_tags))
+    expected = sorted(set(given_tags))
     for cls in (DocumentUpserted, AccessChanged):
         read = cls(**UPSERT | {"acl_tags": given_tags, "required_tags": given_tags})
-        assert (read.acl_tags, read.required_tags) == (wanted, wanted)
+        assert (read.acl_tags, read.required_tags) == (expected, expected)
     left = IdentityChanged(
         tenant="t", source="s", observed_at=datetime(2026, 1, 1, tzinfo=UTC), principal="p", groups=given_tags
     )
-    assert left.groups == wanted
+    assert left.groups == expected
 
 
 def test_access_tags_are_limited_in_number_and_length() -> None:
@@ -342,9 +342,9 @@ def test_every_message_type_has_a_topic_and_every_topic_holds_known_types() -> N
 
 
 def test_lanes_that_share_workers_are_copartitioned() -> None:
-    for one, other in COPARTITIONED:
-        assert one.partitions == other.partitions
-        assert one.holds == other.holds
+    for value, other in COPARTITIONED:
+        assert value.partitions == other.partitions
+        assert value.holds == other.holds
 
 
 def test_topic_settings_are_translated_to_kafka_configs() -> None:

@@ -134,8 +134,8 @@ async def test_reading_requested_tags_returns_them_and_the_groups_they_name(one:
     page = one.page("Top")
     one.state.groups["board"] = {one.bot.account_id}
     one.state.restrict(page.id, groups={"board"}, users={one.bob.account_id})
-    found = await one.groups([f"restriction:{page.id}", "restriction:../../x", "restriction:999", "group:nobody"])
-    assert set(found) == {f"restriction:{page.id}", "group:board"}
+    groups = await one.groups([f"restriction:{page.id}", "restriction:../../x", "restriction:999", "group:nobody"])
+    assert set(groups) == {f"restriction:{page.id}", "group:board"}
     one.state.restrict(page.id)
     assert await one.groups([f"restriction:{page.id}"]) == {}
 
@@ -144,8 +144,8 @@ async def test_all_users_of_a_restriction_are_read_over_several_pages_of_results
     page = one.page("Top")
     many = {one.state.add_user(f"user{n}").account_id for n in range(230)}
     one.state.restrict(page.id, users=many | {one.bot.account_id})
-    found = await one.groups([f"restriction:{page.id}"])
-    assert len(found[f"restriction:{page.id}"].members) == 231
+    groups = await one.groups([f"restriction:{page.id}"])
+    assert len(groups[f"restriction:{page.id}"].members) == 231
 
 
 async def test_a_principal_is_the_email_address_or_else_the_account(one: Wiki) -> None:
@@ -172,15 +172,15 @@ async def test_a_page_whose_restrictions_are_missing_from_responses_is_readable_
 
 async def test_a_space_whose_permissions_cannot_be_read_has_no_group(one: Wiki) -> None:
     one.fake.faults.denied = {"/permissions"}
-    found = await one.groups()
-    assert "space:ENG" not in found
+    groups = await one.groups()
+    assert "space:ENG" not in groups
 
 
 async def test_a_group_whose_members_cannot_be_read_is_left_out(one: Wiki) -> None:
     one.fake.faults.denied = {"/member"}
-    found = await one.groups()
-    assert [tag for tag in found if tag.startswith("group:")] == []
-    assert found["space:ENG"].members == [name(one.bob)]
+    groups = await one.groups()
+    assert [tag for tag in groups if tag.startswith("group:")] == []
+    assert groups["space:ENG"].members == [name(one.bob)]
 
 
 async def test_a_revoked_token_raises_misconfigured_and_reports_no_page_gone(one: Wiki) -> None:

@@ -89,9 +89,9 @@ async def test_an_event_without_a_valid_signature_is_refused(one: Wiki) -> None:
         replace(genuine, body=genuine.body + b" "),
     ]
     for request in forged:
-        with pytest.raises(Refused) as told:
+        with pytest.raises(Refused) as raised:
             await one.source.on_event(request)
-        assert SECRET not in str(told.value)
+        assert SECRET not in str(raised.value)
     await one.source.on_event(genuine)
     unset = one.connect(webhook_secret=None)
     with pytest.raises(Refused, match="webhook_secret"):

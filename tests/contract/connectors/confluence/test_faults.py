@@ -43,10 +43,10 @@ async def test_an_exhausted_rate_limit_is_retryable_after_its_reset(one: Wiki) -
         "X-RateLimit-Remaining": "0",
         "X-RateLimit-Reset": datetime.fromtimestamp(time.time() + 3_600, UTC).isoformat(),
     }
-    with pytest.raises(Retryable) as told:
+    with pytest.raises(Retryable) as raised:
         await one.full()
-    assert told.value.retry_after is not None
-    assert told.value.retry_after > 60
+    assert raised.value.retry_after is not None
+    assert raised.value.retry_after > 60
 
 
 async def test_a_full_read_with_an_expired_cursor_raises_and_can_start_again(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ async def test_responses_that_are_not_confluences_raise_without_quoting_them(one
         async with served(app) as address:
             source = one.connect(base_url=address + one.fake.context)
             for asking in (source.start(), source.fetch(["1"]), anext(source.full(None)), anext(source.slim())):
-                with pytest.raises((Retryable, Misconfigured)) as told:
+                with pytest.raises((Retryable, Misconfigured)) as raised:
                     await asking
-                assert "world" not in str(told.value)
+                assert "world" not in str(raised.value)
 
 
 async def test_a_listing_whose_next_link_never_advances_raises(one: Wiki) -> None:
@@ -135,7 +135,7 @@ async def test_no_log_line_or_error_holds_a_secret_or_page_content(one: Wiki, ca
     canary = "CANARY-IN-A-PAGE"
     page = one.page("Page", f"<p>{canary}</p>")
     one.state.attach(page.id, "a.txt", canary.encode(), "text/plain")
-    told = [repr(one.source), repr(one.source._options), str(await one.source.check())]
+    texts = [repr(one.source), repr(one.source._options), str(await one.source.check())]
     await one.full()
     one.fake.faults.denied = {"/permissions", "byOperation"}
     await one.groups()
@@ -143,8 +143,8 @@ async def test_no_log_line_or_error_holds_a_secret_or_page_content(one: Wiki, ca
     for asking in (one.full(), one.groups(), one.source.start()):
         with pytest.raises(PenstockError) as error:
             await asking
-        told += [str(error.value), repr(error.value)]
-    text = caplog.text + "".join(told)
+        texts += [str(error.value), repr(error.value)]
+    text = caplog.text + "".join(texts)
     for secret in (*one.fake.credentials, canary, "what both sides know"):
         assert secret not in text
 

@@ -37,10 +37,10 @@ async def office(request: pytest.FixtureRequest, ground: Ground, tmp_path: Path)
 async def test_first_crawl_publishes_every_document_and_identity(office: Office) -> None:
     async with office.running() as instance:
         await office.settle(instance)
-        found = await office.bench.take()
-        assert kinds(documents(found)) == upserted(*office.everything)
-        assert all(one.acl_tags == ["space:ENG"] for one in documents(found))
-        people = {one.principal: one.groups for one in found if isinstance(one, IdentityChanged)}
+        messages = await office.bench.take()
+        assert kinds(documents(messages)) == upserted(*office.everything)
+        assert all(document.acl_tags == ["space:ENG"] for document in documents(messages))
+        people = {message.principal: message.groups for message in messages if isinstance(message, IdentityChanged)}
         assert people[office.play.inside] == sorted(["space:ENG", "group:staff"])
         assert office.play.outside not in people
 
@@ -57,7 +57,7 @@ async def test_edit_move_deletion_and_restore_are_published(office: Office) -> N
         [edited] = documents(await office.told(instance))
         assert (edited.external_id, edited.content) == (id_, "Another text.")
         await office.play.move("d1")
-        moved = {one.external_id: one.title for one in documents(await office.told(instance))}
+        moved = {document.external_id: document.title for document in documents(await office.told(instance))}
         assert moved[id_] == "d1, moved"
         await office.play.remove("d1")
         assert kinds(await office.told(instance)) == [("document.deleted", id_)]
@@ -70,12 +70,14 @@ async def test_a_restriction_on_a_parent_changes_access_without_republishing_tex
         page = office.play.pages["d2"]
         above = office.play.state.items[page].parent
         await office.play.restrict("d2")
-        found = await office.told(instance)
-        changed = {one.external_id: one.required_tags for one in found if isinstance(one, AccessChanged)}
+        messages = await office.told(instance)
+        changed = {
+            message.external_id: message.required_tags for message in messages if isinstance(message, AccessChanged)
+        }
         assert changed[page] == [f"restriction:{above}"]
         assert set(changed) <= {page, above}
-        assert documents(found) == []
-        holders = {one.principal for one in found if isinstance(one, IdentityChanged)}
+        assert documents(messages) == []
+        holders = {message.principal for message in messages if isinstance(message, IdentityChanged)}
         assert holders == {"penstock@example.com"}, "only our account holds it, and is told so at once"
 
 
@@ -84,7 +86,9 @@ async def test_a_sweep_publishes_a_restriction_whose_event_was_lost(office: Offi
         page = office.play.pages["d2"]
         await office.play.restrict("d2")
         office.play.sent()
-        assert page in {one.external_id for one in await office.asked("sweep") if isinstance(one, AccessChanged)}
+        assert page in {
+            message.external_id for message in await office.asked("sweep") if isinstance(message, AccessChanged)
+        }
 
 
 async def test_a_member_removed_from_a_group_loses_its_memberships(office: Office) -> None:
@@ -102,9 +106,9 @@ async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office
         await office.play.remove("d4")
         await office.play.write("new", "Never told of.")
         office.play.sent()
-        found = kinds(await office.asked("sweep"))
-        assert ("document.deleted", removed) in found
-        assert ("document.upserted", edited) in found
+        messages = kinds(await office.asked("sweep"))
+        assert ("document.deleted", removed) in messages
+        assert ("document.upserted", edited) in messages
         assert set(await office.published()) == office.everything
         assert await office.asked("changes") == []
 
@@ -149,8 +153,8 @@ async def test_a_cursor_that_expires_mid_crawl_publishes_every_document_once(
     async with office.running() as instance:
         await office.settle(instance)
     assert bool(expired) == fake.cloud
-    found = documents(await office.bench.take())
-    assert kinds(found) == upserted(*office.everything), "what was read twice is published once"
+    messages = documents(await office.bench.take())
+    assert kinds(messages) == upserted(*office.everything), "what was read twice is published once"
 
 
 async def test_a_429_storm_is_waited_out(office: Office) -> None:
@@ -168,7 +172,9 @@ async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(offic
     fake.faults.denied = {"cursor=", "start=3", "lastmodified"}
     async with office.running():
         async with asyncio.timeout(60):  # asked for the second page: the first is published and kept
-            while not any("storage" in one and ("cursor=" in one or "start=3" in one) for one in fake.requests):
+            while not any(
+                "storage" in request and ("cursor=" in request or "start=3" in request) for request in fake.requests
+            ):
                 await asyncio.sleep(0.02)
     kept = await office.published()
     assert 0 < len(kept) <= 3
@@ -176,12 +182,16 @@ async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(offic
     fake.requests.clear()
     async with office.running() as instance:
         await office.settle(instance)
-    ids = [one.external_id for one in documents(await office.bench.take())]
+    ids = [message.external_id for message in documents(await office.bench.take())]
     assert set(ids) == office.everything
     assert len(ids) - len(set(ids)) <= 3
     # A poll beside it reads pages by their ids; the crawl lists them.
-    listed = [one for one in fake.requests if "storage" in one and ("/pages?" in one or "/content?" in one)]
-    first = next(one for one in listed if "/pages?id=" not in one)
+    listed = [
+        request
+        for request in fake.requests
+        if "storage" in request and ("/pages?" in request or "/content?" in request)
+    ]
+    first = next(entry for entry in listed if "/pages?id=" not in entry)
     assert "cursor=" in first or "start=3" in first, "it went on after the last page kept"
 
 
@@ -203,8 +213,8 @@ async def test_a_mass_deletion_waits_for_an_operators_approval(office: Office) -
         assert await office.asked("sweep") == []
         assert "mass_delete" in {problem.code for problem in instance.problems()}
         deleted = await office.asked("allow_mass_delete")
-        assert {one.external_id for one in deleted} == {i.id for i in office.play.state.current("page")}  # type: ignore[union-attr]
-        assert {one.kind for one in deleted} == {"document.deleted.v1"}
+        assert {message.external_id for message in deleted} == {i.id for i in office.play.state.current("page")}  # type: ignore[union-attr]
+        assert {message.kind for message in deleted} == {"document.deleted.v1"}
 
 
 async def test_access_that_cannot_be_read_is_withdrawn_and_restored_without_republishing_text(office: Office) -> None:
@@ -212,17 +222,19 @@ async def test_access_that_cannot_be_read_is_withdrawn_and_restored_without_repu
     async with office.loaded():
         faults = office.play.fake.faults
         faults.lose_restrictions, faults.denied = True, {"byOperation"}
-        found = await office.asked("sweep")
-        assert {one.external_id: one.acl_tags for one in found if isinstance(one, AccessChanged)} == {
-            id_: [] for id_ in office.everything
-        }
-        assert documents(found) == []
+        messages = await office.asked("sweep")
+        assert {
+            message.external_id: message.acl_tags for message in messages if isinstance(message, AccessChanged)
+        } == {id_: [] for id_ in office.everything}
+        assert documents(messages) == []
         office.play.fake.requests.clear()
         assert await office.asked("sweep") == []
-        assert not [one for one in office.play.fake.requests if "storage" in one], "nothing is read anew meanwhile"
+        assert not [request for request in office.play.fake.requests if "storage" in request], (
+            "nothing is read anew meanwhile"
+        )
         faults.lose_restrictions, faults.denied = False, set()
-        found = await office.asked("sweep")
-        assert {one.external_id: one.acl_tags for one in found if isinstance(one, AccessChanged)} == {
-            id_: ["space:ENG"] for id_ in office.everything
-        }
-        assert documents(found) == []
+        messages = await office.asked("sweep")
+        assert {
+            message.external_id: message.acl_tags for message in messages if isinstance(message, AccessChanged)
+        } == {id_: ["space:ENG"] for id_ in office.everything}
+        assert documents(messages) == []

@@ -23,15 +23,15 @@ async def one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[W
 async def test_first_crawl_reads_pages_blog_posts_comments_and_attachments(one: Wiki) -> None:
     top = one.page("Runbook", f'<p>Ask <ac:link><ri:user ri:{_user_key(one)}="{one.ann.account_id}"/></ac:link>.</p>')
     post = one.page("News", kind="blogpost")
-    asked = one.state.add_comment(top.id, "<p>Is this still true?</p>", author=one.ann.account_id, selection="Ask")
-    one.state.add_comment(top.id, "<p>It is.</p>", parent=asked.id, author=one.bob.account_id, selection="Ask")
+    comment = one.state.add_comment(top.id, "<p>Is this still true?</p>", author=one.ann.account_id, selection="Ask")
+    one.state.add_comment(top.id, "<p>It is.</p>", parent=comment.id, author=one.bob.account_id, selection="Ask")
     file = one.state.attach(post.id, "notes.txt", b"Bring your own mug.", "text/plain")
     one.state.attach(post.id, "photo.png", b"\x89PNG", "image/png")
 
-    found = await one.full()
+    results = await one.full()
 
-    assert set(found) == {top.id, post.id, file.id}  # a picture has no text
-    page = found[top.id]
+    assert set(results) == {top.id, post.id, file.id}  # a picture has no text
+    page = results[top.id]
     assert isinstance(page, Document)
     assert page.content == (
         "Ask @Ann.\n\n## Comments\n\n**Ann** about “Ask”:\n\nIs this still true?\n\n**Bob** answers:\n\nIt is."
@@ -42,7 +42,7 @@ async def test_first_crawl_reads_pages_blog_posts_comments_and_attachments(one: 
         == f"{one.url}{'/spaces/ENG/pages/' if one.fake.cloud else '/pages/viewpage.action?pageId='}{top.id}"
     )
     assert page.metadata == {"space": "ENG", "type": "page"}
-    attached = found[file.id]
+    attached = results[file.id]
     assert isinstance(attached, Document)
     assert (attached.title, attached.content) == ("notes.txt", "Bring your own mug.")
     assert attached.metadata["page"] == post.id
@@ -150,8 +150,8 @@ async def test_trashed_purged_and_unknown_ids_are_gone_until_restored(one: Wiki)
     file = one.state.attach(page.id, "a.txt", b"words", "text/plain")
     one.state.trash(page.id)
     one.state.purge(purged.id)
-    asked = [page.id, purged.id, file.id, "99999999", "att99999999", "no id at all", "../../admin"]
-    assert set(await one.source.fetch(asked)) == {Gone(id_) for id_ in asked}
+    requests = [page.id, purged.id, file.id, "99999999", "att99999999", "no id at all", "../../admin"]
+    assert set(await one.source.fetch(requests)) == {Gone(id_) for id_ in requests}
     assert await one.slim() == {}
     one.state.restore(page.id)
     assert set(await one.slim()) == {page.id, file.id}

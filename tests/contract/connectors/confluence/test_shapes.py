@@ -221,11 +221,11 @@ async def requests_of_every_operation(one: Wiki) -> list[str]:
 @pytest.mark.parametrize("flavour", FLAVOURS)
 async def test_the_fakes_responses_match_the_published_schemas(tmp_path: Path, flavour: Flavour) -> None:
     async with wiki(flavour, tmp_path) as one:
-        asked = await requests_of_every_operation(one)
+        requests = await requests_of_every_operation(one)
         token = next(iter(one.fake.credentials))
         met: set[str] = set()
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}) as client:
-            for line in asked:
+            for line in requests:
                 method, _, path = line.partition(" ")
                 if "download" in path or "/media/" in path:
                     continue
@@ -276,5 +276,5 @@ async def test_the_fake_hides_a_restricted_page_from_other_accounts(tmp_path: Pa
             for path in (f"/api/v2/pages/{page.id}", f"/rest/api/content/{page.id}/restriction/byOperation/read"):
                 assert (await client.get(one.url + path)).status_code == 404
             assert (await client.get(f"{one.url}/api/v2/pages")).json()["results"] == []
-            found = await client.get(f"{one.url}/rest/api/content/search", params={"cql": "type = page"})
-            assert found.json()["results"] == []
+            response = await client.get(f"{one.url}/rest/api/content/search", params={"cql": "type = page"})
+            assert response.json()["results"] == []

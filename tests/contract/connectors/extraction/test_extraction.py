@@ -24,11 +24,11 @@ async def test_columns_are_read_one_after_the_other_below_a_title_spanning_them(
     sheet = Sheet([Line(72, 740, "A wide title over two columns of text", 20), Line(72, 715, "by Somebody")])
     for n, (left, right) in enumerate(zip(prose("L", 12), prose("R", 12), strict=True)):
         sheet.lines += [Line(72, 680 - 12 * n, left), Line(330, 680 - 12 * n, right)]  # as many programs write them
-    found = await extract("a.pdf", typeset([sheet]))
-    assert found.media_type == "text/markdown"
-    assert found.title == "A wide title over two columns of text"
-    assert found.text.startswith("# A wide title over two columns of text\n\nby Somebody\n\nL0 ")
-    assert [word for word in found.text.split() if word[0] in "LR"] == [
+    extracted = await extract("a.pdf", typeset([sheet]))
+    assert extracted.media_type == "text/markdown"
+    assert extracted.title == "A wide title over two columns of text"
+    assert extracted.text.startswith("# A wide title over two columns of text\n\nby Somebody\n\nL0 ")
+    assert [word for word in extracted.text.split() if word[0] in "LR"] == [
         f"{side}{n}" for side in "LR" for n in range(12)
     ]
 
@@ -43,8 +43,8 @@ async def test_pdf_headings_tables_and_hyphenated_words_become_markdown(extract:
     ]
     sheet.grid(72, 480, [100, 100, 150], [["City", "Rate", "Note|s"], ["Oslo", "120", "cold"], ["Rome", "90", "warm"]])
     sheet.lines.append(Line(72, 380, "# no heading"))
-    found = await extract("a.pdf", typeset([sheet], title="Microsoft Word - draft.doc"))
-    blocks = found.text.split("\n\n")
+    extracted = await extract("a.pdf", typeset([sheet], title="Microsoft Word - draft.doc"))
+    blocks = extracted.text.split("\n\n")
     assert blocks[:2] == ["# Report", "## First part"]
     assert blocks[2].startswith("a0 the quick brown fox jumps over a1 quick")
     assert blocks[3:] == [
@@ -53,7 +53,7 @@ async def test_pdf_headings_tables_and_hyphenated_words_become_markdown(extract:
         "| City | Rate | Note\\|s |\n| --- | --- | --- |\n| Oslo | 120 | cold |\n| Rome | 90 | warm |",
         "\\# no heading",
     ]
-    assert (found.title, found.metadata) == ("Report", {"pages": 1})
+    assert (extracted.title, extracted.metadata) == ("Report", {"pages": 1})
 
 
 async def test_headers_and_footers_repeated_on_every_page_are_dropped(extract: Extract) -> None:
@@ -61,11 +61,11 @@ async def test_headers_and_footers_repeated_on_every_page_are_dropped(extract: E
         lines = [Line(72, 770, "ACME - Confidential"), Line(300, 30, f"Page {n + 1} of 6")]
         return Sheet(lines + [Line(72, 690 - 12 * k, text) for k, text in enumerate(prose(f"p{n}x", 4))])
 
-    found = await extract("a.pdf", typeset([sheet(n) for n in range(6)]))
-    assert "ACME" not in found.text
-    assert "Page" not in found.text
-    assert all(f"p{n}x{k} " in found.text for n in range(6) for k in range(4))
-    assert found.media_type == "text/plain"  # there was no structure to keep
+    extracted = await extract("a.pdf", typeset([sheet(n) for n in range(6)]))
+    assert "ACME" not in extracted.text
+    assert "Page" not in extracted.text
+    assert all(f"p{n}x{k} " in extracted.text for n in range(6) for k in range(4))
+    assert extracted.media_type == "text/plain"  # there was no structure to keep
 
 
 async def test_a_rotated_page_is_read_in_its_displayed_orientation(extract: Extract) -> None:
@@ -76,9 +76,9 @@ async def test_a_rotated_page_is_read_in_its_displayed_orientation(extract: Extr
     sheet = Sideways([Line(72, 560, "Landscape", 20)], rotate=90)
     sheet.lines += [Line(72, 520 - 12 * n, text) for n, text in enumerate(prose("a", 5))]
     sheet.grid(72, 420, [100, 100], [["City", "Rate"], ["Oslo", "120"]])
-    found = await extract("a.pdf", typeset([sheet]))
-    assert found.text.startswith("# Landscape\n\na0 the quick")
-    assert found.text.endswith("| City | Rate |\n| --- | --- |\n| Oslo | 120 |")
+    extracted = await extract("a.pdf", typeset([sheet]))
+    assert extracted.text.startswith("# Landscape\n\na0 the quick")
+    assert extracted.text.endswith("| City | Rate |\n| --- | --- |\n| Oslo | 120 |")
 
 
 async def test_a_scan_with_only_stamps_as_text_needs_ocr_and_names_the_setting(extract: Extract) -> None:
@@ -116,8 +116,8 @@ async def test_ocrmypdf_is_used_when_it_is_installed_and_switched_on(
     recognised = typeset([Sheet([Line(72, 700, "What the scan says")], picture=True)])
     (tmp_path / "bin" / "recognised.pdf").write_bytes(recognised)
     assert (await extract.refused("scan.pdf", SCAN)).code == "needs_ocr"
-    found = await extract("scan.pdf", SCAN, OCR)
-    assert (found.text, found.metadata) == ("What the scan says", {"pages": 1, "ocr": True})
+    extracted = await extract("scan.pdf", SCAN, OCR)
+    assert (extracted.text, extracted.metadata) == ("What the scan says", {"pages": 1, "ocr": True})
 
 
 async def test_ocr_can_write_only_to_its_own_folder_and_read_no_secrets(
@@ -214,7 +214,7 @@ async def test_ocr_that_is_missing_fails_or_hangs_gives_a_clear_error(
     (tmp_path / "bin" / "endless").touch()
     error = await extract.refused("scan.pdf", SCAN, OCR.model_copy(update={"ocr_wall_seconds": 5}))
     assert "more than 5 s" in str(error)
-    await until(lambda: not any(one.info["cmdline"] == sleep for one in psutil.process_iter(["cmdline"])))
+    await until(lambda: not any(process.info["cmdline"] == sleep for process in psutil.process_iter(["cmdline"])))
 
 
 async def test_sentences_continue_across_pages_and_contents_entries_are_no_headings(extract: Extract) -> None:
@@ -225,5 +225,5 @@ async def test_sentences_continue_across_pages_and_contents_entries_are_no_headi
     second = Sheet(
         [Line(72, 700, "it ends on the next page."), Line(72, 640, "Bold", bold=True), Line(100, 640, "is a word.")]
     )
-    found = await extract("a.pdf", typeset([first, second]))
-    assert found.text == f"1 Introduction … 7\n\n{full} {full} it ends on the next page.\n\nBold is a word."
+    extracted = await extract("a.pdf", typeset([first, second]))
+    assert extracted.text == f"1 Introduction … 7\n\n{full} {full} it ends on the next page.\n\nBold is a word."

@@ -76,12 +76,12 @@ async def test_a_hostile_file_has_its_expected_outcome_within_the_memory_limits(
 
 
 async def test_addresses_in_a_document_are_never_fetched(extract: Extract) -> None:
-    asked = []
-    server = await asyncio.start_server(lambda reader, writer: (asked.append(1), writer.close()), "127.0.0.1", 0)
+    requests = []
+    server = await asyncio.start_server(lambda reader, writer: (requests.append(1), writer.close()), "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         assert (await extract("a.docx", fetching_docx(f"http://127.0.0.1:{port}"))).text == "Harmless words.\n"
-    assert asked == []
+    assert requests == []
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ async def test_extraction_runs_a_limited_number_of_processes_and_ends_them_on_ca
     (tmp_path / "a.pdf").write_bytes(typeset([Sheet()]))
 
     def running() -> int:
-        found = 0
+        count = 0
         for child in psutil.Process().children():
             try:
-                found += child.status() != psutil.STATUS_ZOMBIE and mark in " ".join(child.cmdline())
+                count += child.status() != psutil.STATUS_ZOMBIE and mark in " ".join(child.cmdline())
             except psutil.Error:
                 continue
-        return found
+        return count
 
     settings = SMALL.model_copy(update={"at_once": 3})
     tasks = [asyncio.create_task(extract_file(tmp_path / "a.pdf", "a.pdf", settings=settings)) for _ in range(8)]
@@ -165,8 +165,10 @@ async def test_output_of_a_compromised_extraction_process_can_only_set_text_and_
     said = {"path": "/etc/passwd", "size": 10**400, "pages": 3, "sent_at": "2026-11-23T20:00:00+00:00", "x": []}
     head = {"media_type": "text/plain", "title": "a\nb\u202e", "author": None, "metadata": said, "acl_tags": ["all"]}
     _make_reader_print(monkeypatch, tmp_path, json.dumps(head) + "\nwords\x00")
-    found = await extract("a.pdf", typeset([Sheet()]))
-    assert found == Extracted("words", "text/plain", "a b", None, {"pages": 3, "sent_at": "2026-11-23T20:00:00+00:00"})
+    extracted = await extract("a.pdf", typeset([Sheet()]))
+    assert extracted == Extracted(
+        "words", "text/plain", "a b", None, {"pages": 3, "sent_at": "2026-11-23T20:00:00+00:00"}
+    )
 
 
 def _make_reader_print(monkeypatch: pytest.MonkeyPatch, folder: Path, answer: str) -> None:

@@ -43,12 +43,12 @@ async def test_docx_headings_lists_and_tables_become_markdown(extract: Extract) 
     run = paragraph.add_run("HIDDEN")
     run.font.hidden = True
     document.add_comment(paragraph.runs[0], text="A COMMENT", author="B", initials="B")
-    found = await extract("policy.docx", saved(document))
-    assert found.text == (
+    extracted = await extract("policy.docx", saved(document))
+    assert extracted.text == (
         "# Travel policy\n\n## Booking\n\nTrains first.\n\\# then planes\n\n- by day\n- by night\n1. sign\n\n"
         "| City\\|Town | Rate |\n| --- | --- |\n| Oslo<br>North | 120 |\n\nSeen\n"
     )
-    assert (found.title, found.author, found.media_type) == ("Travel policy", "Ada", "text/markdown")
+    assert (extracted.title, extracted.author, extracted.media_type) == ("Travel policy", "Ada", "text/markdown")
 
 
 async def test_docx_keeps_tracked_insertions_and_drops_tracked_deletions(extract: Extract) -> None:
@@ -78,12 +78,12 @@ async def test_pptx_slides_notes_and_tables_become_markdown(extract: Extract) ->
     hidden = deck.slides.add_slide(deck.slide_layouts[5])
     hidden.shapes.title.text = "HIDDEN"
     hidden._element.set("show", "0")
-    found = await extract("deck.pptx", saved(deck))
-    assert found.text == (
+    extracted = await extract("deck.pptx", saved(deck))
+    assert extracted.text == (
         "## Results\n\n- Up 3%\n- Costs down\n\nNotes: Say thanks\n\n"
         "## Figures\n\n| a | b |\n| --- | --- |\n| 1 | 2\\|3 |\n"
     )
-    assert (found.title, found.metadata) == ("Results", {"slides": 3, "hidden_slides": 1})
+    assert (extracted.title, extracted.metadata) == ("Results", {"slides": 3, "hidden_slides": 1})
 
 
 async def test_xlsx_visible_sheets_become_markdown_tables(extract: Extract) -> None:
@@ -99,11 +99,11 @@ async def test_xlsx_visible_sheets_become_markdown_tables(extract: Extract) -> N
         sheet.append(row)
     book.create_sheet("Secret").append(["HIDDEN"])
     book["Secret"].sheet_state = "hidden"
-    found = await extract("rates.xlsx", saved(book))
-    assert found.text == (
+    extracted = await extract("rates.xlsx", saved(book))
+    assert extracted.text == (
         "## Rates\n\n| City | Rate | When |\n| --- | --- | --- |\n| Oslo | 0.3 | 2026-01-02 |\n| Rome | 5 | TRUE |\n"
     )
-    assert found.metadata == {"sheets": 2, "hidden_sheets": 1}
+    assert extracted.metadata == {"sheets": 2, "hidden_sheets": 1}
 
 
 async def test_a_formula_is_shown_by_the_value_saved_with_it(extract: Extract) -> None:
@@ -119,11 +119,11 @@ async def test_a_workbook_with_too_many_cells_is_truncated_and_says_so(extract: 
     book = openpyxl.Workbook()
     for n in range(300):
         book.active.append([n, f"row {n}"])
-    found = await extract("a.xlsx", saved(book), SMALL.model_copy(update={"cells": 200}))
-    assert "row 99" in found.text
-    assert "row 100" not in found.text
-    assert found.text.endswith("(The rest of this workbook is left out: it is longer than what is indexed.)\n")
-    assert found.metadata == {"sheets": 1, "truncated": True}
+    extracted = await extract("a.xlsx", saved(book), SMALL.model_copy(update={"cells": 200}))
+    assert "row 99" in extracted.text
+    assert "row 100" not in extracted.text
+    assert extracted.text.endswith("(The rest of this workbook is left out: it is longer than what is indexed.)\n")
+    assert extracted.metadata == {"sheets": 1, "truncated": True}
 
 
 async def test_eml_headers_body_and_attachment_names_become_markdown(extract: Extract) -> None:
@@ -134,13 +134,13 @@ async def test_eml_headers_body_and_attachment_names_become_markdown(extract: Ex
     mail.set_content("Hello Bob")
     mail.add_alternative("<p>NOT THIS</p>", subtype="html")
     mail.add_attachment(b"%PDF-", maintype="application", subtype="pdf", filename="plan.pdf")
-    found = await extract("trip.eml", bytes(mail))
-    assert found.text == (
+    extracted = await extract("trip.eml", bytes(mail))
+    assert extracted.text == (
         "# Trip to Łódź\n\nFrom: Ada <ada@example.org>  \nTo: bob@example.org  \n"
         "Date: Mon, 02 Nov 2026 10:00:00 +0100\n\nHello Bob\n\nAttachments:\n- plan.pdf (application/pdf)\n"
     )
-    assert (found.title, found.author) == ("Trip to Łódź", "Ada <ada@example.org>")
-    assert found.metadata == {"attachments": 1, "sent_at": "2026-11-02T10:00:00+01:00"}
+    assert (extracted.title, extracted.author) == ("Trip to Łódź", "Ada <ada@example.org>")
+    assert extracted.metadata == {"attachments": 1, "sent_at": "2026-11-02T10:00:00+01:00"}
     html = EmailMessage()
     html["Subject"] = "s"
     html.set_content("<h2>Plan</h2><p style='display:none'>HIDDEN</p><p>Go</p>", subtype="html")
@@ -160,9 +160,9 @@ async def test_the_folder_connector_reads_office_files(tmp_path: Path) -> None:
     document.add_heading("Minutes", 1)
     path = tmp_path.resolve() / "minutes.docx"
     path.write_bytes(saved(document))
-    found = (await asyncio.to_thread(read, str(path), path.stat())).extracted
-    assert found is not None
-    assert (found.text, found.title) == ("# Minutes\n", "Minutes")
+    extracted = (await asyncio.to_thread(read, str(path), path.stat())).extracted
+    assert extracted is not None
+    assert (extracted.text, extracted.title) == ("# Minutes\n", "Minutes")
 
 
 async def test_an_office_file_with_a_doctype_in_an_embedded_svg_or_html_is_read(extract: Extract) -> None:

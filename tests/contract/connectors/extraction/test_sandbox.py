@@ -173,9 +173,9 @@ def attack() -> Iterator[Attack]:
                 input=document,
             )
             assert done.returncode == 0, done.stderr.decode()
-            told = json.loads(done.stdout)
-            assert isinstance(told, dict)
-            return told
+            output = json.loads(done.stdout)
+            assert isinstance(output, dict)
+            return output
 
         yield attack
 
@@ -238,11 +238,11 @@ def mail() -> bytes:
 def test_every_format_is_read_by_an_ordinary_user_whose_container_refuses_namespaces(
     attack: Attack, kind: str, document: bytes, expected: str | None
 ) -> None:
-    told = attack("read", kind, document)
+    outcome = attack("read", kind, document)
     if expected is None:
-        assert told == {"family": "word"}
+        assert outcome == {"family": "word"}
     else:
-        assert expected in told.get("text", ""), told
+        assert expected in outcome.get("text", ""), outcome
 
 
 async def test_a_reader_that_cannot_be_confined_reads_only_if_a_setting_allows_it(
@@ -287,8 +287,8 @@ one = threading.Thread(target=lambda: subprocess.run(["true"], check=True))
 one.start(), one.join()
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert told == {"clone": "Operation not permitted", "clone3": "Function not implemented"}, done.stderr
+    output = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert output == {"clone": "Operation not permitted", "clone3": "Function not implemented"}, done.stderr
     assert done.stderr == "", "threads and programs start all the same"
 
 
@@ -362,8 +362,8 @@ def test_compromised_ocr_makes_no_device_and_changes_nothing_of_its_parent(who: 
         with tempfile.TemporaryDirectory() as folder:
             Path(folder).chmod(0o777)
             program = [sys.executable, "-c", OCR_ATTACKER, mode, folder, who]
-            told = json.loads(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
-        return told[0], told[1]
+            output = json.loads(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
+        return output[0], output[1]
 
     free, unchanged = attacked("free")
     possible = {name for name, ended in free.items() if ended == "done"}
@@ -438,7 +438,7 @@ def test_system_call_numbers_match_the_kernel_headers(machine: str) -> None:
 def test_the_copied_kernel_headers_match_the_installed_ones(machine: str, file: str) -> None:
     header = Path("/usr/include") / file
     text = header.read_text() if header.is_file() else ""
-    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)
-    theirs = {"newfstatat" if name == "fstatat" else name: int(number) for name, number in found}
+    matches = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)
+    theirs = {"newfstatat" if name == "fstatat" else name: int(number) for name, number in matches}
     differing = {name: theirs[name] for name, number in headers(machine).items() if theirs.get(name, number) != number}
     assert differing == {}

@@ -55,11 +55,11 @@ def hanging_reader(mark: str) -> tuple[str, ...]:
 
 
 def running(mark: str) -> int:
-    found = 0
+    count = 0
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            found += child.status() != psutil.STATUS_ZOMBIE and mark in " ".join(child.cmdline())
-    return found
+            count += child.status() != psutil.STATUS_ZOMBIE and mark in " ".join(child.cmdline())
+    return count
 
 
 @pytest.fixture
@@ -302,8 +302,8 @@ async def test_only_the_text_and_plain_metadata_of_a_services_response_are_used(
     head = {"media_type": "text/plain", "title": "T\n\x07itle", "author": 7, "metadata": said, "acl_tags": ["all"]}
     body = json.dumps(head).encode() + b"\nwo\x00rds"
     async with impostor(fixed_response(body, "Set-Cookie: a=b")) as (url, heads):
-        found = [await read(tmp_path, url) for _ in range(2)]
-    assert found == 2 * [Extracted("words", "text/plain", "T itle", None, {"pages": 2, "ocr": True})]
+        results = [await read(tmp_path, url) for _ in range(2)]
+    assert results == 2 * [Extracted("words", "text/plain", "T itle", None, {"pages": 2, "ocr": True})]
     assert b"cookie" not in b"".join(heads).lower()
 
 
@@ -378,8 +378,8 @@ async def test_the_service_refuses_files_beyond_its_limit_of_pending_requests(
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) > 0
         assert running(mark) <= 1
-        for one in held:
-            one.cancel()
+        for item in held:
+            item.cancel()
         await asyncio.gather(*held, return_exceptions=True)
         await until(lambda: running(mark) == 0)
         while "penstock_extraction_pending_requests 0.0" not in (text := (await client.get("/metrics")).text):
@@ -418,9 +418,9 @@ async def test_a_file_beyond_the_limit_is_refused_and_never_stored_whole(tmp_pat
         httpx.AsyncClient(base_url=at) as client,
     ):
         content = pieces() if chunked else bytes(8 * MEGABYTE)
-        told = await client.post("/v1/extract?name=a.pdf", content=content, headers=OCTETS)
+        response = await client.post("/v1/extract?name=a.pdf", content=content, headers=OCTETS)
     with pytest.raises(Unreadable) as caught:
-        answer.read(told.content)
+        answer.read(response.content)
     assert caught.value.code == "too_large"
 
 
@@ -428,11 +428,11 @@ async def test_a_browser_page_of_another_origin_cannot_submit_files(at: str) -> 
     """What it may send without being let in: forms and plain text."""
     async with httpx.AsyncClient(base_url=at) as client:
         for kind in ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", ""):
-            told = await client.post("/v1/extract", content=PDF, headers={"content-type": kind})
-            assert told.status_code == 415
-        told = await client.options("/v1/extract", headers={"origin": "http://evil", **OCTETS})
-        assert told.status_code == 405
-        assert "access-control-allow-origin" not in told.headers
+            response = await client.post("/v1/extract", content=PDF, headers={"content-type": kind})
+            assert response.status_code == 415
+        response = await client.options("/v1/extract", headers={"origin": "http://evil", **OCTETS})
+        assert response.status_code == 405
+        assert "access-control-allow-origin" not in response.headers
         for path in ("/v1/extract", "/docs", "/openapi.json", "/v1/extract/../../etc/passwd"):
             assert (await client.get(path)).status_code in (404, 405)
 
@@ -460,9 +460,9 @@ async def test_the_service_reads_files_again_once_it_can_confine_its_readers(
     with pytest.raises(Unreadable) as caught:
         await read(tmp_path, at)
     assert caught.value.code == "unconfined"
-    told = await remote.condition(given(at))
-    assert told["files"] == "refused"
-    assert told["kernel"] == f"no Landlock, seccomp, at {at.removeprefix('http://')}"
+    condition = await remote.condition(given(at))
+    assert condition["files"] == "refused"
+    assert condition["kernel"] == f"no Landlock, seccomp, at {at.removeprefix('http://')}"
     monkeypatch.undo()
     assert (await remote.condition(given(at)))["files"] == "confined"
     assert sweep.condition is remote.condition, "what a sweep asks before it reads them again"  # type: ignore[attr-defined]
@@ -472,18 +472,21 @@ async def test_the_workers_metric_follows_the_state_of_the_extraction_service(
     at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the alerts ask for: of all states one is 1."""
-    metrics, told = Metrics(), dict[str, str]()
+    metrics, service_status = Metrics(), dict[str, str]()
 
     async def states(url: str) -> dict[str, float | None]:
         monkeypatch.setattr(remote, "from_environment", lambda: given(url))
-        await worker._update_extraction(metrics, told)
+        await worker._update_extraction(metrics, service_status)
         value = metrics.registry.get_sample_value
         return {state: value("penstock_extraction", {"files": state}) for state in EXTRACTION_STATES}
 
     nothing = dict.fromkeys(EXTRACTION_STATES, 0.0)
     assert await states(at) == nothing | {"confined": 1.0}
     assert await states("http://127.0.0.1:1") == nothing | {"unreachable": 1.0}
-    assert (told["files"], "127.0.0.1:1 cannot be reached" in told["kernel"]) == ("unreachable", True)
+    assert (service_status["files"], "127.0.0.1:1 cannot be reached" in service_status["kernel"]) == (
+        "unreachable",
+        True,
+    )
     assert await states(at) == nothing | {"confined": 1.0}
 
 
@@ -504,18 +507,18 @@ async def test_a_service_with_an_invalid_status_response_counts_as_unreachable(
     reply: Callable[[bytes], bytes],
 ) -> None:
     async with impostor(reply) as (url, _):
-        told = await remote.condition(given(url))
-    assert told["files"] == "unreachable"
-    assert len(told["kernel"]) < 300
+        condition = await remote.condition(given(url))
+    assert condition["files"] == "unreachable"
+    assert len(condition["kernel"]) < 300
 
 
 async def test_the_services_kernel_description_is_cut_to_one_short_line() -> None:
     body = json.dumps({"files": "confined", "kernel": "x\n\x1b[31m" * 500}).encode()
     async with impostor(fixed_response(body)) as (url, _):
-        told = await remote.condition(given(url))
-    assert told["files"] == "confined"
-    assert len(told["kernel"]) < 150
-    assert told["kernel"].isprintable()
+        condition = await remote.condition(given(url))
+    assert condition["files"] == "confined"
+    assert len(condition["kernel"]) < 150
+    assert condition["kernel"].isprintable()
 
 
 # The process
@@ -567,10 +570,10 @@ finally:
         for path in ("/livez", "/readyz", "/metrics"):
             assert httpx.get(f"{address}{path}").status_code == 200
         assert httpx.get(f"{address}/status").json()["files"] == "confined"
-        told = httpx.post(f"{address}/v1/extract?name=a.pdf", content=PDF, headers=OCTETS, timeout=60)
-        found = answer.read(told.content)
-        assert isinstance(found, Extracted)
-        assert found.text == "Travel policy"
+        response = httpx.post(f"{address}/v1/extract?name=a.pdf", content=PDF, headers=OCTETS, timeout=60)
+        extracted = answer.read(response.content)
+        assert isinstance(extracted, Extracted)
+        assert extracted.text == "Travel policy"
     finally:
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=60)

@@ -62,11 +62,11 @@ async def all_messages(bootstrap: str, *topics: str) -> list[AnyMessage]:
     await consumer.start()
     try:
         ends = await consumer.end_offsets(consumer.assignment())
-        found = []
+        results = []
         while any([await consumer.position(partition) < end for partition, end in ends.items()]):
             for records in (await consumer.getmany(timeout_ms=500)).values():
-                found += [decode(record.value, record.headers) for record in records]
-        return found
+                results += [decode(record.value, record.headers) for record in records]
+        return results
     finally:
         await consumer.stop()
 

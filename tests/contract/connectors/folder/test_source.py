@@ -33,11 +33,11 @@ async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 async def test_access_rules_changed_during_a_listing_apply_from_the_next_page(folder: Folder, tmp_path: Path) -> None:
-    found = []
+    results = []
     async for page in folder.slim():
-        found.append({one.acl_tags for one in page})
+        results.append({entry.acl_tags for entry in page})
         (tmp_path / "docs" / ".penstock.toml").write_text('acl = ["board"]\n')
-    assert found == [{("everyone",)}, {("board",)}]
+    assert results == [{("everyone",)}, {("board",)}]
 
 
 async def test_access_rules_that_become_invalid_during_a_listing_end_it_with_an_error(

@@ -176,9 +176,9 @@ async def test_a_document_not_yet_handled_by_the_pipeline_is_not_published_again
 
     async def counted(comparison: Comparison, clock: Clock) -> int:
         nonlocal scans
-        found = await run(comparison, clock)
+        results = await run(comparison, clock)
         scans += 1
-        return found
+        return results
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Comparison, "run", counted)

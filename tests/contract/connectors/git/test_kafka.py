@@ -50,10 +50,10 @@ async def team(ground: Ground, tmp_path: Path) -> AsyncIterator[Team]:
 async def test_first_crawl_publishes_every_document_and_identity(team: Team) -> None:
     async with team.running() as instance:
         await team.settle(instance)
-        found = await team.bench.take()
-        assert kinds(documents(found)) == upserted(*team.play.ids.values())
-        assert all((one.acl_tags, one.author) == (["team"], "Ada Author") for one in documents(found))
-        people = {one.principal: one.groups for one in found if one.kind == "identity.changed.v1"}
+        messages = await team.bench.take()
+        assert kinds(documents(messages)) == upserted(*team.play.ids.values())
+        assert all((document.acl_tags, document.author) == (["team"], "Ada Author") for document in documents(messages))
+        people = {message.principal: message.groups for message in messages if message.kind == "identity.changed.v1"}
         assert people == {team.play.inside: ["team"]}
 
 
@@ -154,9 +154,9 @@ async def test_a_history_rewritten_mid_crawl_publishes_every_document_and_delete
     async with team.running() as instance:
         await team.settle(instance)
     assert rewritten
-    found = documents(await team.bench.take())
-    assert {one.external_id for one in found} == set(team.play.ids.values())
-    assert not [one for one in await team.bench.take() if one.kind == "document.deleted.v1"]
+    messages = documents(await team.bench.take())
+    assert {message.external_id for message in messages} == set(team.play.ids.values())
+    assert not [message for message in await team.bench.take() if message.kind == "document.deleted.v1"]
 
 
 async def test_a_sweep_follows_an_expired_cursor_of_changes(team: Team) -> None:
@@ -165,7 +165,7 @@ async def test_a_sweep_follows_an_expired_cursor_of_changes(team: Team) -> None:
         await team.play.trouble(expired=True)
         await team.bench.ask("changes")
         await team.bench.until(lambda: team.idle(instance), 60)
-        assert edited in {one.external_id for one in await team.bench.take()}
+        assert edited in {message.external_id for message in await team.bench.take()}
         later = await team.play.write("d1", "And again.")
         assert kinds(await team.asked("changes")) == upserted(later)
 
@@ -186,11 +186,11 @@ async def test_crash_mid_crawl_and_resume_publishes_no_page_again(team: Team, mo
         calls = call_after_first_page(patched, breaks)
         async with team.running():
             await team.bench.until(lambda: len(calls) > 1, 60)
-    first = [one.external_id for one in documents(await team.bench.take())]
+    first = [message.external_id for message in documents(await team.bench.take())]
     assert sorted(first) == sorted(team.play.ids.values())[:3]
     async with team.running() as instance:
         await team.settle(instance)
-    rest = [one.external_id for one in documents(await team.bench.take())]
+    rest = [message.external_id for message in documents(await team.bench.take())]
     assert sorted(first + rest) == sorted(team.play.ids.values())
 
 

@@ -44,17 +44,17 @@ async def test_a_first_crawl_reads_every_text_file_with_its_access_author_and_ti
     repository.push({"notes/über.txt": "grün", "logo.png": b"\x89PNG\x00", ".github/x.yml": "a: 1", "empty.md": ""})
     template = "https://git.example.com/wiki/blob/{branch}/{path}"
     source = repository.source(source_url=template)
-    found = await crawled(source)
-    assert sorted(found) == ["notes/über.txt", "readme.md", "src/pump.py"]
-    readme = found["readme.md"]
+    entries = await crawled(source)
+    assert sorted(entries) == ["notes/über.txt", "readme.md", "src/pump.py"]
+    readme = entries["readme.md"]
     assert isinstance(readme, Document)
     assert (readme.title, readme.media_type, readme.author) == ("Pumps", "text/markdown", "Ada Author")
     assert (readme.acl_tags, readme.required_tags, readme.version) == (["team"], [], None)
     assert abs((datetime.now(UTC) - readme.source_modified_at).total_seconds()) < 60
     assert readme.metadata["path"] == "readme.md"
-    assert found["src/pump.py"].media_type == "text/x-python"
-    assert found["notes/über.txt"].source_url == "https://git.example.com/wiki/blob/main/notes/%C3%BCber.txt"
-    assert await listed(source) == {name: entry.revision for name, entry in found.items()}
+    assert entries["src/pump.py"].media_type == "text/x-python"
+    assert entries["notes/über.txt"].source_url == "https://git.example.com/wiki/blob/main/notes/%C3%BCber.txt"
+    assert await listed(source) == {name: entry.revision for name, entry in entries.items()}
     assert [group async for group in source.groups()] == [group async for group in source.groups(["team"])]
     assert [group async for group in source.groups(["other"])] == []
     assert await source.check() == []
@@ -82,8 +82,8 @@ async def test_an_empty_repository_has_no_documents_until_its_first_commit(repos
     assert await listed(source) == {}
     assert await changed(source, cursor) == ({}, {"commit": None})
     commit = repository.push({"a.md": "one"})
-    found, cursor = await changed(source, cursor)
-    assert (texts(found), cursor) == ({"a.md": "one"}, {"commit": commit})
+    changes, cursor = await changed(source, cursor)
+    assert (texts(changes), cursor) == ({"a.md": "one"}, {"commit": commit})
 
 
 async def test_a_repository_that_lost_its_branch_raises_instead_of_reporting_deletions(repository: Repository) -> None:
@@ -147,8 +147,8 @@ async def test_an_edited_a_new_and_a_deleted_file_are_changes(repository: Reposi
     before, cursor = await listed(source), await source.start()
     repository.push({"a.md": "one and more"})
     commit = repository.push({"b.md": None, "d.md": "four"})
-    found, cursor = await changed(source, cursor)
-    assert texts(found) == {"a.md": "one and more", "b.md": "gone", "d.md": "four"}
+    changes, cursor = await changed(source, cursor)
+    assert texts(changes) == {"a.md": "one and more", "b.md": "gone", "d.md": "four"}
     assert cursor == {"commit": commit}
     after = await listed(source)
     assert sorted(after) == ["a.md", "c.md", "d.md"]
@@ -166,11 +166,11 @@ async def test_changes_come_in_pages_and_resume_at_a_cursor_after_a_crash(reposi
     repository.push({f"{n}.md": f"text {n}" for n in range(7)})
     page = await anext(repository.source(page_documents=3).changes(cursor))
     repository.push({"0.md": "text 0 again", "6.md": "text 6 again"})
-    found, last = await changed(repository.source(page_documents=3), page.cursor)
+    changes, last = await changed(repository.source(page_documents=3), page.cursor)
     assert [entry.external_id for entry in page.entries] == ["0.md", "1.md", "2.md"]
-    assert texts(found)["0.md"] == "text 0 again"
-    assert texts(found)["6.md"] == "text 6 again"
-    assert sorted(found) == ["0.md", "3.md", "4.md", "5.md", "6.md"]
+    assert texts(changes)["0.md"] == "text 0 again"
+    assert texts(changes)["6.md"] == "text 6 again"
+    assert sorted(changes) == ["0.md", "3.md", "4.md", "5.md", "6.md"]
     assert await changed(repository.source(), last) == ({}, last)
 
 
@@ -180,18 +180,20 @@ async def test_a_renamed_file_keeps_its_id_across_edits_restarts_and_loss_of_the
     before, cursor = await listed(source), await source.start()
     repository.move("a.md", "deep/er/new name.md")
     repository.push({"deep/er/new name.md": f"{LONG}\n\nAnd one more."})
-    found, cursor = await changed(source, cursor)
-    assert list(found) == ["a.md"]
-    assert found["a.md"].metadata["path"] == "deep/er/new name.md"
-    assert found["a.md"].content.endswith("one more.")
+    changes, cursor = await changed(source, cursor)
+    assert list(changes) == ["a.md"]
+    assert changes["a.md"].metadata["path"] == "deep/er/new name.md"
+    assert changes["a.md"].content.endswith("one more.")
     repository.move("deep/er/new name.md", "third.md")
     repository.push({"a.md": "A new file of the old name."})
     for folder in ("state", "lost"):
         again = repository.source(folder=folder)
-        found, _ = await changed(again, cursor)
-        assert found.pop("a.md").metadata["path"] == "third.md"
-        assert found.pop("deep/er/new name.md") == Gone("deep/er/new name.md")
-        assert [(entry.metadata["path"], name.startswith("a.md@")) for name, entry in found.items()] == [("a.md", True)]
+        changes, _ = await changed(again, cursor)
+        assert changes.pop("a.md").metadata["path"] == "third.md"
+        assert changes.pop("deep/er/new name.md") == Gone("deep/er/new name.md")
+        assert [(entry.metadata["path"], name.startswith("a.md@")) for name, entry in changes.items()] == [
+            ("a.md", True)
+        ]
         after = await listed(again)
         assert len(after) == 3
         assert after["a.md"] != before["a.md"]
@@ -209,11 +211,11 @@ async def test_deleting_and_restoring_a_renamed_file_use_its_first_id(
     cursor = await source.start()
     repository.push({"b.md": None})
     await listed(source)
-    found, cursor = await changed(source, cursor)
-    assert found == {"a.md": Gone("a.md")}
+    changes, cursor = await changed(source, cursor)
+    assert changes == {"a.md": Gone("a.md")}
     repository.push({"b.md": LONG})
-    found, _ = await changed(source, cursor)
-    assert texts(found) == {"a.md": LONG}
+    changes, _ = await changed(source, cursor)
+    assert texts(changes) == {"a.md": LONG}
 
 
 async def test_two_files_that_swap_names_keep_their_ids(repository: Repository) -> None:
@@ -227,8 +229,8 @@ async def test_two_files_that_swap_names_keep_their_ids(repository: Repository) 
     repository.move("b.md", "a.md")
     repository.move("tmp.md", "b.md")
     repository.push()
-    found, _ = await changed(source, cursor)
-    assert {name: entry.metadata["path"] for name, entry in found.items()} == {"a.md": "b.md", "b.md": "a.md"}
+    changes, _ = await changed(source, cursor)
+    assert {name: entry.metadata["path"] for name, entry in changes.items()} == {"a.md": "b.md", "b.md": "a.md"}
 
 
 async def test_a_forced_push_expires_the_cursor_and_keeps_ids(repository: Repository) -> None:
@@ -265,9 +267,9 @@ async def test_a_merge_is_read_as_the_changes_it_made_to_the_branch(repository: 
     work.git("commit", "--quiet", "--all", "--message", "Main")
     work.git("merge", "--quiet", "--no-edit", "side")
     repository.push()
-    found, _ = await changed(source, cursor)
-    assert texts(found) == {"a.md": "one more", "c.md": "three"}
-    assert (found["a.md"].author, found["c.md"].author) == ("Ada Author", "Sid Side")
+    changes, _ = await changed(source, cursor)
+    assert texts(changes) == {"a.md": "one more", "c.md": "three"}
+    assert (changes["a.md"].author, changes["c.md"].author) == ("Ada Author", "Sid Side")
 
 
 async def test_a_damaged_or_lost_mirror_is_fetched_again(repository: Repository, tmp_path: Path) -> None:
@@ -285,11 +287,11 @@ async def test_a_damaged_or_lost_mirror_is_fetched_again(repository: Repository,
     fresh = repository.source()
     for _ in range(3):
         try:
-            found = await crawled(fresh)
+            entries = await crawled(fresh)
             break
         except Retryable:
             continue
-    assert texts(found) == {"a.md": "one", "b.md": "two"}
+    assert texts(entries) == {"a.md": "one", "b.md": "two"}
 
 
 async def test_a_file_moved_during_a_listing_has_the_access_of_its_new_path(
@@ -302,8 +304,8 @@ async def test_a_file_moved_during_a_listing_has_the_access_of_its_new_path(
     first = await anext(listing)
     repository.move("c.md", "secret/0.md")
     repository.push()
-    rest = [one async for batch in listing for one in batch]
-    assert [(one.external_id, one.acl_tags) for one in (*first, *rest)] == [
+    rest = [entry async for batch in listing for entry in batch]
+    assert [(item.external_id, item.acl_tags) for item in (*first, *rest)] == [
         ("a.md", ["team"]),
         ("b.md", ["team"]),
         ("c.md", ["few"]),
@@ -328,11 +330,11 @@ async def test_ssh_uses_only_the_configured_key_known_hosts_and_options(
         known_hosts_file="/keys/known hosts",
     )
     assert texts(await crawled(source)) == {"a.md": "one"}
-    told = (tmp_path / "told").read_text().splitlines()
-    assert told[:4] == ["-F", "none", "-i", "/keys/one key"]
-    assert {"StrictHostKeyChecking=yes", "BatchMode=yes", "IdentitiesOnly=yes"} <= set(told)
-    assert {'UserKnownHostsFile="/keys/known hosts"', "GlobalKnownHostsFile=/dev/null"} <= set(told)
-    assert "git@git.example.com" in told
+    lines = (tmp_path / "told").read_text().splitlines()
+    assert lines[:4] == ["-F", "none", "-i", "/keys/one key"]
+    assert {"StrictHostKeyChecking=yes", "BatchMode=yes", "IdentitiesOnly=yes"} <= set(lines)
+    assert {'UserKnownHostsFile="/keys/known hosts"', "GlobalKnownHostsFile=/dev/null"} <= set(lines)
+    assert "git@git.example.com" in lines
     assert await source.check() == []
 
 
@@ -348,8 +350,8 @@ async def test_the_access_file_is_read_again_for_every_read(repository: Reposito
     )
     repository.options = {"url": repository.options["url"], "access_file": str(file)}
     source = repository.source()
-    found = await crawled(source)
-    assert {name: (entry.acl_tags, entry.required_tags) for name, entry in found.items()} == {
+    entries = await crawled(source)
+    assert {name: (entry.acl_tags, entry.required_tags) for name, entry in entries.items()} == {
         "docs/a.md": (["team"], []),
         "c.md": (["team"], []),
         "docs/hr/b.md": (["hr"], ["in"]),
@@ -359,7 +361,7 @@ async def test_the_access_file_is_read_again_for_every_read(repository: Reposito
         "the tag 'in' has no members: list them in members"
     ]
     file.write_text("acl_tags = []")
-    assert [one.acl_tags async for batch in source.slim() for one in batch] == [[], [], []]
+    assert [entry.acl_tags async for batch in source.slim() for entry in batch] == [[], [], []]
     assert [problem.code for problem in await source.check()] == ["nobody"]
     for wrong in ("acl_tags = [", "rules = 1", "acl_tags = ['a']\nunknown = 1"):
         file.write_text(wrong)
@@ -472,9 +474,9 @@ async def test_hostile_symlinks_submodules_hooks_and_attributes_have_no_effect(
     work.git("commit", "--quiet", "--allow-empty", "--message", "Again")
     work.git("push", "--quiet", str(work.remote), "HEAD:main")
     await changed(source, cursor)
-    found = texts(await crawled(source))
-    assert sorted(found) == ["a.md", "big.py", "hooks/post-checkout"]
-    assert "canary" not in str(found)
+    results = texts(await crawled(source))
+    assert sorted(results) == ["a.md", "big.py", "hooks/post-checkout"]
+    assert "canary" not in str(results)
     assert not proof.exists()
 
 
@@ -521,17 +523,17 @@ async def test_files_with_unusual_names_are_documents_like_any_other(repository:
     work.git("commit", "--quiet", "--message", "Long")
     work.git("push", "--quiet", str(work.remote), "HEAD:main")
     source = repository.source(source_url="https://x/{path}")
-    found = await crawled(source)
-    assert set(names) <= set(found)
-    assert len(found) == len(names) + 2
-    assert all(len(name) <= 2000 and name.encode() for name in found)
-    (odd,) = [entry for entry in found.values() if entry.content == "latin"]
+    entries = await crawled(source)
+    assert set(names) <= set(entries)
+    assert len(entries) == len(names) + 2
+    assert all(len(name) <= 2000 and name.encode() for name in entries)
+    (odd,) = [entry for entry in entries.values() if entry.content == "latin"]
     assert odd.metadata["path"] == "latin-\\xe9.md"
     assert odd.source_url == "https://x/latin-%E9.md"
-    assert await listed(source) == {name: entry.revision for name, entry in found.items()}
-    assert {entry.external_id for entry in await source.fetch(list(found))} == set(found)
+    assert await listed(source) == {name: entry.revision for name, entry in entries.items()}
+    assert {entry.external_id for entry in await source.fetch(list(entries))} == set(entries)
     again = repository.source()
-    assert list(await listed(again)) == list(found)
+    assert list(await listed(again)) == list(entries)
 
 
 async def test_too_large_binary_and_broken_files_are_unreadable_entries(repository: Repository) -> None:
@@ -546,12 +548,12 @@ async def test_too_large_binary_and_broken_files_are_unreadable_entries(reposito
         }
     )
     source = repository.source(max_file_bytes=6 * 1024 * 1024)
-    found = await crawled(source)
-    codes = {name: entry.code for name, entry in found.items() if isinstance(entry, Unreadable)}
+    entries = await crawled(source)
+    codes = {name: entry.code for name, entry in entries.items() if isinstance(entry, Unreadable)}
     assert codes.keys() == {"huge.txt", "data.unknown", "broken.pdf", "odd.txt"}
     assert (codes["huge.txt"], codes["data.unknown"], codes["odd.txt"]) == ("too_large", "binary", "encoding")
-    assert "How to run them." in found["manual.pdf"].content
-    assert await listed(source) == {name: entry.revision for name, entry in found.items()}
+    assert "How to run them." in entries["manual.pdf"].content
+    assert await listed(source) == {name: entry.revision for name, entry in entries.items()}
     small = repository.source(max_file_bytes=100)
     assert texts(await crawled(small))["manual.pdf"] == "too_large"
 

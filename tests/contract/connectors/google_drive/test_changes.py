@@ -43,20 +43,20 @@ async def test_every_change_after_the_start_is_read_once(desk: Desk) -> None:
     desk.corpus.delete(deleted)
     desk.corpus.move(moved, drive)
     made = desk.doc("Made", drive)
-    found, cursor = await since(source, cursor)
-    assert {id_: type(entry) for id_, entry in found.items()} == {
+    changes, cursor = await since(source, cursor)
+    assert {id_: type(entry) for id_, entry in changes.items()} == {
         edited: Document,
         trashed: Gone,
         deleted: Gone,
         moved: Document,
         made: Document,
     }
-    assert found[edited].content == "New text."
-    assert found[moved].metadata["folder_id"] == drive
+    assert changes[edited].content == "New text."
+    assert changes[moved].metadata["folder_id"] == drive
     assert (await since(source, cursor))[0] == {}
     desk.corpus.trash(trashed, trashed=False)
-    found, _ = await since(source, cursor)
-    assert isinstance(found[trashed], Document)
+    changes, _ = await since(source, cursor)
+    assert isinstance(changes[trashed], Document)
 
 
 async def test_a_file_moved_to_another_read_drive_is_not_gone(desk: Desk) -> None:

@@ -63,9 +63,9 @@ async def test_check_reports_that_the_directory_scope_is_not_delegated(desk: Des
 
 async def test_check_reports_that_the_directory_subject_is_no_administrator(desk: Desk) -> None:
     desk.fake.directory.admins.clear()
-    found = await said(desk.source(drives=[desk.drive()], domains=["example.com"]))
-    assert [code for code, _ in found] == ["directory", "directory"]
-    assert all(ADMIN in message for _, message in found)
+    messages = await said(desk.source(drives=[desk.drive()], domains=["example.com"]))
+    assert [code for code, _ in messages] == ["directory", "directory"]
+    assert all(ADMIN in message for _, message in messages)
 
 
 async def test_check_names_missing_drives_and_folders(desk: Desk) -> None:
@@ -130,10 +130,10 @@ def test_a_damaged_key_is_reported_without_quoting_it(tmp_path: Path, key: str, 
     options = GoogleDriveOptions(service_account_key=key, my_drive=True)
     with pytest.raises(Misconfigured, match=said) as caught:
         GoogleDrive(options, Context(name="drive", tenant="t", memory=InMemory(), folder=tmp_path))
-    told: BaseException | None = caught.value
-    while told is not None:
-        assert "CANARY" not in str(told)
-        told = told.__cause__
+    document: BaseException | None = caught.value
+    while document is not None:
+        assert "CANARY" not in str(document)
+        document = document.__cause__
 
 
 async def test_the_key_may_be_the_path_of_a_file(desk: Desk) -> None:
@@ -156,7 +156,7 @@ async def test_no_secret_is_in_any_log_message_or_repr(desk: Desk, capfd: pytest
     drive = desk.drive()
     desk.doc("Document", drive)
     source = desk.source(drives=[drive], patient=False)
-    told: list[str] = [repr(source._options), repr(source._api.drive_auth), repr(vars(source._api))]
+    texts: list[str] = [repr(source._options), repr(source._api.drive_auth), repr(vars(source._api))]
     with structlog.testing.capture_logs() as logs:
         await whole(source)
         desk.fake.faults.failing = 1
@@ -166,8 +166,8 @@ async def test_no_secret_is_in_any_log_message_or_repr(desk: Desk, capfd: pytest
         desk.corpus.users.pop(ACCOUNT)
         with pytest.raises(PenstockError) as refused:
             await whole(source)
-        told += [str(failed.value), str(refused.value), repr(await source.check()), repr(logs)]
-    told += list(capfd.readouterr())
+        texts += [str(failed.value), str(refused.value), repr(await source.check()), repr(logs)]
+    texts += list(capfd.readouterr())
     private = json.loads(desk.key)["private_key"].splitlines()[1]
     for secret in (private, "ya29.", "eyJ", "Bearer "):
-        assert not any(secret in text for text in told)
+        assert not any(secret in text for text in texts)

@@ -33,7 +33,7 @@ async def test_googles_client_lists_files_in_pages_and_reads_them(desk: Desk) ->
 
     def read() -> tuple[list[str], bytes, bytes]:
         client = google(desk, "drive")
-        found: list[str] = []
+        results: list[str] = []
         request = client.files().list(
             corpora="drive",
             driveId=drive,
@@ -46,11 +46,11 @@ async def test_googles_client_lists_files_in_pages_and_reads_them(desk: Desk) ->
         while request is not None:
             page = request.execute()
             assert all(set(file) == {"id", "name"} for file in page["files"])
-            found += [file["id"] for file in page["files"]]
+            results += [file["id"] for file in page["files"]]
             request = client.files().list_next(request, page)
         exported = client.files().export(fileId=ids[0], mimeType="text/markdown").execute()
         media = client.files().get_media(fileId=binary, supportsAllDrives=True).execute()
-        return found, exported, media
+        return results, exported, media
 
     assert await in_thread(read) == ([*ids, binary], b"Text 0.", b"Plain bytes.")
 
@@ -64,18 +64,18 @@ async def test_googles_client_follows_changes(desk: Desk) -> None:
     desk.corpus.rename(id_, "Renamed")
     other = desk.doc("Other", drive)
     desk.corpus.delete(other)
-    token, found = start["startPageToken"], []
+    token, results = start["startPageToken"], []
     while True:
         page = await in_thread(
             client.changes()
             .list(pageToken=token, driveId=drive, supportsAllDrives=True, includeItemsFromAllDrives=True, pageSize=1)
             .execute
         )
-        found += [(change["fileId"], change["removed"]) for change in page["changes"]]
+        results += [(change["fileId"], change["removed"]) for change in page["changes"]]
         if "newStartPageToken" in page:
             break
         token = page["nextPageToken"]
-    assert found == [(id_, False), (other, True)]
+    assert results == [(id_, False), (other, True)]
 
 
 async def test_googles_client_opens_and_stops_a_channel(desk: Desk) -> None:
@@ -128,8 +128,8 @@ async def test_googles_client_reads_group_members_only_as_an_administrator(desk:
     desk.corpus.group("inner@example.com", "otto@example.com")
     desk.corpus.group(STAFF, "ines@example.com", "inner@example.com")
     client = await in_thread(lambda: google(desk, "admin", subject=ADMIN))
-    found = await in_thread(client.members().list(groupKey=STAFF, includeDerivedMembership=True).execute)
-    assert [member["email"] for member in found["members"]] == ["ines@example.com", "otto@example.com"]
+    members = await in_thread(client.members().list(groupKey=STAFF, includeDerivedMembership=True).execute)
+    assert [member["email"] for member in members["members"]] == ["ines@example.com", "otto@example.com"]
     nobody = await in_thread(lambda: google(desk, "admin", subject="ines@example.com"))
     with pytest.raises(HttpError, match="Not Authorized"):
         await in_thread(nobody.members().list(groupKey=STAFF).execute)

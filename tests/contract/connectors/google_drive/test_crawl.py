@@ -45,11 +45,11 @@ async def test_a_file_moved_out_of_the_configured_folder_is_gone(desk: Desk) -> 
     source = desk.source(folders=[wanted])
     cursor = await source.start()
     desk.corpus.move(id_, other)
-    found, cursor = await since(source, cursor)
-    assert found == {id_: Gone(id_)}
+    changes, cursor = await since(source, cursor)
+    assert changes == {id_: Gone(id_)}
     desk.corpus.move(id_, wanted)
-    found, _ = await since(source, cursor)
-    assert isinstance(found[id_], Document)
+    changes, _ = await since(source, cursor)
+    assert isinstance(changes[id_], Document)
 
 
 async def test_a_configured_folder_in_a_users_my_drive_is_read(desk: Desk) -> None:
@@ -69,12 +69,12 @@ async def test_all_shared_drives_and_newly_created_ones_are_read(desk: Desk) -> 
     cursor = await source.start()
     assert set(await whole(source)) == {first}
     second = desk.drive()
-    found, cursor = await since(source, cursor)
-    assert found == {}
+    changes, cursor = await since(source, cursor)
+    assert changes == {}
     assert set(cursor["tokens"]) == set(desk.corpus.drives)
     id_ = desk.doc("Second", second)
-    found, cursor = await since(source, cursor)
-    assert set(found) == {id_}
+    changes, cursor = await since(source, cursor)
+    assert set(changes) == {id_}
 
 
 async def test_a_missing_drive_raises_misconfigured_naming_it(desk: Desk) -> None:
@@ -201,10 +201,10 @@ async def test_a_file_that_always_fails_becomes_unreadable_and_the_others_are_re
     for _ in range(2):
         with pytest.raises(Retryable):
             await whole(source)
-    found = await whole(source)
-    assert isinstance(found[good], Document)
-    assert isinstance(found[bad], Unreadable)
-    assert (found[bad].code, found[bad].revision) == ("unavailable", None)  # so that every sweep tries again
+    documents = await whole(source)
+    assert isinstance(documents[good], Document)
+    assert isinstance(documents[bad], Unreadable)
+    assert (documents[bad].code, documents[bad].revision) == ("unavailable", None)  # so that every sweep tries again
     desk.fake.faults.broken.clear()
     assert isinstance(await one(source, bad), Document)
 
@@ -232,9 +232,9 @@ async def test_files_do_not_become_unreadable_while_the_extraction_service_is_un
         for _ in range(4):
             with pytest.raises(Deferred, match="extraction service"):
                 await whole(source)
-    found = (await whole(source))[pdf]
-    assert isinstance(found, Document), found
-    assert found.content.strip() == "Words"
+    results = (await whole(source))[pdf]
+    assert isinstance(results, Document), results
+    assert results.content.strip() == "Words"
 
 
 async def test_pages_of_results_that_are_too_large_are_requested_in_parts(desk: Desk) -> None:

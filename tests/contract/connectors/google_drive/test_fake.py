@@ -61,16 +61,16 @@ async def test_requests_and_fake_responses_match_googles_discovery_documents(
     drive = furnish(desk)
     source = desk.source(all_drives=True, my_drive=True, domains=["example.com"], page_size=3, sweep_page_size=3)
     cursor = await source.start()
-    found = await whole(source)
-    assert set(await listing(source)) == set(found)
-    assert sorted(type(entry).__name__ for entry in found.values()) == ["Document"] * 8 + ["Unreadable"]
+    documents = await whole(source)
+    assert set(await listing(source)) == set(documents)
+    assert sorted(type(entry).__name__ for entry in documents.values()) == ["Document"] * 8 + ["Unreadable"]
     assert {STAFF, "nested@example.com"} & {tag.removeprefix("group:") for tag in await members(source)}
     gone = desk.doc("Gone", drive)
     desk.corpus.delete(gone)
     desk.corpus.share(drive, Grant(type="user", who="otto@example.com"))
-    desk.corpus.edit(next(iter(found)), exports={"text/markdown": b"Other text."})
+    desk.corpus.edit(next(iter(documents)), exports={"text/markdown": b"Other text."})
     await since(source, cursor)
-    await source.fetch([gone, *found])
+    await source.fetch([gone, *documents])
     assert await desk.source(drives=[drive], folders=[drive, "not-there"]).check() != []
     listening = asyncio.create_task(source.listen(_nothing))
     while len(desk.fake.channels.open) < 2:
@@ -78,7 +78,7 @@ async def test_requests_and_fake_responses_match_googles_discovery_documents(
     for channel in list(desk.fake.channels.open.values()):
         channel.expires_at = desk.corpus.now()
     desk.memory.kept["channels"] = [
-        {**one, "address": "https://old.example.com"} for one in desk.memory.kept["channels"]
+        {**channel, "address": "https://old.example.com"} for channel in desk.memory.kept["channels"]
     ]
     listening.cancel()
     listening = asyncio.create_task(source.listen(_nothing))

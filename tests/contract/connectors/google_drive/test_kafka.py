@@ -42,12 +42,12 @@ class Office(Played[GoogleDrivePlayground]):
         """What is published once Google has told of it: so many messages, and whatever a poll then adds."""
         for request in self.play.sent() if requests is None else requests:
             await instance.on_event(request)
-        found: list[AnyMessage] = []
+        results: list[AnyMessage] = []
         async with asyncio.timeout(60):
-            while len(found) < count:
-                found += await self.bench.take()
+            while len(results) < count:
+                results += await self.bench.take()
                 await asyncio.sleep(0.02)
-        return [*found, *await self.asked("changes")]
+        return [*results, *await self.asked("changes")]
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ async def office(ground: Ground, tmp_path: Path) -> AsyncIterator[Office]:
 async def test_first_crawl_publishes_every_document_and_identity(office: Office) -> None:
     async with office.running() as instance:
         await office.settle(instance)
-        found = await office.bench.take()
-        assert kinds(documents(found)) == upserted(*office.play.files.values())
-        assert all(one.acl_tags == [f"drive:{office.play.drive}"] for one in documents(found))
-        people = {one.principal: one.groups for one in found if one.kind == "identity.changed.v1"}  # type: ignore[union-attr]
+        messages = await office.bench.take()
+        assert kinds(documents(messages)) == upserted(*office.play.files.values())
+        assert all(document.acl_tags == [f"drive:{office.play.drive}"] for document in documents(messages))
+        people = {message.principal: message.groups for message in messages if message.kind == "identity.changed.v1"}  # type: ignore[union-attr]
         assert people[office.play.inside] == [f"drive:{office.play.drive}", f"group:{STAFF}"]
         assert office.play.outside not in people
 
@@ -114,9 +114,9 @@ async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office
         await office.play.remove("d4")
         await office.play.restrict("d5")
         office.play.sent()
-        found = await office.asked("sweep")
+        messages = await office.asked("sweep")
         restricted = office.play.files["d5"]
-        assert kinds(found) == sorted(
+        assert kinds(messages) == sorted(
             [
                 ("document.upserted", edited),
                 ("document.deleted", removed),
@@ -142,18 +142,18 @@ async def test_a_cursor_that_expires_mid_crawl_publishes_every_document_once(
     pages = office.play.fake.pages
     listed, expired = pages.files, []
 
-    def expires_once(found: Any, query: Any, **more: Any) -> Any:
+    def expires_once(messages: Any, query: Any, **more: Any) -> Any:
         if "pageToken" in query and not expired:
             expired.append(query["pageToken"])
             pages.epoch += 1
-        return listed(found, query, **more)
+        return listed(messages, query, **more)
 
     monkeypatch.setattr(pages, "files", expires_once)
     async with office.running() as instance:
         await office.settle(instance)
     assert expired
-    found = documents(await office.bench.take())
-    assert kinds(found) == upserted(*office.play.files.values()), "what was read twice is published once"
+    messages = documents(await office.bench.take())
+    assert kinds(messages) == upserted(*office.play.files.values()), "what was read twice is published once"
 
 
 async def test_a_sweep_follows_an_expired_cursor_of_changes(office: Office) -> None:
@@ -172,8 +172,8 @@ async def test_a_429_storm_is_waited_out(office: Office) -> None:
     async with office.running() as instance:
         await office.settle(instance)
         assert office.play.fake.faults.throttled == 0
-        found = documents(await office.bench.take())
-        assert kinds(found) == upserted(*office.play.files.values())
+        messages = documents(await office.bench.take())
+        assert kinds(messages) == upserted(*office.play.files.values())
 
 
 async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(office: Office) -> None:
@@ -188,7 +188,7 @@ async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(offic
     before = len(fake.requests)
     async with office.running() as instance:
         await office.settle(instance)
-    ids = [one.external_id for one in documents(await office.bench.take())]
+    ids = [message.external_id for message in documents(await office.bench.take())]
     assert sorted(ids) == sorted(files)
     assert not set(files[:3]) & set(exported(office, before)), "it went on after the last page kept"
 

@@ -101,8 +101,8 @@ async def test_duplicated_notifications_cause_one_read_of_changes_each(desk: Des
         _, first = desk.fake.channels.take()
         desk.doc("Two", drive)
         [second] = desk.fake.channels.take()
-        told = [await source.on_event(as_request(one)) for one in (second, first, second, first)]
-        assert [reaction.changes for reaction in told] == [True, True, False, False]
+        responses = [await source.on_event(as_request(item)) for item in (second, first, second, first)]
+        assert [reaction.changes for reaction in responses] == [True, True, False, False]
 
 
 async def test_a_channel_is_replaced_before_it_expires_and_the_old_one_stopped(desk: Desk) -> None:

@@ -51,8 +51,8 @@ async def test_a_google_document_is_read_as_markdown_without_images(desk: Desk) 
     assert document.metadata == {"mime_type": DOCUMENT, "drive_id": drive, "folder_id": drive}
 
 
-def one_of(found: object, id_: str) -> Document:
-    entry = found[id_]  # type: ignore[index]
+def one_of(results: object, id_: str) -> Document:
+    entry = results[id_]  # type: ignore[index]
     assert isinstance(entry, Document), entry
     return entry
 
@@ -80,11 +80,11 @@ async def test_slides_and_uploaded_files_are_read(desk: Desk) -> None:
     notes = desk.corpus.add("notes.txt", parent=drive, mime_type="text/plain", content=b"Some notes.").id
     code = desk.corpus.add("run.py", parent=drive, mime_type="application/octet-stream", content=b"print(1)\n").id
     sheet = desk.corpus.add("up.xlsx", parent=drive, mime_type=XLSX, content=workbook("Only")).id
-    found = await whole(desk.source(drives=[drive]))
-    assert one_of(found, slides).content == "A slide."
-    assert one_of(found, notes).content == "Some notes."
-    assert one_of(found, code).media_type == "text/x-python"
-    assert "Only item" in one_of(found, sheet).content
+    documents = await whole(desk.source(drives=[drive]))
+    assert one_of(documents, slides).content == "A slide."
+    assert one_of(documents, notes).content == "Some notes."
+    assert one_of(documents, code).media_type == "text/x-python"
+    assert "Only item" in one_of(documents, sheet).content
 
 
 async def test_folders_shortcuts_forms_and_images_are_skipped_by_every_kind_of_read(desk: Desk) -> None:
@@ -107,10 +107,10 @@ async def test_a_listing_has_the_same_revisions_and_access_as_a_full_read(desk: 
     ids = [desk.doc(f"Document {n}", drive) for n in range(7)]
     ids.append(desk.corpus.add("notes.txt", parent=drive, mime_type="text/plain", content=b"Notes").id)
     source = desk.source(drives=[drive], page_size=3, sweep_page_size=2)
-    found, listed = await whole(source), await listing(source)
-    assert set(found) == set(listed) == set(ids)
+    documents, listed = await whole(source), await listing(source)
+    assert set(documents) == set(listed) == set(ids)
     for id_ in ids:
-        document = one_of(found, id_)
+        document = one_of(documents, id_)
         assert (document.revision, document.acl_tags) == (listed[id_].revision, listed[id_].acl_tags)
 
 

@@ -49,8 +49,8 @@ async def test_a_folder_shared_outside_its_drive_gives_its_files_the_grants_tag(
     source = desk.source(drives=[drive])
     for listed in (await listing(source)).values():
         assert set(listed.acl_tags) == {f"drive:{drive}", "user:guest@elsewhere.org"}
-    asked = [path for _, path in desk.fake.requests if path.endswith("/permissions")]
-    assert len(asked) == 2  # one of the four, and the drive: all four must have the same
+    requests = [path for _, path in desk.fake.requests if path.endswith("/permissions")]
+    assert len(requests) == 2  # one of the four, and the drive: all four must have the same
     assert set(await listing(source)) == set(ids)
 
 
@@ -80,7 +80,7 @@ async def test_limited_files_of_a_drive_with_organizers_only_lack_the_drives_tag
 
 
 async def test_group_domain_and_anyone_grants_become_their_tags(desk: Desk) -> None:
-    found = desk.mine("Found by the domain", Grant(type="domain", who="example.com", discoverable=True))
+    discoverable = desk.mine("Found by the domain", Grant(type="domain", who="example.com", discoverable=True))
     linked = desk.mine("Link within the domain", Grant(type="domain", who="example.com"))
     public = desk.mine("Public", Grant(type="anyone", discoverable=True))
     link = desk.mine("Link", Grant(type="anyone"))
@@ -90,10 +90,10 @@ async def test_group_domain_and_anyone_grants_become_their_tags(desk: Desk) -> N
 
     async def tags(**options: object) -> dict[str, set[str]]:
         listed = await listing(desk.source(my_drive=True, **options))
-        return {id_: set(one.acl_tags) - everybody for id_, one in listed.items()}
+        return {id_: set(entry.acl_tags) - everybody for id_, entry in listed.items()}
 
     strict = {
-        found: {"domain:example.com"},
+        discoverable: {"domain:example.com"},
         linked: set(),
         public: set(),
         link: set(),
@@ -153,9 +153,11 @@ async def test_tags_are_remembered_until_two_listings_lack_them(desk: Desk) -> N
     desk.corpus.group(STAFF, "ines@example.com")
     await listing(desk.source(my_drive=True))
     later = desk.source(my_drive=True)
-    asked = len(desk.fake.requests)
+    request_count = len(desk.fake.requests)
     assert set(await members(later)) == {f"group:{STAFF}"}
-    assert not any(path == "/drive/v3/files" for _, path in desk.fake.requests[asked:])  # nothing was listed again
+    assert not any(
+        path == "/drive/v3/files" for _, path in desk.fake.requests[request_count:]
+    )  # nothing was listed again
     desk.corpus.unshare(id_, Grant(type="group", who=STAFF))
     await one(later, id_)
     assert set(await members(later)) == {f"group:{STAFF}"}
@@ -185,9 +187,9 @@ async def test_an_expired_grant_gives_no_access_although_google_still_shows_it(d
     assert "user:otto@example.com" in (await one(source, id_)).acl_tags
     desk.corpus.shows_expired_grants = True
     desk.corpus.clock_offset = timedelta(minutes=11)
-    found, _ = await since(source, cursor)
-    assert set(found) == {id_}, "no event tells that a grant ends: the document is looked at by itself"
-    assert "user:otto@example.com" not in found[id_].acl_tags
+    changes, _ = await since(source, cursor)
+    assert set(changes) == {id_}, "no event tells that a grant ends: the document is looked at by itself"
+    assert "user:otto@example.com" not in changes[id_].acl_tags
     assert "user:otto@example.com" not in (await listing(source))[id_].acl_tags
     assert (await since(source, cursor))[0] == {}
 

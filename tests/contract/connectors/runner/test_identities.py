@@ -197,7 +197,7 @@ async def check_against_model(bench: Bench, steps: list[Step]) -> None:
     )
     identities = reading(bench, Holder(bench.tenant, bench.name, 1))
     model: dict[str, GroupMembers] = {}
-    for changed, asked in steps:
+    for changed, requested_tags in steps:
         for tag, group in changed.items():
             bench.world.groups.pop(tag, None)
             if group is not None:
@@ -206,10 +206,12 @@ async def check_against_model(bench: Bench, steps: list[Step]) -> None:
         listed = [
             GroupMembers(tag, tuple(sorted(members)), tuple(sorted(of)), at)
             for tag, (members, of) in bench.world.groups.items()
-            if asked is None or tag in asked
+            if requested_tags is None or tag in requested_tags
         ]
-        model = merge_listing(model, listed, at, asked)
-        outcome = await (identities.read_all(frozenset()) if asked is None else identities.read_some(asked))
+        model = merge_listing(model, listed, at, requested_tags)
+        outcome = await (
+            identities.read_all(frozenset()) if requested_tags is None else identities.read_some(requested_tags)
+        )
         after = tags_by_principal(model)
         moved = [name for name in PEOPLE if before.get(name, frozenset()) != after.get(name, frozenset())]
         assert outcome == {"identities": len(moved)}
@@ -246,7 +248,7 @@ async def test_reading_one_of_20_000_groups_reads_few_rows(bench: Bench, ground:
         before = await rows_read(pool)
         at = datetime.now(UTC)
         await tables.merge_groups([GroupMembers("g15000", ("p1", "p2"), (), at)], at, ["g15000"])
-        assert [one.principal for one in await tables.in_doubt("", at)]
+        assert [row.principal for row in await tables.in_doubt("", at)]
         assert await rows_read(pool) - before < 2_000
 
 

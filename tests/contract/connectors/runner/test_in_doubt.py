@@ -57,10 +57,10 @@ async def ledger_after_takeover(bench: Bench) -> dict[str, State]:
         await bench.until(lambda: bench.done(instance, "full", "changes", "sweep"))
         await bench.ask("sweep")
         assert await bench.mine("external_id", "connector_items", "in_doubt_since IS NOT NULL") == []
-        found = await ledger(bench)
+        ledger_rows = await ledger(bench)
         assert "upserted" not in await bench.ask("sweep")
         assert await bench.take() == []
-    return found
+    return ledger_rows
 
 
 async def ask_for_changes(bench: Bench) -> None:

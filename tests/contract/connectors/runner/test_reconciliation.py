@@ -138,8 +138,8 @@ async def wait_until_idle(instance: Instance) -> None:
     """What the comparison asked for has been done."""
     await Bench.until(
         lambda: all(
-            not one.pending and one.status.state != "running"
-            for name, one in instance.activities.items()
+            not activity.pending and activity.status.state != "running"
+            for name, activity in instance.activities.items()
             if name != "listen"
         )
     )
@@ -148,9 +148,9 @@ async def wait_until_idle(instance: Instance) -> None:
 async def published(bench: Bench, instance: Instance) -> list[tuple[str, str]]:
     await wait_until_idle(instance)
     async with asyncio.timeout(60):
-        while not (found := await bench.take()):
+        while not (messages := await bench.take()):
             await asyncio.sleep(0.05)
-    return kinds(found)
+    return kinds(messages)
 
 
 async def test_a_document_known_only_to_the_ledger_is_deleted_by_the_sweep_after_reconciliation(

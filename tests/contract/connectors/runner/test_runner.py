@@ -64,8 +64,8 @@ async def test_each_kind_of_change_is_published_as_its_kind_of_message(bench: Be
         )
         bench.world.history.append("d003")
         await bench.ask("changes")
-        found = await bench.take()
-        assert kinds(found) == [
+        messages = await bench.take()
+        assert kinds(messages) == [
             ("document.access-changed", "d001"),
             ("document.access-changed", "d003"),
             ("document.deleted", "d002"),
@@ -194,9 +194,9 @@ async def test_a_runner_killed_between_kafka_and_its_rows_publishes_one_page_aga
     monkeypatch.setattr(Rows, "save", save)
     async with bench.running() as instance:
         await bench.until(lambda: bench.done(instance, "full", "sweep"))
-    found = [id_ for _, id_ in kinds(await bench.take())]
-    assert sorted(set(found)) == [f"d{n:03}" for n in range(9)]
-    assert sorted(id_ for id_ in set(found) if found.count(id_) > 1) == ["d003", "d004", "d005"]
+    messages = [id_ for _, id_ in kinds(await bench.take())]
+    assert sorted(set(messages)) == [f"d{n:03}" for n in range(9)]
+    assert sorted(id_ for id_ in set(messages) if messages.count(id_) > 1) == ["d003", "d004", "d005"]
 
 
 async def test_a_cursor_that_expires_mid_crawl_starts_over_without_publishing_twice(bench: Bench) -> None:
@@ -321,8 +321,8 @@ async def test_a_late_read_of_changes_does_not_undo_a_newer_fetch(bench: Bench) 
         self_heals: list[object] = []
         bench.world.before = before
         await bench.ask("changes")
-        found = [m for m in await bench.take() if m.external_id == "d001"]
-        assert [m.content for m in found] == ["new"]
+        messages = [m for m in await bench.take() if m.external_id == "d001"]
+        assert [m.content for m in messages] == ["new"]
 
 
 async def test_a_too_large_or_invalid_document_is_a_problem_of_that_document_alone(bench: Bench) -> None:
@@ -334,10 +334,10 @@ async def test_a_too_large_or_invalid_document_is_a_problem_of_that_document_alo
     bench.world.write("f", acl_tags=["staff"], required_tags=["t" * 501])
     async with bench.running() as instance:
         await bench.until(lambda: bench.done(instance, "full"))
-    found = {m.external_id: m for m in await bench.take()}
-    assert set(found) == {"a", "e", "f"}
-    assert found["e"].acl_tags == ["staff"]
-    assert found["f"].acl_tags == [], "a restriction that cannot be expressed shuts everybody out"
+    messages = {m.external_id: m for m in await bench.take()}
+    assert set(messages) == {"a", "e", "f"}
+    assert messages["e"].acl_tags == ["staff"]
+    assert messages["f"].acl_tags == [], "a restriction that cannot be expressed shuts everybody out"
     problems = dict(await bench.mine("external_id, problem_message", "connector_items", "problem_code <> ''"))
     assert set(problems) == {"b", "c"}
     assert "4194304" in problems["b"]
@@ -360,11 +360,11 @@ async def test_observation_times_precede_the_read_of_the_source(bench: Bench) ->
     bench.world.fill(7)
     async with bench.running() as instance:
         await bench.until(lambda: bench.done(instance, "full"))
-    asked = sorted(at for method, at in bench.world.asked if method == "full")
+    times = sorted(at for method, at in bench.world.asked if method == "full")
     for message in await bench.take():
         page = int(message.external_id[1:]) // 3
-        assert message.observed_at < asked[page]
-        assert page == 0 or message.observed_at > asked[page - 1]
+        assert message.observed_at < times[page]
+        assert page == 0 or message.observed_at > times[page - 1]
 
 
 async def test_changed_memberships_are_published_as_full_sets(bench: Bench) -> None:
@@ -376,8 +376,8 @@ async def test_changed_memberships_are_published_as_full_sets(bench: Bench) -> N
     }
     async with bench.running() as instance:
         await bench.until(lambda: bench.done(instance, "groups"))
-        found = {m.principal: m.groups for m in await bench.take()}
-        assert found == {
+        messages = {m.principal: m.groups for m in await bench.take()}
+        assert messages == {
             "ann": ["staff"],
             "bob": ["staff"],
             "cy": ["inner", "ring", "staff"],

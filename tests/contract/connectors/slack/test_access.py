@@ -24,11 +24,11 @@ async def groups(slack: Slack, tags: Collection[str] | None = None) -> dict[str,
     return {group.tag: group async for group in slack.groups(tags)}
 
 
-def readers(found: dict[str, Group], tag: str) -> set[str]:
+def readers(results: dict[str, Group], tag: str) -> set[str]:
     """Who holds a tag, groups within groups resolved."""
-    if tag not in found:
+    if tag not in results:
         return set()
-    return set(found[tag].members).union(*(readers(found, inner) for inner in found[tag].of))
+    return set(results[tag].members).union(*(readers(results, inner) for inner in results[tag].of))
 
 
 async def test_a_public_channel_is_readable_by_full_members_and_by_guests_in_it(desk: Desk) -> None:
@@ -40,9 +40,9 @@ async def test_a_public_channel_is_readable_by_full_members_and_by_guests_in_it(
     gone = w.user("Dee Gone", deleted=True)
     bot = w.user("Bot", is_bot=True)
     ops = w.channel("ops", ann, guest, gone, bot)
-    found = await groups(desk.slack())
-    assert readers(found, f"channel:{ops}") == {"ann@acme.example", "ben@acme.example", "gus@acme.example"}
-    assert await groups(desk.slack(), [f"channel:{ops}"]) == {f"channel:{ops}": found[f"channel:{ops}"]}
+    memberships = await groups(desk.slack())
+    assert readers(memberships, f"channel:{ops}") == {"ann@acme.example", "ben@acme.example", "gus@acme.example"}
+    assert await groups(desk.slack(), [f"channel:{ops}"]) == {f"channel:{ops}": memberships[f"channel:{ops}"]}
 
 
 async def test_a_private_or_newly_private_channel_is_readable_only_by_its_members(
@@ -52,9 +52,9 @@ async def test_a_private_or_newly_private_channel_is_readable_only_by_its_member
     ann, ben = w.user("Ann Lee"), w.user("Ben Roy")
     secret, ops = w.channel("secret", ann, is_private=True), w.channel("ops", ann)
     slack = desk.slack()
-    found = await groups(slack)
-    assert readers(found, f"channel:{secret}") == {"ann@acme.example"}
-    assert readers(found, f"channel:{ops}") == {"ann@acme.example", "ben@acme.example"}
+    memberships = await groups(slack)
+    assert readers(memberships, f"channel:{secret}") == {"ann@acme.example"}
+    assert readers(memberships, f"channel:{ops}") == {"ann@acme.example", "ben@acme.example"}
     w.convert_to_private(ops)
     assert readers(await groups(slack), f"channel:{ops}") == {"ann@acme.example"}
     w.join(secret, ben)
@@ -70,9 +70,9 @@ async def test_members_of_other_workspaces_hold_shared_channels_by_slack_id_not_
     stranger = w.user("Eve Stranger", is_stranger=True, team_id="T9OTHER", email="ann@acme.example")
     shared = w.channel("shared", ann, stranger, is_ext_shared=True)
     ops = w.channel("ops", ann)
-    found = await groups(desk.slack())
-    assert readers(found, f"channel:{shared}") == {"ann@acme.example", f"slack:{stranger}"}
-    assert readers(found, f"channel:{ops}") == {"ann@acme.example"}
+    memberships = await groups(desk.slack())
+    assert readers(memberships, f"channel:{shared}") == {"ann@acme.example", f"slack:{stranger}"}
+    assert readers(memberships, f"channel:{ops}") == {"ann@acme.example"}
 
 
 async def test_without_the_email_scope_members_are_named_by_slack_id(desk: Desk) -> None:

@@ -63,11 +63,11 @@ async def test_a_first_load_from_an_archive_gives_the_same_documents_with_fewer_
 
     expected = await everything(desk.slack())
     desk.fake.requests.clear()
-    found = await everything(desk.slack(archive=archive))
-    assert found == expected
+    documents = await everything(desk.slack(archive=archive))
+    assert documents == expected
     assert desk.fake.requests["conversations.replies"] == 1
     assert {id: entry.revision for id, entry in (await listing(desk.slack())).items()} == {
-        id: entry.revision for id, entry in found.items()
+        id: entry.revision for id, entry in documents.items()
     }
     assert await desk.slack(archive=archive).check() == []
 

@@ -26,12 +26,12 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 
 async def reactions(slack: Slack, requests: list[Request]) -> list[Reaction]:
-    return [found for request in requests if (found := await slack.on_event(request)) != Reaction()]
+    return [response for request in requests if (response := await slack.on_event(request)) != Reaction()]
 
 
 async def test_a_signed_challenge_is_answered(desk: Desk) -> None:
-    found = await desk.slack().on_event(desk.fake.challenge())
-    assert (found.status, found.answer) == (200, b"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmd")
+    response = await desk.slack().on_event(desk.fake.challenge())
+    assert (response.status, response.answer) == (200, b"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmd")
     with pytest.raises(Refused):
         await desk.slack(signing_secret=None).on_event(desk.fake.challenge())
 
@@ -88,8 +88,8 @@ async def test_a_repeated_event_is_ignored(desk: Desk) -> None:
     slack = desk.slack()
     desk.fake.drop_events()
     stamps = [w.post(ops, ann, f"message {n}") for n in range(5)]
-    found = await reactions(slack, desk.fake.sent_twice_shuffled(seed=7))
-    assert sorted(id for reaction in found for id in reaction.ids) == [f"{ops}:{ts}" for ts in stamps]
+    outcomes = await reactions(slack, desk.fake.sent_twice_shuffled(seed=7))
+    assert sorted(id for reaction in outcomes for id in reaction.ids) == [f"{ops}:{ts}" for ts in stamps]
 
 
 async def test_membership_events_read_the_channels_group_and_the_apps_own_cause_a_sweep(desk: Desk) -> None:
@@ -174,15 +174,15 @@ async def listening(desk: Desk) -> AsyncIterator[tuple[str, str, list[Reaction],
     ops = w.channel("ops", ann)
     desk.fake.drop_events()
     slack = desk.slack(app_token=desk.fake.app_token)
-    found: list[Reaction] = []
+    results: list[Reaction] = []
     connected: list[Reaction] = []
 
     async def react(reaction: Reaction) -> None:
-        (connected if reaction == Reaction(changes=True) else found).append(reaction)
+        (connected if reaction == Reaction(changes=True) else results).append(reaction)
 
     task = asyncio.create_task(slack.listen(react))
     await until(lambda: len(desk.fake.socket.connections) == 1)
-    yield ann, ops, found, connected
+    yield ann, ops, results, connected
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -190,31 +190,31 @@ async def listening(desk: Desk) -> AsyncIterator[tuple[str, str, list[Reaction],
 
 async def test_events_received_through_a_socket_are_acknowledged(desk: Desk) -> None:
     w = desk.workspace
-    async with listening(desk) as (ann, ops, found, connected):
+    async with listening(desk) as (ann, ops, results, connected):
         ts = w.post(ops, ann, "hello")
         await desk.fake.deliver_to_socket()
-        await until(lambda: len(found) == 1)
-        assert found == [Reaction(ids=(f"{ops}:{ts}",))]
+        await until(lambda: len(results) == 1)
+        assert results == [Reaction(ids=(f"{ops}:{ts}",))]
         await until(lambda: len(desk.fake.socket.acknowledged) == 1)
 
         await desk.fake.socket.refresh()  # Slack asks for a new connection every few hours
         again = w.post(ops, ann, "hello again")
         await desk.fake.deliver_to_socket()
-        await until(lambda: len(found) == 2)
-        assert found[1] == Reaction(ids=(f"{ops}:{again}",))
+        await until(lambda: len(results) == 2)
+        assert results[1] == Reaction(ids=(f"{ops}:{again}",))
         await until(lambda: desk.fake.socket.unacknowledged == {})
         # The library may connect twice: it is told to, and it sees the old connection end.
         assert len(connected) >= 2, "what happened while there was no connection is looked for"
 
 
 async def test_a_broken_socket_connection_is_renewed_without_losing_events(desk: Desk) -> None:
-    async with listening(desk) as (ann, ops, found, _):
+    async with listening(desk) as (ann, ops, results, _):
         await desk.fake.socket.drop()
         await until(lambda: desk.fake.socket.connections == [])
         ts = desk.workspace.post(ops, ann, "hello")
         await desk.fake.deliver_to_socket()
-        await until(lambda: found != [])
-        assert found == [Reaction(ids=(f"{ops}:{ts}",))]
+        await until(lambda: results != [])
+        assert results == [Reaction(ids=(f"{ops}:{ts}",))]
 
 
 async def test_a_socket_event_is_acknowledged_first_and_a_failed_reaction_ends_listening(

@@ -45,11 +45,11 @@ async def test_slacks_web_client_reads_all_pages_of_every_method(fake: FakeSlack
 
     names = [row["name"] async for page in await client.conversations_list(limit=2) for row in page["channels"]]
     assert sorted(names) == ["c0", "c1", "c2", "c3", "c4", "ops"]
-    found = [row async for page in await client.conversations_history(channel=ops, limit=3) for row in page["messages"]]
-    assert [row["ts"] for row in found] == stamps[::-1]
-    parent = found[4]
+    rows = [row async for page in await client.conversations_history(channel=ops, limit=3) for row in page["messages"]]
+    assert [row["ts"] for row in rows] == stamps[::-1]
+    parent = rows[4]
     assert (parent["reply_count"], parent["latest_reply"], parent["thread_ts"]) == (5, answers[-1], stamps[2])
-    assert all("thread_ts" not in row for row in found if row["ts"] != stamps[2])
+    assert all("thread_ts" not in row for row in rows if row["ts"] != stamps[2])
     met = [
         row["ts"]
         async for page in await client.conversations_replies(channel=ops, ts=stamps[2], limit=2)

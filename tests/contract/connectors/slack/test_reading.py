@@ -42,8 +42,8 @@ async def test_a_thread_is_one_document_with_each_message_as_a_part(desk: Desk, 
     w = desk.workspace
     ts = w.post(ops, ann, "How do we rotate the keys?\nThe staging ones.")
     w.post(ops, ben, "Ask <@" + ann + ">", thread=ts)
-    found = await everything(desk.slack())
-    entry = found[f"{ops}:{ts}"]
+    documents = await everything(desk.slack())
+    entry = documents[f"{ops}:{ts}"]
     assert isinstance(entry, Document)
     assert entry.content == f"Ann Lee: How do we rotate the keys?\nThe staging ones.{RS}Ben Roy: Ask @Ann Lee"
     assert entry.media_type == "text/x-penstock-messages"
@@ -62,9 +62,9 @@ async def test_a_long_channel_and_a_long_thread_are_read_over_several_pages(desk
     stamps = [w.post(ops, ann, f"message {n}") for n in range(10)]
     for n in range(10):
         w.post(ops, ann, f"answer {n}", thread=stamps[4])
-    found = await everything(desk.slack())
-    assert list(found) == [f"{ops}:{ts}" for ts in reversed(stamps)]
-    assert found[f"{ops}:{stamps[4]}"].content.count(RS) == 10
+    documents = await everything(desk.slack())
+    assert list(documents) == [f"{ops}:{ts}" for ts in reversed(stamps)]
+    assert documents[f"{ops}:{stamps[4]}"].content.count(RS) == 10
 
 
 async def test_a_join_notice_is_a_document_only_if_it_has_replies(desk: Desk, ann: str, ops: str) -> None:
@@ -92,9 +92,9 @@ async def test_bot_messages_name_the_bot_and_a_broadcast_reply_is_no_second_docu
         files=[{"id": "F1", "name": "log.txt", "title": "log.txt"}],
     )
     w.post(ops, ann, "On it", thread=ts, subtype="thread_broadcast")
-    found = await everything(desk.slack())
-    assert list(found) == [f"{ops}:{ts}"]
-    assert found[f"{ops}:{ts}"].content == (
+    documents = await everything(desk.slack())
+    assert list(documents) == [f"{ops}:{ts}"]
+    assert documents[f"{ops}:{ts}"].content == (
         f"Deploys: Build 7 (https://ci.example/7)\nfailed\nFile: log.txt{RS}Ann Lee: On it"
     )
 
@@ -125,12 +125,12 @@ async def test_a_poll_reads_edits_deletes_and_replies(desk: Desk, ann: str, ben:
     w.edit(ops, first, "message zero")
     w.delete(ops, second)
     w.post(ops, ben, "indeed", thread=third)
-    found, cursor = await changed(slack, cursor)
-    assert found[f"{ops}:{first}"].content == "Ann Lee: message zero"
-    assert isinstance(found[f"{ops}:{second}"], Gone)
-    assert found[f"{ops}:{third}"].content == f"Ann Lee: message 2{RS}Ben Roy: indeed"
-    found, _ = await changed(slack, cursor)
-    assert f"{ops}:{second}" not in found
+    changes, cursor = await changed(slack, cursor)
+    assert changes[f"{ops}:{first}"].content == "Ann Lee: message zero"
+    assert isinstance(changes[f"{ops}:{second}"], Gone)
+    assert changes[f"{ops}:{third}"].content == f"Ann Lee: message 2{RS}Ben Roy: indeed"
+    changes, _ = await changed(slack, cursor)
+    assert f"{ops}:{second}" not in changes
 
 
 async def test_a_poll_reads_replies_to_recent_threads_and_a_listing_replies_to_older_threads(
@@ -144,8 +144,8 @@ async def test_a_poll_reads_replies_to_recent_threads_and_a_listing_replies_to_o
     before = await listing(slack)
     for ts in (recent, old):
         w.post(ops, ann, "and now?", thread=ts)
-    found, _ = await changed(slack, cursor)
-    assert list(found) == [f"{ops}:{recent}"]
+    changes, _ = await changed(slack, cursor)
+    assert list(changes) == [f"{ops}:{recent}"]
     after = await listing(slack)
     assert before[f"{ops}:{old}"].revision != after[f"{ops}:{old}"].revision
 
@@ -155,8 +155,8 @@ async def test_a_broadcast_reply_makes_a_poll_read_its_old_thread(desk: Desk, an
     slack = desk.slack(thread_days=0)
     cursor = await slack.start()
     desk.workspace.post(ops, ann, "news!", thread=old, subtype="thread_broadcast")
-    found, _ = await changed(slack, cursor)
-    assert list(found) == [f"{ops}:{old}"]
+    changes, _ = await changed(slack, cursor)
+    assert list(changes) == [f"{ops}:{old}"]
 
 
 async def test_a_listing_has_the_same_revisions_as_a_full_read_without_requests_per_thread(
@@ -241,8 +241,8 @@ async def test_an_interrupted_poll_resumes_without_losing_changes(desk: Desk, an
     assert met | set(rest) == ids
     deleted = sorted(ids)[0]
     w.delete(*deleted.split(":"))
-    found, _ = await changed(slack, cursor)
-    assert isinstance(found[deleted], Gone)
+    changes, _ = await changed(slack, cursor)
+    assert isinstance(changes[deleted], Gone)
 
 
 async def test_a_list_whose_cursor_expires_is_read_again_from_its_start(desk: Desk, ann: str) -> None:
@@ -329,7 +329,7 @@ async def test_an_archived_channel_made_private_during_a_listing_loses_access_fr
     async for page in slack.slim():
         pages.append(page)
         w.channels[ops].is_private = True  # what is asked for from now on is stamped later than this
-    assert [{one.acl_tags for one in page} for page in pages] == [{(f"channel:{ops}",)}, {()}]
+    assert [{entry.acl_tags for entry in page} for page in pages] == [{(f"channel:{ops}",)}, {()}]
 
 
 async def test_a_truncated_list_of_channels_is_retryable(desk: Desk, ann: str) -> None:
@@ -390,8 +390,8 @@ async def test_429_responses_are_retried_and_long_waits_deferred(desk: Desk, ann
 
 
 async def test_a_response_that_is_too_large_is_requested_in_smaller_pages(desk: Desk, ann: str, ops: str) -> None:
-    found = [f"{ops}:{desk.workspace.post(ops, ann, 'x' * 12 * 2**20)}" for _ in range(3)]
-    assert sorted(await everything(desk.slack())) == found
+    threads = [f"{ops}:{desk.workspace.post(ops, ann, 'x' * 12 * 2**20)}" for _ in range(3)]
+    assert sorted(await everything(desk.slack())) == threads
 
 
 async def test_server_errors_are_retried(desk: Desk, ann: str, ops: str) -> None:

@@ -50,7 +50,7 @@ class Office(Played[SlackPlayground]):
         return await self.upserted()
 
     async def upserted(self) -> list[str]:
-        return [one.external_id for one in documents(await self.bench.take())]
+        return [message.external_id for message in documents(await self.bench.take())]
 
 
 @pytest.fixture
@@ -165,11 +165,11 @@ async def test_a_member_who_leaves_a_channel_loses_its_tag_and_nothing_else_is_p
         w.leave(secret, office.ann)
         for request in office.fake.sent():
             await instance.on_event(request)
-        found = []
+        results = []
         async with asyncio.timeout(30):
-            while not found:
-                found = await office.bench.take()
-        [message] = found
+            while not results:
+                results = await office.bench.take()
+        [message] = results
         assert (message.kind, message.principal) == ("identity.changed.v1", "ann@acme.example")
         assert message.groups == [f"channel:{office.channel}", f"workspace:{w.team_id}"]
 
@@ -198,11 +198,11 @@ async def test_memberships_read_while_a_channel_becomes_private_are_stamped_befo
         await office.bench.take()
         monkeypatch.setitem(METHODS, "conversations.members", close)
         await office.bench.ask("groups")
-        during = [one for one in await office.bench.take() if isinstance(one, IdentityChanged)]
+        during = [message for message in await office.bench.take() if isinstance(message, IdentityChanged)]
         await office.bench.ask("groups")
-        after = [one for one in await office.bench.take() if isinstance(one, IdentityChanged)]
+        after = [message for message in await office.bench.take() if isinstance(message, IdentityChanged)]
     tag = f"channel:{office.channel}"
-    assert all(one.observed_at < closed_at[0] for one in during)
-    assert [tag in one.groups for one in during if one.principal == "ben@acme.example"] == [True]
-    assert [tag in one.groups for one in after if one.principal == "ben@acme.example"] == [False]
-    assert all(one.observed_at > closed_at[0] for one in after)
+    assert all(message.observed_at < closed_at[0] for message in during)
+    assert [tag in message.groups for message in during if message.principal == "ben@acme.example"] == [True]
+    assert [tag in message.groups for message in after if message.principal == "ben@acme.example"] == [False]
+    assert all(message.observed_at > closed_at[0] for message in after)

@@ -76,7 +76,7 @@ async def test_drop_folder_files_are_read_once_unchanged_and_moved_to_done_or_fa
     assert "scan.pdf is a PDF of 1 pages" in (box.failed / "scan.pdf.reason.txt").read_text()
     assert (box.done / "legal" / "contract.docx").exists()
     assert secret.exists()
-    messages = {one.external_id: one for one in upserts(await office.messages())}
+    messages = {upsert.external_id: upsert for upsert in upserts(await office.messages())}
     assert set(messages) == {"legal/contract.docx", "memo.pdf", "growing.txt"}
     contract = messages["legal/contract.docx"]
     assert (contract.acl_tags, contract.required_tags, contract.metadata["path"]) == (
@@ -97,11 +97,11 @@ async def test_files_left_in_the_drop_folder_are_read_once_and_stay_deleted(offi
     await office.start()
 
     async def types() -> list[type]:
-        return [type(one) for one in await office.messages()]
+        return [type(message) for message in await office.messages()]
 
     async def published() -> bool:
         uploads = (await office.client.get("/v1/uploads")).json()["uploads"]
-        return [one["state"] for one in uploads] == ["published"]
+        return [upload["state"] for upload in uploads] == ["published"]
 
     await until(published)
     await office.stop()

@@ -91,7 +91,7 @@ async def test_an_identical_upload_publishes_nothing_and_changed_access_only_acc
     assert changed.status_code == 202, changed.text
     await until(lambda: is_newer(office, id_, before["version"]))
     await office.ended(id_)
-    assert [type(one) for one in await office.messages()] == [DocumentUpserted, AccessChanged]
+    assert [type(message) for message in await office.messages()] == [DocumentUpserted, AccessChanged]
     await office.client.put(f"/v1/uploads/{id_}", files={"file": ("a.txt", b"other words")})
 
     async def republished() -> bool:
@@ -214,7 +214,7 @@ async def test_uploads_are_listed_in_pages_newest_first(office: Office) -> None:
     while True:
         query = {"limit": 2} | ({"before": before} if before else {})
         page = (await office.client.get("/v1/uploads", params=query)).json()
-        seen += [one["id"] for one in page["uploads"]]
+        seen += [upload["id"] for upload in page["uploads"]]
         if (before := page["next"]) is None:
             break
     assert seen == [ids[4], ids[3], ids[1], ids[0]]
@@ -227,7 +227,11 @@ async def test_members_of_tags_come_from_the_settings_and_are_published(office: 
     await office.start()
 
     async def held() -> dict[str, list[str]]:
-        return {one.principal: one.groups for one in await office.messages() if isinstance(one, IdentityChanged)}
+        return {
+            message.principal: message.groups
+            for message in await office.messages()
+            if isinstance(message, IdentityChanged)
+        }
 
     async def told() -> bool:
         return await held() == {"ada@example.org": ["ops", "staff"], "bob@example.org": ["staff"]}

@@ -187,7 +187,7 @@ async def test_a_drop_folder_waits_while_its_tenant_is_at_its_quota(
 
     async def listed() -> list[str]:
         answer = await office.client.get("/v1/uploads")
-        return [one["file_name"] for one in answer.json()["uploads"]]
+        return [upload["file_name"] for upload in answer.json()["uploads"]]
 
     await asyncio.sleep(1)
     assert await listed() == ["a.txt"]

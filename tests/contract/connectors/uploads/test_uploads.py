@@ -38,14 +38,14 @@ async def test_an_upload_becomes_searchable_can_be_replaced_and_is_deleted(offic
     id_ = await office.upload(word_file("Trains before planes, always."), "policy.docx", external_id="hr/travel")
     shown = await office.ended(id_, as_="searchable")
     assert (shown["file_name"], shown["external_id"], shown["reason"]) == ("policy.docx", "hr/travel", None)
-    found = await search(space, "trains or planes")
-    assert [one["title"] for one in found] == ["Travel policy"]
+    results = await search(space, "trains or planes")
+    assert [result["title"] for result in results] == ["Travel policy"]
     replaced = await office.client.put(f"/v1/uploads/{id_}", files={"file": ("policy.docx", word_file("Ships only."))})
     assert replaced.json()["id"] == id_
     await until(lambda: is_newer(office, id_, shown["version"]))
     await office.ended(id_, as_="searchable")
     assert "Ships only." in (await search(space, "ships"))[0]["text"]
-    assert not [one for one in await search(space, "trains planes") if "Trains" in one["text"]]
+    assert not [result for result in await search(space, "trains planes") if "Trains" in result["text"]]
     assert (await office.client.delete(f"/v1/uploads/{id_}")).status_code == 202
 
     async def gone() -> bool:
@@ -80,7 +80,7 @@ async def test_an_upload_without_text_ends_in_a_state_that_names_the_reason(offi
     assert any(message.startswith("scan.pdf is a PDF of 1 pages") for _, message in rows)
     too_long = await office.client.post("/v1/uploads?acl_tags=staff&file_name=a.txt", content=b"x" * 400_000)
     assert (too_long.status_code, "at most 300,000 bytes" in too_long.json()["detail"]) == (413, True)
-    assert [one.title for one in upserts(await office.messages())] == ["fine.txt"]
+    assert [upsert.title for upsert in upserts(await office.messages())] == ["fine.txt"]
 
 
 async def test_an_upload_waits_while_the_extraction_service_is_unreachable(
@@ -100,7 +100,10 @@ async def test_an_upload_waits_while_the_extraction_service_is_unreachable(
     async with service.serving(ExtractionSettings(port=port)):
         for id_ in ids:
             await office.ended(id_)
-    assert sorted(one.content for one in upserts(await office.messages())) == ["Properties of 0", "Properties of 1"]
+    assert sorted(upsert.content for upsert in upserts(await office.messages())) == [
+        "Properties of 0",
+        "Properties of 1",
+    ]
     assert await office.space.query("SELECT 1 FROM connector_items WHERE problem_code IS NOT NULL") == []
 
 
@@ -150,8 +153,10 @@ async def test_accepted_uploads_survive_a_crash_and_are_published_once(office: O
     await office.asked("changes")
     await office.ended(str(late.id))
     messages = await office.messages()
-    assert sum(isinstance(one, DocumentUpserted) for one in messages) == 6
-    assert [one.external_id for one in messages if isinstance(one, DocumentDeleted)] == [deleted.external_id]
+    assert sum(isinstance(message, DocumentUpserted) for message in messages) == 6
+    assert [message.external_id for message in messages if isinstance(message, DocumentDeleted)] == [
+        deleted.external_id
+    ]
     await office.asked("full")
     await office.asked("sweep")
     assert len(await office.messages()) == len(messages)
@@ -173,7 +178,7 @@ async def test_an_upload_whose_original_file_is_lost_fails_but_its_document_stay
             path.unlink()
     await office.asked("full")
     assert (await office.ended(id_, as_="failed"))["code"] == "original_lost"
-    assert [type(one) for one in await office.messages()] == [DocumentUpserted]
+    assert [type(message) for message in await office.messages()] == [DocumentUpserted]
 
 
 async def test_identical_uploads_share_one_original_file_until_the_last_is_deleted(office: Office) -> None:
@@ -223,9 +228,9 @@ async def test_the_connectors_worker_accepts_uploads_and_shows_unreadable_ones_i
         await client.post("/v1/uploads", files={"file": ("b.txt", b"canary-content")}, data=form)
 
     async def shown() -> bool:
-        code, found = await space.penstock("connector", "status", "files", "--json")
-        assert code == 0, found
-        return "needs_ocr" in json.dumps(found)
+        code, status = await space.penstock("connector", "status", "files", "--json")
+        assert code == 0, status
+        return "needs_ocr" in json.dumps(status)
 
     await until(shown)
     space.stop("connectors")

@@ -474,10 +474,10 @@ async def test_ssrf_by_an_allowed_name_that_resolves_to_a_private_address_is_ref
     app, url = server
     there, there_url = other
     port = int(there_url.rpartition(":")[2])
-    asked: list[str] = []
+    requests: list[str] = []
 
     async def resolver(name: str, number: int) -> Sequence[str]:
-        asked.append(name)
+        requests.append(name)
         return ["127.0.0.1"] if name in ("127.0.0.1", "files.example.net") else ["8.8.8.8", "10.0.0.7"]
 
     async with web_client(url, also=["files.example.net", ".cdn.example.net"], resolver=resolver) as web:
@@ -491,7 +491,7 @@ async def test_ssrf_by_an_allowed_name_that_resolves_to_a_private_address_is_ref
         with pytest.raises(Forbidden):
             await web.json("GET", f"http://files.example.net:{port}/x")
     assert there.asked == []
-    assert asked.count("files.example.net") == 2
+    assert requests.count("files.example.net") == 2
 
 
 async def test_ssrf_by_dns_rebinding_is_refused(server, other) -> None:
@@ -669,16 +669,16 @@ async def test_no_secret_in_any_error_log_or_repr(server, caplog, tmp_path: Path
     app, url = server
     caplog.set_level(logging.DEBUG)
     caplog.clear()
-    told: list[str] = []
+    messages: list[str] = []
 
     async def provoke(web: Web, call) -> None:
-        told.append(repr(web))
+        messages.append(repr(web))
         try:
             await call
         except (PenstockError, httpx.HTTPError, ValueError, OSError) as error:
-            told.extend(traceback.format_exception(error, chain=True))
+            messages.extend(traceback.format_exception(error, chain=True))
             while error is not None:
-                told.extend((repr(error), repr(vars(error))))
+                messages.extend((repr(error), repr(vars(error))))
                 error = error.__cause__ or error.__context__
 
     headers = {"authorization": f"Bearer {CANARY}", "x-key": CANARY}
@@ -703,7 +703,7 @@ async def test_no_secret_in_any_error_log_or_repr(server, caplog, tmp_path: Path
     for value in (f"{CANARY}\r\n", f"{CANARY}é"):
         with pytest.raises(Misconfigured) as caught:
             Web(url, headers={"authorization": value}, name="wiki")
-        told.extend(traceback.format_exception(caught.value, chain=True))
+        messages.extend(traceback.format_exception(caught.value, chain=True))
 
     class Careless(httpx.Auth):
         def auth_flow(self, request):
@@ -713,7 +713,7 @@ async def test_no_secret_in_any_error_log_or_repr(server, caplog, tmp_path: Path
     async with web_client(url, auth=Careless(), limits=Limits(patience_seconds=0)) as web:
         await provoke(web, web.json("GET", "/x"))
     assert len(app.asked) == 12
-    assert any("Misconfigured" in line for line in told)
-    assert [line for line in told if CANARY in line] == []
+    assert any("Misconfigured" in line for line in messages)
+    assert [line for line in messages if CANARY in line] == []
     ours = [record for record in caplog.records if not record.name.startswith(("uvicorn", "asyncio"))]
     assert [record.getMessage() for record in ours if CANARY in record.getMessage()] == []

@@ -88,21 +88,23 @@ async def test_the_stack_survives_kills_with_its_data_and_leaves_no_process(
         took[what] = round(time.monotonic() - began, 2)
 
     timed("first up", stack.up)
-    assert {one.name for one in stack.services() if one.ready and one.pid} == ALL
-    before = {one.name: (one.pid, one.url) for one in stack.services()}
+    assert {service.name for service in stack.services() if service.ready and service.pid} == ALL
+    before = {service.name: (service.pid, service.url) for service in stack.services()}
 
     timed("second up", stack.up)
-    assert {one.name: (one.pid, one.url) for one in stack.services()} == before
+    assert {service.name: (service.pid, service.url) for service in stack.services()} == before
 
     remember_in_postgres(home)
     await remember_in_kafka(home)
     remember_in_elasticsearch(home)
     for name in sorted(ALL):
         stack.kill(name)
-    assert [(one.pid, one.ready) for one in stack.services()] == [(None, False)] * 3
+    assert [(service.pid, service.ready) for service in stack.services()] == [(None, False)] * 3
 
     timed("up after SIGKILL of all", stack.up)
-    assert {one.name: one.url for one in stack.services()} == {name: url for name, (_, url) in before.items()}
+    assert {service.name: service.url for service in stack.services()} == {
+        name: url for name, (_, url) in before.items()
+    }
     assert recall_from_postgres(home) == [("kept",)]
     assert await recall_from_kafka(home) == [b"kept"]
     assert recall_from_elasticsearch(home) == 1
@@ -228,8 +230,8 @@ def test_a_wrong_pid_file_kills_no_process(home: Path, written: str) -> None:
     for name in (*ALL, "worker-detect", "watchdog"):
         (run / f"{name}.json").write_text(written % os.getpid() if "%" in written else written)
     stack = Stack(home)
-    assert [one.pid for one in stack.services()] == [None] * 3
-    assert [one.pid for one in stack.workers()] == [None]
+    assert [service.pid for service in stack.services()] == [None] * 3
+    assert [worker.pid for worker in stack.workers()] == [None]
     assert stack.down() == []
     assert bystander.is_running()
 
@@ -271,7 +273,7 @@ def test_workers_are_started_killed_and_stopped(home: Path, monkeypatch: pytest.
     assert httpx.get(f"{second.health}/readyz").status_code == 200
 
     stack.kill("detect")
-    assert [(one.name, one.ready, one.pid is None) for one in stack.workers()] == [
+    assert [(worker.name, worker.ready, worker.pid is None) for worker in stack.workers()] == [
         ("detect", False, True),
         ("detect-1", True, False),
     ]
@@ -292,8 +294,8 @@ def test_status_and_down_when_nothing_runs(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PENSTOCK_HOME", str(home))
     shown = CliRunner().invoke(command_line(), ["status", "--json"])
     nothing = {"url": None, "pid": None, "ready": False}
-    told = json.loads(shown.stdout)
-    assert {name: told[name] for name in ("services", "workers", "query")} == {
+    output = json.loads(shown.stdout)
+    assert {name: output[name] for name in ("services", "workers", "query")} == {
         "services": dict.fromkeys(["kafka", "postgres", "elasticsearch"], nothing),
         "workers": [],
         "query": nothing,

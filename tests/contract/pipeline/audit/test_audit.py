@@ -39,8 +39,8 @@ async def test_stores_that_match_the_ledger_have_no_differences(audited: Audited
     gone = named("gone")[0]
     await audited.library.put(*named(*(f"d{n}" for n in range(23))), gone, *named("nobody", acl_tags=[]))
     await audited.library.put(deletion(gone))
-    run, found = await audited.audit(sampled=20)
-    assert found == set()
+    run, findings = await audited.audit(sampled=20)
+    assert findings == set()
     chunks = (await audited.library.execute(f"SELECT count(*) FROM {audited.table}"))[0][0]
     assert (run.documents, run.chunks, run.pending) == (25, chunks, 0)
     assert chunks > 40
@@ -61,9 +61,9 @@ async def test_chunks_lost_from_each_store_are_reported_and_restored_without_nee
     await audited.drop_entries(all_rows["d11"][:1])
     before = len(audited.embedder.texts)
 
-    run, found = await audited.audit()
+    run, findings = await audited.audit()
     lost = {(n, "vectors", "missing") for n in vectors_lost} | {(n, "keywords", "missing") for n in keywords_lost}
-    assert found == lost
+    assert findings == lost
     result = await audited.repair(run)
     assert (result.requested, result.unsettled) == (7, 0)
     assert set(audited.waking.hinted) == {id_of(n) for n in vectors_lost | keywords_lost}
@@ -130,7 +130,7 @@ async def test_every_kind_of_difference_is_reported_and_repaired(audited: Audite
     await library.execute(copy, uuid4(), vectors_unheard, first["sound"])
     await audited.write_entry(uuid4(), 10**13, {**body, "document_id": str(keywords_unheard)})
 
-    run, found = await audited.audit()
+    run, findings = await audited.audit()
     expected = {
         ("v-missing", "vectors", "missing"),
         ("k-missing", "keywords", "missing"),
@@ -150,7 +150,7 @@ async def test_every_kind_of_difference_is_reported_and_repaired(audited: Audite
         (str(vectors_unheard), "vectors", "unknown_document"),
         (str(keywords_unheard), "keywords", "unknown_document"),
     }
-    assert found == expected
+    assert findings == expected
     provoked = {kind for _, _, kind in expected} | {"unreachable", "rotten_body"}  # these two: tests of their own
     assert provoked == set(KINDS)
 
@@ -201,15 +201,15 @@ async def test_an_audit_during_writes_reports_no_false_difference(audited: Audit
             writes += 1
 
     writers = [asyncio.create_task(write()) for _ in range(2)]
-    found = set()
+    results = set()
     audits = 0
     async with asyncio.timeout(120):
         while audits < 4 or writes < 12:
-            found |= (await audited.audit())[1]
+            results |= (await audited.audit())[1]
             audits += 1
     stop.set()
     await asyncio.gather(*writers)
-    assert found == set()
+    assert results == set()
     assert (await audited.audit())[1] == set()
 
 
@@ -238,9 +238,9 @@ async def test_an_interrupted_audit_resumes_where_it_stopped(audited: Audited) -
     assert 7 <= run.documents < 40
     names = {name for name, _, _ in await audited.found(run)}
     assert len(names) == 1, "what was found before the interruption is kept"
-    finished, found = await audited.audit(run)
+    finished, findings = await audited.audit(run)
     assert finished.documents == 40
-    assert len(found) == 2
+    assert len(findings) == 2
 
 
 async def test_an_audit_since_a_moment_compares_only_documents_changed_after_it(audited: Audited) -> None:
@@ -249,10 +249,10 @@ async def test_an_audit_since_a_moment_compares_only_documents_changed_after_it(
     moment = datetime.now(UTC)
     await audited.library.put(document("edited", text("edited again")))
     await audited.library.accept(*named("pending"))
-    run, found = await audited.audit(await audited.begin(moment))
-    assert (run.documents, run.pending, found) == (2, 1, set())
-    run, found = await audited.audit()
-    assert (run.documents, found) == (4, {("old", "vectors", "missing")})
+    run, findings = await audited.audit(await audited.begin(moment))
+    assert (run.documents, run.pending, findings) == (2, 1, set())
+    run, findings = await audited.audit()
+    assert (run.documents, findings) == (4, {("old", "vectors", "missing")})
     async with audited.library.pool.connection() as connection:
         since = await runs.last_finished(connection, audited.library.generation.name)
         assert since < moment, "a little further back than the last audit's start: commits come after their stamps"
@@ -271,8 +271,8 @@ async def test_an_audits_memory_is_bounded_by_its_limits(audited: Audited) -> No
         unheard,
         template,
     )
-    run, found = await audited.audit()
-    assert found == {(str(unheard), "vectors", "unknown_document")}
+    run, findings = await audited.audit()
+    assert findings == {(str(unheard), "vectors", "unknown_document")}
     assert run.chunks > 100
     assert 0 < audited.examiner.peak <= 2 * SMALL.page, "one page of each store at a time"
     async with audited.library.pool.connection() as connection:
@@ -324,8 +324,8 @@ async def test_chunks_of_documents_unknown_to_the_ledger_are_removed_from_both_s
             rows_before[0],
         )
         await audited.write_entry(uuid4(), version * 10**n, {**body, "document_id": str(id_)})
-    run, found = await audited.audit()
-    assert found == {(str(i), store, "unknown_document") for i in unheard for store in ("vectors", "keywords")}
+    run, findings = await audited.audit()
+    assert findings == {(str(i), store, "unknown_document") for i in unheard for store in ("vectors", "keywords")}
     await audited.repair(run)
     assert await audited.found(run, left=True) == set()
     assert (await audited.audit())[1] == set()
@@ -340,8 +340,8 @@ async def test_an_entry_whose_document_id_is_invalid_is_reported(audited: Audite
     await audited.write_entry("not-an-id", version, {**body, "document_id": "nor is this"})
     await audited.write_entry(uuid4(), version, {k: v for k, v in body.items() if k != "document_id"})
     await audited.write_entry(uuid4(), version, {**body, "document_id": str(id_of("sound")).upper()})
-    _, found = await audited.audit()
-    assert found == {(str(UUID(int=0)), "keywords", "unknown_document")}
+    _, findings = await audited.audit()
+    assert findings == {(str(UUID(int=0)), "keywords", "unknown_document")}
 
 
 async def test_a_damaged_body_is_reported_and_repaired_only_by_publishing_the_document_again(audited: Audited) -> None:
@@ -352,8 +352,8 @@ async def test_a_damaged_body_is_reported_and_repaired_only_by_publishing_the_do
     )
     await audited.library.execute("DELETE FROM document_bodies WHERE document_id = %s", id_of("gone"))
     expected = {("rotten", "ledger", "rotten_body"), ("gone", "ledger", "rotten_body")}
-    run, found = await audited.audit()
-    assert found == expected
+    run, findings = await audited.audit()
+    assert findings == expected
     await audited.repair(run)
     assert await audited.found(run, left=True) == expected
     assert (await audited.audit())[1] == expected
@@ -372,8 +372,8 @@ async def test_a_damaged_body_is_not_indexed(audited: Audited) -> None:
     for id_ in ids:
         with pytest.raises(Poison, match="see the audit"):
             await audited.library.keywords.converge(audited.library.generation, [id_])
-    run, found = await audited.audit()
-    assert found == {("rotten", "ledger", "rotten_body"), ("gone", "ledger", "rotten_body")}
+    run, findings = await audited.audit()
+    assert findings == {("rotten", "ledger", "rotten_body"), ("gone", "ledger", "rotten_body")}
     await audited.repair(run)
     await audited.library.put(rotten, gone)
     assert (await audited.audit())[1] == set()
@@ -387,8 +387,10 @@ async def test_an_entry_under_the_wrong_document_is_moved_back_by_repair(audited
     version, body = await audited.entry(row)
     await audited.write_entry(row, version, {**body, "document_id": str(id_of("away"))})
     await audited.library.execute(f"UPDATE {audited.table} SET document_id = %s WHERE id = %s", id_of("away"), row)
-    run, found = await audited.audit()
-    assert found == {(n, s, k) for n, k in (("home", "missing"), ("away", "orphan")) for s in ("vectors", "keywords")}
+    run, findings = await audited.audit()
+    assert findings == {
+        (n, s, k) for n, k in (("home", "missing"), ("away", "orphan")) for s in ("vectors", "keywords")
+    }
     await audited.repair(run)
     assert await audited.found(run, left=True) == set()
     assert (await audited.audit())[1] == set()

@@ -62,8 +62,8 @@ async def test_rows_unreachable_in_the_vector_graph_are_reported_and_repaired_wi
     await put_unreachable_in_graph(audited, "rotten-1", "rotten-2")
     await audited.library.put(*named("outside"))
     lost = {("rotten-1", "vectors", "unreachable"), ("rotten-2", "vectors", "unreachable")}
-    run, found = await audited.audit(sampled=400)
-    assert found == lost, "every row is there, has the right text and access: only the search does not find it"
+    run, findings = await audited.audit(sampled=400)
+    assert findings == lost, "every row is there, has the right text and access: only the search does not find it"
     before = len(audited.embedder.texts)
     rows = await audited.library.execute(
         f"SELECT id, text, embedding::text, created_at FROM {audited.table} ORDER BY id"
@@ -91,12 +91,12 @@ async def test_a_large_chunk_table_without_a_usable_graph_is_reported_as_a_probl
 ) -> None:
     await put(audited, *named("a", "b"))
     await audited.library.execute(f"DROP INDEX {audited.table}_hnsw")
-    told = await sample(audited.library.pool, audited.library.generation, 5)
-    assert told == Sample(0), "a small one needs none"
+    sampled = await sample(audited.library.pool, audited.library.generation, 5)
+    assert sampled == Sample(0), "a small one needs none"
     monkeypatch.setattr(sampling, "READ_WHOLE_ROWS", 1)
-    told = await sample(audited.library.pool, audited.library.generation, 5)
-    assert told.problem is not None
-    assert "no usable HNSW index" in told.problem
+    sampled = await sample(audited.library.pool, audited.library.generation, 5)
+    assert sampled.problem is not None
+    assert "no usable HNSW index" in sampled.problem
 
 
 async def test_rows_waiting_outside_the_graph_are_reachable(audited: Audited) -> None:
@@ -223,16 +223,18 @@ async def test_the_background_audit_repairs_what_needs_no_embedding_by_default(a
 async def test_an_audit_page_queries_each_store_once_however_many_documents_it_has(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: Counter[str] = Counter()
+    requests: Counter[str] = Counter()
     transport, execute = audited.library.es.transport, AsyncCursor.execute
     perform = transport.perform_request
 
     async def counted_request(method: str, target: str, *arguments: Any, **more: Any) -> Any:
-        asked[f"{method} {target.partition('?')[0]}"] += 1
+        requests[f"{method} {target.partition('?')[0]}"] += 1
         return await perform(method, target, *arguments, **more)
 
     async def counted_statement(cursor: AsyncCursor[Any], query: Any, *arguments: Any, **more: Any) -> AsyncCursor[Any]:
-        asked["statements"] += "pg_control_system" not in str(query)  # the fence's look depends on a connection's age
+        requests["statements"] += "pg_control_system" not in str(
+            query
+        )  # the fence's look depends on a connection's age
         return await execute(cursor, query, *arguments, **more)
 
     async def page() -> dict[str, int]:
@@ -242,9 +244,9 @@ async def test_an_audit_page_queries_each_store_once_however_many_documents_it_h
         with monkeypatch.context() as patched:
             patched.setattr(transport, "perform_request", counted_request)
             patched.setattr(AsyncCursor, "execute", counted_statement)
-            asked.clear()
+            requests.clear()
             await audit.turn()
-        return dict(asked)
+        return dict(requests)
 
     await audited.library.put(*named("d0"))
     one = await page()

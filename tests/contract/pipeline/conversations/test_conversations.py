@@ -63,9 +63,9 @@ async def test_a_history_that_reaches_the_gate_is_chunked_permanently(desk: Desk
     await desk.take(recorded(*pairs[edge - 1 : edge], conversation="last"))
     assert await desk.member() == (tokens_of(pairs[:edge]), True)
     stands = await desk.chunks()
-    wanted = group(as_grouped(pairs[:edge]))
-    assert [(row[0], row[1]) for row in stands] == [(c.position, c.text) for c in wanted]
-    assert [row[2] for row in stands] == count([c.text for c in wanted])
+    expected = group(as_grouped(pairs[:edge]))
+    assert [(row[0], row[1]) for row in stands] == [(c.position, c.text) for c in expected]
+    assert [row[2] for row in stands] == count([c.text for c in expected])
     assert (await desk.history()).served == "newest", "no vector, no question: still nothing waits"
 
     await desk.take(forgotten(5, "c"))
@@ -163,11 +163,11 @@ async def test_a_members_history_is_never_served_to_another_member_or_tenant(des
     await desk.embed()
     for n, (tenant, member) in enumerate(askers):
         for other in range(len(askers)):
-            found = await desk.history(f"What about secret{other}x number 3?", tenant=tenant, member=member)
-            assert found.pieces
-            assert all(f"secret{n}x" in piece.text for piece in found.pieces)
-            assert not any(f"secret{o}x" in p.text for o in range(len(askers)) if o != n for p in found.pieces)
-            assert len(found.pieces) == (3 if n % 2 else min(NEAREST_CHUNKS, 4))
+            history = await desk.history(f"What about secret{other}x number 3?", tenant=tenant, member=member)
+            assert history.pieces
+            assert all(f"secret{n}x" in piece.text for piece in history.pieces)
+            assert not any(f"secret{o}x" in p.text for o in range(len(askers)) if o != n for p in history.pieces)
+            assert len(history.pieces) == (3 if n % 2 else min(NEAREST_CHUNKS, 4))
     for tenant, member in (
         ("acme", "nobody"),
         ("", "ada"),
@@ -189,11 +189,11 @@ async def test_the_nearest_chunks_of_a_history_are_exact(desk: Desk) -> None:
     vectors = np.array([[float(x) for x in row[4].strip("[]").split(",")] for row in chunks])
     for word in words:
         question = await desk.embedder.embed_query(f"the {word}")
-        wanted = [chunks[i][1] for i in np.argsort(-(vectors @ question), kind="stable")[:NEAREST_CHUNKS]]
-        found = await desk.history(f"the {word}")
-        assert (found.served, [p.text for p in found.pieces]) == ("nearest", wanted)
-        assert word in found.pieces[0].text
-        assert found.pieces[0].score == pytest.approx(float(np.max(vectors @ question)), abs=2e-3)
+        expected = [chunks[i][1] for i in np.argsort(-(vectors @ question), kind="stable")[:NEAREST_CHUNKS]]
+        history = await desk.history(f"the {word}")
+        assert (history.served, [p.text for p in history.pieces]) == ("nearest", expected)
+        assert word in history.pieces[0].text
+        assert history.pieces[0].score == pytest.approx(float(np.max(vectors @ question)), abs=2e-3)
     small = await desk.history("the visa", budget=chunks[0][2] * 2)
     assert len(small.pieces) == 2
     assert small.notes == [f"the history's {NEAREST_CHUNKS - 2} chunks did not fit the budget"]

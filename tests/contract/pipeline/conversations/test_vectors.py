@@ -50,13 +50,13 @@ async def test_missing_embeddings_are_noted_and_the_history_is_served_without_th
     await desk.take(recorded(*(sent(n) for n in range(30))))
     await desk.embed()
     await desk.take(recorded(*(sent(n) for n in range(30, 45))))
-    found = await desk.history("rule 3")
-    assert (found.served, len(found.pieces), found.without_embedding) == ("nearest", 3, 2)
-    assert found.notes == ["2 chunks of the history are not embedded yet"]
+    response = await desk.history("rule 3")
+    assert (response.served, len(response.pieces), response.without_embedding) == ("nearest", 3, 2)
+    assert response.notes == ["2 chunks of the history are not embedded yet"]
     await desk.take(recorded(*(sent(n) for n in range(35)), member="bob"))
-    found = await desk.history("rule 3", member="bob")
-    assert (found.served, len(found.pieces), found.without_embedding) == ("newest", 4, 4)
-    assert found.pieces[0].first_at == moment(30)
+    response = await desk.history("rule 3", member="bob")
+    assert (response.served, len(response.pieces), response.without_embedding) == ("newest", 4, 4)
+    assert response.pieces[0].first_at == moment(30)
 
 
 class Other:
@@ -84,8 +84,8 @@ async def test_vectors_of_different_models_are_never_mixed_in_a_history(desk: De
         new = await generations.active(connection)
     assert await desk.embed() == 0, "a worker with the old model writes nothing"
     desk.generation = new
-    found = await desk.history("rule 3")
-    assert (found.served, found.without_embedding) == ("newest", 4), "the old vectors are found no more"
+    history = await desk.history("rule 3")
+    assert (history.served, history.without_embedding) == ("newest", 4), "the old vectors are found no more"
     await desk.embed(Other(desk.embedder, "other"))  # type: ignore[arg-type]
     second = await desk.chunks()
     assert {row[5] for row in second} == {made_by(new)}

@@ -57,14 +57,14 @@ async def look(library: Library) -> dict[str, Any]:
 
 
 async def test_an_empty_system_is_shown_without_errors(library: Library) -> None:
-    found = await look(library)
-    assert found["away"] == []
-    assert found["freshness"]["now"] == {"documents": 0, "p50": None, "p99": None, "window_seconds": 900}
-    assert len(found["freshness"]["over_time"]) == 48
-    assert found["pending"]["vectors"]["documents"] == found["dead_letters"]["waiting"] == 0
-    assert found["divergence"]["audited"] is False
-    assert found["connectors"] == []
-    json.dumps(found)
+    view = await look(library)
+    assert view["away"] == []
+    assert view["freshness"]["now"] == {"documents": 0, "p50": None, "p99": None, "window_seconds": 900}
+    assert len(view["freshness"]["over_time"]) == 48
+    assert view["pending"]["vectors"]["documents"] == view["dead_letters"]["waiting"] == 0
+    assert view["divergence"]["audited"] is False
+    assert view["connectors"] == []
+    json.dumps(view)
 
 
 async def test_freshness_is_measured_from_the_sources_change_to_the_second_store_for_live_changes(
@@ -130,8 +130,8 @@ async def test_canaries_are_counted_separately_from_documents(library: Library) 
     mine = Canary("acme", "wiki")
     await library.put(document("d1", "Text of one"), mine.published("Some words.", "k1", datetime.now(UTC), 1))
     await library.accept(mine.published("Other words.", "k2", datetime.now(UTC), 2))
-    found = await look(library)
-    held = {store["name"]: store["holds"] for store in found["stores"]}
+    view = await look(library)
+    held = {store["name"]: store["holds"] for store in view["stores"]}
     # Other tests of this file have left chunks of documents that are gone.
     [(chunks,)] = await library.execute(f"SELECT count(*) FROM {library.generation.chunk_table}")
     entries = (await library.es.count(index=library.generation.keyword_index))["count"]
@@ -140,7 +140,7 @@ async def test_canaries_are_counted_separately_from_documents(library: Library) 
         "Elasticsearch": f"{entries - 1} entries",
         "Kafka": None,
     }
-    assert [found["pending"][store]["documents"] for store in ("vectors", "keywords")] == [0, 0]
+    assert [view["pending"][store]["documents"] for store in ("vectors", "keywords")] == [0, 0]
 
 
 async def test_pending_documents_are_counted_by_store_with_the_oldest_age(library: Library) -> None:
@@ -159,11 +159,11 @@ async def test_pending_documents_are_counted_by_store_with_the_oldest_age(librar
 async def test_dead_letters_are_counted_by_code_without_their_content(library: Library) -> None:
     records = [Incoming("documents.live.v1", 0, n, b"acme/wiki/x", b"{not json", [], "live") for n in (901, 902)]
     await library.detect.handle(records)
-    found = await look(library)
-    [one] = found["dead_letters"]["by_code"]
+    view = await look(library)
+    [one] = view["dead_letters"]["by_code"]
     assert (one["stage"], one["letters"]) == ("detect", 2)
-    assert found["dead_letters"]["waiting"] == 2
-    assert "not json" not in json.dumps(found)
+    assert view["dead_letters"]["waiting"] == 2
+    assert "not json" not in json.dumps(view)
 
 
 async def test_divergence_shows_the_differences_of_the_background_audit(library: Library) -> None:
@@ -248,10 +248,10 @@ async def test_status_page_and_why_report_the_same_connector_state_and_dead_lett
 @pytest.mark.asyncio(loop_scope="function")
 async def test_lag_counts_records_the_workers_have_not_consumed(space: Space) -> None:
     await space.publish(*(document(f"d{n}", "Text") for n in range(3)))
-    found = await kafka_lag(space.settings)
-    assert found["records"] == 3
-    assert {"group": "detect", "topic": "documents.live.v1", "records": 3} in found["groups"]
-    assert {"group": "vectors", "topic": "index.live.v1", "records": 0} in found["groups"]
+    lag = await kafka_lag(space.settings)
+    assert lag["records"] == 3
+    assert {"group": "detect", "topic": "documents.live.v1", "records": 3} in lag["groups"]
+    assert {"group": "vectors", "topic": "index.live.v1", "records": 0} in lag["groups"]
 
 
 @pytest.mark.asyncio(loop_scope="function")
@@ -276,27 +276,27 @@ async def test_records_that_expired_unread_are_not_counted_as_lag(space: Space) 
 async def test_unreachable_services_are_named_and_the_rest_is_shown(library: Library) -> None:
     nowhere = connect(ElasticsearchSettings(url="http://127.0.0.1:1"))
     try:
-        found = await pipeline_view(library.pool, nowhere, library.settings)
+        view = await pipeline_view(library.pool, nowhere, library.settings)
     finally:
         await nowhere.close()
-    assert [(store["name"], store["up"]) for store in found["stores"]] == [
+    assert [(store["name"], store["up"]) for store in view["stores"]] == [
         ("Postgres", True),
         ("Elasticsearch", False),
         ("Kafka", False),
     ]
-    assert sorted(line.split(":")[0] for line in found["away"]) == ["Elasticsearch", "Kafka"]
-    assert found["lag"] is None
-    assert found["freshness"] is not None
+    assert sorted(line.split(":")[0] for line in view["away"]) == ["Elasticsearch", "Kafka"]
+    assert view["lag"] is None
+    assert view["freshness"] is not None
 
 
 async def test_an_unreachable_ledger_is_named_and_what_depends_on_it_is_left_out(library: Library) -> None:
     async with open_pool(library.settings.postgres) as closed:
         pass
-    found = await pipeline_view(closed, library.es, library.settings, lag=no_lag)
-    assert [line.split(":")[0] for line in found["away"]] == ["the ledger"]
-    assert found["stores"][0]["up"] is False
-    assert found["stores"][1]["up"] is None, "which index to ask is not known"
-    assert found["freshness"] is found["connectors"] is None
+    view = await pipeline_view(closed, library.es, library.settings, lag=no_lag)
+    assert [line.split(":")[0] for line in view["away"]] == ["the ledger"]
+    assert view["stores"][0]["up"] is False
+    assert view["stores"][1]["up"] is None, "which index to ask is not known"
+    assert view["freshness"] is view["connectors"] is None
 
 
 async def test_the_pipeline_view_is_cached_between_requests(library: Library) -> None:

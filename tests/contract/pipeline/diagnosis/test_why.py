@@ -40,10 +40,10 @@ async def library(stack: Stack) -> AsyncIterator[Library]:
 
 async def why(library: Library, tenant: str, name: str) -> dict[str, Any]:
     async with library.pool.connection() as connection:
-        found = await story.find(connection, tenant, names(name))
-        assert len(found) == 1, found
-        told = await story.read(connection, found[0][0].id)
-    answer: dict[str, Any] = json.loads(json.dumps(as_json(told)))
+        documents = await story.find(connection, tenant, names(name))
+        assert len(documents) == 1, documents
+        read_story = await story.read(connection, documents[0][0].id)
+    answer: dict[str, Any] = json.loads(json.dumps(as_json(read_story)))
     promised = {"document", "events", "generations", "access", "dead", "searchable", "reason"}
     assert set(answer) == promised | {"state", "next", "notes"}
     return answer
@@ -51,38 +51,38 @@ async def why(library: Library, tenant: str, name: str) -> dict[str, Any]:
 
 async def test_why_describes_a_document_that_both_stores_hold(library: Library, tenant: str) -> None:
     await library.put(document("a.md", "# One\n\nText.", tenant=tenant, title="First", required_tags=["r"]))
-    told = await why(library, tenant, "a.md")
-    assert told["searchable"] is True
-    assert told["reason"] == "both stores hold its 1 chunks"
-    assert (told["document"]["external_id"], told["document"]["title"]) == ("a.md", "First")
-    assert told["access"]["acl_tags"] == ["wiki/staff"]
-    assert told["access"]["required_tags"] == ["wiki/r"]
-    [event] = told["events"]
+    explanation = await why(library, tenant, "a.md")
+    assert explanation["searchable"] is True
+    assert explanation["reason"] == "both stores hold its 1 chunks"
+    assert (explanation["document"]["external_id"], explanation["document"]["title"]) == ("a.md", "First")
+    assert explanation["access"]["acl_tags"] == ["wiki/staff"]
+    assert explanation["access"]["required_tags"] == ["wiki/r"]
+    [event] = explanation["events"]
     assert (event["kind"], event["outcome"], event["seq"]) == (
         "document.upserted.v1",
         "created",
-        told["document"]["seq"],
+        explanation["document"]["seq"],
     )
-    [generation] = told["generations"]
+    [generation] = explanation["generations"]
     assert (generation["generation"], generation["chunks"]) == ("g1", 1)
     for store in ("vectors", "keywords"):
-        assert (generation[store]["state"], generation[store]["seq"]) == ("settled", told["document"]["seq"])
+        assert (generation[store]["state"], generation[store]["seq"]) == ("settled", explanation["document"]["seq"])
         assert datetime.fromisoformat(generation[store]["at"]).tzinfo is not None
 
 
 async def test_why_describes_a_document_pending_in_a_store(library: Library, tenant: str) -> None:
     [id_] = await library.accept(document("a.md", "Some text.", tenant=tenant))
-    told = await why(library, tenant, "a.md")
-    assert told["searchable"] is False
-    assert "waiting for vectors since" in told["reason"]
-    assert "waiting for keywords since" in told["reason"]
-    assert told["generations"][0]["vectors"]["state"] == "pending"
+    explanation = await why(library, tenant, "a.md")
+    assert explanation["searchable"] is False
+    assert "waiting for vectors since" in explanation["reason"]
+    assert "waiting for keywords since" in explanation["reason"]
+    assert explanation["generations"][0]["vectors"]["state"] == "pending"
     await library.keywords.converge(library.generation, [id_])
-    told = await why(library, tenant, "a.md")
-    assert told["searchable"] is False
-    assert "waiting for vectors" in told["reason"]
-    assert "found by keywords only" in told["reason"]
-    assert told["generations"][0]["keywords"]["state"] == "settled"
+    explanation = await why(library, tenant, "a.md")
+    assert explanation["searchable"] is False
+    assert "waiting for vectors" in explanation["reason"]
+    assert "found by keywords only" in explanation["reason"]
+    assert explanation["generations"][0]["keywords"]["state"] == "settled"
 
 
 async def test_why_describes_a_failed_document_and_its_next_retry(library: Library, tenant: str) -> None:
@@ -92,44 +92,44 @@ async def test_why_describes_a_failed_document_and_its_next_retry(library: Libra
         " WHERE document_id = %s AND store = 'vectors'",
         id_,
     )
-    told = await why(library, tenant, "a.md")
-    vectors = told["generations"][0]["vectors"]
+    explanation = await why(library, tenant, "a.md")
+    vectors = explanation["generations"][0]["vectors"]
     assert (vectors["state"], vectors["attempts"], vectors["error"]) == ("failed", 3, "the row is too big")
     assert datetime.fromisoformat(vectors["next_retry"]) > datetime.fromisoformat(vectors["pending_since"])
-    assert "vectors failed 3 times" in told["reason"]
-    assert "next attempt at" in told["reason"]
+    assert "vectors failed 3 times" in explanation["reason"]
+    assert "next attempt at" in explanation["reason"]
 
 
 async def test_why_describes_a_document_with_refused_chunks_as_partial(library: Library, tenant: str) -> None:
     text = "# One\n\n" + "Plain words here. " * 60 + "\n\n# Two\n\n" + "An unspeakable word. " * 60
     await library.put(document("a.md", text, tenant=tenant))
-    told = await why(library, tenant, "a.md")
-    assert told["searchable"] is True
-    assert told["generations"][0]["vectors"]["state"] == "partial"
-    assert "can never be embedded" in told["reason"]
+    explanation = await why(library, tenant, "a.md")
+    assert explanation["searchable"] is True
+    assert explanation["generations"][0]["vectors"]["state"] == "partial"
+    assert "can never be embedded" in explanation["reason"]
 
 
 async def test_why_describes_a_deleted_document(library: Library, tenant: str) -> None:
     one = document("a.md", "Some text.", tenant=tenant)
     await library.put(one)
     await library.put(deletion(one))
-    told = await why(library, tenant, "a.md")
-    assert told["searchable"] is False
-    assert "it was deleted on" in told["reason"]
-    assert [e["outcome"] for e in told["events"]] == ["created", "deleted"]
-    assert told["generations"][0]["vectors"]["state"] == "withdrawn"
-    assert told["generations"][0]["chunks"] == 0
+    explanation = await why(library, tenant, "a.md")
+    assert explanation["searchable"] is False
+    assert "it was deleted on" in explanation["reason"]
+    assert [e["outcome"] for e in explanation["events"]] == ["created", "deleted"]
+    assert explanation["generations"][0]["vectors"]["state"] == "withdrawn"
+    assert explanation["generations"][0]["chunks"] == 0
 
 
 async def test_why_describes_a_document_with_an_empty_access_set(library: Library, tenant: str) -> None:
     one = document("a.md", "Some text.", tenant=tenant)
     await library.put(one)
     await library.put(access(one, []))
-    told = await why(library, tenant, "a.md")
-    assert told["searchable"] is False
-    assert "nobody may read it" in told["reason"]
-    assert told["access"]["acl_tags"] == []
-    assert [told["generations"][0][s]["state"] for s in ("vectors", "keywords")] == ["withdrawn", "withdrawn"]
+    explanation = await why(library, tenant, "a.md")
+    assert explanation["searchable"] is False
+    assert "nobody may read it" in explanation["reason"]
+    assert explanation["access"]["acl_tags"] == []
+    assert [explanation["generations"][0][s]["state"] for s in ("vectors", "keywords")] == ["withdrawn", "withdrawn"]
 
 
 async def test_why_describes_a_document_without_content_and_one_with_empty_text(library: Library, tenant: str) -> None:
@@ -146,11 +146,11 @@ async def test_why_describes_a_document_without_content_and_one_with_empty_text(
 async def test_the_events_of_a_document_are_in_order_and_limited_in_number(library: Library, tenant: str) -> None:
     for n in range(20):
         await library.accept(document("a.md", f"Text number {n}.", tenant=tenant))
-    told = await why(library, tenant, "a.md")
-    seqs = [event["seq"] for event in told["events"]]
+    explanation = await why(library, tenant, "a.md")
+    seqs = [event["seq"] for event in explanation["events"]]
     assert len(seqs) == 16
     assert seqs == sorted(seqs)
-    assert seqs[-1] == told["document"]["seq"]
+    assert seqs[-1] == explanation["document"]["seq"]
 
 
 async def make_dead_letter(library: Library, tenant: str, external_id: str) -> None:
@@ -162,11 +162,11 @@ async def make_dead_letter(library: Library, tenant: str, external_id: str) -> N
 async def test_why_includes_the_dead_letters_of_a_document(library: Library, tenant: str) -> None:
     await library.put(document("a.md", "Some text.", tenant=tenant))
     await make_dead_letter(library, tenant, "a.md")
-    told = await why(library, tenant, "a.md")
-    [dead] = told["dead"]
+    explanation = await why(library, tenant, "a.md")
+    [dead] = explanation["dead"]
     assert dead["stage"] == "detect"
-    assert told["searchable"] is True
-    assert "not its newest version" in told["reason"]
+    assert explanation["searchable"] is True
+    assert "not its newest version" in explanation["reason"]
 
 
 async def test_why_finds_a_document_by_id_address_path_or_title(library: Library, tenant: str, tmp_path: Path) -> None:
@@ -186,6 +186,6 @@ async def test_why_finds_a_document_by_id_address_path_or_title(library: Library
         os.chdir(here)
     assert (await why(library, tenant, "the x page"))["document"]["external_id"] == "https://wiki/x"
     async with library.pool.connection() as connection:
-        found = await story.find(connection, tenant, names("/x"))
-        assert {identity.external_id for identity, _ in found} == {"https://wiki/x", "deep/x"}
+        documents = await story.find(connection, tenant, names("/x"))
+        assert {identity.external_id for identity, _ in documents} == {"https://wiki/x", "deep/x"}
         assert await story.find(connection, "other", names(id_)) == []

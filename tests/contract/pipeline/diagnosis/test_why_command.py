@@ -165,7 +165,7 @@ async def test_why_says_how_many_documents_are_pending_before_it(library: Librar
     assert (code, waits["state"]) == (0, "waiting")
     assert waits["generations"][0]["vectors"]["before"] >= 3
     assert "documents before it" in waits["reason"]
-    assert any("Kafka" in one for one in waits["away"])
+    assert any("Kafka" in item for item in waits["away"])
     await library.execute("UPDATE index_state SET seq = want_seq WHERE seq < want_seq")
 
 
@@ -257,7 +257,7 @@ async def test_why_names_an_unreachable_store_and_shows_the_rest(library: Librar
     (tmp_path / "endpoints.json").write_text(json.dumps(written))
     code, away = await run_why(tmp_path, tenant, "a.md")
     assert (code, away["searchable"], away["stores"]) == (0, True, None)
-    assert any(one.startswith("the stores") for one in away["away"])
+    assert any(item.startswith("the stores") for item in away["away"])
     assert any(note.startswith("not checked: the stores") for note in away["notes"])
 
 
@@ -267,10 +267,10 @@ async def test_why_shows_at_which_rank_a_query_finds_the_document(library: Libra
         document("a.md", "The turbine turns.", tenant=tenant),
         document("b.md", "The turbine turns and the turbine hums: turbine.", tenant=tenant),
     )
-    _, found = await run_why(home, tenant, "a.md", "--query", "turbine turns")
-    assert found["query"]["rank"] in (1, 2)
-    assert found["query"]["of"] == 2
-    assert found["query"]["ranks"]["keyword"] in (1, 2)
+    _, report = await run_why(home, tenant, "a.md", "--query", "turbine turns")
+    assert report["query"]["rank"] in (1, 2)
+    assert report["query"]["of"] == 2
+    assert report["query"]["ranks"]["keyword"] in (1, 2)
     _, other = await run_why(home, tenant, "a.md", "--query", "hums", "--tag", "nobody")
     assert other["query"]["rank"] is None
     assert other["query"]["reason"]

@@ -85,27 +85,27 @@ async def test_why_never_shows_documents_of_another_tenant(paths: Paths) -> None
         )
     rows = await paths.library.execute("SELECT id, tenant, source, external_id, title FROM documents")
     tenants = {tenant for _, tenant, *_ in rows}
-    asked = 0
+    request_count = 0
     async with paths.library.pool.connection() as connection:
         for id_, tenant, source, external_id, title in random.sample(rows, 30):
             for other in random.sample(sorted(tenants), 3):
                 for name in (str(id_), external_id, f"{source}/{external_id}", title or "*", external_id[-4:]):
-                    found = await story.find(connection, other, names(name))
-                    assert all(identity.tenant == other for identity, _ in found), name
+                    documents = await story.find(connection, other, names(name))
+                    assert all(identity.tenant == other for identity, _ in documents), name
                     expected = {document_id(*row[1:4]) for row in rows if row[1] == other and row[3] == external_id}
                     if name == external_id:
-                        assert {identity.id for identity, _ in found} == expected
+                        assert {identity.id for identity, _ in documents} == expected
                     if name == str(id_) and other != tenant:
-                        assert found == []
-                    asked += 1
+                        assert documents == []
+                    request_count += 1
         for world in worlds:
             for n, tenant in enumerate(world.tenants):
                 for m in range(3):
-                    told = await story.dead_letters(connection, tenant, names(f"letter-{m}.md"))
-                    assert len(told.dead) == (m == n)
+                    letters = await story.dead_letters(connection, tenant, names(f"letter-{m}.md"))
+                    assert len(letters.dead) == (m == n)
                     by_id = str(document_id(world.tenants[m], "wiki", f"letter-{m}.md"))
                     assert len((await story.dead_letters(connection, tenant, [by_id])).dead) == (m == n)
-    assert asked == 450
+    assert request_count == 450
 
 
 async def make_dead_letters(library: Library, *keys: str) -> None:
@@ -127,8 +127,8 @@ async def test_why_gives_the_same_error_for_another_tenants_document_as_for_an_u
     )
     library.write_home(tmp_path)
     [(theirs,)] = await library.execute("SELECT id FROM documents WHERE tenant = 'globex' AND title = 'Merger'")
-    told = json.loads(penstock(tmp_path, "why", "plan.md", "--tenant", "acme", "--json").stdout)
-    assert (told["document"]["tenant"], told["document"]["title"]) == ("acme", "Ours")
+    output = json.loads(penstock(tmp_path, "why", "plan.md", "--tenant", "acme", "--json").stdout)
+    assert (output["document"]["tenant"], output["document"]["title"]) == ("acme", "Ours")
     nothing = "00000000-0000-4000-8000-000000000000"
     unknown = penstock(tmp_path, "why", nothing, "--tenant", "acme", "--json")
     for name in (str(theirs), "only.md", "Takeover", f"globex/wiki/{theirs}"):
@@ -150,8 +150,8 @@ async def test_why_says_whether_a_principal_may_read_it_and_by_which_tags(paths:
         ("bob", {"may_read": True, "by": ["wiki/user:bob"], "lacks": []}, "bob: yes, with wiki/user:bob"),
         ("eve", {"may_read": False, "by": [], "lacks": ["wiki/nda"]}, "eve: no, holds none of its access tags"),
     ):
-        told = penstock(tmp_path, "why", "a.md", "--tenant", "acme", "--as", principal, "--json")
-        assert json.loads(told.stdout)["readable_by"] == {"principals": [principal], **decision}, told.stderr
+        output = penstock(tmp_path, "why", "a.md", "--tenant", "acme", "--as", principal, "--json")
+        assert json.loads(output.stdout)["readable_by"] == {"principals": [principal], **decision}, output.stderr
         shown = penstock(tmp_path, "why", "a.md", "--tenant", "acme", "--as", principal)
         assert f"  may read  {line}\n" in shown.stdout
 

@@ -75,7 +75,7 @@ async def test_the_worker_role_dismisses_dead_letters_but_cannot_change_their_tr
     async with open_pool(place.worker) as pool, pool.connection() as connection:
         assert await letters.dismiss(connection, ["documents:0:1"], by="ann", reason="a test") == ["documents:0:1"]
         assert await letters.undo_dismissal(connection, ["documents:0:1"], by="bob", reason=None) == ["documents:0:1"]
-        assert [one.by for one in await letters.trail(connection, "documents:0:1")] == ["ann", "bob"]
+        assert [record.by for record in await letters.trail(connection, "documents:0:1")] == ["ann", "bob"]
         for statement in ("DELETE FROM dead_letter_trail", "UPDATE dead_letter_trail SET by = 'me'"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 async with connection.transaction():
@@ -88,7 +88,7 @@ async def test_the_worker_role_reads_the_whole_status_report(place: Place) -> No
         metrics.embedding_billed(1_000)
         await Spending(pool, metrics).record()
     away: list[str] = []
-    told = await ledger_report(place.worker, {}, away)
+    report = await ledger_report(place.worker, {}, away)
     assert away == []
-    assert told["embedding"] == [{"purpose": "document", "tokens": 1_000, "cost": 0.0}]
-    assert set(told) >= {"generations", "pending", "dead_letters", "connectors", "audit", "freshness"}
+    assert report["embedding"] == [{"purpose": "document", "tokens": 1_000, "cost": 0.0}]
+    assert set(report) >= {"generations", "pending", "dead_letters", "connectors", "audit", "freshness"}

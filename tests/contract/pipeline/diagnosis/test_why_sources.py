@@ -87,12 +87,12 @@ async def town(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
 
 
 async def test_an_unknown_document_is_reported_together_with_the_paused_sources(town: Town, tenant: str) -> None:
-    code, told = await town.why(tenant, "nothing.md")
+    code, explanation = await town.why(tenant, "nothing.md")
     assert code == 1
-    assert "no event about it has ever arrived" in told["error"]
+    assert "no event about it has ever arrived" in explanation["error"]
     await town.connector(tenant, paused=True)
-    _, told = await town.why(tenant, "nothing.md")
-    assert "do not follow their source at present: wiki (paused)" in told["error"]
+    _, explanation = await town.why(tenant, "nothing.md")
+    assert "do not follow their source at present: wiki (paused)" in explanation["error"]
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ async def test_why_gives_the_connectors_reason_for_refusing_a_document(
     town: Town, tenant: str, code: str, message: str, step: str
 ) -> None:
     await town.connector(tenant, Row(external_id="a.pdf", problem_code=code, problem_message=message))
-    exit_code, told = await town.why(tenant, "a.pdf")
-    assert (exit_code, told["document"], told["state"]) == (1, None, "refused")
-    assert told["reason"] == f"connector wiki cannot publish it ({code}: {message})"
-    assert step in told["next"]
-    assert "penstock connector run wiki --document a.pdf" in told["next"]
-    assert told["source"]["cursor"] == {"since": "2026-11-20"}
+    exit_code, explanation = await town.why(tenant, "a.pdf")
+    assert (exit_code, explanation["document"], explanation["state"]) == (1, None, "refused")
+    assert explanation["reason"] == f"connector wiki cannot publish it ({code}: {message})"
+    assert step in explanation["next"]
+    assert "penstock connector run wiki --document a.pdf" in explanation["next"]
+    assert explanation["source"]["cursor"] == {"since": "2026-11-20"}
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ async def test_the_state_of_the_source_explains_a_document_that_never_arrived(
 async def test_why_reports_a_document_whose_published_state_is_in_doubt(town: Town, tenant: str) -> None:
     await town.connector(tenant)
     await Rows(town.pool, Holder(tenant, "wiki", 1)).mark_in_doubt({"a.md": (3, "unknown")}, NOW)
-    _, told = await town.why(tenant, "a.md")
-    assert told["source"]["document"]["difference"] == "unknown"
-    assert told["source"]["document"]["in_doubt_since"] is not None
+    _, explanation = await town.why(tenant, "a.md")
+    assert explanation["source"]["document"]["difference"] == "unknown"
+    assert explanation["source"]["document"]["in_doubt_since"] is not None
     done = await asyncio.to_thread(
         CliRunner().invoke, app, ["why", "a.md", "--tenant", tenant], env={"PENSTOCK_HOME": str(town.space.home)}
     )
@@ -194,8 +194,8 @@ async def test_why_notes_a_sweep_held_back_by_the_mass_delete_guard(town: Town, 
             " SELECT gen_random_uuid(), %(tenant)s, 'wiki', 'a.md', 1, id, 0 FROM a",
             {"tenant": tenant},
         )
-    _, told = await town.why(tenant, "a.md")
-    [note] = [note for note in told["notes"] if "no longer listed it" in note]
+    _, explanation = await town.why(tenant, "a.md")
+    [note] = [note for note in explanation["notes"] if "no longer listed it" in note]
     assert "80 of 100 documents" in note
     assert "penstock connector run wiki --allow-mass-delete" in note
 
@@ -207,10 +207,10 @@ async def test_why_asks_for_the_source_when_two_sources_have_the_same_document_n
     await Rows(town.pool, Holder(tenant, "drive")).save(
         [Row(external_id="a.md", problem_code="empty", problem_message="no text")], NOW
     )
-    code, told = await town.why(tenant, "a.md")
+    code, explanation = await town.why(tenant, "a.md")
     assert code == 2
-    assert "wiki/a.md" in told["error"]
-    assert "drive/a.md" in told["error"]
+    assert "wiki/a.md" in explanation["error"]
+    assert "drive/a.md" in explanation["error"]
     assert (await town.why(tenant, "a.md", "--source", "drive"))[1]["source"]["name"] == "drive"
     assert (await town.why(tenant, "wiki/a.md"))[1]["source"]["name"] == "wiki"
 
@@ -230,15 +230,24 @@ async def test_why_reports_a_file_that_ingest_skipped_until_a_good_version_is_pu
     done = await penstock("ingest", str(tmp_path))
     assert done.exit_code == 0, done.stderr
     assert "skipped 2" in done.stdout
-    code, told = await town.why(tenant, str(damaged))
-    assert (code, told["document"], told["state"], told["source"]["state"]) == (1, None, "refused", "by hand")
-    problem = told["source"]["document"]["problem_code"]
+    code, explanation = await town.why(tenant, str(damaged))
+    assert (code, explanation["document"], explanation["state"], explanation["source"]["state"]) == (
+        1,
+        None,
+        "refused",
+        "by hand",
+    )
+    problem = explanation["source"]["document"]["problem_code"]
     assert problem in ("broken", "truncated")
-    assert told["reason"].startswith("`penstock ingest` skipped it when it last read it on ")
-    assert f"({problem}: {told['source']['document']['problem_message']})" in told["reason"]
-    assert told["next"].endswith(f"then `penstock ingest {damaged}`")
-    code, told = await town.why(tenant, str(large))
-    assert (code, told["state"], told["source"]["document"]["problem_code"]) == (1, "refused", "too_large")
+    assert explanation["reason"].startswith("`penstock ingest` skipped it when it last read it on ")
+    assert f"({problem}: {explanation['source']['document']['problem_message']})" in explanation["reason"]
+    assert explanation["next"].endswith(f"then `penstock ingest {damaged}`")
+    code, explanation = await town.why(tenant, str(large))
+    assert (code, explanation["state"], explanation["source"]["document"]["problem_code"]) == (
+        1,
+        "refused",
+        "too_large",
+    )
     shown = await penstock("why", str(large))
     assert "too_large" in shown.stdout
     assert "by `penstock ingest`" in shown.stdout
@@ -251,8 +260,8 @@ async def test_why_reports_a_file_that_ingest_skipped_until_a_good_version_is_pu
     damaged.write_bytes(pdf_of(["The otter sleeps."]))
     large.unlink()
     assert (await penstock("ingest", str(tmp_path))).exit_code == 0
-    code, told = await town.why(tenant, str(damaged))
-    assert (code, told["state"], told["source"]["document"]["problem_code"]) == (1, "queued", None)
-    code, told = await town.why(tenant, str(large))
-    assert (code, "no event about it has ever arrived" in told["error"]) == (1, True)
+    code, explanation = await town.why(tenant, str(damaged))
+    assert (code, explanation["state"], explanation["source"]["document"]["problem_code"]) == (1, "queued", None)
+    code, explanation = await town.why(tenant, str(large))
+    assert (code, "no event about it has ever arrived" in explanation["error"]) == (1, True)
     assert "cannot be read" not in (await penstock("dead", "list")).stdout

@@ -262,8 +262,8 @@ async def test_a_model_is_closed_after_its_last_generation_is_retired(site: Site
     async with site.pool.connection() as connection:
         active = await generations.active(connection)
     kept, gone = Answering(active), Answering(new)
-    for one in (kept, gone):
-        one.answers.set()
+    for model in (kept, gone):
+        model.answers.set()
 
     def make(generation: Generation, *_: object) -> Any:
         return {active.name: kept, new.name: gone}[generation.name]

@@ -102,10 +102,10 @@ class World:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.kafka.bootstrap)
         await admin.start()
         try:
-            found = await admin.list_consumer_group_offsets(f"{self.kafka.topic_prefix}penstock-keeps")
+            offsets = await admin.list_consumer_group_offsets(f"{self.kafka.topic_prefix}penstock-keeps")
         finally:
             await admin.close()
-        return next((o.offset for tp, o in found.items() if tp.topic == self.full_name), None)
+        return next((o.offset for tp, o in offsets.items() if tp.topic == self.full_name), None)
 
     async def end(self) -> int:
         consumer = AIOKafkaConsumer(bootstrap_servers=self.kafka.bootstrap)
@@ -328,10 +328,10 @@ async def test_a_worker_that_lost_its_partition_does_not_overwrite_the_next_owne
 async def test_a_worker_whose_marks_were_claimed_stores_none_until_its_membership_is_confirmed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_member, asked, answers = Consumption.is_member, asyncio.Event(), asyncio.Event()
+    is_member, requested, answers = Consumption.is_member, asyncio.Event(), asyncio.Event()
 
     async def slow(consumption: Consumption) -> bool:
-        asked.set()
+        requested.set()
         return await is_member(consumption) if answers.is_set() else False
 
     group = f"{world.kafka.topic_prefix}penstock-keeps"
@@ -346,7 +346,7 @@ async def test_a_worker_whose_marks_were_claimed_stores_none_until_its_membershi
         more = await world.send("two", 20)
         await until(lambda: more <= set(stage.handled))
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await asked.wait()
+            await requested.wait()
         assert await world.committed() == 20
         assert await world.space.query("SELECT owner FROM kafka_marks") == owner, "it takes nothing from the other one"
         answers.set()

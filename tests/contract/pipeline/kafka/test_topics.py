@@ -70,9 +70,9 @@ async def test_unknown_consumer_groups_of_a_new_cluster_have_no_members_and_rais
 async def test_ensure_topics_creates_all_topics_once(bootstrap: str, prefix: str, admin: Any) -> None:
     first = await ensure_topics(bootstrap, prefix=prefix)
     assert sorted(first) == sorted(f"topic {prefix}{t.name}: created ({t.partitions} partitions)" for t in TOPICS)
-    found = {t["topic"]: t for t in await admin.describe_topics(None)}
+    topics = {t["topic"]: t for t in await admin.describe_topics(None)}
     for topic in TOPICS:
-        partitions = found[f"{prefix}{topic.name}"]["partitions"]
+        partitions = topics[f"{prefix}{topic.name}"]["partitions"]
         assert len(partitions) == topic.partitions
         assert all(partition["leader"] >= 0 for partition in partitions)
     assert await ensure_topics(bootstrap, prefix=prefix) == []
@@ -103,8 +103,8 @@ async def test_a_topic_with_other_settings_is_reported_and_left_unchanged(
         assert f"topic {live}: retention.ms is 60000" in text
         assert f"topics {live} (2 partitions) and {prefix}documents.backfill.v1 (8) must have equally many" in text
         assert len(lines) == 4
-    found = {t["topic"]: len(t["partitions"]) for t in await admin.describe_topics(None)}
-    assert (found[live], found[identities]) == (2, 32)
+    topics = {t["topic"]: len(t["partitions"]) for t in await admin.describe_topics(None)}
+    assert (topics[live], topics[identities]) == (2, 32)
 
 
 async def test_more_replicas_than_brokers_are_rejected(bootstrap: str, prefix: str, admin: Any) -> None:

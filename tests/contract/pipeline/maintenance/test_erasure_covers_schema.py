@@ -80,11 +80,11 @@ async def columns(library: Library) -> dict[str, list[Column]]:
         " WHERE table_schema NOT IN ('pg_catalog', 'information_schema') AND table_type = 'BASE TABLE'"
         " AND NOT c.relispartition ORDER BY 1, ordinal_position"
     )
-    found: dict[str, list[Column]] = {}
+    results: dict[str, list[Column]] = {}
     for row in rows:
-        found.setdefault(row[0], []).append(Column(*row))
-    assert len(found) >= 40
-    return found
+        results.setdefault(row[0], []).append(Column(*row))
+    assert len(results) >= 40
+    return results
 
 
 def place_of(table: str) -> Place:

@@ -114,13 +114,13 @@ async def insert_aged(library: Library, statement: str, tenant: str, days: int) 
 
 
 async def counts(library: Library, tenant: str) -> dict[str, int]:
-    found = {}
+    results = {}
     for table in PLANTED:
         where = (
             "document_id IN (SELECT id FROM documents WHERE tenant = %s)" if table == "superseded" else "tenant = %s"
         )
-        [(found[table],)] = await library.execute(f"SELECT count(*) FROM {table} WHERE {where}", tenant)
-    return found
+        [(results[table],)] = await library.execute(f"SELECT count(*) FROM {table} WHERE {where}", tenant)
+    return results
 
 
 @pytest.mark.parametrize(("days", "left"), [(29, 1), (121, 0)])
@@ -157,8 +157,8 @@ async def test_rows_still_in_use_are_retained_whatever_their_age(library: Librar
     )
     await insert_aged(library, PLANTED["eval_queries"], tenant, 5000)
     await run_retention(library)
-    found = await counts(library, tenant)
-    assert (found["memberships"], found["connector_items"], found["eval_queries"]) == (1, 2, 1)
+    row_counts = await counts(library, tenant)
+    assert (row_counts["memberships"], row_counts["connector_items"], row_counts["eval_queries"]) == (1, 2, 1)
 
 
 async def test_only_deleted_documents_that_both_stores_followed_can_be_erased_on_demand(
@@ -208,18 +208,18 @@ def oldest_first(statement: str) -> str:
     """What looks for the oldest rows in a statement of the retention."""
     text = " ".join(statement.split()).replace("%(days)s", "30").replace("%(most)s", "500")
     text = text.replace("before", "now()").replace("LIMIT most", "LIMIT 500")
-    found = re.search(r"\( ?(SELECT .* LIMIT 500)", text)
-    assert found is not None, statement
-    return found[1]
+    match = re.search(r"\( ?(SELECT .* LIMIT 500)", text)
+    assert match is not None, statement
+    return match[1]
 
 
 async def test_every_retention_statement_uses_an_index(library: Library) -> None:
-    [migration] = [one.statements for one in migrations() if one.name == "0038_erasure"]
+    [migration] = [migration.statements for migration in migrations() if migration.name == "0038_erasure"]
     by_owner = migration.partition("CASE kind")[2].partition("END CASE")[0].split("WHEN ")[1:]
-    [later] = [one.statements for one in migrations() if one.name == "0047_overviews"]
+    [later] = [migration.statements for migration in migrations() if migration.name == "0047_overviews"]
     by_owner.append(later.partition("FUNCTION erase_use_by_age")[2])
     ages = [place.age.statement for place in PLACES if place.age]
-    own = [one for one in ages if "_by_age" not in one and "trail.expire" not in one]  # which drops whole days
+    own = [age for age in ages if "_by_age" not in age and "trail.expire" not in age]  # which drops whole days
     assert (len(own), len(by_owner)) == (2, 8)
     async with library.pool.connection() as connection:
         for way in ("seqscan", "bitmapscan", "sort"):
@@ -253,9 +253,9 @@ async def test_every_column_is_listed_as_personal_or_as_free_of_personal_data(li
     listed = {place.table: {*place.personal.split(), *place.free.split()} for place in PLACES}
     chunks = {*CHUNKS.personal.split(), *CHUNKS.free.split()}
     for table, columns in rows:
-        wanted = chunks if table.startswith("chunks_") else listed.get(table)
-        assert wanted is not None, f"{table} is not in pipeline/ledger/personal.py"
-        assert set(columns) == wanted, f"{table}: {set(columns) ^ wanted}"
+        expected = chunks if table.startswith("chunks_") else listed.get(table)
+        assert expected is not None, f"{table} is not in pipeline/ledger/personal.py"
+        assert set(columns) == expected, f"{table}: {set(columns) ^ expected}"
     assert listed.keys() <= {table for table, _ in rows}
 
 

@@ -65,13 +65,13 @@ async def test_the_sampler_of_the_standard_variables_is_used() -> None:
 async def test_a_failing_collector_ends_no_process_and_causes_few_log_lines(fault: str) -> None:
     async with FakeCollector() as collector:
         setattr(collector.faults, fault, 1_000)
-        told = await work(collector.endpoint, spans=2_000)
-    assert told[-1]["event"] == "over"
-    assert {line["event"] for line in told[:-1]} <= {"spans_lost", "Queue full, dropping Span."}
-    assert len(told) <= 5
+        output = await work(collector.endpoint, spans=2_000)
+    assert output[-1]["event"] == "over"
+    assert {line["event"] for line in output[:-1]} <= {"spans_lost", "Queue full, dropping Span."}
+    assert len(output) <= 5
 
 
 async def test_an_unreachable_collector_causes_few_log_lines() -> None:
-    told = await work("http://127.0.0.1:1", spans=2_000, OTEL_EXPORTER_OTLP_TIMEOUT="1")
-    assert told[-1]["event"] == "over"
-    assert len(told) <= 5
+    output = await work("http://127.0.0.1:1", spans=2_000, OTEL_EXPORTER_OTLP_TIMEOUT="1")
+    assert output[-1]["event"] == "over"
+    assert len(output) <= 5

@@ -73,8 +73,8 @@ async def waiting_letter_counts(library: Library) -> tuple[float | None, int]:
         await Vitals(library.pool, library.settings.kafka, {}, metrics, every_seconds=0.05).look(connection)
     async with library.pool.connection() as connection:
         shown = await ledger.dead_letters(connection)
-    found = metrics.registry.get_sample_value("penstock_waiting_dead_letters", {"stage": "detect"})
-    return found, shown["waiting"]
+    value = metrics.registry.get_sample_value("penstock_waiting_dead_letters", {"stage": "detect"})
+    return value, shown["waiting"]
 
 
 async def test_a_dismissed_dead_letter_is_no_longer_counted_but_stays_listed(
@@ -82,12 +82,12 @@ async def test_a_dismissed_dead_letter_is_no_longer_counted_but_stays_listed(
 ) -> None:
     mine, other = await make_dead_letters(library, tenant, "a.md", "b.md")
     before, shown_before = await waiting_letter_counts(library)
-    told = await answer(home, "dismiss", mine, "--reason", WHY, "--by", "ann")
-    assert told == [{"id": mine, "changed": True, "would_change": True, "reason": None}]
+    response = await answer(home, "dismiss", mine, "--reason", WHY, "--by", "ann")
+    assert response == [{"id": mine, "changed": True, "would_change": True, "reason": None}]
     after, shown_after = await waiting_letter_counts(library)
     assert before is not None
     assert (after, shown_after) == (before - 1, shown_before - 1)
-    assert [one["id"] for one in await answer(home, "list", "--tenant", tenant)] == [other]
+    assert [letter["id"] for letter in await answer(home, "list", "--tenant", tenant)] == [other]
     [kept] = await answer(home, "list", "--tenant", tenant, "--dismissed")
     assert kept["id"] == mine
     assert {k: kept["dismissed"][k] for k in ("by", "reason")} == {"by": "ann", "reason": WHY}
@@ -106,7 +106,7 @@ async def test_undoing_a_dismissal_makes_the_dead_letter_wait_again_and_both_are
     assert waiting["dismissed"] is None
     async with library.pool.connection() as connection:
         trail = await letters.trail(connection, mine)
-    assert [(one.action, one.by, one.reason) for one in trail] == [
+    assert [(record.action, record.by, record.reason) for record in trail] == [
         ("dismissed", "ann", WHY),
         ("undone", "bob", "it was no test"),
     ]
@@ -122,7 +122,7 @@ async def test_a_new_failure_of_the_same_document_is_a_new_dead_letter(
     await library.detect.handle([record])  # the same record once more, as after a rewind: it stays judged
     assert await answer(home, "list", "--tenant", tenant) == []
     [second] = await make_dead_letters(library, tenant, "a.md")
-    assert [one["id"] for one in await answer(home, "list", "--tenant", tenant)] == [second]
+    assert [letter["id"] for letter in await answer(home, "list", "--tenant", tenant)] == [second]
 
 
 async def test_dead_letters_are_dismissed_in_bulk_by_a_filter(library: Library, tenant: str, home: Path) -> None:
@@ -138,8 +138,8 @@ async def test_dead_letters_are_dismissed_in_bulk_by_a_filter(library: Library, 
     assert tried.stdout == f"  {none}\n1 dead letters would be dismissed; nothing was changed\n"
     assert len(await answer(home, "list", "--tenant", tenant)) == 4
 
-    assert [one["changed"] for one in await answer(home, *chosen, "--yes")] == [True]
-    assert {one["id"] for one in await answer(home, "list", "--tenant", tenant)} == set(broken)
+    assert [letter["changed"] for letter in await answer(home, *chosen, "--yes")] == [True]
+    assert {letter["id"] for letter in await answer(home, "list", "--tenant", tenant)} == set(broken)
     assert await answer(home, *chosen, "--yes") == []  # nothing is left to dismiss
     await answer(home, "dismiss", "--all", "--tenant", tenant, "--undo", "--yes")
     assert len(await answer(home, "list", "--tenant", tenant)) == 4

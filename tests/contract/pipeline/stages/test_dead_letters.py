@@ -210,10 +210,10 @@ async def test_an_interrupted_dead_letter_is_written_by_the_next_attempt(desk: D
         async with asyncio.timeout(0.005):  # the producer gathers a batch for four times as long
             await desk.bury(record)
     id_ = await desk.bury(record)
-    found = await desk.on_topic(DEAD_LETTERS)
-    assert 1 <= len(found) <= 2
-    assert {r.value for r in found} == {record.value}
-    assert (await desk.listed(id_)).letter_offset in {r.offset for r in found}
+    records = await desk.on_topic(DEAD_LETTERS)
+    assert 1 <= len(records) <= 2
+    assert {r.value for r in records} == {record.value}
+    assert (await desk.listed(id_)).letter_offset in {r.offset for r in records}
 
 
 async def test_an_outage_of_postgres_after_a_dead_letter_was_sent_neither_loses_nor_repeats_it(desk: Desk) -> None:
@@ -253,8 +253,8 @@ async def test_the_list_of_dead_letters_is_filtered_and_paged_newest_first(desk:
     async with desk.pool.connection() as connection:
 
         async def names(chosen: Filter, after: str | None = None, limit: int | None = None) -> list[str]:
-            found = await page(connection, chosen, after=after, limit=limit)
-            return [letter.external_id or "" for letter in found]
+            letters = await page(connection, chosen, after=after, limit=limit)
+            return [letter.external_id or "" for letter in letters]
 
         everything = ["x", "4.md", "3.md", "2.md", "1.md", "0.md"]
         assert await names(Filter()) == everything

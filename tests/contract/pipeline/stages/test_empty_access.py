@@ -73,8 +73,8 @@ async def test_empty_access_tags_withdraw_a_readable_document_at_once(library: L
 
     await library.converge(id_)
     assert await library.execute("SELECT FROM chunks_g1 WHERE document_id = %s", id_) == []
-    found = await library.es.count(index=library.generation.keyword_index, query={"term": {"document_id": str(id_)}})
-    assert found["count"] == 0
+    count = await library.es.count(index=library.generation.keyword_index, query={"term": {"document_id": str(id_)}})
+    assert count["count"] == 0
 
     await library.put(access(before, ["staff"]))  # and back, when somebody may again
     again = await library.search.search("text harbour", caller)

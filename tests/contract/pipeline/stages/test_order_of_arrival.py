@@ -61,8 +61,8 @@ async def test_of_two_superseded_revisions_the_same_one_is_restored_in_either_or
         for content in order:
             await site.accept(upsert(name, 1, 30, content))
         await site.accept(delete(name, 20))
-    found = await live_documents(site, "a", "b")
-    assert found["a"] == found["b"] is not None
+    live = await live_documents(site, "a", "b")
+    assert live["a"] == live["b"] is not None
 
 
 async def test_repeated_observations_of_one_lower_version_keep_one_superseded_row(site: Site) -> None:
@@ -95,8 +95,8 @@ async def test_events_in_any_order_and_batches_give_the_same_ledger_state(site: 
             rounds[place].append(message)
     for batch in rounds:
         await site.accept(*batch)
-    found = await live_documents(site, *events)
-    assert {name: found[name] for name in events} == {name: expected_document(its) for name, its in events.items()}
+    live = await live_documents(site, *events)
+    assert {name: live[name] for name in events} == {name: expected_document(its) for name, its in events.items()}
 
 
 def expected_document(events: Sequence[Event]) -> tuple[int, str] | None:

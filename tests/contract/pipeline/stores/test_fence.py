@@ -37,9 +37,9 @@ async def one(pool: Pool) -> int:
 
 @pytest.mark.parametrize("use", ["queries", "intake", "stores"])
 async def test_the_pool_refuses_connections_until_the_ledgers_identity_is_accepted(fenced: Space, use: Use) -> None:
-    told: list[bool] = []
+    messages: list[bool] = []
     async with (
-        open_pool(fenced.settings.postgres, use, on_fence=told.append) as pool,
+        open_pool(fenced.settings.postgres, use, on_fence=messages.append) as pool,
         open_pool(fenced.settings.postgres, "any") as recovering,
     ):
         for _ in range(30):  # more often than the pool has places: each is given back
@@ -52,21 +52,21 @@ async def test_the_pool_refuses_connections_until_the_ledgers_identity_is_accept
             await fence.accept(connection, "rewinding")
             await fence.accept(connection, "open")
         assert await one(pool) == 1
-    assert told == [True] * 30 + [False]
+    assert messages == [True] * 30 + [False]
 
 
 async def test_a_recovery_admits_the_stores_first_then_intake_then_queries(space: Space) -> None:
     async def admitted() -> set[Use]:
-        found: set[Use] = set()
+        results: set[Use] = set()
         uses: tuple[Use, ...] = ("queries", "intake", "stores")
         for use in uses:
             async with open_pool(space.settings.postgres, use) as pool:
                 try:
                     await one(pool)
-                    found.add(use)
+                    results.add(use)
                 except Fenced:
                     continue
-        return found
+        return results
 
     seen = []
     for state in ("rewinding", "replaying", "open"):
@@ -118,9 +118,9 @@ async def test_a_fenced_query_service_answers_503_and_recovers_without_a_restart
         answer = await world.client.post("/v1/search", json={"query": "harbour"}, headers=as_("ann", tenant))
         return (200, "") if answer.status_code == 200 else problem(answer)
 
-    async def until(wanted: tuple[int, str]) -> None:
+    async def until(expected: tuple[int, str]) -> None:
         async with asyncio.timeout(60):
-            while await search() != wanted:
+            while await search() != expected:
                 await asyncio.sleep(0.1)
 
     assert await search() == (200, "")

@@ -86,12 +86,12 @@ async def nearest(library: Library, scan: vectors.Scan | None = None) -> tuple[l
     caller = await library.caller("acme", "staff")
     vector = np.asarray(WordEmbedder()._vector("heron"))
     async with library.pool.connection() as connection:
-        asked = NeighbourQuery(library.generation, caller, await readable(connection, caller))
+        query = NeighbourQuery(library.generation, caller, await readable(connection, caller))
         there, *_ = await vectors._size(connection, library.generation)
-        found, used = await vectors.nearest(
-            connection, asked, vector, scan or there or "exact", limit=30, timeout_seconds=30, tuning=Tuning()
+        rows, used = await vectors.nearest(
+            connection, query, vector, scan or there or "exact", limit=30, timeout_seconds=30, tuning=Tuning()
         )
-    return [c.text for c in found], used
+    return [c.text for c in rows], used
 
 
 async def test_chunks_are_searchable_at_once_inside_and_outside_the_vector_graph(library: Library) -> None:
@@ -103,9 +103,9 @@ async def test_chunks_are_searchable_at_once_inside_and_outside_the_vector_graph
         async with library.pool.connection() as connection:
             assert await graph.move(connection, library.generation, limit=await outside(library) - left) >= 0
         assert await outside(library) == left
-        found, used = await nearest(library)
+        rows, used = await nearest(library)
         assert used == "graph"
-        assert found == exact
+        assert rows == exact
 
 
 async def test_results_of_a_graph_scan_are_sorted_by_distance_explicitly(library: Library) -> None:
@@ -113,12 +113,12 @@ async def test_results_of_a_graph_scan_are_sorted_by_distance_explicitly(library
     async with library.pool.connection() as connection:
         await graph.move(connection, library.generation, limit=60)
         may = await readable(connection, caller := await library.caller("acme", "staff"))
-        asked = NeighbourQuery(library.generation, caller, may)
+        query = NeighbourQuery(library.generation, caller, may)
         settings = vectors.local_settings("graph", 30, 30, Tuning())
         await connection.execute(vectors.LOCAL_SETTINGS, settings)
         await connection.execute("SET LOCAL enable_sort = off")  # of few rows no sort is worth avoiding
         vector = np.asarray(WordEmbedder()._vector("heron"))
-        statement, values = vectors.build(asked, vector, "graph", limit=30)
+        statement, values = vectors.build(query, vector, "graph", limit=30)
         cursor = await connection.execute(b"EXPLAIN " + statement.as_bytes(connection), values, prepare=False)
         plan = "\n".join(line for (line,) in await cursor.fetchall())
     assert "chunks_g1_hnsw" in plan
@@ -142,8 +142,8 @@ async def test_a_search_finds_rows_that_move_into_the_graph_exactly_once(library
 
     moving = asyncio.create_task(to_and_fro())
     for _ in range(60):
-        found, _ = await nearest(library, "graph")
-        assert sorted(found) == sorted(exact)
+        rows, _ = await nearest(library, "graph")
+        assert sorted(rows) == sorted(exact)
     stop.set()
     assert await moving > 60
 
@@ -275,8 +275,8 @@ async def test_an_older_versions_graph_is_used_until_its_successor_is_ready(libr
     steps = []
     async with open_keeper(library) as keeper:
         for _ in range(10):
-            found, used = await nearest(library)
-            assert found == exact
+            rows, used = await nearest(library)
+            assert rows == exact
             if not await keeper.turn():
                 break
             steps.append((used, sorted(await names(library))))
@@ -336,9 +336,9 @@ async def test_rows_inside_and_outside_the_graph_are_read_by_index_whatever_the_
     async with library.pool.connection() as connection:
         assert await graph.move(connection, library.generation, limit=3_000) == 3_000
         caller = await library.caller("acme", "staff")
-        asked = NeighbourQuery(library.generation, caller, await readable(connection, caller))
+        query = NeighbourQuery(library.generation, caller, await readable(connection, caller))
         vector = np.asarray(WordEmbedder()._vector("heron"))
-        statement, values = vectors.build(asked, vector, "graph", limit=30)
+        statement, values = vectors.build(query, vector, "graph", limit=30)
         async with connection.transaction():
             await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings("graph", 30, 30, Tuning()))
             cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)

@@ -63,12 +63,12 @@ async def search(audited: Audited, mode: Any = "hybrid") -> SearchResults:
     library = audited.library
     caller = await library.caller("acme", "wiki/staff", "wiki/board")
     forgetful = RetrievalSettings(cached_queries=0)
-    asked = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=forgetful)
-    return await asked.search("length", caller, mode=mode, top=50)
+    searcher = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=forgetful)
+    return await searcher.search("length", caller, mode=mode, top=50)
 
 
-def result_ids(found: SearchResults) -> set[str]:
-    return {result.passage.external_id for result in found.results}
+def result_ids(response: SearchResults) -> set[str]:
+    return {result.passage.external_id for result in response.results}
 
 
 async def entries(audited: Audited, name: str) -> dict[UUID, dict[str, Any]]:
@@ -173,9 +173,9 @@ async def test_a_replaced_index_is_not_searched_until_it_matches_the_ledger_agai
         await incident.happens(audited)
 
         for _ in range(2):  # before any worker has noticed it, and after
-            found = await search(audited)
-            assert "not searched until" in str(next(s for s in found.steps if s.name == "keywords").facts["reason"])
-            assert found.degraded, "what was found by vectors alone is told to be half an answer"
+            response = await search(audited)
+            assert "not searched until" in str(next(s for s in response.steps if s.name == "keywords").facts["reason"])
+            assert response.degraded, "what was found by vectors alone is told to be half an answer"
             with pytest.raises(IndexFenced, match="`penstock audit --repair`"):
                 await search(audited, mode="keyword")
             [known] = await guard.look()
@@ -387,8 +387,8 @@ async def test_the_query_service_answers_without_a_fenced_keyword_index_and_says
                 await asyncio.sleep(0.1)
     finally:
         [(uuid,)] = [
-            (one["settings"]["index"]["uuid"],)
-            for one in (await library.es.indices.get(index=library.generation.keyword_index)).body.values()
+            (index["settings"]["index"]["uuid"],)
+            for index in (await library.es.indices.get(index=library.generation.keyword_index)).body.values()
         ]
         await library.execute("UPDATE keyword_indexes SET index_uuid = %s", uuid)
     assert (await ask("keyword")).status_code == 200

@@ -75,7 +75,7 @@ async def test_a_version_works_with_newer_additive_migrations_and_not_with_destr
     with monkeypatch.context() as newer:
         with_next(newer, NEXT, migration("9001_less", f"-- needs: {newest}\nDROP TABLE superseded"))
         assert await migrate(database) == [
-            *(one.name for one in postgres.migrations() if one.name < "9"),
+            *(migration.name for migration in postgres.migrations() if migration.name < "9"),
             "9000_next",
             "9001_less",
         ]

@@ -47,5 +47,5 @@ async def test_tcp_keepalives_end_a_vanished_client_after_half_a_minute(stack: S
         cursor = await connection.execute(
             "SELECT name, setting::int FROM pg_settings WHERE starts_with(name, 'tcp_keepalives') ORDER BY name"
         )
-        told = dict(await cursor.fetchall())
-    assert told == {"tcp_keepalives_count": 4, "tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5}
+        options = dict(await cursor.fetchall())
+    assert options == {"tcp_keepalives_count": 4, "tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5}

@@ -139,12 +139,12 @@ async def test_the_views_and_functions_match_the_golden_file(library: Library) -
         promised = list(GOLDEN[view].items())
         assert [tuple(row) for row in rows][: len(promised)] == promised
     for function in ("access_of", "nearest"):
-        [(found,)] = await library.execute(
+        [(records,)] = await library.execute(
             "SELECT format('(%%s) → %%s', pg_get_function_arguments(oid), pg_get_function_result(oid)) FROM pg_proc"
             " WHERE pronamespace = 'readers'::regnamespace AND proname = %s",
             function,
         )
-        assert found == GOLDEN[function]
+        assert records == GOLDEN[function]
 
 
 async def test_the_views_hide_deleted_unindexed_and_unreadable_documents(library: Library) -> None:
@@ -153,8 +153,8 @@ async def test_the_views_hide_deleted_unindexed_and_unreadable_documents(library
     await library.accept(document("shown new.md", "Not in the stores yet."))
     assert {"shown 0.md", "shown 1.md", "shown 2.md"} <= await shown(library)
     assert "shown new.md" not in await shown(library) | await shown(library, "chunks")
-    for told in (deletion(gone), access(closed, [])):
-        await library.accept(told)  # the stores have not followed
+    for messages in (deletion(gone), access(closed, [])):
+        await library.accept(messages)  # the stores have not followed
     for view in ("documents", "chunks"):
         names = await shown(library, view)
         assert "shown 0.md" in names
@@ -224,8 +224,8 @@ async def test_a_cut_over_switches_the_views_atomically_including_views_built_on
             (((new, "retired"), (old, "active")), old),
         ):
             before = await library.execute(dimensions)
-            for one, state in states:
-                await connection.execute("UPDATE generations SET state = %s WHERE name = %s", [state, one.name])
+            for item, state in states:
+                await connection.execute("UPDATE generations SET state = %s WHERE name = %s", [state, item.name])
             await point_readers_at(connection, generation)
             assert (await library.execute("SELECT model FROM readers.generation")) != [(generation.model,)]
             await connection.commit()
@@ -246,15 +246,15 @@ async def test_canaries_are_hidden_from_other_teams(library: Library) -> None:
     assert await library.execute("SELECT readers.access_of('cn', 'ann')") == [(["wiki/user:ann"],)]
     assert (await library.caller("cn", "crew", principals=["ann"])).tags == {"wiki/user:ann", "wiki/crew"}
     reader = await library.caller("cn", principals=[PRINCIPAL])
-    found = await library.search.search("anchor", reader, mode="keyword")
-    assert [one.passage.source for one in found.results] == [canary.source]
+    response = await library.search.search("anchor", reader, mode="keyword")
+    assert [result.passage.source for result in response.results] == [canary.source]
 
 
 # The functions, against the rule written down in plain Python
 
 
 async def test_a_query_by_sql_finds_exactly_the_documents_a_principal_may_read(paths: Paths) -> None:
-    worlds, asked, found = [World(900 + n, f"sql{n}") for n in range(4)], 0, 0
+    worlds, request_count, count = [World(900 + n, f"sql{n}") for n in range(4)], 0, 0
     models = {id(world): Model() for world in worlds}
     question = HalfVector(WordEmbedder()._vector("harbour ledger"))
     async with another_team(paths.library) as team:
@@ -278,24 +278,24 @@ async def test_a_query_by_sql_finds_exactly_the_documents_a_principal_may_read(p
                         )
                         keys = {tuple(row) for row in await cursor.fetchall()}
                         assert keys == set(models[id(world)].readable(alone)), (world, alone)
-                        asked, found = asked + 1, found + len(keys)
-    assert asked > 80
-    assert found > 80, "worlds in which nobody reads anything prove nothing"
+                        request_count, count = request_count + 1, count + len(keys)
+    assert request_count > 80
+    assert count > 80, "worlds in which nobody reads anything prove nothing"
 
 
 async def test_nearest_returns_the_nearest_chunks_and_applies_a_revocation_at_once(library: Library) -> None:
     one, two = document("near 1.md", "keel keel mast", tenant="nt"), document("near 2.md", "oar net pier", tenant="nt")
     await library.put(one, two)
-    asked = (
+    statement = (
         "SELECT d.external_id, n.distance FROM readers.nearest(%s, 'nt', %s) n"
         " JOIN readers.documents d ON d.id = n.doc_id ORDER BY n.distance"
     )
     query = HalfVector(WordEmbedder()._vector("keel"))
-    rows = await library.execute(asked, query, ["wiki/staff"])
+    rows = await library.execute(statement, query, ["wiki/staff"])
     assert [name for name, _ in rows] == ["near 1.md", "near 2.md"]
     text = (await library.execute("SELECT embedding FROM readers.chunks WHERE external_id = 'near 1.md'"))[0][0]
     cosine = float(np.dot(text.to_numpy(), query.to_numpy()))
     assert rows[0][1] == pytest.approx(1 - cosine, abs=0.01)
     await library.accept(access(one, ["board"]))
-    assert [name for name, _ in await library.execute(asked, query, ["wiki/staff"])] == ["near 2.md"]
-    assert await library.execute(asked, query, []) == []
+    assert [name for name, _ in await library.execute(statement, query, ["wiki/staff"])] == ["near 2.md"]
+    assert await library.execute(statement, query, []) == []

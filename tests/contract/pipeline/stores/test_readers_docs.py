@@ -87,7 +87,7 @@ async def test_the_documented_keyword_search_returns_only_readable_documents(pat
     worlds = [World(500 + n, f"page{n}") for n in range(2)]
     models = {id(world): Model() for world in worlds}
     behind: list[UUID] = []
-    found = 0
+    count = 0
     async with another_team(paths.library) as team:
         for part, follows in (("first", True), ("then", False), (None, True)):
             moved: list[UUID] = []
@@ -104,8 +104,8 @@ async def test_the_documented_keyword_search_returns_only_readable_documents(pat
                         may = {document_id(*key) for key in may_read(model.living(), asker.tenant, model.held(alone))}
                         shown = await answer(paths, team, asker.tenant, principal)
                         assert shown == may if follows else shown <= may, (world, alone)
-                        found += len(shown)
-    assert found > 30, "worlds in which nobody reads anything prove nothing"
+                        count += len(shown)
+    assert count > 30, "worlds in which nobody reads anything prove nothing"
 
 
 async def answer(paths: Paths, team: psycopg.AsyncConnection[Any], tenant: str, principal: str) -> set[UUID]:
@@ -122,18 +122,18 @@ async def answer(paths: Paths, team: psycopg.AsyncConnection[Any], tenant: str, 
 # The frozen mapping
 
 
-def differences(promised: Any, found: Any, at: str = "") -> list[str]:
+def differences(promised: Any, results: Any, at: str = "") -> list[str]:
     """Where something that was promised is not there as it was: more is fine, less and other are not."""
-    if isinstance(promised, dict) and isinstance(found, dict):
-        return [line for key in promised for line in differences(promised[key], found.get(key), f"{at}/{key}")]
-    return [] if str(promised).lower() == str(found).lower() else [at]
+    if isinstance(promised, dict) and isinstance(results, dict):
+        return [line for key in promised for line in differences(promised[key], results.get(key), f"{at}/{key}")]
+    return [] if str(promised).lower() == str(results).lower() else [at]
 
 
 async def test_the_index_mapping_matches_the_golden_file_and_the_readers_page(paths: Paths) -> None:
     index = paths.library.generation.keyword_index
-    found = (await paths.library.es.indices.get(index=index)).body[index]
-    settings = found["settings"]["index"]
-    real = {"mappings": found["mappings"], "analysis": settings["analysis"], "similarity": settings["similarity"]}
+    index_body = (await paths.library.es.indices.get(index=index)).body[index]
+    settings = index_body["settings"]["index"]
+    real = {"mappings": index_body["mappings"], "analysis": settings["analysis"], "similarity": settings["similarity"]}
     assert differences(GOLDEN, real) == []
     fields = real["mappings"]["properties"]
     assert differences(GOLDEN, {**real, "mappings": {"dynamic": "strict", "properties": {**fields, "text": {}}}}) != []

@@ -66,13 +66,13 @@ def random_vector(seed: int) -> HalfVector:
 async def scans(library: Library, statement: str, *values: object) -> list[tuple[str, str]]:
     """How each table is read, and by which index."""
     [[[plan]]] = await library.execute(f"EXPLAIN (FORMAT JSON) {statement}", *values)
-    found = []
+    results = []
     waiting: list[dict[str, Any]] = [plan["Plan"]]
     for node in waiting:
         waiting += node.get("Plans", [])
         if "Relation Name" in node or "Index Name" in node:
-            found.append((node["Node Type"], node.get("Index Name") or node["Relation Name"]))
-    return found
+            results.append((node["Node Type"], node.get("Index Name") or node["Relation Name"]))
+    return results
 
 
 async def test_ordering_the_chunks_view_by_distance_scans_the_whole_table(library: Library) -> None:
@@ -114,8 +114,8 @@ async def nearest(library: Library, query: HalfVector, tags: Sequence[str]) -> t
             cursor = await connection.execute("SELECT pg_stat_get_xact_numscans('chunks_g1_hnsw'::regclass)")
             walks += [count for (count,) in await cursor.fetchall()]
             cursor = await connection.execute("SELECT id FROM readers.nearest(%s, 'acme', %s, 10)", [query, list(tags)])
-            found = [id_ for (id_,) in await cursor.fetchall()]
-    return found, walks[1] > walks[0]
+            results = [id_ for (id_,) in await cursor.fetchall()]
+    return results, walks[1] > walks[0]
 
 
 @pytest.mark.parametrize(("groups", "walked"), [(GROUPS, True), (GROUPS[:16], True), (GROUPS[:3], False)])
@@ -124,13 +124,13 @@ async def test_nearest_uses_the_graph_for_many_readable_chunks_and_is_exact_for_
 ) -> None:
     hits = 0
     for seed in range(10):
-        found, through_graph = await nearest(library, random_vector(seed), groups)
+        ids, through_graph = await nearest(library, random_vector(seed), groups)
         exact = await library.execute(
             "SELECT id FROM readers.chunks WHERE acl_tags && %s ORDER BY (embedding <=> %s) + 0, id LIMIT 10",
             groups,
             random_vector(seed),
         )
         assert through_graph == walked
-        assert len(found) == 10
-        hits += len(set(found) & {id_ for (id_,) in exact})
+        assert len(ids) == 10
+        hits += len(set(ids) & {id_ for (id_,) in exact})
     assert hits == 100 if not walked else hits >= 95

@@ -168,12 +168,12 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
     few = Tuning(always_exact_rows=len(ids.documents) // 2)
     for filters in (NONE, narrow):
         ask.append(lambda filters=filters: verify(connection, generation.name, caller, offered, filters))  # type: ignore[misc]
-        asked = NeighbourQuery(generation, caller, may, filters)
-        ask.append(lambda asked=asked: vectors.choose_scan(connection, asked, limit=1, tuning=few))  # type: ignore[misc]
+        query = NeighbourQuery(generation, caller, may, filters)
+        ask.append(lambda query=query: vectors.choose_scan(connection, query, limit=1, tuning=few))  # type: ignore[misc]
         for verified in (False, True):
-            asked = replace(asked, verified=verified)
+            query = replace(query, verified=verified)
             ask += [
-                lambda asked=asked, scan=scan: connection.execute(*vectors.build(asked, vector, scan, limit=50))  # type: ignore[misc]
+                lambda query=query, scan=scan: connection.execute(*vectors.build(query, vector, scan, limit=50))  # type: ignore[misc]
                 for scan in ("exact", "graph", "whole graph")
             ]
     for question in ask:
@@ -210,9 +210,9 @@ async def test_a_statement_without_its_tenant_condition_shows_and_changes_no_row
     both, alone = seen
     for (statement, shown), (_, without) in zip(both, alone, strict=True):
         assert shown == without, statement
-    wanted = {site for site in known if site.file not in ALONE}
-    assert wanted - covered == set(), "statements with a tenant condition that `statements` does not ask"
-    assert wanted - leaking == set(), "without policies these show no more without their condition: is it one?"
+    expected = {site for site in known if site.file not in ALONE}
+    assert expected - covered == set(), "statements with a tenant condition that `statements` does not ask"
+    assert expected - leaking == set(), "without policies these show no more without their condition: is it one?"
 
 
 async def test_statements_by_id_find_no_row_of_another_tenant(place: Place) -> None:
@@ -226,9 +226,9 @@ async def test_statements_by_id_find_no_row_of_another_tenant(place: Place) -> N
         assert len(await vectors.cosine_scores(connection, generation, list(ids.chunks), vector)) == mine
         assert len(await vectors.embeddings(connection, generation, list(ids.chunks))) == mine
         assert len(await describe(connection, generation.name, offered)) == mine  # type: ignore[arg-type]
-        told = [await story.read(connection, id_) for id_ in ids.documents]
-        assert sum(one.document is not None for one in told) == mine
-        assert {one.document.identity.tenant for one in told if one.document} == {HELD}
+        stories = [await story.read(connection, id_) for id_ in ids.documents]
+        assert sum(story.document is not None for story in stories) == mine
+        assert {story.document.identity.tenant for story in stories if story.document} == {HELD}
         assert await story.find(connection, OTHER, ["1.md"]) == []
         assert (await access.readable(connection, Caller(OTHER, frozenset({"wiki/staff"})))).access_ids == ()
 
@@ -396,7 +396,7 @@ async def test_row_policies_do_not_change_the_plans_of_a_search(place: Place) ->
     """The walk through the graph asks for a document's tenant only of the rows that it returns; where the statement has
     the condition itself, the server's is asked once."""
     generation, ids = place.library.generation, await ids_of(place.library)
-    asked = NeighbourQuery(generation, Caller(HELD, frozenset({"wiki/staff"})), Readable(ids.access[:1], (), ()))
+    query = NeighbourQuery(generation, Caller(HELD, frozenset({"wiki/staff"})), Readable(ids.access[:1], (), ()))
     vector = await place.library.embedder.embed_query("text")
     async with connected(place.query) as connection:
         await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
@@ -404,7 +404,7 @@ async def test_row_policies_do_not_change_the_plans_of_a_search(place: Place) ->
         for scan in ("graph", "exact"):
             await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 30, Tuning()))  # type: ignore[arg-type]
             await connection.execute("SET LOCAL enable_seqscan = off")
-            statement, values = vectors.build(asked, vector, scan, limit=50)  # type: ignore[arg-type]
+            statement, values = vectors.build(query, vector, scan, limit=50)  # type: ignore[arg-type]
             cursor = await connection.execute(
                 f"EXPLAIN (ANALYZE, TIMING OFF, BUFFERS OFF) {statement.as_string(connection)}".encode(), values
             )
@@ -441,7 +441,7 @@ async def test_rows_are_not_divided_while_a_query_service_of_the_previous_versio
         run_file(admin.dsn.get_secret_value(), "2-grants.sql")  # nor by this
         assert await _count_visible(older) == await _count_all(place)  # it names no tenant, and goes on as before
     for _ in range(50):  # until the server has seen it go
-        if (told := await divide_rows(admin)) and "are divided" in told[-1]:
+        if (result := await divide_rows(admin)) and "are divided" in result[-1]:
             break
         await asyncio.sleep(0.1)
     assert await divide_rows(admin) == []
@@ -450,7 +450,7 @@ async def test_rows_are_not_divided_while_a_query_service_of_the_previous_versio
 
 
 async def test_a_program_of_the_previous_version_does_not_start_on_divided_rows(place: Place) -> None:
-    known = [one.name for one in migrations() if one.name < "0041"]
+    known = [migration.name for migration in migrations() if migration.name < "0041"]
 
     async def applied() -> dict[str, str | None]:
         return dict(await place.library.execute("SELECT name, needs FROM schema_migrations"))
@@ -469,8 +469,8 @@ async def test_a_program_of_the_previous_version_does_not_start_on_divided_rows(
         async with open_pool(PostgresSettings(dsn=place.query), "queries") as pool:  # type: ignore[arg-type]
             with capture_logs() as logged:
                 await warn_if_undivided(pool)
-        assert [one["event"] for one in logged] == ["rows_undivided"]
-        assert refusal([one.name for one in migrations()], await applied()) is None
+        assert [line["event"] for line in logged] == ["rows_undivided"]
+        assert refusal([migration.name for migration in migrations()], await applied()) is None
         assert await migrate(place.library.settings.postgres) == []
     finally:
         assert await divide_rows(place.library.settings.postgres)
@@ -519,9 +519,9 @@ async def test_a_reader_bound_to_a_tenant_reads_only_that_tenant_and_cannot_swit
                     (12, HELD, HELD)
                 ]
             assert await ask("SELECT count(*) FROM tenant_readers.chunks WHERE tenant = %s", OTHER) == [(0,)]
-            found = await ask("SELECT id FROM tenant_readers.nearest(%s::halfvec, '{wiki/staff}', 50)", vector)
+            rows = await ask("SELECT id FROM tenant_readers.nearest(%s::halfvec, '{wiki/staff}', 50)", vector)
             theirs = {id_ for (id_,) in await ask("SELECT id FROM tenant_readers.chunks")}
-            assert {id_ for (id_,) in found} == theirs
+            assert {id_ for (id_,) in rows} == theirs
             assert await ask("SELECT tenant_readers.access_of('ann')") == [([f"wiki/of-{HELD}", "wiki/user:ann"],)]
             assert await ask("SELECT name FROM tenant_readers.generation") == [("g1",)]
             for forbidden in (

@@ -97,9 +97,9 @@ async def test_the_sources_event_has_the_fields_of_a_search_result(fake: FakeCha
 
 async def test_the_chat_request_has_no_tools_and_is_sent_once(fake: FakeChat) -> None:
     await ask(PUMPS, fake, QUESTION, answer_tokens=100)
-    [asked] = fake.asked
-    assert set(asked) == {"model", "messages", "max_tokens", "stream", "stream_options"}
-    assert asked["max_tokens"] == 100
+    [requests] = fake.asked
+    assert set(requests) == {"model", "messages", "max_tokens", "stream", "stream_options"}
+    assert requests["max_tokens"] == 100
 
 
 async def test_without_relevant_passages_the_answer_says_so_without_calling_the_model(fake: FakeChat) -> None:

@@ -65,14 +65,14 @@ class Assistant:
             json={"question": question, "mode": "keyword", "history": True, **fields},
         )
         assert answer.status_code == 200, answer.text
-        told: dict[str, Any] = answer.json()
-        return told
+        body: dict[str, Any] = answer.json()
+        return body
 
     async def converse(self, question: str, **fields: Any) -> str:
         """Returns the answer, which is recorded."""
-        told = await self.ask(question, **fields)
-        await self.record(question, told["answer"], UUID(told["answer_id"]))
-        return str(told["answer"])
+        response = await self.ask(question, **fields)
+        await self.record(question, response["answer"], UUID(response["answer_id"]))
+        return str(response["answer"])
 
     async def record(self, question: str, answer: str, answer_id: UUID | None) -> None:
         pair = Pair(
@@ -157,8 +157,8 @@ QUESTION = "Where is the parking, free behind which gate?"
 
 
 async def test_earlier_answers_are_shown_to_the_model_while_their_documents_are_readable(assistant: Assistant) -> None:
-    told = await assistant.ask(QUESTION)
-    assert told["notes"] == []
+    response = await assistant.ask(QUESTION)
+    assert response["notes"] == []
     prompt = await assistant.prompt(QUESTION)
     assert SECRET in prompt
     assert "lentil" in prompt
@@ -171,11 +171,11 @@ async def withheld(assistant: Assistant) -> None:
     assert "What is the reactor budget?" in prompt, "the member's own question stays"
     assert f"What is the reactor budget?\nAnswer: {WITHHELD}" in prompt
     assert "lentil" in prompt, "what was made from other documents stays"
-    told = await assistant.ask(QUESTION)
-    assert [note for note in told["notes"] if "withheld" in note] == [
+    response = await assistant.ask(QUESTION)
+    assert [note for note in response["notes"] if "withheld" in note] == [
         "1 answer of the history was withheld: not all of their sources can be read now"
     ]
-    assert SECRET not in json.dumps(told)
+    assert SECRET not in json.dumps(response)
 
 
 async def test_an_earlier_answer_from_a_revoked_document_is_withheld(assistant: Assistant) -> None:
@@ -278,8 +278,8 @@ async def test_a_chunked_history_withholds_answers_like_a_whole_one(library: Lib
             await assistant.record(f"Is rule {n} in force?", f"Rule {n} is in force.", None)
         if served == "newest":
             await library.execute("UPDATE conversation_chunks SET embedding = NULL WHERE tenant = %s", tenant)
-        told = await assistant.ask(QUESTION)
-        [step] = [step for step in told["steps"] if step["step"] == "history"]
+        response = await assistant.ask(QUESTION)
+        [step] = [step for step in response["steps"] if step["step"] == "history"]
         assert (step["served"], step["pieces"], step["withheld"]) == (served, 3, 20)
         prompt = await assistant.prompt(QUESTION)
         assert SECRET in prompt

@@ -79,25 +79,25 @@ async def test_a_collection_is_evaluated_in_a_temporary_database_and_index(libra
         assert await here.load(dataset().documents) == len(PLANETS)
         search = Search(here.pool, here.es, QueryEmbedder(lambda: model))
         caller = await search.identify(place.TENANT, tags=[place.TAG])
-        found = report(dataset(), *await rank(search, caller, dataset(), MODES))
+        measures = report(dataset(), *await rank(search, caller, dataset(), MODES))
         name, index = here.pool.conninfo.partition("dbname=")[2].split()[0], here.generation.keyword_index
         assert name in databases(library)
     assert name not in databases(library)
     assert not await library.es.indices.exists(index=index)
-    assert found["queries"] == 3
-    assert set(found["runs"]) == set(MODES)
-    for run in found["runs"].values():
+    assert measures["queries"] == 3
+    assert set(measures["runs"]) == set(MODES)
+    for run in measures["runs"].values():
         assert run["MRR"] == 1.0
         assert run["intervals"]["nDCG@10"][0] <= run["nDCG@10"] <= run["intervals"]["nDCG@10"][1]
-    assert found["slices"]["short"]["queries"] == 2
-    assert set(found["comparisons"]) == {"hybrid over keyword", "hybrid over vector"}
-    assert found["degraded"] == {}
+    assert measures["slices"]["short"]["queries"] == 2
+    assert set(measures["comparisons"]) == {"hybrid over keyword", "hybrid over vector"}
+    assert measures["degraded"] == {}
 
 
 async def test_the_existing_documents_can_be_evaluated_as_they_are(library: Library) -> None:
     caller = await library.caller("acme", "staff")
-    found = report(dataset(), *await rank(library.search, caller, dataset(), MODES))
-    assert found["runs"]["keyword"]["MRR"] == 1.0
+    measures = report(dataset(), *await rank(library.search, caller, dataset(), MODES))
+    assert measures["runs"]["keyword"]["MRR"] == 1.0
     stranger = await library.caller("acme", "nobody")
     unseen = report(dataset(), *await rank(library.search, stranger, dataset(), MODES))
     assert all(run["recall@50"] == 0 for run in unseen["runs"].values())
@@ -118,13 +118,13 @@ async def test_penstock_eval_prints_one_json_document(stack: Stack, tmp_path: Pa
         _penstock, stack.home, "eval", str(tmp_path), "--against", str(saved), "--save", str(saved), "--json"
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert found["queries"] == 3
-    assert {mode: set(run) >= {"nDCG@10", "recall@50"} for mode, run in found["runs"].items()} == dict.fromkeys(
+    response = json.loads(done.stdout)
+    assert response["queries"] == 3
+    assert {mode: set(run) >= {"nDCG@10", "recall@50"} for mode, run in response["runs"].items()} == dict.fromkeys(
         MODES, True
     )
-    assert found["runs"]["hybrid"]["nDCG@10"] > 0.9
-    assert found["comparisons"]["keyword over the saved keyword"]["recall@50"]["difference"] > 0.8
+    assert response["runs"]["hybrid"]["nDCG@10"] > 0.9
+    assert response["comparisons"]["keyword over the saved keyword"]["recall@50"]["difference"] > 0.8
     assert json.loads(saved.read_text())["hybrid"]["recall@50"] == dict.fromkeys(ASKED, 1.0)
     wrong = await asyncio.to_thread(_penstock, stack.home, "eval", str(tmp_path / "qrels"))
     assert (wrong.returncode, wrong.stdout) == (2, "")
@@ -171,8 +171,8 @@ async def test_penstock_golden_adds_exports_imports_and_removes_judgements(libra
 # Relevance feedback
 
 
-def by_keyword(found: SearchResults) -> set[str]:
-    return {result.passage.external_id for result in found.results if "keyword" in result.ranks}
+def by_keyword(response: SearchResults) -> set[str]:
+    return {result.passage.external_id for result in response.results if "keyword" in result.ranks}
 
 
 async def test_relevance_feedback_finds_documents_by_words_missing_from_the_question(library: Library) -> None:
@@ -190,8 +190,8 @@ async def test_relevance_feedback_scores_keyword_candidates_by_vector_too(
     walked = vectors.nearest
 
     async def nearest(*args: Any, **more: Any) -> Any:
-        found, scan = await walked(*args, **more)
-        return [candidate for candidate in found if candidate.text != story], scan
+        response, scan = await walked(*args, **more)
+        return [candidate for candidate in response if candidate.text != story], scan
 
     monkeypatch.setattr(vectors, "nearest", nearest)
     tenant, story = f"t{uuid4().hex[:8]}", "Quarrel in the harbour."
@@ -204,8 +204,8 @@ async def test_relevance_feedback_scores_keyword_candidates_by_vector_too(
     async def ranks(*, feedback: bool) -> set[str]:
         settings = RetrievalSettings(feedback=feedback, cached_queries=0)
         search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=settings)
-        found = await search.search("harbour light quarrel", caller)
-        return next(set(result.ranks) for result in found.results if result.passage.external_id == "far.md")
+        response = await search.search("harbour light quarrel", caller)
+        return next(set(result.ranks) for result in response.results if result.passage.external_id == "far.md")
 
     assert await ranks(feedback=False) == {"keyword"}
     assert await ranks(feedback=True) == {"keyword", "vector"}
@@ -244,9 +244,9 @@ async def test_relevance_feedback_that_times_out_leaves_the_first_results_and_a_
 ) -> None:
     caller = await library.caller("acme", "staff")
     monkeypatch.setattr(feedback, "TIME_SHARE", 0)
-    found = await library.search.search("Deimos", caller)
-    assert by_keyword(found) == {"mars"}
-    assert found.degraded == ("relevance feedback did not answer within 0 s",)
+    response = await library.search.search("Deimos", caller)
+    assert by_keyword(response) == {"mars"}
+    assert response.degraded == ("relevance feedback did not answer within 0 s",)
 
 
 async def test_concurrent_searches_beyond_the_limit_skip_relevance_feedback_and_are_not_cached(
@@ -256,9 +256,9 @@ async def test_concurrent_searches_beyond_the_limit_skip_relevance_feedback_and_
     settings = RetrievalSettings(feedback_at_once=1)
     search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=settings)
     crowd = await asyncio.gather(*(search.search("Phobos", caller) for _ in range(3)))
-    hasty = [found for found in crowd if any(step.facts.get("skipped") for step in found.steps)]
+    hasty = [response for response in crowd if any(step.facts.get("skipped") for step in response.steps)]
     assert hasty, "the first to be done was not alone"
-    assert all(by_keyword(found) == {"mars"} and not found.degraded for found in hasty)
+    assert all(by_keyword(response) == {"mars"} and not response.degraded for response in hasty)
     assert {"mars", "saturn"} <= by_keyword(await search.search("Phobos", caller))
 
 
@@ -276,8 +276,8 @@ async def test_relevance_feedback_uses_only_passages_the_caller_may_read(library
     await library.put(deletion(document("board", secret)))
 
 
-def external_ids(found: SearchResults) -> list[str]:
-    return [result.passage.external_id for result in found.results]
+def external_ids(response: SearchResults) -> list[str]:
+    return [result.passage.external_id for result in response.results]
 
 
 # Golden judgements
@@ -291,8 +291,8 @@ async def replace_golden(library: Library, *all_of: Golden) -> None:
     await library.execute("DELETE FROM eval_queries")
     await library.execute("DELETE FROM eval_runs")
     async with library.pool.connection() as connection:
-        for one in all_of:
-            await judgements.store(connection, one)
+        for item in all_of:
+            await judgements.store(connection, item)
 
 
 def evaluation(library: Library, *, moment: datetime | None = None, **fields: object) -> Evaluation:
@@ -336,7 +336,7 @@ async def test_a_judgement_whose_anchor_is_not_in_the_document_is_lost(library: 
     )
     async with library.pool.connection() as connection:
         left, lost = await judgements.current(connection, await judgements.load(connection))
-    assert ([one.judged for one in left], lost) == ([(Judged("wiki", "saturn"),)], 1)
+    assert ([entry.judged for entry in left], lost) == ([(Judged("wiki", "saturn"),)], 1)
 
 
 async def test_an_evaluation_runs_every_quarter_of_an_hour_and_is_compared_with_the_previous_one(

@@ -90,9 +90,9 @@ async def measured_by_search(site: Site, name: str) -> dict[str, float]:
     generation = await site.generation(name)
     rankings = {}
     for question in QUESTIONS:
-        found = await search.search(question, caller, top=100, generation=generation)
-        assert found.degraded == ()
-        rankings[question] = names(found)
+        response = await search.search(question, caller, top=100, generation=generation)
+        assert response.degraded == ()
+        rankings[question] = names(response)
     await embedders.aclose()
     return by_hand(rankings)
 
@@ -156,19 +156,19 @@ async def test_eval_and_search_commands_use_the_active_generations_model_whateve
     async def command(*arguments: str) -> Any:
         """In this process, in a thread: each command has an event loop of its own."""
         who = ("--tenant", "acme", "--tag", "staff", "--json")
-        found = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, *who], env=named)
-        assert found.exit_code == 0, found.output
-        return json.loads(found.stdout)
+        response = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, *who], env=named)
+        assert response.exit_code == 0, response.output
+        return json.loads(response.stdout)
 
     expected = await measured_by_search(site, "g3")
     await site.state(g3="active", g1="previous", g2="building")
     try:
         judged = (await command("eval", str(tmp_path), "--no-load"))["runs"]["hybrid"]
-        found = await command("search", TEXTS["fen.md"], "--mode", "vector")
+        response = await command("search", TEXTS["fen.md"], "--mode", "vector")
     finally:
         await site.state(g1="active", g3="building", g2="previous")
     assert {name: judged[name] for name in expected} == pytest.approx(expected, abs=1e-4)
-    assert (found["results"][0]["external_id"], found["degraded"]) == ("fen.md", [])
+    assert (response["results"][0]["external_id"], response["degraded"]) == ("fen.md", [])
     assert site.models["g3"].asked[-1] == TEXTS["fen.md"]
 
 
@@ -206,5 +206,5 @@ async def test_the_comparison_includes_the_measurements_of_shadow_queries(site: 
             ("g1", "g2", (0.0, 0.0)),
         ):
             await record(connection, active, candidate, measured)
-    found = (await compare(site.settings, site.library.pool, "g3")).shadow
-    assert found == Shadowed(2, pytest.approx(0.75), pytest.approx(0.65), 1)  # type: ignore[arg-type]
+    differences = (await compare(site.settings, site.library.pool, "g3")).shadow
+    assert differences == Shadowed(2, pytest.approx(0.75), pytest.approx(0.65), 1)  # type: ignore[arg-type]

@@ -86,8 +86,8 @@ async def test_a_cut_over_to_a_worse_generation_is_refused_with_both_measures_un
     site: Site, tmp_path: Path
 ) -> None:
     await judge(site)
-    found = await compare(site.settings, site.library.pool, "g3")
-    before, after = found.before["nDCG@5"], found.after["nDCG@5"]
+    comparison = await compare(site.settings, site.library.pool, "g3")
+    before, after = comparison.before["nDCG@5"], comparison.after["nDCG@5"]
     assert before == 1.0, "g1 knows every answer"
     assert after < 0.7, "and no keyword saves g3"
     worse = f"nDCG@5 of generation g3 is {after:.3f}, {1 - after:.2%} below the 1.000 of g1"
@@ -124,7 +124,7 @@ async def test_a_cut_over_without_golden_questions_requires_no_evaluation_to_be_
 
 async def test_a_cut_over_with_pending_documents_is_refused_even_with_force(site: Site, tmp_path: Path) -> None:
     await judge(site)
-    asked = len(site.models["g3"].asked)
+    request_count = len(site.models["g3"].asked)
     ids = await site.library.accept(document("late.md", "The survey of the quarry came late."))
     await site.library.converge(*ids)
     await site.library.execute(
@@ -134,7 +134,7 @@ async def test_a_cut_over_with_pending_documents_is_refused_even_with_force(site
     [line] = lines
     assert code == 1
     assert line.startswith("error: 1 document is not in both stores of generation g3 yet: nothing was changed.")
-    assert len(site.models["g3"].asked) == asked
+    assert len(site.models["g3"].asked) == request_count
     for library in site.libraries:
         await library.converge(*ids)
 

@@ -79,7 +79,7 @@ async def test_no_generated_request_causes_a_server_error(world: World, mode: Ge
     checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
     def run(operation: Any) -> int:
-        asked = 0
+        request_count = 0
 
         @settings(
             max_examples=EXAMPLES,
@@ -90,21 +90,21 @@ async def test_no_generated_request_causes_a_server_error(world: World, mode: Ge
         )
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Case) -> None:
-            nonlocal asked
-            asked += 1
+            nonlocal request_count
+            request_count += 1
             answer = case.call(base_url=world.address, headers=as_("ann"), timeout=BOUND_SECONDS)
             streamed = answer.headers.get("content-type", [""])[0].startswith("text/event-stream")
             case.validate_response(answer, checks=checks[:-1] if streamed else checks)  # a stream is a text, by OpenAPI
 
         ask()
-        return asked
+        return request_count
 
     operations = [result.ok() for result in schema.get_all_operations()]
     can_be_wrong = [o for o in operations if mode is GenerationMode.POSITIVE or o.body or o.path_parameters]
     async with world.unharmed():
-        asked = [await asyncio.to_thread(run, operation) for operation in can_be_wrong]
-    assert len(asked) >= 5
-    assert all(asked)
+        request_count = [await asyncio.to_thread(run, operation) for operation in can_be_wrong]
+    assert len(request_count) >= 5
+    assert all(request_count)
 
 
 async def test_malformed_http_gets_a_4xx_or_a_closed_connection(world: World) -> None:
@@ -124,7 +124,7 @@ async def test_malformed_http_gets_a_4xx_or_a_closed_connection(world: World) ->
         head + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
     )
     async with world.unharmed():
-        for answered in await asyncio.gather(*(to_the_end(world, one) for one in sent)):
+        for answered in await asyncio.gather(*(to_the_end(world, message) for message in sent)):
             assert not answered or answered.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200 OK")), answered[:200]
 
 
@@ -146,16 +146,16 @@ async def test_a_client_that_never_reads_a_long_response_is_disconnected_and_del
                 while open_connections(world):  # the server gives up, although nobody has closed anything here
                     await asyncio.sleep(0.05)
         finally:
-            for one in stuck:
-                one.close()
+            for item in stuck:
+                item.close()
 
 
 def open_connections(world: World) -> int:
     """Connections that the server's end holds open and cannot write to."""
     port = urlsplit(world.address).port
     return sum(
-        one.laddr.port == port and one.status == psutil.CONN_ESTABLISHED
-        for one in psutil.Process().net_connections("tcp")
+        connection.laddr.port == port and connection.status == psutil.CONN_ESTABLISHED
+        for connection in psutil.Process().net_connections("tcp")
     )
 
 
@@ -224,8 +224,8 @@ async def test_a_client_that_leaves_a_search_stops_it(world: World) -> None:
             async with asyncio.timeout(BOUND_SECONDS):
                 while world.elastic.waiting < AT_ONCE:
                     await asyncio.sleep(0.01)
-            for one in searches:
-                one.cancel()
+            for search in searches:
+                search.cancel()
             await asyncio.gather(*searches, return_exceptions=True)
             async with asyncio.timeout(BOUND_SECONDS):
                 while world.elastic.waiting:

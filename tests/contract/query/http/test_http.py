@@ -39,23 +39,23 @@ async def test_a_search_response_matches_the_openapi_description(world: World, t
         ),
         document("tea.md", "Boil water for tea.", tenant=tenant, acl_tags=["user:bob"]),
     )
-    asked = {"query": "reservoir turbine", "filters": {"sources": ["wiki"], "authors": ["Ada"]}, "top": 3}
-    answer = await world.client.post("/v1/search", json=asked, headers=as_("ann", tenant))
-    told = answer.json()
+    request = {"query": "reservoir turbine", "filters": {"sources": ["wiki"], "authors": ["Ada"]}, "top": 3}
+    answer = await world.client.post("/v1/search", json=request, headers=as_("ann", tenant))
+    body = answer.json()
     assert answer.status_code == 200
-    assert_described("/v1/search", "post", told)
-    assert [result["external_id"] for result in told["results"]] == ["dam.md"]
-    assert (told["relevant"], told["degraded"]) == (True, [])
+    assert_described("/v1/search", "post", body)
+    assert [result["external_id"] for result in body["results"]] == ["dam.md"]
+    assert (body["relevant"], body["degraded"]) == (True, [])
     assert answer.headers["cache-control"] == "no-store"
     other = await world.client.post("/v1/search", json={"query": "reservoir turbine"}, headers=as_("eve", tenant))
     assert (other.status_code, other.json()["results"]) == (200, [])
 
 
-def assert_described(path: str, method: str, told: Any) -> None:
+def assert_described(path: str, method: str, response: Any) -> None:
     """What was answered is what /openapi.json says of it."""
     description = describe_app().openapi()
     schema = description["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"]
-    Draft202012Validator({**schema, "components": description["components"]}).validate(told)
+    Draft202012Validator({**schema, "components": description["components"]}).validate(response)
 
 
 async def test_a_document_and_its_why_are_readable_only_with_access(world: World, tenant: str) -> None:
@@ -64,9 +64,9 @@ async def test_a_document_and_its_why_are_readable_only_with_access(world: World
     await world.library.put(shared)
     await world.library.put(shared.model_copy(update={"version": shared.version + 100, "title": "The new plan"}))
     id_ = await world.id(tenant, "plan.md")
-    told = (await world.client.get(f"/v1/documents/{id_}", headers=as_("ann", tenant))).json()
-    assert_described("/v1/documents/{document_id}", "get", told)
-    assert (told["text"], told["title"], told["document_id"]) == (text, "The new plan", str(id_))
+    body = (await world.client.get(f"/v1/documents/{id_}", headers=as_("ann", tenant))).json()
+    assert_described("/v1/documents/{document_id}", "get", body)
+    assert (body["text"], body["title"], body["document_id"]) == (text, "The new plan", str(id_))
     story = (await world.client.get(f"/v1/documents/{id_}/why", headers=as_("ann", tenant))).json()
     assert_described("/v1/documents/{document_id}/why", "get", story)
     assert (story["searchable"], story["document"]["title"]) == (True, "The new plan")
@@ -89,8 +89,8 @@ async def test_an_operator_sees_the_full_why_only_in_its_own_tenant(world: World
     )
     async with service_over(world.library, auth={"keys_file": keys}) as (client, _):
         one, two = await world.id("opsone", "a.md"), await world.id("opstwo", "a.md")
-        told = await client.get(f"/v1/documents/{one}/why", headers={"X-Api-Key": "ops"})
-        assert told.json()["access"]["acl_tags"] == ["wiki/staff"]
+        response = await client.get(f"/v1/documents/{one}/why", headers={"X-Api-Key": "ops"})
+        assert response.json()["access"]["acl_tags"] == ["wiki/staff"]
         refused = [
             await client.get(f"/v1/documents/{one}", headers={"X-Api-Key": "ops"}),  # to operate is not to read
             await client.get(f"/v1/documents/{two}/why", headers={"X-Api-Key": "ops"}),
@@ -119,14 +119,14 @@ async def test_an_unreadable_document_gets_the_same_response_as_a_missing_one(wo
             assert len(sent) > 1
         assert len(seen) == 1, path
     missing, withheld = "zeppelin", "merger"
-    told = []
+    messages = []
     for query in ("anything", missing, withheld):  # the first finds out for five seconds how neighbours are looked for
         with statements() as sent:
-            found = (await world.client.post("/v1/search", json={"query": query}, headers=as_("ann", tenant))).json()
-        steps = [{k: v for k, v in step.items() if k != "took_ms"} for step in found["steps"]]
-        assert found["results"] == []
-        told.append((sorted(map(str, steps)), sorted(sent)))
-    assert told[1] == told[2]
+            response = (await world.client.post("/v1/search", json={"query": query}, headers=as_("ann", tenant))).json()
+        steps = [{k: v for k, v in step.items() if k != "took_ms"} for step in response["steps"]]
+        assert response["results"] == []
+        messages.append((sorted(map(str, steps)), sorted(sent)))
+    assert messages[1] == messages[2]
 
 
 @contextmanager
@@ -162,8 +162,8 @@ async def test_facets_are_computed_only_from_readable_documents(world: World, te
             media_type="application/pdf",
         ),
     )
-    told = (await world.client.get("/v1/facets", headers=as_("ann", tenant))).json()
-    assert told == {"sources": ["drive", "wiki"], "authors": ["Ada"], "media_types": ["text/markdown"]}
+    body = (await world.client.get("/v1/facets", headers=as_("ann", tenant))).json()
+    assert body == {"sources": ["drive", "wiki"], "authors": ["Ada"], "media_types": ["text/markdown"]}
 
 
 # For machines
@@ -179,8 +179,8 @@ async def test_the_service_is_ready_but_degraded_without_elasticsearch(world: Wo
     async with service_over(half) as (client, service):
         ready = await client.get("/readyz")
         assert (ready.status_code, ready.text) == (200, "degraded: keywords\n")
-        told = (await client.post("/v1/search", json={"query": "harbour"}, headers=as_("ann"))).json()
-        assert len(told["degraded"]) == 1
+        body = (await client.post("/v1/search", json={"query": "harbour"}, headers=as_("ann"))).json()
+        assert len(body["degraded"]) == 1
         assert service.metrics.registry.get_sample_value("penstock_query_degraded_total", {"part": "keywords"}) == 1
 
 
@@ -210,8 +210,13 @@ async def test_feedback_sent_with_an_api_key_is_included_in_the_persons_export(
     keys = write_keys(tmp_path / "keys.toml", bot={"key": "bot", "tenant": tenant, "principal": "ann"})
     async with service_over(world.library, auth={"keys_file": keys}) as (client, _):
         headers = {"X-Api-Key": "bot"}
-        [found] = (await client.post("/v1/search", json={"query": "harbour"}, headers=headers)).json()["results"]
-        judged = {"chunk_id": found["chunk_ids"][0], "query": "harbour", "verdict": "down", "note": "too early for me"}
+        [response] = (await client.post("/v1/search", json={"query": "harbour"}, headers=headers)).json()["results"]
+        judged = {
+            "chunk_id": response["chunk_ids"][0],
+            "query": "harbour",
+            "verdict": "down",
+            "note": "too early for me",
+        }
         for body in (judged, {**judged, "chunk_id": str(uuid4())}):
             assert (await client.post("/v1/feedback", json=body, headers=headers)).status_code == 204
     world.library.write_home(tmp_path)
@@ -226,8 +231,8 @@ async def test_feedback_sent_with_an_api_key_is_included_in_the_persons_export(
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PENSTOCK_HOME": str(tmp_path), "PENSTOCK_FEEDBACK_KEYS": FEEDBACK_KEY},
     )
-    told, _ = await exporting.communicate()
-    [row] = json.loads(told)["postgres"]["answer_feedback"]
+    output, _ = await exporting.communicate()
+    [row] = json.loads(output)["postgres"]["answer_feedback"]
     assert (row["note"], row["verdict"]) == ("too early for me", "down")
 
 

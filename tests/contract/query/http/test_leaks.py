@@ -55,19 +55,19 @@ class HttpCaller:
 
 def callers(worlds: list[World], issuer: Issuer, keys: Path) -> list[HttpCaller]:
     """Each asker's principals by token, and its tags by a key; every token claims all the tags that there are."""
-    found, entries = [], {}
+    results, entries = [], {}
     for world in worlds:
         for asker in world.askers:
             for principal in asker.principals:
                 claims = {"groups": list(world._tags), "tags": list(world._tags), "scope": " ".join(world._tags)}
                 token = issuer.token(tenant=asker.tenant, email=principal, **claims)
-                found.append(HttpCaller(world, Asker(asker.tenant, (principal,), ()), bearer(token)))
+                results.append(HttpCaller(world, Asker(asker.tenant, (principal,), ()), bearer(token)))
             if tags := storable(asker.tags):  # no file of text holds the others
                 key = f"key-{len(entries)}"
                 entries[key] = {"key": key, "tenant": asker.tenant, "tags": tags}
-                found.append(HttpCaller(world, Asker(asker.tenant, (), tuple(tags)), {"X-Api-Key": key}))
+                results.append(HttpCaller(world, Asker(asker.tenant, (), tuple(tags)), {"X-Api-Key": key}))
     write_keys(keys, **entries)
-    return found
+    return results
 
 
 class Told:
@@ -78,15 +78,15 @@ class Told:
         self.keys: set[DocumentKey] = set()
         self.texts: list[tuple[DocumentKey, str]] = []
 
-    def place(self, told: dict[str, Any]) -> DocumentKey:
-        key = (self.asker.tenant, told["source"], told["external_id"])
-        assert told["document_id"] == str(document_id(*key)), "another tenant's document under a name of ours"
+    def place(self, response: dict[str, Any]) -> DocumentKey:
+        key = (self.asker.tenant, response["source"], response["external_id"])
+        assert response["document_id"] == str(document_id(*key)), "another tenant's document under a name of ours"
         self.keys.add(key)
         return key
 
-    def passage(self, told: dict[str, Any]) -> None:
-        self.texts.append((self.place(told), told["text"]))
-        for other in told.get("also", ()):
+    def passage(self, response: dict[str, Any]) -> None:
+        self.texts.append((self.place(response), response["text"]))
+        for other in response.get("also", ()):
             self.place(other)
 
     def check(self, now: dict[DocumentKey, Living]) -> None:
@@ -148,27 +148,27 @@ class Asking:
         self, caller: HttpCaller, now: dict[DocumentKey, Living], expected: set[DocumentKey], *, exactly: bool
     ) -> None:
         body = {"query": self.questions[id(caller.world)], "mode": next(self.modes), "top": ALL}
-        told = await request_ok(self.client, "POST", "/v1/search", caller, body)
+        response = await request_ok(self.client, "POST", "/v1/search", caller, body)
         seen = Told(caller.asker)
-        for result in told["results"]:
+        for result in response["results"]:
             seen.passage(result)
         seen.check(now)
         assert seen.keys == expected if exactly else seen.keys >= expected
-        counted = [step["results"] for step in told["steps"] if step["step"] == "arrange"]
-        assert counted == [len(told["results"])]
-        self.found += len(told["results"])
+        counted = [step["results"] for step in response["steps"] if step["step"] == "arrange"]
+        assert counted == [len(response["results"])]
+        self.found += len(response["results"])
 
     async def _answer(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
         """Of found passages, or of everything that is readable."""
         body = {"question": self.questions[id(caller.world)], "mode": next(self.answer_modes)}
-        told = await request_ok(self.client, "POST", "/v1/answers", caller, body)
+        response = await request_ok(self.client, "POST", "/v1/answers", caller, body)
         seen = Told(caller.asker)
-        for citation in told["citations"]:
+        for citation in response["citations"]:
             seen.passage(citation)
         seen.check(now)
-        assert (told["answer"] == NO_INFORMATION) == (not told["citations"])
+        assert (response["answer"] == NO_INFORMATION) == (not response["citations"])
         if not now:
-            assert not told["citations"]
+            assert not response["citations"]
 
     async def _by_id(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
         every = sorted(self.models[id(caller.world)]._documents)
@@ -180,18 +180,18 @@ class Asking:
                     self.missing[path] = (await self.client.get(path.format(uuid4()), headers=caller.headers)).content
                 assert (answer.status_code, answer.content) == (404, self.missing[path]), key
             elif path.endswith("why"):
-                told = answer.json()
+                body = answer.json()
                 held = {f"{source}/{tag}" for source, tag in self.models[id(caller.world)].held(caller.asker)}
-                assert told["document"]["external_id"] == key[2]
-                assert set(told["access"]["acl_tags"]) <= held
-                assert told["dead"] == []
+                assert body["document"]["external_id"] == key[2]
+                assert set(body["access"]["acl_tags"]) <= held
+                assert body["dead"] == []
             else:
                 assert answer.json()["text"] == now[key].content, key
 
     async def _facets(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
-        told = await request_ok(self.client, "GET", "/v1/facets", caller)
-        assert set(told["sources"]) == {source for _, source, _ in now}
-        assert set(told["media_types"]) == ({"text/markdown"} if now else set())
+        response = await request_ok(self.client, "GET", "/v1/facets", caller)
+        assert set(response["sources"]) == {source for _, source, _ in now}
+        assert set(response["media_types"]) == ({"text/markdown"} if now else set())
 
 
 @asynccontextmanager
@@ -209,12 +209,12 @@ async def test_every_http_response_shows_only_what_a_plain_access_filter_allows(
     paths: Paths, tmp_path: Path, seed: int | None
 ) -> None:
     drawn = random.randrange(10, 10**6) if seed is None else seed
-    async with open_asking(paths, tmp_path, drawn) as asked:
-        await paths.library.converge(*await asked.learn("first"))
-        await asked.check("settled")
-        before = deepcopy(asked.models)
-        moved = await asked.learn("then")
-        await asked.check("the stores have not followed", must=before)
+    async with open_asking(paths, tmp_path, drawn) as requests:
+        await paths.library.converge(*await requests.learn("first"))
+        await requests.check("settled")
+        before = deepcopy(requests.models)
+        moved = await requests.learn("then")
+        await requests.check("the stores have not followed", must=before)
         await paths.library.converge(*moved)
-        await asked.check("settled again")
-        assert asked.found > 50, "worlds in which nobody reads anything prove nothing"
+        await requests.check("settled again")
+        assert requests.found > 50, "worlds in which nobody reads anything prove nothing"

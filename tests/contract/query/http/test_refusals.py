@@ -31,8 +31,8 @@ async def test_a_membership_change_takes_effect_at_the_next_request(world: World
     id_ = await world.id(tenant, "a.md")
 
     async def reads() -> tuple[int, int]:
-        found = await world.client.post("/v1/search", json={"query": "harbour"}, headers=as_("ann", tenant))
-        return len(found.json()["results"]), (
+        response = await world.client.post("/v1/search", json={"query": "harbour"}, headers=as_("ann", tenant))
+        return len(response.json()["results"]), (
             await world.client.get(f"/v1/documents/{id_}", headers=as_("ann", tenant))
         ).status_code
 
@@ -89,7 +89,7 @@ async def test_only_an_authenticated_caller_is_served(
             "both": {**good, "X-Api-Key": "k-1"},
             "basic": {"Authorization": "Basic YW5uOg=="},
         }
-        asked = [
+        requests = [
             ("POST", "/v1/search", {"query": "harbour"}),
             ("POST", "/v1/answers", {"question": "harbour?"}),
             ("GET", f"/v1/documents/{id_}", None),
@@ -103,7 +103,7 @@ async def test_only_an_authenticated_caller_is_served(
             ("POST", "/mcp", {}),
         ]
         for kind, headers in bad.items():
-            for method, path, body in asked if kind in ("none", "named") else asked[:1]:
+            for method, path, body in requests if kind in ("none", "named") else requests[:1]:
                 refused = await client.request(method, path, json=body, headers=headers)
                 assert problem(refused) == (401, "unauthorized"), (kind, path)
                 assert refused.headers["WWW-Authenticate"].startswith("Bearer")

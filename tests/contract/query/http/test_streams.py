@@ -75,13 +75,13 @@ async def test_an_answer_is_available_as_an_event_stream_and_as_one_response(lib
         async with client.stream("POST", "/v1/answers", json=STREAMED, headers=as_("ann")) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert answer.headers["cache-control"] == "no-store"
-            told = [event async for event in events(answer)]
-        names = [name for name, _ in told]
+            streamed = [event async for event in events(answer)]
+        names = [name for name, _ in streamed]
         assert (names[0], names[-1]) == ("sources", "done")
         assert {"delta", "citation"} == set(names[1:-1])
-        done = told[-1][1]
-        assert "".join(data["text"] for name, data in told if name == "delta").strip() == done["answer"]
-        assert [n["n"] for name, n in told if name == "citation"] == [c["n"] for c in done["citations"]]
+        done = streamed[-1][1]
+        assert "".join(data["text"] for name, data in streamed if name == "delta").strip() == done["answer"]
+        assert [n["n"] for name, n in streamed if name == "citation"] == [c["n"] for c in done["citations"]]
         assert (done["grounded"], done["model"], done["mode"]) == (True, "copyist", "hybrid")
         plain = (await client.post("/v1/answers", json=ASKED, headers=as_("ann"))).json()
         assert (plain["answer"], plain["citations"]) == (done["answer"], done["citations"])
@@ -170,14 +170,14 @@ async def test_stopping_the_query_service_ends_its_open_streams_in_bounded_time(
             own = as_("ann") | bearer(tmp_path / DEVELOPMENT_FILE)
             ready = await client.get("/readyz")
             assert (ready.status_code, ready.text) == (200, "degraded: model\n")
-            asked = client.stream("POST", "/v1/answers", json={**STREAMED, "mode": "keyword"}, headers=own)
-            async with asked as answer:
-                told = events(answer)
-                assert (await anext(told))[0] == "sources"
+            request = client.stream("POST", "/v1/answers", json={**STREAMED, "mode": "keyword"}, headers=own)
+            async with request as answer:
+                stream = events(answer)
+                assert (await anext(stream))[0] == "sources"
                 stopping = asyncio.create_task(asyncio.to_thread(stack.stop_query))
                 with suppress(httpx.HTTPError):  # cut in the middle of a piece, or tidily after one
                     async with asyncio.timeout(20):
-                        async for name, _ in told:
+                        async for name, _ in stream:
                             assert name != "done"
                 assert await stopping
         assert served.pid is not None
@@ -218,8 +218,8 @@ async def test_a_service_with_missing_or_unsafe_authentication_does_not_start(
         stderr=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(60):
-        _, told = await serving.communicate()
+        _, output = await serving.communicate()
     assert serving.returncode == 1
-    *_, last = told.decode().splitlines()
+    *_, last = output.decode().splitlines()
     assert last.startswith("error: ")
     assert says in last

@@ -65,17 +65,17 @@ async def served(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Asyn
             yield Served(paths, issuer, address, service, http, keys, worlds)
 
 
-def ids(found: dict[str, object]) -> set[str]:
+def ids(response: dict[str, object]) -> set[str]:
     """Of everything that an answer names."""
-    results = found["results"]
+    results = response["results"]
     assert isinstance(results, list)
-    named = {one["id"] for one in results}
-    return named | {other["id"] for one in results for other in one["metadata"].get("also", [])}
+    named = {result["id"] for result in results}
+    return named | {other["id"] for result in results for other in result["metadata"].get("also", [])}
 
 
 async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(served: Served) -> None:
     models = [Model() for _ in served.worlds]
-    asked = found = fetched = 0
+    request_count = count = fetched = 0
     for part in ("first", "then"):
         for world, model in zip(served.worlds, models, strict=True):
             model.learn(*getattr(world, part))
@@ -86,7 +86,7 @@ async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(s
             elif part == "first":
                 continue  # nothing is in the stores yet
             for world, model in zip(served.worlds, models, strict=True):
-                every = {key: str(document_id(*key)) for key in (one.key for one in model.living())}
+                every = {key: str(document_id(*key)) for key in (document.key for document in model.living())}
                 missing = None
                 for proof, asker in served.askers(world):
                     now = may_read(model.living(), asker.tenant, model.held(asker))
@@ -98,10 +98,10 @@ async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(s
                             assert bool(shown) == bool(now), (world, asker)
                             missing = missing or await refused(client, "fetch", id=str(uuid4()))
                             fetched += await check_fetches(client, every, now, missing)
-                    asked, found = asked + 1, found + len(shown)
-    print(f"{asked} askers, {found} documents found, {fetched} fetched")
-    assert asked > 40
-    assert found > 40, "worlds in which nobody reads anything prove nothing"
+                    request_count, count = request_count + 1, count + len(shown)
+    print(f"{request_count} askers, {count} documents found, {fetched} fetched")
+    assert request_count > 40
+    assert count > 40, "worlds in which nobody reads anything prove nothing"
     assert fetched > 20
 
 
@@ -153,8 +153,8 @@ async def test_the_mcp_endpoint_accepts_only_valid_tokens_and_keys(served: Serve
             "no key": "key-nosuch",
         }
         for name, token in bad.items():
-            for asked in (body(), body("fetch", id=id_), {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}):
-                answer = await served.http.post("/mcp", json=asked, headers=WAY_IN | bearer(token))
+            for requests in (body(), body("fetch", id=id_), {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}):
+                answer = await served.http.post("/mcp", json=requests, headers=WAY_IN | bearer(token))
                 assert answer.status_code == 401, name
                 assert answer.headers["www-authenticate"].startswith("Bearer")
                 assert "4711" not in answer.text

@@ -57,25 +57,25 @@ def step(material: Material) -> dict[str, object]:
 async def test_a_short_history_is_read_whole_and_reduces_the_budget(library: Library, tenant: str) -> None:
     await record(library, tenant, "ada", 3)
     await library.put(document("a.md", "Rules of leave.", tenant=tenant))
-    found = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
-    assert found.history is not None
-    assert (found.history.served, len(found.history.pieces), found.notes) == ("whole", 3, [])
-    assert step(found) == {
+    response = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
+    assert response.history is not None
+    assert (response.history.served, len(response.history.pieces), response.notes) == ("whole", 3, [])
+    assert step(response) == {
         "served": "whole",
         "pieces": 3,
-        "tokens": found.history.tokens,
+        "tokens": response.history.tokens,
         "budget_tokens": int(HISTORY_SHARE * 30_000),
     }
-    assert found.budget_tokens == 30_000 - found.history.tokens
-    assert [r.passage.external_id for r in found.passages] == ["a.md"]
+    assert response.budget_tokens == 30_000 - response.history.tokens
+    assert [r.passage.external_id for r in response.passages] == ["a.md"]
 
 
 async def test_a_long_history_is_searched_by_vector(library: Library, tenant: str) -> None:
     await record(library, tenant, "ada", 80, topic="travel")
-    found = await gather(library, tenant, Question("travel number 7", member="ada"))
-    assert found.history is not None
-    assert (found.history.served, len(found.history.pieces)) == ("nearest", NEAREST_CHUNKS)
-    assert found.notes == []
+    response = await gather(library, tenant, Question("travel number 7", member="ada"))
+    assert response.history is not None
+    assert (response.history.served, len(response.history.pieces)) == ("nearest", NEAREST_CHUNKS)
+    assert response.notes == []
     small = await gather(library, tenant, Question("travel number 7", member="ada"), budget=1_000)
     assert small.history is not None
     assert step(small)["tokens"] <= 200  # type: ignore[operator]
@@ -86,12 +86,12 @@ async def test_without_the_embedding_model_the_newest_history_is_used_with_a_not
     library: Library, tenant: str
 ) -> None:
     await record(library, tenant, "ada", 80)
-    found = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
-    assert found.history is not None
-    assert found.history.served == "newest"
+    response = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
+    assert response.history is not None
+    assert response.history.served == "newest"
     said = "the history was searched by time only: the model is overloaded (429)"
-    assert said in found.notes
-    assert (step(found)["degraded"], step(found)["reason"]) == (True, said)
+    assert said in response.notes
+    assert (step(response)["degraded"], step(response)["reason"]) == (True, said)
 
 
 async def test_a_history_is_never_served_to_another_member_or_tenant(library: Library, tenant: str) -> None:
@@ -100,7 +100,7 @@ async def test_a_history_is_never_served_to_another_member_or_tenant(library: Li
     assert unasked.history is None
     assert "history" not in [s.name for s in unasked.steps]
     for of, member in ((tenant, "bob"), (f"{tenant}x", "ada"), (tenant, "ad%"), (tenant, "a\x00da")):
-        found = await gather(library, of, Question("secrets", member=member))
-        assert found.history is not None
-        assert list(found.history.pieces) == []
-        assert step(found) == {"served": "whole", "pieces": 0, "tokens": 0, "budget_tokens": 6_000}
+        gathered = await gather(library, of, Question("secrets", member=member))
+        assert gathered.history is not None
+        assert list(gathered.history.pieces) == []
+        assert step(gathered) == {"served": "whole", "pieces": 0, "tokens": 0, "budget_tokens": 6_000}

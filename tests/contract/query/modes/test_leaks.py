@@ -77,7 +77,7 @@ def questions(world: World, asker: Asker, model: Model) -> Iterator[Question]:
 
 
 def _keys(model: Model, tenant: str) -> list[DocumentKey]:
-    return sorted(one.key for one in model.living() if one.key[0] == tenant)
+    return sorted(document.key for document in model.living() if document.key[0] == tenant)
 
 
 def check(material: Material, asker: Asker, readable: dict[DocumentKey, Living]) -> None:

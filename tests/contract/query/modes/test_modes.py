@@ -74,26 +74,26 @@ async def test_documents_that_fit_the_budget_are_read_whole_in_reading_order(lib
     long = "# A\n\n" + "".join(f"## Part {n}\n\n" + f"Berth {n} of the harbour. " * 60 for n in range(6))
     notes = [note(tenant, 1), note(tenant, 2), document("0.md", long, tenant=tenant, source_modified_at=START)]
     await library.put(*notes)
-    found = await gather(library, await library.caller(tenant, "staff"))
-    assert (found.mode, found.whole, found.relevant, found.notes) == ("long_context", True, True, [])
-    assert documents_of(found) == ["2.md", "1.md", "0.md"], "the newest first"
-    read = "".join(r.text for r in found.passages if r.passage.external_id == "0.md")
+    response = await gather(library, await library.caller(tenant, "staff"))
+    assert (response.mode, response.whole, response.relevant, response.notes) == ("long_context", True, True, [])
+    assert documents_of(response) == ["2.md", "1.md", "0.md"], "the newest first"
+    read = "".join(r.text for r in response.passages if r.passage.external_id == "0.md")
     assert "".join(read.split()) == "".join(long.split()), "every word once, whatever chunks repeat"
-    assert [r.passage.chunk_index for r in found.passages if r.passage.external_id == "0.md"] == list(
-        range(len(found.passages) - 2)
+    assert [r.passage.chunk_index for r in response.passages if r.passage.external_id == "0.md"] == list(
+        range(len(response.passages) - 2)
     )
-    assert found.passages[0].headings == ("Note 2",)
-    assert step(found, "long_context") | {"tokens": 0} == {
+    assert response.passages[0].headings == ("Note 2",)
+    assert step(response, "long_context") | {"tokens": 0} == {
         "budget_tokens": 30_000,
         "fits": True,
         "documents": 3,
         "tokens": 0,
     }
-    assert step(found, "mode")["mode"] == "long_context"
-    counted = sum(byte_pairs().count([r.text for r in found.passages])) + PASSAGE_TOKENS * len(found.passages)
-    assert step(found, "read") == {
+    assert step(response, "mode")["mode"] == "long_context"
+    counted = sum(byte_pairs().count([r.text for r in response.passages])) + PASSAGE_TOKENS * len(response.passages)
+    assert step(response, "read") == {
         "documents": 3,
-        "passages": len(found.passages),
+        "passages": len(response.passages),
         "tokens": counted,
         "budget_tokens": 30_000,
     }
@@ -106,14 +106,14 @@ async def test_slightly_more_than_fits_the_budget_keeps_the_newest_documents_wit
     caller = await library.caller(tenant, "staff")
     size = step(await gather(library, caller), "long_context")["tokens"]
     assert isinstance(size, int)
-    found = await gather(library, caller, budget=round(size / 1.2))
-    assert found.mode == "long_context"
-    kept = documents_of(found)
+    response = await gather(library, caller, budget=round(size / 1.2))
+    assert response.mode == "long_context"
+    kept = documents_of(response)
     assert kept == [f"{n}.md" for n in range(9, 9 - len(kept), -1)]
     assert 4 <= len(kept) < 10
-    [said] = found.notes
+    [said] = response.notes
     assert said.startswith(f"the newest {len(kept)} of 10 documents fit")
-    assert step(found, "read")["tokens"] <= round(size / 1.2)  # type: ignore[operator]
+    assert step(response, "read")["tokens"] <= round(size / 1.2)  # type: ignore[operator]
     assert (await gather(library, caller, budget=round(size / 1.4))).mode == "hybrid"
 
 
@@ -152,9 +152,9 @@ async def test_a_collection_or_filters_limit_what_is_read(library: Library, tena
         (Question("q", filters=Filters(since=START + timedelta(days=2))), ["3.md", "2.md"]),
         (Question("q", filters=Filters(before=START + timedelta(days=2))), ["1.md"]),
     ):
-        found = await gather(library, caller, question)
-        assert (found.mode, documents_of(found)) == ("long_context", expected), question
-        assert found.relevant == bool(expected)
+        gathered = await gather(library, caller, question)
+        assert (gathered.mode, documents_of(gathered)) == ("long_context", expected), question
+        assert gathered.relevant == bool(expected)
 
 
 # Named documents
@@ -165,16 +165,16 @@ async def test_documents_named_in_a_question_are_read_whole_in_that_order(librar
     await library.put(*notes)
     caller = await library.caller(tenant, "staff")
     named = Question("tide", documents=tuple(id_of(n) for n in (notes[2], notes[0], notes[2])))
-    found = await gather(library, caller, named, budget=400)
-    assert (found.mode, found.whole) == ("focused", True)
-    assert documents_of(found) == ["2.md"]
-    [said] = found.notes
+    response = await gather(library, caller, named, budget=400)
+    assert (response.mode, response.whole) == ("focused", True)
+    assert documents_of(response) == ["2.md"]
+    [said] = response.notes
     assert said == "1 of 2 documents fit, the last one without its end, the budget of 400 tokens" or said.startswith(
         "1 of 2 documents fit"
     )
-    found = await gather(library, caller, named)
-    assert documents_of(found) == ["2.md", "0.md"]
-    assert found.notes == []
+    response = await gather(library, caller, named)
+    assert documents_of(response) == ["2.md", "0.md"]
+    assert response.notes == []
     explicit = await gather(library, caller, Question("tide", mode="hybrid", documents=named.documents))
     assert set(documents_of(explicit)) == {"0.md", "2.md"}
     assert explicit.mode == "hybrid"
@@ -196,8 +196,8 @@ async def test_naming_an_unreadable_document_gives_the_same_result_as_naming_a_m
     caller = await library.caller(tenant, "staff")
 
     async def told(unknown: UUID) -> tuple[object, ...]:
-        found = await gather(library, caller, Question("tide", documents=(id_of(readable), unknown)))
-        return documents_of(found), found.notes, [(s.name, s.facts) for s in found.steps], found.relevant
+        response = await gather(library, caller, Question("tide", documents=(id_of(readable), unknown)))
+        return documents_of(response), response.notes, [(s.name, s.facts) for s in response.steps], response.relevant
 
     expected = await told(uuid4())
     assert expected[:2] == (["1.md"], ["1 of the 2 documents named could not be found among what you may read"])
@@ -214,8 +214,8 @@ async def test_naming_an_unreadable_document_gives_the_same_result_as_naming_a_m
 
 async def test_documents_not_yet_in_any_store_are_read_whole(library: Library, tenant: str) -> None:
     await library.accept(note(tenant, 1))
-    found = await gather(library, await library.caller(tenant, "staff"))
-    assert (found.mode, documents_of(found)) == ("long_context", ["1.md"])
+    gathered = await gather(library, await library.caller(tenant, "staff"))
+    assert (gathered.mode, documents_of(gathered)) == ("long_context", ["1.md"])
 
 
 async def test_with_more_than_20_percent_not_embedded_documents_are_read_whole_or_by_keyword(
@@ -231,16 +231,16 @@ async def test_with_more_than_20_percent_not_embedded_documents_are_read_whole_o
     assert isinstance(tokens, int)
     tight = round(tokens / 3)
 
-    found = await gather(library, caller, budget=tight)
-    assert (found.mode, found.notes) == ("hybrid", [])
-    assert step(found, "embedded") == {"missing_percent": 20, "chunks": 20, "missing": 4}
+    response = await gather(library, caller, budget=tight)
+    assert (response.mode, response.notes) == ("hybrid", [])
+    assert step(response, "embedded") == {"missing_percent": 20, "chunks": 20, "missing": 4}
 
     ids = await library.accept(note(tenant, 20, 120))
     await library.keywords.converge(library.generation, ids)
-    found = await gather(library, caller, Question("tide20 harbour"), budget=tight)
-    assert (found.mode, documents_of(found)[0]) == ("keyword", "20.md")
-    assert found.notes == ["24 % of the passages have no embedding yet: only keyword search was used"]
-    assert step(found, "embedded") == {"missing_percent": 24, "chunks": 21, "missing": 5}
+    response = await gather(library, caller, Question("tide20 harbour"), budget=tight)
+    assert (response.mode, documents_of(response)[0]) == ("keyword", "20.md")
+    assert response.notes == ["24 % of the passages have no embedding yet: only keyword search was used"]
+    assert step(response, "embedded") == {"missing_percent": 24, "chunks": 21, "missing": 5}
 
     trimmed = await gather(library, caller, budget=round(tokens / 1.5))
     assert (trimmed.mode, documents_of(trimmed)[0]) == ("long_context", "20.md")
@@ -265,10 +265,10 @@ async def test_an_edit_counts_only_its_changed_chunks_as_not_embedded(library: L
     long = [f"## Part {n}\n\n" + f"Berth {n} of the harbour has {n} cranes. " * 40 for n in range(12)]
     await library.put(document("a.md", "\n\n".join(long), tenant=tenant))
     await library.accept(document("a.md", "\n\n".join([*long[:11], "## Part 11\n\nNew words."]), tenant=tenant))
-    found = await gather(library, await library.caller(tenant, "staff"), budget=300)
-    facts = step(found, "embedded")
+    gathered = await gather(library, await library.caller(tenant, "staff"), budget=300)
+    facts = step(gathered, "embedded")
     assert facts["missing"] in (1, 2)
-    assert found.mode == "hybrid"
+    assert gathered.mode == "hybrid"
 
 
 # Found passages
@@ -277,9 +277,9 @@ async def test_an_edit_counts_only_its_changed_chunks_as_not_embedded(library: L
 async def test_a_personal_collection_is_searched_by_vector_and_by_recency(library: Library, tenant: str) -> None:
     await library.put(*(note(tenant, n, 60, source="diary") for n in range(60)), note(tenant, 99))
     caller = await library.caller(tenant, "staff")
-    found = await gather(library, caller, Question("tide7", collection="diary"), budget=300, personal="diary")
-    assert (found.mode, found.whole, found.notes) == ("semantic", False, [])
-    names = [r.passage.external_id for r in found.passages]
+    response = await gather(library, caller, Question("tide7", collection="diary"), budget=300, personal="diary")
+    assert (response.mode, response.whole, response.notes) == ("semantic", False, [])
+    names = [r.passage.external_id for r in response.passages]
     assert len(names) == len(set(names)), "found by both is shown once"
     assert "99.md" not in names
     assert {f"{n}.md" for n in range(50, 60)} <= set(names), "the ten newest"
@@ -297,12 +297,12 @@ async def test_without_the_model_a_personal_collection_is_searched_by_keyword_wi
     caller = await library.caller(tenant, "staff")
     search = Search(library.pool, library.es, QueryEmbedder(BrokenModel))
     question = Question("tide7", collection="diary")
-    found = await gather(library, caller, question, budget=300, personal="diary", search=search)
-    assert found.mode == "keyword"
-    assert "7.md" in documents_of(found)
-    assert found.notes == ["keyword search was used instead of vector search: the model is overloaded (429)"]
-    assert step(found, "semantic")["degraded"] is True
-    assert step(found, "mode")["mode"] == "semantic"
+    response = await gather(library, caller, question, budget=300, personal="diary", search=search)
+    assert response.mode == "keyword"
+    assert "7.md" in documents_of(response)
+    assert response.notes == ["keyword search was used instead of vector search: the model is overloaded (429)"]
+    assert step(response, "semantic")["degraded"] is True
+    assert step(response, "mode")["mode"] == "semantic"
 
 
 async def test_without_elasticsearch_the_mode_still_gathers_passages_with_a_note(library: Library, tenant: str) -> None:
@@ -310,25 +310,25 @@ async def test_without_elasticsearch_the_mode_still_gathers_passages_with_a_note
     caller = await library.caller(tenant, "staff")
     away = connect(ElasticsearchSettings(url="http://127.0.0.1:1"))
     search = Search(library.pool, away, QueryEmbedder(WordEmbedder))
-    found = await gather(library, caller, Question("tide7"), budget=300, search=search)
+    response = await gather(library, caller, Question("tide7"), budget=300, search=search)
     await away.close()
-    assert (found.mode, documents_of(found)[0]) == ("hybrid", "7.md")
-    assert any("Elasticsearch cannot be reached" in said for said in found.notes)
+    assert (response.mode, documents_of(response)[0]) == ("hybrid", "7.md")
+    assert any("Elasticsearch cannot be reached" in said for said in response.notes)
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "keyword", "vector", "semantic", "long_context"])
 async def test_an_explicitly_requested_mode_is_used(library: Library, tenant: str, mode: str) -> None:
     await library.put(*(note(tenant, n, 60) for n in range(12)))
     caller = await library.caller(tenant, "staff")
-    found = await gather(library, caller, Question("tide7", mode=mode), budget=400)  # type: ignore[arg-type]
-    assert found.mode == mode
-    assert step(found, "mode") == {"mode": mode, "reason": "requested"}
-    assert "embedded" not in [s.name for s in found.steps]
+    response = await gather(library, caller, Question("tide7", mode=mode), budget=400)  # type: ignore[arg-type]
+    assert response.mode == mode
+    assert step(response, "mode") == {"mode": mode, "reason": "requested"}
+    assert "embedded" not in [s.name for s in response.steps]
     if mode == "long_context":
-        assert documents_of(found)[0] == "11.md"
-        assert found.notes[0].startswith("the newest ")
+        assert documents_of(response)[0] == "11.md"
+        assert response.notes[0].startswith("the newest ")
     else:
-        assert "7.md" in documents_of(found)
+        assert "7.md" in documents_of(response)
 
 
 @pytest.mark.parametrize("question", [Question(""), Question("q", mode="focused"), Question("q", top=0)])
@@ -341,8 +341,8 @@ async def test_a_caller_without_tags_gets_no_passages(library: Library, tenant: 
     await library.put(note(tenant, 1), note(tenant, 2, acl_tags=[]))
     for caller in (Caller(tenant, frozenset()), await library.caller(tenant, "nosuch"), Caller("x", frozenset())):
         for question in (Question("tide"), Question("tide", mode="hybrid"), Question("tide", mode="long_context")):
-            found = await gather(library, caller, question)
-            assert list(found.passages) == []
+            gathered = await gather(library, caller, question)
+            assert list(gathered.passages) == []
 
 
 # What cannot be found out, or not yet
@@ -355,8 +355,8 @@ async def test_more_documents_than_the_survey_limit_rule_out_long_context(
     monkeypatch.setattr(surveying, "MAX_SURVEYED_DOCUMENTS", 5)
     await library.put(*(note(tenant, n, source="diary") for n in range(6)))
     caller = await library.caller(tenant, "staff")
-    found = await gather(library, caller)
-    assert (found.mode, step(found, "long_context")) == (
+    gathered = await gather(library, caller)
+    assert (gathered.mode, step(gathered, "long_context")) == (
         "hybrid",
         {"budget_tokens": 30_000, "fits": False, "more": True},
     )
@@ -387,24 +387,24 @@ async def test_a_locked_ledger_delays_the_choice_of_mode_only_briefly(
     monkeypatch.setattr(gathering, "coverage", looking)
     async with library.pool.connection() as holding:
         await holding.execute("LOCK TABLE manifests IN ACCESS EXCLUSIVE MODE")
-        asked = asyncio.create_task(gather(library, caller))
+        task = asyncio.create_task(gather(library, caller))
         await given_up.wait()
         await holding.rollback()
-    found = await asked
-    assert (found.mode, documents_of(found)) == ("hybrid", ["1.md"])
-    assert found.notes[0].startswith(
+    response = await task
+    assert (response.mode, documents_of(response)) == ("hybrid", ["1.md"])
+    assert response.notes[0].startswith(
         "it could not be determined whether everything fits the budget: counting what may be read"
     )
-    assert found.notes[1].startswith(
+    assert response.notes[1].startswith(
         "it could not be determined how many passages are embedded: counting what is embedded"
     )
-    assert step(found, "long_context")["degraded"] is step(found, "embedded")["degraded"] is True
+    assert step(response, "long_context")["degraded"] is step(response, "embedded")["degraded"] is True
 
 
 async def test_a_document_not_yet_chunked_is_noted_as_missing(library: Library, tenant: str) -> None:
     notes = [note(tenant, 1), note(tenant, 2)]
     await library.put(*notes)
     await library.execute("UPDATE manifests SET content_hash = '\\x00' WHERE document_id = %s", id_of(notes[0]))
-    found = await gather(library, await library.caller(tenant, "staff"))
-    assert documents_of(found) == ["2.md"]
-    assert found.notes == ["1 document changed a moment ago and cannot be read yet"]
+    response = await gather(library, await library.caller(tenant, "staff"))
+    assert documents_of(response) == ["2.md"]
+    assert response.notes == ["1 document changed a moment ago and cannot be read yet"]

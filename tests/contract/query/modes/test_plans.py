@@ -139,17 +139,17 @@ async def test_choosing_a_mode_reads_few_rows_in_a_large_ledger(ledger: Connecti
 
 async def test_the_sampled_share_of_missing_embeddings_is_close_to_the_actual_one(ledger: Connection) -> None:
     """A third of them waits, and none of it is in the chunk table."""
-    found = await coverage(ledger, await scope_of(ledger, "wiki/all", "mail/few"))
-    assert found.sampled
-    assert found.chunks == COVERED_DOCUMENTS
-    assert 0.27 < found.share < 0.40
+    measured = await coverage(ledger, await scope_of(ledger, "wiki/all", "mail/few"))
+    assert measured.sampled
+    assert measured.chunks == COVERED_DOCUMENTS
+    assert 0.27 < measured.share < 0.40
     none = await coverage(ledger, await scope_of(ledger, "wiki/nobody"))
     assert (none.chunks, none.missing, none.share) == (0, 0, 0.0)
 
 
 async def test_the_survey_counts_all_readable_documents(ledger: Connection) -> None:
     few = await scope_of(ledger, "mail/few")
-    found = await survey(ledger, few, max_tokens=None)
-    assert (found.complete, len(found.documents)) == (True, 2_000)
-    assert found.size.tokens == 2_000 * (1 + surveying.PASSAGE_TOKENS)  # type: ignore[attr-defined]
+    surveyed = await survey(ledger, few, max_tokens=None)
+    assert (surveyed.complete, len(surveyed.documents)) == (True, 2_000)
+    assert surveyed.size.tokens == 2_000 * (1 + surveying.PASSAGE_TOKENS)  # type: ignore[attr-defined]
     assert not (await survey(ledger, few, max_tokens=1_000)).complete

@@ -88,49 +88,49 @@ async def connect(library: Library, fake: FakeRerank) -> AsyncIterator[Any]:
         await reranker.aclose()
 
 
-def names(found: SearchResults) -> list[str]:
-    return [result.passage.external_id for result in found.results]
+def names(response: SearchResults) -> list[str]:
+    return [result.passage.external_id for result in response.results]
 
 
-def step(found: SearchResults) -> dict[str, Any]:
-    [facts] = [step.facts for step in found.steps if step.name == "rerank"]
+def step(response: SearchResults) -> dict[str, Any]:
+    [facts] = [step.facts for step in response.steps if step.name == "rerank"]
     return dict(facts)
 
 
-def reciprocal_rank(found: Sequence[str], wanted: str) -> float:
-    return 1 / (found.index(wanted) + 1) if wanted in found else 0.0
+def reciprocal_rank(results: Sequence[str], expected: str) -> float:
+    return 1 / (results.index(expected) + 1) if expected in results else 0.0
 
 
 async def test_reranking_moves_the_answering_passage_above_passages_with_the_same_words(connect: Any) -> None:
     searcher = await connect()
     before, after = 0.0, 0.0
-    for question, wanted in JUDGED.items():
-        before += reciprocal_rank(names(await searcher.ask(question, mode="vector", rerank=False)), wanted)
-        found = await searcher.ask(question, mode="vector")
-        after += reciprocal_rank(names(found), wanted)
-        scores = [result.rerank_score for result in found.results]
+    for question, expected in JUDGED.items():
+        before += reciprocal_rank(names(await searcher.ask(question, mode="vector", rerank=False)), expected)
+        response = await searcher.ask(question, mode="vector")
+        after += reciprocal_rank(names(response), expected)
+        scores = [result.rerank_score for result in response.results]
         assert None not in scores
         assert scores == sorted(scores, reverse=True)
-        assert step(found) == {"passages": len(SAY)}
+        assert step(response) == {"passages": len(SAY)}
     assert before < after == len(JUDGED)
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "keyword"])
 async def test_results_of_every_search_mode_are_reranked(connect: Any, mode: str) -> None:
     searcher = await connect()
-    for question, wanted in JUDGED.items():
-        assert names(await searcher.ask(question, mode=mode))[0] == wanted
+    for question, expected in JUDGED.items():
+        assert names(await searcher.ask(question, mode=mode))[0] == expected
 
 
 async def test_results_beyond_the_rerank_pool_keep_their_order(connect: Any) -> None:
     searcher = await connect(pool=3)
     question = "the valve closes before the pump starts"
     plain = names(await searcher.ask(question, rerank=False))
-    found = await searcher.ask(question)
-    assert step(found) == {"passages": 3}
-    assert sorted(names(found)[:3]) == sorted(plain[:3])
-    assert names(found)[3:] == plain[3:]
-    assert [result.rerank_score is None for result in found.results] == [False] * 3 + [True] * (len(plain) - 3)
+    response = await searcher.ask(question)
+    assert step(response) == {"passages": 3}
+    assert sorted(names(response)[:3]) == sorted(plain[:3])
+    assert names(response)[3:] == plain[3:]
+    assert [result.rerank_score is None for result in response.results] == [False] * 3 + [True] * (len(plain) - 3)
 
 
 async def test_rerank_false_gives_the_same_results_as_no_reranker(connect: Any, library: Library) -> None:
@@ -188,13 +188,13 @@ async def test_a_failing_reranker_leaves_the_results_in_their_order_with_a_note(
     plain = await searcher.ask(QUESTION, rerank=False)
     for knob, value in faults.items():
         setattr(fake.faults, knob, value)
-    found = await asyncio.wait_for(searcher.ask(QUESTION), 10)
-    assert [(r.passage, r.text, r.score) for r in found.results] == [
+    response = await asyncio.wait_for(searcher.ask(QUESTION), 10)
+    assert [(r.passage, r.text, r.score) for r in response.results] == [
         (r.passage, r.text, r.score) for r in plain.results
     ]
-    assert all(result.rerank_score is None for result in found.results)
-    assert (step(found)["degraded"], step(found)["passages"]) == (True, len(SAY))
-    assert any(reason in line for line in found.degraded)
+    assert all(result.rerank_score is None for result in response.results)
+    assert (step(response)["degraded"], step(response)["passages"]) == (True, len(SAY))
+    assert any(reason in line for line in response.degraded)
     assert searcher.outcomes in ([outcome], ["unavailable"])  # the client's own time-box may be the first to end
 
 
@@ -212,8 +212,8 @@ async def test_a_failing_reranker_is_skipped_after_a_while_and_earlier_scores_ar
     await searcher.ask(QUESTION)
     fake.faults.errors = 1_000
     for n in range(20):
-        found = await searcher.ask(f"{uuid4().hex} pump {n}")
-        assert names(found)
+        results = await searcher.ask(f"{uuid4().hex} pump {n}")
+        assert names(results)
     assert fake.stats.requests < 10
     assert searcher.outcomes.count("skipped") > 10
     assert names(await searcher.ask(QUESTION, top=3))[0] == "backup"
@@ -227,11 +227,11 @@ async def test_cancelled_searches_do_not_affect_reranking_for_others(connect: An
         await asyncio.sleep(0.005)
     for search in searches[::2]:
         search.cancel()
-    found = await asyncio.gather(*searches, return_exceptions=True)
-    assert all(isinstance(one, asyncio.CancelledError) for one in found[::2])
-    for one, wanted in zip(found[1::2], JUDGED.values(), strict=True):
-        assert isinstance(one, SearchResults)
-        assert names(one)[0] == wanted
+    gathered = await asyncio.gather(*searches, return_exceptions=True)
+    assert all(isinstance(item, asyncio.CancelledError) for item in gathered[::2])
+    for value, expected in zip(gathered[1::2], JUDGED.values(), strict=True):
+        assert isinstance(value, SearchResults)
+        assert names(value)[0] == expected
     while fake.stats.left < len(searches) / 2:
         await asyncio.sleep(0.005)
 
@@ -251,11 +251,11 @@ async def test_the_query_service_reranks_counts_outcomes_and_names_no_address(
             assert answer.status_code == 200, answer.text
             return dict(answer.json())
 
-        found, plain = await search(), await search(rerank=False)
+        response, plain = await search(), await search(rerank=False)
         fake.faults.errors = 1
         without = await search(query="the lift and the storm")
         counted = (await client.get("/metrics")).text
-    assert found["results"][0]["rerank_score"] > 0
+    assert response["results"][0]["rerank_score"] > 0
     assert plain["results"][0]["rerank_score"] is None
     assert without["results"][0]["rerank_score"] is None
     assert without["degraded"] == ["the rerank server responded with 503"]

@@ -43,10 +43,10 @@ def walked(
     walk = Walk(str(root), str(target or root), options)
     entries = list(walk.candidates())
     assert walk.complete
-    found = {os.path.relpath(entry.path, root): entry for entry in entries if isinstance(entry, Candidate)}
+    results = {os.path.relpath(entry.path, root): entry for entry in entries if isinstance(entry, Candidate)}
     problems = [entry for entry in entries if isinstance(entry, Problem)]
-    assert len(found) + len(problems) == len(entries), "a file was found twice"
-    return walk, found, problems
+    assert len(results) + len(problems) == len(entries), "a file was found twice"
+    return walk, results, problems
 
 
 def names(root: Path, target: Path | None = None) -> list[str]:
@@ -88,8 +88,8 @@ def test_symlinks_out_of_the_root_are_not_followed(root: Path) -> None:
     (root / "loop").symlink_to(".")
     (root / "real/up").symlink_to("..")
     (root / "self").symlink_to("self")
-    _, found, problems = walked(root)
-    assert sorted(found) == ["real/a.txt"]
+    _, entries, problems = walked(root)
+    assert sorted(entries) == ["real/a.txt"]
     assert sorted((Path(p.path).name, p.code) for p in problems) == [
         ("escape", "link_outside"),
         ("escape.txt", "link_outside"),
@@ -109,8 +109,8 @@ def test_pipes_and_sockets_are_reported_and_not_opened(root: Path, monkeypatch: 
     with socket.socket(socket.AF_UNIX) as server:
         monkeypatch.chdir(root)  # the address of a socket is short
         server.bind("socket")
-        _, found, problems = walked(root)
-    assert (found, sorted(p.code for p in problems)) == ({}, ["not_a_file", "not_a_file"])
+        _, entries, problems = walked(root)
+    assert (entries, sorted(p.code for p in problems)) == ({}, ["not_a_file", "not_a_file"])
 
 
 def test_files_whose_names_cannot_be_ids_are_reported(root: Path) -> None:
@@ -121,8 +121,8 @@ def test_files_whose_names_cannot_be_ids_are_reported(root: Path) -> None:
     deep.mkdir(parents=True)
     put(deep, "a.txt")
     put(root, "new\nline.txt")
-    _, found, problems = walked(root)
-    assert list(found) == ["new\nline.txt"]
+    _, entries, problems = walked(root)
+    assert list(entries) == ["new\nline.txt"]
     assert [p.code for p in problems] == ["name", "name"]
     assert all("\n" not in str(p) for p in problems)
 
@@ -132,8 +132,8 @@ def test_a_file_has_the_access_of_the_nearest_policy_file(root: Path) -> None:
     put(root, "hr/.penstock.toml", content='acl = ["hr"]\nrequired = []')
     put(root, "hr/pay/.penstock.toml", content='required = ["payroll"]')
     put(root.parent, ".penstock.toml", content='acl = ["beyond the root"]')
-    _, found, problems = walked(root)
-    assert {name: (c.acl_tags, c.required_tags) for name, c in found.items()} == {
+    _, entries, problems = walked(root)
+    assert {name: (c.acl_tags, c.required_tags) for name, c in entries.items()} == {
         "a.txt": (("staff",), ("nda",)),
         "hr/b.txt": (("hr",), ()),
         "hr/pay/c.txt": (("hr",), ("payroll",)),
@@ -157,11 +157,11 @@ def test_walking_a_part_of_a_root_gives_the_same_candidates_as_the_whole(root: P
 def test_a_file_named_as_root_obeys_the_policy_of_its_folder(root: Path) -> None:
     put(root, "hr/b.txt")
     put(root, "hr/.penstock.toml", content='acl = ["hr"]\nexclude = ["b.txt"]')
-    _, found, _ = walked(root / "hr/b.txt")
-    assert [c.acl_tags for c in found.values()] == [("hr",)]
+    _, entries, _ = walked(root / "hr/b.txt")
+    assert [c.acl_tags for c in entries.values()] == [("hr",)]
     put(root, "hr/.penstock.toml", content="acl = 1")
-    walk, found, problems = walked(root / "hr/b.txt")
-    assert (found, walk.broken, [p.code for p in problems]) == ({}, [str(root / "hr/b.txt")], ["policy"])
+    walk, entries, problems = walked(root / "hr/b.txt")
+    assert (entries, walk.broken, [p.code for p in problems]) == ({}, [str(root / "hr/b.txt")], ["policy"])
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_a_file_named_as_root_obeys_the_policy_of_its_folder(root: Path) -> None
 def test_files_below_an_invalid_policy_file_are_not_published(root: Path, content: str) -> None:
     put(root, "a.txt", "hr/b.txt", "hr/deep/c.txt")
     (root / "hr/.penstock.toml").write_bytes(content.encode("latin-1"))
-    walk, found, problems = walked(root)
-    assert sorted(found) == ["a.txt"]
+    walk, entries, problems = walked(root)
+    assert sorted(entries) == ["a.txt"]
     assert (walk.broken, [p.code for p in problems]) == ([str(root / "hr")], ["policy"])
     assert "\n" not in str(problems[0])
     assert names(root, root / "hr/deep/c.txt") == []
@@ -198,15 +198,15 @@ def test_files_below_an_unreadable_policy_file_are_not_published(root: Path) -> 
     (root / "link/.penstock.toml").symlink_to(root.parent / "open.toml")
     (root / "folder/.penstock.toml").mkdir()
     os.mkfifo(root / "pipe/.penstock.toml")
-    _, found, problems = walked(root)
-    assert ([p.code for p in problems], found) == (["policy"] * 3, {})
+    _, entries, problems = walked(root)
+    assert ([p.code for p in problems], entries) == (["policy"] * 3, {})
 
 
 def test_files_without_readers_are_reported_once_for_each_policy(root: Path) -> None:
     put(root, "a.txt", "none/b.txt", "none/c.txt")
     put(root, "none/.penstock.toml", content="acl = []")
-    _, found, problems = walked(root)
-    assert found["none/b.txt"].acl_tags == ()
+    _, entries, problems = walked(root)
+    assert entries["none/b.txt"].acl_tags == ()
     assert [(p.code, p.path) for p in problems] == [("nobody", str(root / "none/.penstock.toml"))]
     _, _, problems = walked(root, options=FolderOptions(acl_tags=()))
     assert sorted(p.code for p in problems) == ["nobody", "nobody"]
@@ -243,15 +243,15 @@ def test_include_and_exclude_patterns_match_the_expected_paths(pattern: str, yes
 @given(st.text("ab*/?[!]", min_size=1, max_size=9), st.text("ab/!\n", max_size=8))
 def test_patterns_with_many_wildcards_match_what_a_regular_expression_matches(pattern: str, path: str) -> None:
     """Which is used depends on the number of wildcards alone."""
-    found = []
+    results = []
     for fast in (0, 1_000):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(patterns, "MAX_FAST_WILDCARDS", fast)
             try:
-                found.append(bool(patterns.compiled.__wrapped__(pattern).fullmatch(path)))
+                results.append(bool(patterns.compiled.__wrapped__(pattern).fullmatch(path)))
             except re.error:
-                found.append(False)
-    assert found[0] == found[1]
+                results.append(False)
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
@@ -279,8 +279,8 @@ def test_a_name_that_nearly_matches_many_wildcards_is_matched_quickly(pattern: s
 def test_a_policy_made_to_fail_affects_only_its_own_folder(root: Path, content: str) -> None:
     put(root, "a.txt", "mine/b.txt")
     put(root, "mine/.penstock.toml", content=content)
-    walk, found, problems = walked(root)
-    assert list(found) == ["a.txt"]
+    walk, entries, problems = walked(root)
+    assert list(entries) == ["a.txt"]
     assert [problem.code for problem in problems] == ["policy"]
     assert walk.broken == [str(root / "mine")]
 
@@ -317,8 +317,8 @@ def test_a_file_that_vanishes_during_the_listing_is_no_problem(root: Path, monke
         return real(path)
 
     monkeypatch.setattr("connectors.folder.walk.os.lstat", lstat)
-    walk, found, problems = walked(root)
-    assert (sorted(found), problems, walk.unreadable) == (["b.txt", "sub/c.txt"], [], [])
+    walk, entries, problems = walked(root)
+    assert (sorted(entries), problems, walk.unreadable) == (["b.txt", "sub/c.txt"], [], [])
 
 
 def test_a_missing_root_is_reported(root: Path) -> None:

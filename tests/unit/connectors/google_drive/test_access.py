@@ -79,25 +79,25 @@ steps = st.lists(
 def read(corpus: Corpus, item: str, drive: str) -> frozenset[str]:
     def listed(id_: str) -> list[dict[str, Any]]:
         held = corpus.permissions(corpus.items[id_]).values()
-        return [shown_permission(one, corpus, drive=drive, of_drive=id_ == drive) for one in held]
+        return [shown_permission(item, corpus, drive=drive, of_drive=id_ == drive) for item in held]
 
     shown = shown_file(corpus.items[item], corpus, BOT)
     return shared_access(shown, listed(item), listed(drive), drive, STRICT, NOW).tags
 
 
 def holders(corpus: Corpus, tags: frozenset[str], drive: str) -> set[str]:
-    found: set[str] = set()
+    results: set[str] = set()
     for tag in tags:
         kind, _, name = tag.partition(":")
         if kind == "user":
-            found.add(name)
+            results.add(name)
         elif kind == "group":
-            found |= corpus.people_of(name)
+            results |= corpus.people_of(name)
         else:
             assert name == drive
-            grants_ = (one.grant for held in corpus.permissions(corpus.items[drive]).values() for one in held)
-            found |= holders(corpus, frozenset(f"{one.type}:{one.who}" for one in grants_), drive)
-    return found
+            grants_ = (item.grant for held in corpus.permissions(corpus.items[drive]).values() for item in held)
+            results |= holders(corpus, frozenset(f"{grant.type}:{grant.who}" for grant in grants_), drive)
+    return results
 
 
 @given(members=st.lists(grants, max_size=3), done=steps, newcomer=grants)
@@ -106,7 +106,7 @@ def test_tags_admit_exactly_the_readers_in_drive_and_never_more_after_someone_jo
 ) -> None:
     """Whoever joins later may read less until the next sweep, and never more than Google lets them. (Who was there and
     is shared with again changes its role: that is for the sweep.)"""
-    assume((newcomer.type, newcomer.who) not in {(one.type, one.who) for one in members})
+    assume((newcomer.type, newcomer.who) not in {(member.type, member.who) for member in members})
     corpus = Corpus()
     for person in (*PEOPLE, BOT):
         corpus.user(person)

@@ -21,8 +21,8 @@ def test_the_guides_example_is_a_valid_settings_file() -> None:
 
 
 def test_the_guide_explains_every_option_and_every_scope() -> None:
-    told = set(re.findall(r"`?\b([a-z_]+)`?\b", GUIDE))
-    assert set(GoogleDriveOptions.model_fields) - UNTOLD <= told
+    names = set(re.findall(r"`?\b([a-z_]+)`?\b", GUIDE))
+    assert set(GoogleDriveOptions.model_fields) - UNTOLD <= names
     for scope in (DRIVE_SCOPE, MEMBER_SCOPE, USER_SCOPE):
         assert f"`{scope}`" in GUIDE
     assert set(re.findall(r"https://www\.googleapis\.com/auth/[\w.]+\w", GUIDE)) == {

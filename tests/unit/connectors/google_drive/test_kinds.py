@@ -37,7 +37,7 @@ FILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("mime_type", "name", "found"),
+    ("mime_type", "name", "results"),
     [
         ("application/vnd.google-apps.document", "Plan", TextExport),
         ("application/vnd.google-apps.presentation", "Deck", TextExport),
@@ -60,8 +60,8 @@ FILE: dict[str, Any] = {
         ("application/vnd.google-apps.something-new", "New", type(None)),
     ],
 )
-def test_the_mime_type_and_name_decide_how_a_file_is_read(mime_type: str, name: str, found: type) -> None:
-    assert type(conversion({"mimeType": mime_type, "name": name})) is found
+def test_the_mime_type_and_name_decide_how_a_file_is_read(mime_type: str, name: str, results: type) -> None:
+    assert type(conversion({"mimeType": mime_type, "name": name})) is results
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,14 @@ def test_a_withdrawn_document_is_not_published_again_whatever_the_source_returns
     row = after(document("one"))
     assert row is not None
     withdrawn = replace(row, is_withdrawn=True)
-    told = decide(withdrawn, document("two"), seen(5))
-    assert [type(event) for event in told.events] == [DocumentDeleted], "its row still said that it is published"
-    assert told.row is not None
+    decision = decide(withdrawn, document("two"), seen(5))
+    assert [type(event) for event in decision.events] == [DocumentDeleted], "its row still said that it is published"
+    assert decision.row is not None
     for answer in (document("three"), document("four", acl_tags=["b"]), Gone("d")):
-        assert decide(told.row, answer, seen(6)).events == []
+        assert decide(decision.row, answer, seen(6)).events == []
     entry = Listed(external_id="d", acl_tags=["b"], required_tags=[], revision="9")
-    assert decide_access(told.row, entry, seen(6)).events == []
-    assert not is_stale(told.row, entry), "it is not read at every sweep for nothing"
+    assert decide_access(decision.row, entry, seen(6)).events == []
+    assert not is_stale(decision.row, entry), "it is not read at every sweep for nothing"
     assert is_stale(withdrawn, entry)
 
 
@@ -218,26 +218,26 @@ graphs = st.dictionaries(tags, st.tuples(st.sets(st.sampled_from("abc")), st.set
 
 @given(graphs)
 def test_nested_groups_are_resolved_even_with_cycles(graph: dict[str, tuple[set[str], set[str]]]) -> None:
-    found = tags_by_principal({tag: group_members(tag, members, of) for tag, (members, of) in graph.items()})
+    tags = tags_by_principal({tag: group_members(tag, members, of) for tag, (members, of) in graph.items()})
 
     def holds(principal: str, tag: str, seen: frozenset[str] = frozenset()) -> bool:
         members, of = graph.get(tag, (set(), set()))
         return principal in members or any(holds(principal, inner, seen | {tag}) for inner in of - seen - {tag})
 
     expected = {p: frozenset(tag for tag in graph if holds(p, tag)) for p in "abc"}
-    assert found == {principal: held_tags for principal, held_tags in expected.items() if held_tags}
+    assert tags == {principal: held_tags for principal, held_tags in expected.items() if held_tags}
 
 
 def test_a_listing_of_groups_removes_missing_ones_unless_they_are_newer() -> None:
     at = START + timedelta(seconds=5)
     known = {"old": group_members("old", {"a"}), "newer": group_members("newer", {"b"}, second=9)}
     listed = [group_members("new", {"c"}, second=5), group_members("newer", {"x"}, second=5)]
-    assert {tag: one.members for tag, one in merge_listing(known, listed, at, None).items()} == {
+    assert {tag: value.members for tag, value in merge_listing(known, listed, at, None).items()} == {
         "new": ("c",),
         "newer": ("b",),
     }
     some = merge_listing(known, [], at, ["old", "newer", "unknown"])
-    assert {tag: one.members for tag, one in some.items()} == {"old": (), "newer": ("b",), "unknown": ()}
+    assert {tag: value.members for tag, value in some.items()} == {"old": (), "newer": ("b",), "unknown": ()}
 
 
 PUBLISHED = Row(

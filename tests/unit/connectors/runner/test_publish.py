@@ -173,7 +173,7 @@ def test_a_principal_missing_from_all_group_listings_holds_no_groups() -> None:
     published = {"ann": PublishedSet(digest(["staff"]), AT), "bob": PublishedSet(digest(["staff"]), AT)}
     listed = [GroupMembers("staff", ("bob",), (), AT + timedelta(seconds=1))]
     _, changed = _compare({}, published, listed, AT + timedelta(seconds=1))
-    assert [(one.principal, one.tags) for one in changed] == [("ann", frozenset())]
+    assert [(change.principal, change.tags) for change in changed] == [("ann", frozenset())]
 
 
 def test_observation_times_never_go_back_even_if_the_clock_does() -> None:

@@ -35,10 +35,10 @@ def test_the_connector_handles_every_event_in_the_guides_manifest() -> None:
     }
     for event in listed("bot_events"):
         kind = event.partition(".")[0]
-        found, effect = reaction(
+        results, effect = reaction(
             {"type": "event_callback", "event": {"type": kind, "channel": "C1", "user": "U1", **bodies.get(kind, {})}}
         )
-        assert found != Reaction() or effect is not None, event
+        assert results != Reaction() or effect is not None, event
 
 
 def test_the_guide_explains_every_option() -> None:

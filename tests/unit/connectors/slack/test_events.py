@@ -138,7 +138,7 @@ ROWS = [
     row("UA", is_invited_user=True),
     row("UB", team_id=None),
 ]
-USERS = {found.id: found for one in ROWS if (found := user(one, TEAM))}
+USERS = {found.id: found for row in ROWS if (found := user(row, TEAM))}
 
 
 def test_only_full_members_hold_the_workspace_tag() -> None:
@@ -147,20 +147,20 @@ def test_only_full_members_hold_the_workspace_tag() -> None:
 
 def test_a_user_of_another_workspace_of_the_same_organisation_is_a_guest() -> None:
     team = Team("T1", "https://acme.slack.com", "E1")
-    found = user(row("U1", team_id="T2", enterprise_user={"enterprise_id": "E1"}), team)
-    assert found is not None
-    assert found.kind == "guest"
+    parsed = user(row("U1", team_id="T2", enterprise_user={"enterprise_id": "E1"}), team)
+    assert parsed is not None
+    assert parsed.kind == "guest"
     ours = user(row("U2", team_id="T2", enterprise_user={"enterprise_id": "E1", "teams": ["T2", "T1"]}), team)
     assert ours is not None
     assert ours.kind == "full"
-    assert principal("U1", {"U1": found}, trust_external_emails=False) == "u1@acme.example"
+    assert principal("U1", {"U1": parsed}, trust_external_emails=False) == "u1@acme.example"
 
 
 def test_channel_members_are_named_by_email_and_external_users_by_slack_id() -> None:
-    found = channel({"id": "C1", "name": "ops", "is_private": True, "is_member": True})
-    assert found is not None
-    members = [one["id"] for one in ROWS] + ["UX"]
-    group = channel_group(found, members, USERS, TEAM, trust_external_emails=False)
+    parsed = channel({"id": "C1", "name": "ops", "is_private": True, "is_member": True})
+    assert parsed is not None
+    members = [row["id"] for row in ROWS] + ["UX"]
+    group = channel_group(parsed, members, USERS, TEAM, trust_external_emails=False)
     assert group.of == ()
     assert set(group.members) == {
         "u1@acme.example",
@@ -173,7 +173,7 @@ def test_channel_members_are_named_by_email_and_external_users_by_slack_id() -> 
         "slack:UB",
         "slack:UX",
     }
-    trusted = channel_group(found, ["U6"], USERS, TEAM, trust_external_emails=True)
+    trusted = channel_group(parsed, ["U6"], USERS, TEAM, trust_external_emails=True)
     assert trusted.members == ["u6@acme.example"]
 
 

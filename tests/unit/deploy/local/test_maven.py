@@ -79,14 +79,14 @@ def test_setup_refuses_a_compiler_with_a_wrong_checksum(
 
 def test_every_fetched_version_has_a_recorded_checksum() -> None:
     names = {path: digest for digest, path in maven.recorded().values()}
-    wanted = [
+    expected = [
         *(f"org/apache/kafka/{name}/{dist.VERSIONS['kafka']}/" for name in ("kafka_2.13", "kafka-tools")),
         f"org/slf4j/slf4j-simple/{dist.VERSIONS['slf4j']}/",
         f"org/elasticsearch/distribution/integ-test-zip/elasticsearch/{dist.VERSIONS['elasticsearch']}/",
         *(f"io/zonky/test/postgres/{name}/{postgres_tls.VERSION}/" for name in postgres_tls.ARTIFACTS.values()),
         str(Path(WHERE).parent),
     ]
-    assert [part for part in wanted if not any(path.startswith(part) for path in names)] == []
+    assert [part for part in expected if not any(path.startswith(part) for path in names)] == []
     assert all(len(bytes.fromhex(digest)) == 32 for digest in names.values())
     assert len(names) == len(maven.CHECKSUMS.read_text().splitlines()), "two files of one name"
 

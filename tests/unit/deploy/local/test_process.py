@@ -40,10 +40,10 @@ def test_a_process_is_identified_by_its_pid_file_and_stopped(tmp_path: Path) -> 
     process.save(tmp_path / "pid", replace(entry, address="here"))
     loaded = process.load(tmp_path / "pid")
     assert loaded == replace(entry, address="here")
-    found = process.running(loaded)
-    assert found is not None
-    assert os.getsid(found.pid) == found.pid  # no Ctrl-C of ours reaches it
-    process.stop([found], ask=signal.SIGTERM, grace_seconds=10)
+    results = process.running(loaded)
+    assert results is not None
+    assert os.getsid(results.pid) == results.pid  # no Ctrl-C of ours reaches it
+    process.stop([results], ask=signal.SIGTERM, grace_seconds=10)
     assert process.running(loaded) is None
     assert process.exit_code(entry.pid) == -signal.SIGTERM
 

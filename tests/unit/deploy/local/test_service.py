@@ -126,9 +126,9 @@ def test_servers_of_another_version_count_as_not_fetched(tmp_path: Path, monkeyp
     ],
 )
 def test_mavens_output_is_reduced_to_a_one_line_reason(output: str, said: str) -> None:
-    told = fetch._maven_reason(output)
-    assert said in told
-    assert "\n" not in told
+    reason = fetch._maven_reason(output)
+    assert said in reason
+    assert "\n" not in reason
 
 
 def test_missing_maven_is_a_one_line_error_with_exit_code_1(

@@ -132,8 +132,8 @@ def test_refused_chunks_are_not_missing() -> None:
 
 def test_chunks_left_of_an_unsearchable_document_are_unknown_document_and_not_orphan() -> None:
     nobody = desired(work(acl_tags=(), searchable=False))
-    found = compare(nobody, rows()[:1], stored_entries()[:2])
-    assert [(d.store, d.kind, len(d.chunks)) for d in found] == [
+    differences = compare(nobody, rows()[:1], stored_entries()[:2])
+    assert [(d.store, d.kind, len(d.chunks)) for d in differences] == [
         ("vectors", "unknown_document", 1),
         ("keywords", "unknown_document", 2),
     ]
@@ -143,8 +143,8 @@ def test_chunks_left_of_an_unsearchable_document_are_unknown_document_and_not_or
 def test_a_body_with_the_wrong_hash_is_a_ledger_difference_and_texts_are_not_compared(body: str | None) -> None:
     rotten = desired(body=body)
     assert compare(rotten, rows(), stored_entries()) == [Difference("ledger", "rotten_body")]
-    found = compare(rotten, rows()[1:], stored_entries())
-    assert {(d.store, d.kind) for d in found} == {("ledger", "rotten_body"), ("vectors", "missing")}
+    differences = compare(rotten, rows()[1:], stored_entries())
+    assert {(d.store, d.kind) for d in differences} == {("ledger", "rotten_body"), ("vectors", "missing")}
 
 
 def test_a_manifest_that_does_not_match_the_text_is_stale() -> None:
@@ -182,11 +182,11 @@ def test_every_missing_or_orphaned_chunk_is_counted_once(
 ) -> None:
     surplus_rows = [Row(ID, uuid5(ID, f"r{n}"), 7, b"") for n in range(more_rows)]
     surplus = [Entry(ID, uuid5(ID, f"e{n}"), 5, stored_entries()[0].print) for n in range(more_entries)]
-    found = compare(
+    differences = compare(
         desired(), [rows()[n] for n in in_vectors] + surplus_rows, [stored_entries()[n] for n in in_keywords] + surplus
     )
-    counted: dict[tuple[str, str], Sequence[UUID]] = {(d.store, d.kind): d.chunks for d in found}
-    assert len(counted) == len(found)
+    counted: dict[tuple[str, str], Sequence[UUID]] = {(d.store, d.kind): d.chunks for d in differences}
+    assert len(counted) == len(differences)
     expected = {
         ("vectors", "missing"): 3 - len(in_vectors),
         ("vectors", "orphan"): more_rows,
@@ -226,13 +226,13 @@ def test_the_background_audit_rests_to_keep_its_pace_and_its_share_of_a_processo
 
 
 def test_repair_without_embedding_skips_every_difference_of_a_store_that_needs_the_model() -> None:
-    found = {
+    differences = {
         ("vectors", "missing"): (CHUNKS[0],),
         ("vectors", "wrong_access"): (CHUNKS[1],),
         ("keywords", "missing"): (CHUNKS[0],),
         ("ledger", "rotten_body"): (),
     }
-    assert without_embedding(found) == {("keywords", "missing"): (CHUNKS[0],), ("ledger", "rotten_body"): ()}
+    assert without_embedding(differences) == {("keywords", "missing"): (CHUNKS[0],), ("ledger", "rotten_body"): ()}
     assert without_embedding({("vectors", "wrong_access"): CHUNKS}) == {("vectors", "wrong_access"): CHUNKS}
     assert without_embedding({("ledger", "stale_manifest"): ()}) == {}
 

@@ -39,19 +39,19 @@ def assert_laws(text: str, media_type: str, params: ChunkParams = SMALL) -> list
     chunks = cut(text, media_type, params)
     covered = bytearray(len(text))
     ends = [0]
-    for one in chunks:
-        assert one.text == "".join(text[a:b] for a, b in one.spans)
-        assert one.text.strip()
-        start, end = one.spans[-1]
+    for piece in chunks:
+        assert piece.text == "".join(text[a:b] for a, b in piece.spans)
+        assert piece.text.strip()
+        start, end = piece.spans[-1]
         covered[start:end] = b"\1" * (end - start)
         assert end > ends[-1], "chunks are not in reading order"
         ends.append(end)
-        assert all(part and len(part) <= 160 for part in one.headings)
-        assert len(one.headings) <= 8
+        assert all(part and len(part) <= 160 for part in piece.headings)
+        assert len(piece.headings) <= 8
     assert all(covered[i] or text[i].isspace() or text[i] == "\x1e" for i in range(len(text))), "text is lost"
-    true = count_tokens([one.text for one in chunks])
+    true = count_tokens([piece.text for piece in chunks])
     assert all(count <= params.max_tokens for count in true)
-    assert all(one.token_count >= count - 2 for one, count in zip(chunks, true, strict=True))
+    assert all(piece.token_count >= count - 2 for piece, count in zip(chunks, true, strict=True))
     return chunks
 
 
@@ -157,7 +157,7 @@ def test_chunks_fit_max_tokens_with_a_tokenizer_that_is_not_additive(raw: str) -
         return [len(part) // 4 for part in batch]
 
     chunks = chunk(text, kind, params=SMALL, count_tokens=quarters)
-    assert all(len(one.text) // 4 <= SMALL.max_tokens for one in chunks)
+    assert all(len(piece.text) // 4 <= SMALL.max_tokens for piece in chunks)
 
 
 @pytest.mark.parametrize("media_type", MEDIA_TYPES)
@@ -199,8 +199,8 @@ def test_grapheme_clusters_are_never_split() -> None:
     for cluster in (family, flag, accented):
         text = normalise(cluster * 400, "text/plain")[0]
         unit = text[: len(text) // 400]
-        for one in assert_laws(text, "text/plain"):
-            assert one.text == unit * (len(one.text) // len(unit))
+        for piece in assert_laws(text, "text/plain"):
+            assert piece.text == unit * (len(piece.text) // len(unit))
 
 
 def test_a_large_text_is_tokenised_about_once() -> None:

@@ -67,7 +67,7 @@ def test_rows_records_and_messages_do_not_overlap() -> None:
 def test_a_new_section_does_not_overlap_the_previous_one() -> None:
     section = "Words of a section that go on and on, as they do. " * 30
     chunks = cut("\n\n".join(f"## Section {n}\n\n{section}" for n in range(20)), "text/markdown", ChunkParams())
-    starting = [one for one in chunks if one.text.startswith("## Section")]
+    starting = [chunk for chunk in chunks if chunk.text.startswith("## Section")]
     assert len(starting) == 20
-    continued = [one for one in chunks if not one.text.startswith("## Section")]
-    assert all("## Section" not in one.text for one in continued)
+    continued = [chunk for chunk in chunks if not chunk.text.startswith("## Section")]
+    assert all("## Section" not in chunk.text for chunk in continued)

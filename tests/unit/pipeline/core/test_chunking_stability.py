@@ -31,7 +31,7 @@ def count_tokens(texts: Sequence[str]) -> list[int]:
 
 
 def cut(text: str, media_type: str, params: ChunkParams) -> list[str]:
-    return [one.text for one in chunk(text, media_type, params=params, count_tokens=count_tokens)]
+    return [item.text for item in chunk(text, media_type, params=params, count_tokens=count_tokens)]
 
 
 TOPICS = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))[:110_000]

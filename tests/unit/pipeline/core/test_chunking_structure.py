@@ -34,7 +34,7 @@ def test_markdown_chunks_carry_their_heading_path() -> None:
     body = SENTENCES * 40
     parts = ["# Guide", body, "## Install ##", body, "### On Linux {#linux}", body, "Title Two\n=========", body]
     text = "\n\n".join(parts)
-    by_start = {one.text.splitlines()[0]: one.headings for one in cut(text, "text/markdown")}
+    by_start = {chunk.text.splitlines()[0]: chunk.headings for chunk in cut(text, "text/markdown")}
     assert by_start["## Install ##"] == ("Guide", "Install")
     assert by_start["### On Linux {#linux}"] == ("Guide", "Install", "On Linux")
     assert by_start["Title Two"] == ("Title Two",)
@@ -42,14 +42,14 @@ def test_markdown_chunks_carry_their_heading_path() -> None:
 
 def test_a_markdown_chunk_never_ends_with_a_heading() -> None:
     text = "\n\n".join(f"{'#' * (1 + n % 4)} Heading {n}\n\n{SENTENCES * (1 + n * 7 % 23)}" for n in range(60))
-    for one in cut(text, "text/markdown"):
-        assert not one.text.splitlines()[-1].startswith("#")
+    for piece in cut(text, "text/markdown"):
+        assert not piece.text.splitlines()[-1].startswith("#")
 
 
 def test_small_markdown_sections_are_merged_into_one_chunk() -> None:
     text = "\n\n".join(f"## Question {n}\n\nShort answer {n}." for n in range(100))
     chunks = cut(text, "text/markdown")
-    assert all(one.token_count > 100 for one in chunks)
+    assert all(chunk.token_count > 100 for chunk in chunks)
     assert chunks[0].headings == ("Question 0",)
 
 
@@ -57,28 +57,28 @@ def test_small_markdown_sections_are_merged_into_one_chunk() -> None:
 def test_a_code_fence_that_fits_is_not_cut(fence: str) -> None:
     code = "\n\n".join(f"call_something({n})  # and more" for n in range(25))
     text = f"{SENTENCES * 25}\n\n{fence}python\n{code}\n{fence}\n\n{SENTENCES * 25}"
-    assert sum(f"{fence}python\n{code}\n{fence}" in one.text for one in cut(text, "text/markdown")) == 1
+    assert sum(f"{fence}python\n{code}\n{fence}" in chunk.text for chunk in cut(text, "text/markdown")) == 1
 
 
 def test_a_long_code_fence_is_cut_at_lines() -> None:
     lines = [f"statement_number({n})" for n in range(400)]
     chunks = cut("Before.\n\n```\n" + "\n".join(lines) + "\n```\n", "text/markdown")
     assert len(chunks) > 3
-    assert all(line in lines or line in ("Before.", "", "```") for one in chunks for line in one.text.split("\n"))
+    assert all(line in lines or line in ("Before.", "", "```") for chunk in chunks for line in chunk.text.split("\n"))
 
 
 def test_a_markdown_table_that_fits_is_not_cut_and_a_long_one_repeats_its_header() -> None:
     head = "| Key | Value |\n| --- | ---: |\n"
     small = head + "".join(f"| key {n} | {n} |\n" for n in range(25))
     chunks = cut(f"{SENTENCES * 30}\n\n{small}\n{SENTENCES * 30}", "text/markdown")
-    assert sum(small.strip() in one.text for one in chunks) == 1
+    assert sum(small.strip() in chunk.text for chunk in chunks) == 1
     chunks = cut(
         "Intro.\n\n" + head + "".join(f"| key {n} | {n} |\n" for n in range(300)) + "\nOutro.", "text/markdown"
     )
-    rows = [one for one in chunks if "key 1" in one.text]
+    rows = [chunk for chunk in chunks if "key 1" in chunk.text]
     assert len(rows) > 2
-    assert all(one.text.startswith(("Intro.", head)) for one in rows)
-    assert all(len(one.spans) == 2 for one in rows[1:])
+    assert all(row.text.startswith(("Intro.", head)) for row in rows)
+    assert all(len(row.spans) == 2 for row in rows[1:])
 
 
 def test_markdown_front_matter_is_not_taken_for_a_heading() -> None:
@@ -97,12 +97,12 @@ def test_restructuredtext_titles_code_blocks_and_tables_are_recognised() -> None
     )
     chunks = cut(text, "text/x-rst")
     assert chunks[0].headings == ("Guide",)
-    assert any(one.headings == ("Guide", "Using it") for one in chunks)
-    assert any(one.headings == ("Guide", "Using it", "Deep") for one in chunks)
-    assert sum(code in one.text for one in chunks) == 2
-    tabled = [one for one in chunks if one.text.startswith("====  =====\nName  Value\n====  =====\n")]
+    assert any(chunk.headings == ("Guide", "Using it") for chunk in chunks)
+    assert any(chunk.headings == ("Guide", "Using it", "Deep") for chunk in chunks)
+    assert sum(code in chunk.text for chunk in chunks) == 2
+    tabled = [chunk for chunk in chunks if chunk.text.startswith("====  =====\nName  Value\n====  =====\n")]
     assert len(tabled) >= 2
-    assert not any(one.text.rstrip().endswith(("--------", "~~~~")) for one in chunks)
+    assert not any(chunk.text.rstrip().endswith(("--------", "~~~~")) for chunk in chunks)
 
 
 def test_csv_chunks_repeat_the_header_and_do_not_break_rows_at_quoted_line_ends() -> None:
@@ -110,9 +110,9 @@ def test_csv_chunks_repeat_the_header_and_do_not_break_rows_at_quoted_line_ends(
     rows = [f'{n},"a ""b"" {n}","line one\nline two, {n}"\n' for n in range(300)]
     chunks = cut(header + "".join(rows), "text/csv")
     assert len(chunks) > 5
-    assert "".join(one.text.removeprefix(header) + "\n" for one in chunks) == "".join(rows)
-    assert all(one.text.startswith(header) for one in chunks)
-    assert all(one.spans[0] == (0, len(header)) for one in chunks[1:])
+    assert "".join(chunk.text.removeprefix(header) + "\n" for chunk in chunks) == "".join(rows)
+    assert all(chunk.text.startswith(header) for chunk in chunks)
+    assert all(chunk.spans[0] == (0, len(header)) for chunk in chunks[1:])
 
 
 def test_an_unclosed_csv_quote_does_not_swallow_the_rows_after_it() -> None:
@@ -122,21 +122,21 @@ def test_an_unclosed_csv_quote_does_not_swallow_the_rows_after_it() -> None:
 
 def test_csv_header_is_repeated_with_semicolon_and_tab_separators() -> None:
     rows = [f"{n};a, b;c" for n in range(400)]
-    assert all(one.text.startswith("x;y;z\n") for one in cut("x;y;z\n" + "\n".join(rows), "text/csv"))
+    assert all(chunk.text.startswith("x;y;z\n") for chunk in cut("x;y;z\n" + "\n".join(rows), "text/csv"))
     tabbed = "x\ty\n" + "".join(f"{n}\tvalue {n}\n" for n in range(400))
-    assert all(one.text.startswith("x\ty\n") for one in cut(tabbed, "text/tab-separated-values"))
+    assert all(chunk.text.startswith("x\ty\n") for chunk in cut(tabbed, "text/tab-separated-values"))
 
 
 def test_a_csv_header_too_long_to_repeat_is_not_repeated() -> None:
     text = ",".join(f"column_{n}" for n in range(300)) + "\n" + "".join(",".join("7" * 30) + "\n" for _ in range(100))
     chunks = cut(text, "text/csv")
-    assert all(len(one.spans) == 1 for one in chunks)
+    assert all(len(chunk.spans) == 1 for chunk in chunks)
 
 
 def test_ndjson_records_are_never_split() -> None:
     lines = [json.dumps({"n": n, "text": "some words here"}) for n in range(400)]
-    for one in cut("\n".join(lines), "application/x-ndjson"):
-        assert all(json.loads(line) for line in one.text.split("\n"))
+    for piece in cut("\n".join(lines), "application/x-ndjson"):
+        assert all(json.loads(line) for line in piece.text.split("\n"))
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -144,16 +144,16 @@ def test_json_is_chunked_between_members(indent: int | None) -> None:
     value = {f"member_{n}": {"words": ["a", "b, [c]", 'd"e'], "n": n} for n in range(200)}
     chunks = cut(json.dumps(value, indent=indent), "application/json")
     assert len(chunks) > 5
-    assert all(one.text.lstrip().startswith('"member_') for one in chunks[1:])
+    assert all(chunk.text.lstrip().startswith('"member_') for chunk in chunks[1:])
 
 
 def test_each_message_of_a_conversation_is_its_own_chunk() -> None:
     chunks = cut(
         "Shall we ship?\nPlease answer.\x1eYes.\x1e\x1e No, wait: " + SENTENCES * 3, "text/x-penstock-messages"
     )
-    assert [one.text.split()[0] for one in chunks] == ["Shall", "Yes.", "No,"]
-    assert [one.headings for one in chunks] == [(), ("Shall we ship?",), ("Shall we ship?",)]
-    assert not any("\x1e" in one.text for one in chunks)
+    assert [chunk.text.split()[0] for chunk in chunks] == ["Shall", "Yes.", "No,"]
+    assert [chunk.headings for chunk in chunks] == [(), ("Shall we ship?",), ("Shall we ship?",)]
+    assert not any("\x1e" in chunk.text for chunk in chunks)
 
 
 def test_a_long_message_becomes_several_chunks() -> None:
@@ -216,10 +216,10 @@ def test_chunks_of_a_long_method_repeat_the_class_and_method_signatures() -> Non
     assert len(inner) >= 3
     continued = [c for c in inner if "call_0(" not in c.text]
     assert continued
-    for one in continued:
-        assert one.text.startswith("class Queue(Base):\n    def get(self, timeout=None):\n        self.call_")
-        assert len(one.spans) == 3
-    assert all(line.strip() for one in inner for line in one.text.split("\n")[-1:])
+    for piece in continued:
+        assert piece.text.startswith("class Queue(Base):\n    def get(self, timeout=None):\n        self.call_")
+        assert len(piece.spans) == 3
+    assert all(line.strip() for chunk in inner for line in chunk.text.split("\n")[-1:])
 
 
 def test_code_with_syntax_errors_is_still_chunked() -> None:
@@ -266,7 +266,7 @@ def test_chunks_of_a_long_definition_repeat_its_signature_in_every_language(medi
     chunks = cut(text, media_type)
     assert len(chunks) >= 3
     signature = next(line for line in start.splitlines() if not line.startswith("package") and line)
-    assert all(signature in one.text for one in chunks)
+    assert all(signature in chunk.text for chunk in chunks)
     if headings:
         assert chunks[1].headings == headings
     whole = start + "".join(STATEMENT[kind].format(n=n) for n in range(5)) + end
@@ -276,12 +276,12 @@ def test_chunks_of_a_long_definition_repeat_its_signature_in_every_language(medi
 def test_html_is_chunked_as_markdown() -> None:
     html = "<h1>Guide</h1>" + "".join(f"<h2>Part {n}</h2><p>{SENTENCES * 25}</p>" for n in range(4))
     chunks = cut(*normalise(html, "text/html"))
-    assert [one.headings for one in chunks if one.text.startswith("## Part 2")] == [("Guide", "Part 2")]
+    assert [chunk.headings for chunk in chunks if chunk.text.startswith("## Part 2")] == [("Guide", "Part 2")]
 
 
 def test_heading_path_parts_are_limited_in_length() -> None:
     text = "\n\n".join(f"{'#' * level} {'long ' * 200}" for level in range(1, 7)) + "\n\nText."
-    assert all(len(part) <= 160 for one in cut(text, "text/markdown") for part in one.headings)
+    assert all(len(part) <= 160 for chunk in cut(text, "text/markdown") for part in chunk.headings)
 
 
 def test_a_script_that_overflows_the_parsers_lookahead_does_not_crash_the_process() -> None:

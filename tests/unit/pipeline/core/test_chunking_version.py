@@ -89,7 +89,7 @@ def _digest(text: str, media_type: str, version: int) -> str:
     params = ChunkParams(target=100, min_tokens=40, max_tokens=128, version=version)
     chunks = chunk(text, media_type, params=params, count_tokens=count_tokens)
     assert len(chunks) > 3
-    return hashlib.sha256(json.dumps([one.spans for one in chunks]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([chunk.spans for chunk in chunks]).encode()).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("version", CUTS)

@@ -65,15 +65,15 @@ def test_the_same_pairs_in_any_order_and_batches_give_the_same_chunks(
     asked: list[tuple[int, int]], dice: object, sizes: list[int]
 ) -> None:
     pairs = [pair(n, minutes) for n, minutes in asked]
-    wanted = group(pairs)
+    expected = group(pairs)
     pairs += pairs[:7]  # some come twice
     dice.shuffle(pairs)  # type: ignore[attr-defined]
-    assert group({p.digest: p for p in pairs}.values()) == wanted
+    assert group({p.digest: p for p in pairs}.values()) == expected
     kept = Kept()
     for size in sizes:
         kept.change(pairs[:size])
         pairs = pairs[size:]
-    assert kept.chunks == wanted
+    assert kept.chunks == expected
 
 
 @given(numbered, numbered)
@@ -111,7 +111,7 @@ def test_conversation_chunks_hold_every_pair_once_in_time_order(asked: list[tupl
     assert "\n\n".join(chunk.text for chunk in chunks) == "\n\n".join(p.text for p in ordered)
     assert [chunk.position for chunk in chunks] == list(range(len(chunks)))
     assert all(chunk.text.count("Question: ") == PAIRS_PER_CHUNK for chunk in chunks[:-1])
-    assert all(one.last_at <= two.first_at for one, two in pairwise(chunks))
+    assert all(chunk.last_at <= two.first_at for chunk, two in pairwise(chunks))
     assert len({chunk.digest for chunk in chunks}) == len(chunks)
 
 
@@ -151,16 +151,16 @@ def test_pieces_fit_the_window_and_lose_only_whitespace(text: str, window: int) 
     def count(texts: Sequence[str]) -> list[int]:
         return [len(t) for t in texts]
 
-    found = pieces(text, window=window, count_tokens=count)
-    assert all(tokens == len(part) and (tokens <= window or tokens == 1) for part, tokens in found)
-    assert "".join("".join(part for part, _ in found).split()) == "".join(text.split())
+    cut_pieces = pieces(text, window=window, count_tokens=count)
+    assert all(tokens == len(part) and (tokens <= window or tokens == 1) for part, tokens in cut_pieces)
+    assert "".join("".join(part for part, _ in cut_pieces).split()) == "".join(text.split())
 
 
 def test_pieces_are_cut_between_pairs_where_possible() -> None:
     text = "\n\n".join(render(f"question {n}", "An answer.\n\nWith a second paragraph.") for n in range(4))
-    found = pieces(text, window=len(text) // 2, count_tokens=lambda texts: [len(t) for t in texts])
-    assert len(found) == 2
-    assert all(part.startswith("Question: ") for part, _ in found)
+    cut_pieces = pieces(text, window=len(text) // 2, count_tokens=lambda texts: [len(t) for t in texts])
+    assert len(cut_pieces) == 2
+    assert all(part.startswith("Question: ") for part, _ in cut_pieces)
 
 
 def test_history_keeps_the_pieces_that_fit_the_budget_and_notes_missing_ones() -> None:

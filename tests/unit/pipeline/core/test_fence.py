@@ -34,9 +34,9 @@ def test_another_server_or_timeline_is_refused_for_every_use(
 )
 def test_during_a_recovery_only_the_uses_it_needs_are_allowed(use: Use, allowed: set[State]) -> None:
     states: tuple[State, ...] = ("rewinding", "replaying", "open")
-    told = {state: refusal(HERE, Accepted(HERE, state), use) for state in states}
-    assert {state for state, why in told.items() if why is None} == allowed
-    assert set(told.values()) <= {None, RECOVERING}
+    refusals = {state: refusal(HERE, Accepted(HERE, state), use) for state in states}
+    assert {state for state, why in refusals.items() if why is None} == allowed
+    assert set(refusals.values()) <= {None, RECOVERING}
 
 
 @pytest.mark.parametrize("why", [STANDBY, CHANGED, RECOVERING])

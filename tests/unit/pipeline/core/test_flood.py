@@ -102,7 +102,7 @@ def test_no_minute_holds_more_dead_letters_than_the_limit(limit: int, steps: lis
         now += wait
         before = flood.pause(now)
         refusal = flood.admit(str(letter), "wiki", now)
-        known = any(one == letter and now - at < WINDOW_SECONDS for at, one in admitted)
+        known = any(value == letter and now - at < WINDOW_SECONDS for at, value in admitted)
         if refusal is None:
             assert known or before == 0
             if not known:

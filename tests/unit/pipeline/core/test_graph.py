@@ -37,7 +37,7 @@ def table(
 
 
 @pytest.mark.parametrize(
-    ("found", "step"),
+    ("current", "step"),
     [
         (table(rows=GRAPH_FROM_ROWS - 1), "rest"),
         (table(rows=GRAPH_FROM_ROWS), "build"),
@@ -48,8 +48,8 @@ def table(
         (table(rows=GRAPH_FROM_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS, builds=False), "rest"),
     ],
 )
-def test_a_graph_is_built_once_a_load_has_settled_or_has_lasted_too_long(found: Table, step: str) -> None:
-    assert next_step(found) == (step, None)
+def test_a_graph_is_built_once_a_load_has_settled_or_has_lasted_too_long(current: Table, step: str) -> None:
+    assert next_step(current) == (step, None)
 
 
 def test_waiting_rows_move_into_the_graph_while_that_is_cheaper_than_a_new_build() -> None:
@@ -85,9 +85,9 @@ def test_a_graph_of_an_older_version_is_replaced_step_by_step() -> None:
         (table(OWN, older=OLD), ("drop", OLD)),
         (table(BROKEN), ("drop", BROKEN)),
     ]
-    for found, step in steps:
-        assert next_step(found) == step
-        alone = table(found.own, found.successor, builds=False)
+    for current, step in steps:
+        assert next_step(current) == step
+        alone = table(current.own, current.successor, builds=False)
         assert next_step(alone) == ("rest", None), "whoever may not build changes nothing"
 
 

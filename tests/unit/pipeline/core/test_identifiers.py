@@ -10,7 +10,7 @@ from pipeline.core.identifiers import LONGEST, MOST_TERMS, exact_names, identifi
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("what became of PROJ-4821?", ["proj-4821"]),
         ("(PROJ-4821's) and PROJ-4821.", ["proj-4821"]),
@@ -30,8 +30,8 @@ from pipeline.core.identifiers import LONGEST, MOST_TERMS, exact_names, identifi
         ("https://git.example/browse/PROJ-7?at=1", ["git.example/browse/proj-7"]),
     ],
 )
-def test_identifiers_are_recognised_within_any_sentence(text: str, found: list[str]) -> None:
-    assert list(identifiers(text)) == found
+def test_identifiers_are_recognised_within_any_sentence(text: str, expected: list[str]) -> None:
+    assert list(identifiers(text)) == expected
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,9 @@ def test_the_witness_digest_differs_with_time_key_and_value() -> None:
         witness(1, 2, b"abc", b""),
         witness(1, 2, b"abc", None),
     }
-    assert len({one.digest for one in ones}) == 6
+    assert len({item.digest for item in ones}) == 6
     assert witness(1, 2, b"a", b"bc") == witness(1, 2, b"a", b"bc")
-    assert all(-(2**63) <= one.digest < 2**63 for one in ones), "Postgres keeps it as a bigint"
+    assert all(-(2**63) <= item.digest < 2**63 for item in ones), "Postgres keeps it as a bigint"
 
 
 @given(steps=st.lists(st.integers(1, 2000), min_size=1, max_size=200))

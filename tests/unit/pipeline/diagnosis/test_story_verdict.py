@@ -232,11 +232,11 @@ CASES: list[tuple[str, Story, Context, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "told", "context", "says", "step"), CASES)
+@pytest.mark.parametrize(("state", "story", "context", "says", "step"), CASES)
 def test_every_document_state_has_its_reason_and_next_step(
-    state: str, told: Story, context: Context, says: str, step: str | None
+    state: str, story: Story, context: Context, says: str, step: str | None
 ) -> None:
-    verdict = judge(told, context)
+    verdict = judge(story, context)
     assert verdict.state == state
     assert says in verdict.reason
     assert "\n" not in verdict.reason
@@ -287,7 +287,7 @@ def test_every_state_has_a_test_case_and_a_row_in_the_documentation() -> None:
 def test_a_searchable_document_gets_a_note_for_each_problem_around_it(context: Context, note: str) -> None:
     verdict = judge(WELL, context)
     assert verdict.searchable
-    assert any(note in one for one in verdict.notes), verdict.notes
+    assert any(note in item for item in verdict.notes), verdict.notes
 
 
 def test_a_document_that_matches_its_source_gets_no_note() -> None:
@@ -299,14 +299,14 @@ def test_a_stale_event_and_another_generation_are_noted() -> None:
     assert "was stale" in judge(stale).notes[0]
     other = GenerationProgress("g0", False, 2, SETTLED, SETTLED, "previous")
     waits = story(PENDING)
-    told = judge(replace(waits, generations=(*waits.generations, other)))
-    assert told.notes == ("generation g0 (previous) holds it, but queries use g1",)
+    verdict = judge(replace(waits, generations=(*waits.generations, other)))
+    assert verdict.notes == ("generation g0 (previous) holds it, but queries use g1",)
 
 
 def test_a_document_ingested_by_hand_is_described_in_terms_of_penstock_ingest() -> None:
     """No connector is paused, away or asked: a person ran a command."""
-    told = judge(WELL, INGESTED)
-    assert told.notes == (
+    verdict = judge(WELL, INGESTED)
+    assert verdict.notes == (
         "`penstock ingest` cannot publish its present content (broken: is damaged): the stores hold older content",
     )
     assert INGESTED.source is not None

@@ -173,12 +173,12 @@ def test_the_revision_names_weights_and_quantization(model_dir: Path) -> None:
 
 def test_concurrent_conversions_by_several_processes_leave_one_model_folder(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(3) as pool:
-        found = pool.map(convert.prepare, [tmp_path / "models"] * 3)
+        paths = pool.map(convert.prepare, [tmp_path / "models"] * 3)
         pool.close()
         pool.join()
-    assert len(set(found)) == 1
-    assert [path.name for path in (tmp_path / "models").iterdir()] == [found[0].name]
-    assert convert.describe(found[0]).model == local.MODEL
+    assert len(set(paths)) == 1
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [paths[0].name]
+    assert convert.describe(paths[0]).model == local.MODEL
 
 
 def test_an_unwritable_model_folder_is_misconfigured(tmp_path: Path) -> None:

@@ -40,16 +40,16 @@ async def test_no_request_starts_until_the_retry_after_of_a_throttled_one_has_pa
 
 async def test_a_retry_after_of_zero_still_backs_off() -> None:
     pace = Pace(parallel=4, base_seconds=0.5)
-    asked = 0
+    request_count = 0
 
     async def never(_place: Place) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal request_count
+        request_count += 1
         raise Throttled("slow down", retry_after=0.0)
 
     with pytest.raises(Retryable):
         await pace.run(never, size=1, deadline=deadline_in(1.0))
-    assert asked < 100, "without any pause it would be thousands"
+    assert request_count < 100, "without any pause it would be thousands"
 
 
 async def test_a_failed_request_does_not_delay_the_others() -> None:

@@ -112,8 +112,8 @@ def test_at_least_80_percent_of_a_servers_limit_is_used_and_little_is_requested_
     ends = begins + SECONDS - 2 * LEARNING_SECONDS
     answered = sum(begins <= at < ends for at in server.answered)
     assert answered >= 0.8 * bucket.rate * (ends - begins)
-    asked = sorted(at for at in (*server.answered, *server.refused) if server.refused[0] < at < ends)
-    most = max(bisect_left(asked, start + WINDOW) - n for n, start in enumerate(asked))
+    times = sorted(at for at in (*server.answered, *server.refused) if server.refused[0] < at < ends)
+    most = max(bisect_left(times, start + WINDOW) - n for n, start in enumerate(times))
     assert most <= bucket.rate * (WINDOW + bucket.room)
 
 

@@ -45,7 +45,7 @@ def test_tokenizers_give_known_counts(text: str, cl100k: int, pieces: int) -> No
 
 def test_many_threads_may_count_tokens_at_the_first_use_of_the_tokenizer() -> None:
     """In a process of its own: only its first use of the tokenizer took long enough to be met by another."""
-    asked = (
+    program = (
         "import sys; sys.setswitchinterval(1e-6)\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
         "from pipeline.embedding.tokens import byte_pairs\n"
@@ -53,7 +53,7 @@ def test_many_threads_may_count_tokens_at_the_first_use_of_the_tokenizer() -> No
         "with ThreadPoolExecutor(8) as threads:\n"
         "    print(set(threads.map(lambda _: tokens.count(['hello world'])[0], range(200))))\n"
     )
-    done = subprocess.run([sys.executable, "-c", asked], cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "{2}\n"), done.stderr
 
 

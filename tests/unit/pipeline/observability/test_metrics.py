@@ -21,8 +21,8 @@ UNBOUNDED = {"document", "user", "principal", "member", "question", "query", "er
 
 
 def test_the_documented_table_of_metrics_is_up_to_date() -> None:
-    told = "run `python -m deploy.prometheus.catalogue > docs/metrics.md`"
-    assert (ROOT / "docs" / "metrics.md").read_text() == catalogue.document(), told
+    hint = "run `python -m deploy.prometheus.catalogue > docs/metrics.md`"
+    assert (ROOT / "docs" / "metrics.md").read_text() == catalogue.document(), hint
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

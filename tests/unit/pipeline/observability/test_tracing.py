@@ -46,8 +46,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
 
 
 def of(spans: list[ReadableSpan], name: str) -> ReadableSpan:
-    [found] = [span for span in spans if span.name == name]
-    return found
+    [matching] = [span for span in spans if span.name == name]
+    return matching
 
 
 def ids(traceparent: str | None) -> tuple[int, int]:
@@ -113,7 +113,7 @@ def test_without_tracing_the_opentelemetry_sdk_is_not_imported(imports: str, env
 
 
 @pytest.mark.parametrize(
-    ("environment", "wanted"),
+    ("environment", "expected"),
     [
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, True),
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True),
@@ -124,9 +124,9 @@ def test_without_tracing_the_opentelemetry_sdk_is_not_imported(imports: str, env
     ],
 )
 def test_tracing_is_enabled_where_the_standard_variables_name_a_collector(
-    environment: dict[str, str], *, wanted: bool
+    environment: dict[str, str], *, expected: bool
 ) -> None:
-    assert tracing.is_enabled(environment) is wanted
+    assert tracing.is_enabled(environment) is expected
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_an_invalid_opentelemetry_variable_disables_tracing_and_is_logged(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv(*variable.split("="))
-    with capture_logs() as told, tracing.running("test"):
+    with capture_logs() as logs, tracing.running("test"):
         assert not tracing.on()
-    assert [(line["event"], line["log_level"], line["reason"].partition(":")[0]) for line in told] == [
+    assert [(line["event"], line["log_level"], line["reason"].partition(":")[0]) for line in logs] == [
         ("traces_off", "error", "ValueError")
     ]
 
@@ -279,8 +279,8 @@ def test_a_documents_outcome_is_recorded_in_its_own_trace(made: Made) -> None:
     batch = [record("acme/wiki/a.md", ABOVE), record("acme/wiki/b.md")]
     with records.batch("detect", batch, tries=0):
         records.note(document_id("acme", "wiki", "b.md"), {"penstock.outcome": "unchanged"})
-    told = [span.attributes.get("penstock.outcome") for span in made() if span.name.startswith("process x")]
-    assert sorted(told, key=str) == [None, "unchanged"]
+    outcomes = [span.attributes.get("penstock.outcome") for span in made() if span.name.startswith("process x")]
+    assert sorted(outcomes, key=str) == [None, "unchanged"]
 
 
 def test_spans_contain_no_principal_and_no_unparsable_key(made: Made) -> None:
@@ -296,10 +296,10 @@ def test_spans_contain_no_principal_and_no_unparsable_key(made: Made) -> None:
         sent = records.sending(IDENTITIES.name, message)
         assert sent is not None
         sent.ended(1, None)
-    told = "".join(span.to_json() for span in made())
-    assert "ann@example.org" not in told
-    assert "earns" not in told
-    assert str(uuid5(DOCUMENTS, "acme/wiki/ann@example.org")) not in told
+    body = "".join(span.to_json() for span in made())
+    assert "ann@example.org" not in body
+    assert "earns" not in body
+    assert str(uuid5(DOCUMENTS, "acme/wiki/ann@example.org")) not in body
 
 
 def test_a_failed_delivery_is_traced_by_its_error_type_without_document_content(made: Made) -> None:
@@ -399,16 +399,16 @@ def test_every_log_line_is_one_json_object_without_exception_messages() -> None:
     ended = run(SAYS)
     assert ended.returncode == 1
     assert ended.stdout == ""
-    told = [json.loads(line) for line in ended.stderr.splitlines()]
-    assert [line["event"] for line in told][:4] == ["plain", "ours", "caught", "its own words\nof two lines"]
-    assert [line["event"] for line in told][4:6] == ["Crashed reason='ValueError' after 3 s", "Crashed ValueError"]
-    assert {"level", "timestamp", "event"} <= set.intersection(*(set(line) for line in told))
-    assert told[0]["row"] == "Row"
-    assert told[0]["id"] == "00000000-0000-0000-0000-000000000007"
-    assert [cause["type"] for cause in told[2]["exception"]] == ["ValueError", "KeyError"]
-    ours, theirs = told[1]["exception"]
+    body = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert [line["event"] for line in body][:4] == ["plain", "ours", "caught", "its own words\nof two lines"]
+    assert [line["event"] for line in body][4:6] == ["Crashed reason='ValueError' after 3 s", "Crashed ValueError"]
+    assert {"level", "timestamp", "event"} <= set.intersection(*(set(line) for line in body))
+    assert body[0]["row"] == "Row"
+    assert body[0]["id"] == "00000000-0000-0000-0000-000000000007"
+    assert [cause["type"] for cause in body[2]["exception"]] == ["ValueError", "KeyError"]
+    ours, theirs = body[1]["exception"]
     assert (ours["reason"], theirs["code"]) == ("the disk is away", 2)
-    assert [line["event"] for line in told if line["level"] == "critical"] == ["crashed", "crashed"]
+    assert [line["event"] for line in body if line["level"] == "critical"] == ["crashed", "crashed"]
     assert "never retrieved" in ended.stderr
     assert "SECRET" not in ended.stderr
 
@@ -417,10 +417,10 @@ def test_every_log_line_is_one_json_object_without_exception_messages() -> None:
 
 
 def test_an_external_call_is_logged_with_its_sizes_and_host() -> None:
-    with capture_logs() as told, tracing.trace_embeddings("large", 3, "api.example.org") as call:
+    with capture_logs() as logs, tracing.trace_embeddings("large", 3, "api.example.org") as call:
         call.sent, call.received = 1_000, 24_000
         call.facts["gen_ai.usage.input_tokens"] = 99
-    [line] = told
+    [line] = logs
     assert line.pop("ms") >= 0
     assert line == {
         "event": "external_call",
@@ -438,19 +438,19 @@ def test_an_external_call_is_logged_with_its_sizes_and_host() -> None:
 
 
 def test_a_failed_external_call_is_logged_with_its_error_type_and_a_local_model_is_not() -> None:
-    with capture_logs() as told:
+    with capture_logs() as logs:
         with pytest.raises(TimeoutError), tracing.trace_bulk("chunks-1", 5):
             raise TimeoutError("SECRET")
         with tracing.trace_embeddings("MiniLM", 1):
             pass
-    assert [(line["service"], line["outcome"]) for line in told] == [("elasticsearch", "TimeoutError")]
-    assert "SECRET" not in str(told)
+    assert [(line["service"], line["outcome"]) for line in logs] == [("elasticsearch", "TimeoutError")]
+    assert "SECRET" not in str(logs)
 
 
 def test_an_external_call_that_is_traced_is_not_logged(made: Made) -> None:
-    with capture_logs() as told, tracing.trace_rerank("best", 50, "rerank.example.org") as call:
+    with capture_logs() as logs, tracing.trace_rerank("best", 50, "rerank.example.org") as call:
         call.sent = 10
-    assert told == []
+    assert logs == []
     span = of(made(), "rerank best")
     assert span.attributes["penstock.bytes_sent"] == 10
     assert span.kind.name == "CLIENT"

@@ -17,25 +17,25 @@ from tests.fakes.openai import FakeOpenAI
 
 
 def value(metrics: QueryMetrics, name: str, **labels: str) -> float:
-    found = metrics.registry.get_sample_value(f"penstock_query_{name}", labels)
-    assert found is not None, name
-    return found
+    outcome = metrics.registry.get_sample_value(f"penstock_query_{name}", labels)
+    assert outcome is not None, name
+    return outcome
 
 
 async def test_the_cost_of_a_question_is_computed_from_the_servers_token_count() -> None:
-    told: list[tuple[int, float]] = []
+    messages: list[tuple[int, float]] = []
     async with FakeOpenAI() as fake:
         settings = EmbeddingSettings(
             provider="openai", base_url=fake.url, api_key="x", price_per_million_tokens=0.13, dimensions=64
         )
         embedder = OpenAIEmbedder(settings, byte_pairs())
-        embedder.on_question = lambda tokens, money: told.append((tokens, money))
+        embedder.on_question = lambda tokens, money: messages.append((tokens, money))
         try:
             await embedder.embed_query("How do I undo a commit?")
             await embedder.embed_documents(["a passage is billed by whoever asked for it"])
         finally:
             await embedder.aclose()
-        [(tokens, money)] = told
+        [(tokens, money)] = messages
         assert 0 < tokens < fake.stats.tokens
     assert money == pytest.approx(tokens * 0.13 / 1_000_000)
 

@@ -54,7 +54,7 @@ def test_an_environment_variable_takes_precedence_over_a_secret_file(
 
 def test_a_secret_file_named_like_a_settings_section_is_ignored(secrets: Path) -> None:
     """A login of Kafka is called so too: every process refused to start, and said that the file cannot be read."""
-    parts = [name for one in (Settings, QuerySettings) for name in one.model_fields]
+    parts = [name for item in (Settings, QuerySettings) for name in item.model_fields]
     assert {"canary", "kafka", "serve"} <= set(parts)
     for name in parts:
         (secrets / f"penstock_{name}").write_text("a password")
@@ -71,9 +71,9 @@ def test_a_missing_secrets_folder_is_misconfigured(monkeypatch: pytest.MonkeyPat
 
 def test_a_secret_file_with_invalid_json_is_named_and_not_quoted(secrets: Path) -> None:
     (secrets / "PENSTOCK_EMBEDDING_API_KEYS").write_text("hunter2")
-    with pytest.raises(Misconfigured, match="the file PENSTOCK_EMBEDDING_API_KEYS holds no JSON") as told:
+    with pytest.raises(Misconfigured, match="the file PENSTOCK_EMBEDDING_API_KEYS holds no JSON") as raised:
         load()
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_a_connectors_token_can_be_read_from_a_file(secrets: Path, tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_a_connectors_token_can_be_read_from_a_file(secrets: Path, tmp_path: Pat
 @pytest.mark.parametrize("dsn", ["postgres hunter2", "host=a password"])
 def test_a_broken_connection_string_is_not_quoted(secrets: Path, monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
     monkeypatch.setenv("PENSTOCK_POSTGRES_DSN", dsn)
-    with pytest.raises(Misconfigured, match=r"PENSTOCK_POSTGRES_.*is not a connection string") as told:
+    with pytest.raises(Misconfigured, match=r"PENSTOCK_POSTGRES_.*is not a connection string") as raised:
         load()
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_sasl_without_a_username_is_misconfigured(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +165,8 @@ def test_acls_of_another_installation_for_the_same_users_are_left_alone(prefix: 
     ],
 )
 def test_an_untrusted_certificate_is_explained(text: str, said: str | None) -> None:
-    told = untrusted(text, authority="CA", address="URL")
-    assert told is None if said is None else said in (told or "")
+    explanation = untrusted(text, authority="CA", address="URL")
+    assert explanation is None if said is None else said in (explanation or "")
 
 
 def test_a_rejected_client_certificate_is_distinguished_from_an_untrusted_server() -> None:
@@ -187,5 +187,5 @@ def test_a_rejected_client_certificate_is_distinguished_from_an_untrusted_server
     ],
 )
 def test_a_refused_postgres_login_is_explained(text: str, said: str | None) -> None:
-    told = refused(text)
-    assert told is None if said is None else said in (told or "")
+    explanation = refused(text)
+    assert explanation is None if said is None else said in (explanation or "")

@@ -63,7 +63,7 @@ def run(batches: Sequence[Sequence[Arrival]]) -> State:
         [folded] = fold_batch(batch, {id_: Known(state)}, {id_: kept} if deletes else {}, current).values()
         if folded.stored_content_superseded and content is not None:
             kept.append(content)
-        kept += [one for one in map(_superseded_of, folded.superseded) if one not in kept]
+        kept += [revision for revision in map(_superseded_of, folded.superseded) if revision not in kept]
         if folded.content is not None:
             content = _superseded_of(folded.content)
         state = folded.state

@@ -119,12 +119,12 @@ def bench() -> Iterator[Bench]:
 
 def test_a_claim_of_an_outdated_sequence_number_claims_nothing(bench: Bench) -> None:
     bench.run(bench.accept(1))
-    wanted = bench.state("keywords")["want_seq"]
+    expected = bench.state("keywords")["want_seq"]
     bench.run(bench.accept(2, title="newer"))
 
     async def claim() -> set[UUID]:
         async with Process(bench.world, "keywords").pool.connection() as connection:
-            return await work.claim(connection, bench.generation.name, [(ID, wanted, [UUID(int=1)])])  # type: ignore[arg-type]
+            return await work.claim(connection, bench.generation.name, [(ID, expected, [UUID(int=1)])])  # type: ignore[arg-type]
 
     assert bench.run(claim()) == set()
     assert not bench.state("keywords")["claimed"]
@@ -296,9 +296,9 @@ def test_an_event_redelivered_after_a_kafka_outage_sends_its_hint(bench: Bench) 
 def test_a_revocation_is_announced_before_the_stores_are_updated(bench: Bench) -> None:
     bench.run(bench.accept(1))
     bench.run(bench.accept(2, kind=AccessChanged, acl_tags=[], required_tags=[]))
-    (told,) = bench.sent(DOCUMENTS_INDEXED.name)
-    assert isinstance(told, DocumentIndexed)
-    assert told.state == "retired"
+    (announcements,) = bench.sent(DOCUMENTS_INDEXED.name)
+    assert isinstance(announcements, DocumentIndexed)
+    assert announcements.state == "retired"
 
 
 def test_a_keyword_write_repeated_at_the_same_version_succeeds_and_an_older_one_is_stale(bench: Bench) -> None:
@@ -331,8 +331,8 @@ def test_a_sink_that_chunks_an_old_text_does_not_overwrite_the_manifest_of_a_new
     async def complete() -> None:
         chunker = Chunker(bench.world._counter)
         async with slow.pool.connection() as connection:
-            found = await work.load(connection, bench.generation.name, "keywords", [ID])  # type: ignore[arg-type]
-            await chunker.complete(connection, bench.generation, found, "keywords")  # type: ignore[arg-type]
+            work_items = await work.load(connection, bench.generation.name, "keywords", [ID])  # type: ignore[arg-type]
+            await chunker.complete(connection, bench.generation, work_items, "keywords")  # type: ignore[arg-type]
 
     bench.run(complete())
     manifest = bench.tables["manifests"][ID, bench.generation.name]

@@ -66,7 +66,7 @@ def test_the_index_status_states_the_share_that_was_compared(position: UUID | No
 
 def _stats(*copies: tuple[bool, str, int]) -> AsyncElasticsearch:
     """copies: of shard 0, whether it is a primary, its state, and its highest operation."""
-    told = [
+    shards = [
         {
             "routing": {"primary": primary, "state": state},
             "seq_no": {"max_seq_no": last, "global_checkpoint": last},
@@ -74,7 +74,7 @@ def _stats(*copies: tuple[bool, str, int]) -> AsyncElasticsearch:
         }
         for primary, state, last in copies
     ]
-    body = {"indices": {"chunks-g1": {"uuid": "uuid", "shards": {"0": told}}}}
+    body = {"indices": {"chunks-g1": {"uuid": "uuid", "shards": {"0": shards}}}}
     es: Any = SimpleNamespace(indices=SimpleNamespace(stats=AsyncMock(return_value=ObjectApiResponse(body, None))))  # type: ignore[arg-type]
     return cast(AsyncElasticsearch, es)
 

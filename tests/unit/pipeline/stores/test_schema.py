@@ -45,17 +45,17 @@ def test_destructive_statements_are_recognised() -> None:
 
 
 def test_every_migration_only_adds_or_states_the_migration_it_needs() -> None:
-    known = [one.name for one in migrations()]
+    known = [migration.name for migration in migrations()]
     assert known == sorted(set(known))
     assert len({name.partition("_")[0] for name in known}) == len(known), "two migrations of one number"
-    for one in migrations():
-        if one.needs is None:
-            assert not destructive_parts(one.statements), (
-                f"{one.name} takes something away: say `-- needs: …` (schema.py)"
+    for step in migrations():
+        if step.needs is None:
+            assert not destructive_parts(step.statements), (
+                f"{step.name} takes something away: say `-- needs: …` (schema.py)"
             )
         else:
-            assert one.needs in known
-            assert one.needs < one.name, "what it takes away was given up in an earlier version"
+            assert step.needs in known
+            assert step.needs < step.name, "what it takes away was given up in an earlier version"
 
 
 def test_a_version_works_on_its_own_schema_and_with_newer_additive_migrations() -> None:

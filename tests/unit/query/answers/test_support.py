@@ -128,8 +128,8 @@ restart --everything
 ```
 
 It is said so. Promotion takes about 2 minutes [1]."""
-    found = {claim.text: (claim.cites, claim.own) for claim in claims_of(answer)}
-    assert found == {
+    claims = {claim.text: (claim.cites, claim.own) for claim in claims_of(answer)}
+    assert claims == {
         "Page the storage team.": ((1,), True),
         "Wait for two minutes.": ((1, 2), True),
         "Promotion takes about 2 minutes.": ((1,), True),

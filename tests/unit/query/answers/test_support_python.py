@@ -58,8 +58,8 @@ def another_number(topic: str, sentence: str, dice: random.Random) -> Changed:
 
 
 def another_name(topic: str, sentence: str, dice: random.Random) -> Changed:
-    found = _NAME.search(sentence)
-    return (f"{sentence[: found.start()]}zebra_crossing{sentence[found.end() :]}", topic) if found else None
+    match = _NAME.search(sentence)
+    return (f"{sentence[: match.start()]}zebra_crossing{sentence[match.end() :]}", topic) if match else None
 
 
 def negation_turned(topic: str, sentence: str, dice: random.Random) -> Changed:

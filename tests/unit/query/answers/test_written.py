@@ -53,9 +53,9 @@ def test_model_output_is_sanitised(written: str, seen: str) -> None:
 
 
 def test_citations_and_removed_content_are_counted() -> None:
-    _, found = sanitize("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]", PASSAGES)
-    assert (found.cited, found.bad_citations) == ([2, 1], [7])
-    assert found.removed == 3  # the mark of an image, its address, and the element
+    _, sanitized = sanitize("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]", PASSAGES)
+    assert (sanitized.cited, sanitized.bad_citations) == ([2, 1], [7])
+    assert sanitized.removed == 3  # the mark of an image, its address, and the element
 
 
 ACTIVE = [
@@ -199,10 +199,10 @@ def test_random_markup_links_only_to_sources(text: str) -> None:
 
 @given(TEXTS)
 def test_only_existing_passages_are_cited(text: str) -> None:
-    out, found = sanitize(text, PASSAGES)
+    out, sanitized = sanitize(text, PASSAGES)
     prose = re.sub(r"`[^`]*`?", "", out)
     assert {int(n) for n in re.findall(r"(?<!\!)\[(\d+)\]", prose)} <= {1, 2, 3}
-    assert set(found.cited) <= {1, 2, 3}
+    assert set(sanitized.cited) <= {1, 2, 3}
 
 
 def test_streamed_words_are_passed_on_without_delay() -> None:

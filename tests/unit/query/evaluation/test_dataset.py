@@ -28,23 +28,23 @@ def beir(folder: Path, *, qrels: str = "query-id\tcorpus-id\tscore\nq1\td 1\t2\n
 
 
 def test_a_collection_in_the_beir_layout_is_read(tmp_path: Path) -> None:
-    found = read(beir(tmp_path))
-    assert [(d.id, d.title, d.text) for d in found.documents] == [("d 1", "One", "first"), ("d2", "", "second")]
-    assert dict(found.queries) == {"q1": "which?", "q3": "other"}
-    assert found.judgements == {"q1": {"d 1": 2}, "q3": {"d2": 1}}
-    assert dict(found.slices) == {"q1": "short"}
+    loaded = read(beir(tmp_path))
+    assert [(d.id, d.title, d.text) for d in loaded.documents] == [("d 1", "One", "first"), ("d2", "", "second")]
+    assert dict(loaded.queries) == {"q1": "which?", "q3": "other"}
+    assert loaded.judgements == {"q1": {"d 1": 2}, "q3": {"d2": 1}}
+    assert dict(loaded.slices) == {"q1": "short"}
 
 
 def test_a_cranfield_collection_is_read_with_inverted_grades_and_queries_numbered_by_position(tmp_path: Path) -> None:
     (tmp_path / "cran.all.1400").write_text(".I 1\n.T\na wing\n.A\nsmith\n.B\n.W\na wing\nin a stream .\n.I 2\n.W\n")
     (tmp_path / "cran.qry").write_text(".I 004\n.W\nwhat of\nwings\n.I 007\n.W\nof slabs\n")
     (tmp_path / "cranqrel").write_text("1 1 1\n1 5 4\n2 1 -1\n")
-    found = read(tmp_path)
-    assert [(d.id, d.title, d.text, d.author) for d in found.documents] == [
+    loaded = read(tmp_path)
+    assert [(d.id, d.title, d.text, d.author) for d in loaded.documents] == [
         ("1", "a wing", "a wing in a stream .", "smith")
     ]
-    assert dict(found.queries) == {"1": "what of wings"}
-    assert found.judgements == {"1": {"1": 4, "5": 1}}
+    assert dict(loaded.queries) == {"1": "what of wings"}
+    assert loaded.judgements == {"1": {"1": 4, "5": 1}}
 
 
 @pytest.mark.parametrize(

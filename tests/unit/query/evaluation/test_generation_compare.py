@@ -31,10 +31,10 @@ def extrapolated(one: list[str], other: list[str]) -> float:
 
 @given(rankings, rankings)
 def test_rank_biased_overlap_matches_its_definition(one: list[str], other: list[str]) -> None:
-    found = rank_biased(one, other)
-    assert found == pytest.approx(extrapolated(one, other), abs=1e-9)
-    assert found == pytest.approx(rank_biased(other, one))
-    assert -1e-9 <= found <= 1 + 1e-9
+    similarity = rank_biased(one, other)
+    assert similarity == pytest.approx(extrapolated(one, other), abs=1e-9)
+    assert similarity == pytest.approx(rank_biased(other, one))
+    assert -1e-9 <= similarity <= 1 + 1e-9
 
 
 @given(rankings)
@@ -47,11 +47,11 @@ def test_identical_rankings_agree_fully_and_disjoint_ones_not_at_all(one: list[s
 
 
 def test_rank_biased_overlap_weighs_high_ranks_more() -> None:
-    wanted = list("abcdefghij")
+    expected = list("abcdefghij")
     below = [*"abcdefghi", "x"]
     above = ["x", *"bcdefghij"]
-    assert overlap(wanted, below) == overlap(wanted, above) == 0.9
-    assert rank_biased(wanted, below) > 0.9 > rank_biased(wanted, above)
+    assert overlap(expected, below) == overlap(expected, above) == 0.9
+    assert rank_biased(expected, below) > 0.9 > rank_biased(expected, above)
 
 
 def test_the_overlap_of_short_rankings_is_relative_to_the_longer_one() -> None:

@@ -182,10 +182,10 @@ def test_a_rerank_timeout_of_more_than_half_the_search_is_misconfigured() -> Non
 )
 def test_errors_are_reported_without_internal_details(error: Exception, status: int, says: str) -> None:
     problem = problems.of(error)
-    told = problem.as_json()
-    assert (problem.status, told["status"]) == (status, status)
-    assert says in told["detail"]
-    assert not any(inner in str(told) for inner in ("db.internal", "PENSTOCK_X", "secret"))
+    body = problem.as_json()
+    assert (problem.status, body["status"]) == (status, status)
+    assert says in body["detail"]
+    assert not any(inner in str(body) for inner in ("db.internal", "PENSTOCK_X", "secret"))
     if status == 503:
         assert problem.headers["Retry-After"] == ("8" if "busy" in str(error) else "5")
 

@@ -46,9 +46,9 @@ def test_references_in_the_openapi_document_resolve() -> None:
     def check(node: Any) -> None:
         if isinstance(node, dict):
             if isinstance(ref := node.get("$ref"), str):
-                found: Any = description
+                results: Any = description
                 for part in ref.removeprefix("#/").split("/"):
-                    found = found[part]
+                    results = results[part]
             for value in node.values():
                 check(value)
         elif isinstance(node, list):

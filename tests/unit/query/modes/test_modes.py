@@ -91,14 +91,14 @@ def test_each_fact_is_requested_at_most_once_and_only_when_it_matters(
 ) -> None:
     """The answer is the same as if all had been known from the beginning."""
     facts = {"size": known.size or size, "coverage": known.coverage or coverage}
-    asked: list[str] = []
+    requests: list[str] = []
     so_far = known
-    while isinstance(wanted := decide(so_far), str):
-        assert getattr(so_far, wanted) is None
-        asked.append(wanted)
-        so_far = replace(so_far, **{wanted: facts[wanted]})
-    assert len(asked) == len(set(asked))
-    assert wanted == decide(replace(known, **facts))
+    while isinstance(expected := decide(so_far), str):
+        assert getattr(so_far, expected) is None
+        requests.append(expected)
+        so_far = replace(so_far, **{expected: facts[expected]})
+    assert len(requests) == len(set(requests))
+    assert expected == decide(replace(known, **facts))
 
 
 @given(knowns, sizes, coverages)
@@ -138,9 +138,9 @@ def test_the_budget_leaves_room_for_question_prompt_and_answer(
 ) -> None:
     retrieval = RetrievalSettings()
     budget = budget_tokens(question, caller_class, retrieval, ChatSettings(window_tokens=window, answer_tokens=answer))
-    asked = byte_pairs().count([question])[0]
+    question_tokens = byte_pairs().count([question])[0]
     assert 0 <= budget <= (150_000 if caller_class == "extended" else 30_000)
-    assert budget == 0 or budget + asked + answer + PROMPT_TOKENS <= window
+    assert budget == 0 or budget + question_tokens + answer + PROMPT_TOKENS <= window
 
 
 # Reading whole documents
@@ -169,9 +169,9 @@ texts = st.lists(
 def test_the_parts_of_a_document_hold_its_text_once_in_order(text: str, overlap: float) -> None:
     params = ChunkParams(target=40, min_tokens=16, max_tokens=64, overlap=overlap)
     chunks = chunk(text, "text/markdown", params=params, count_tokens=lambda some: [len(t.split()) for t in some])
-    found = list(parts(text, [uuid4() for _ in chunks], [c.spans for c in chunks], [c.headings for c in chunks]))
-    assert "".join("".join(p.text for p in found).split()) == "".join(text.split())
-    assert [p.chunk_index for p in found] == sorted({p.chunk_index for p in found})
+    passages = list(parts(text, [uuid4() for _ in chunks], [c.spans for c in chunks], [c.headings for c in chunks]))
+    assert "".join("".join(p.text for p in passages).split()) == "".join(text.split())
+    assert [p.chunk_index for p in passages] == sorted({p.chunk_index for p in passages})
 
 
 def test_repeated_spans_of_chunks_are_left_out_of_the_parts() -> None:

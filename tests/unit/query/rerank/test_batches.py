@@ -113,7 +113,7 @@ async def test_closing_cancels_every_waiting_caller() -> None:
     await model.begun()
     await batches.aclose()
     assert all(
-        isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*callers, return_exceptions=True)
+        isinstance(result, asyncio.CancelledError) for result in await asyncio.gather(*callers, return_exceptions=True)
     )
 
 

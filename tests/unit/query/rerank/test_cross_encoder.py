@@ -74,8 +74,8 @@ async def test_a_long_passage_is_truncated_and_the_question_is_not(folder: Path)
         )
     finally:
         await encoder.aclose()
-    asked = [token for token, kind in zip(long.ids, long.type_ids, strict=True) if kind == 0]
-    assert asked == [token for token, kind in zip(short.ids, short.type_ids, strict=True) if kind == 0]
+    question_tokens = [token for token, kind in zip(long.ids, long.type_ids, strict=True) if kind == 0]
+    assert question_tokens == [token for token, kind in zip(short.ids, short.type_ids, strict=True) if kind == 0]
     assert len(long) == WINDOW
     assert early > 0.9
     assert late < 0.1
@@ -111,10 +111,10 @@ async def test_callers_share_the_model_and_a_cancelled_one_does_not_affect_the_o
         results = await asyncio.gather(*callers, return_exceptions=True)
     finally:
         await encoder.aclose()
-    assert all(isinstance(one, asyncio.CancelledError) for one in results[::2])
-    for one in results[1::2]:
-        assert isinstance(one, list)
-        assert one == pytest.approx([*expected] * 10, rel=1e-4)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results[::2])
+    for result in results[1::2]:
+        assert isinstance(result, list)
+        assert result == pytest.approx([*expected] * 10, rel=1e-4)
 
 
 async def test_an_invalid_model_folder_is_misconfigured_with_what_is_missing(tmp_path: Path, folder: Path) -> None:

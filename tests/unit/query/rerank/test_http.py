@@ -175,7 +175,7 @@ async def test_rerank_errors_quote_neither_question_nor_passage(fake: FakeRerank
     raised.append(unreadable.value)
     for error in raised:
         chain = [error, error.__cause__, None if error.__suppress_context__ else error.__context__]
-        assert not any("salaries" in repr(one) or "turbine" in repr(one) for one in chain)
+        assert not any("salaries" in repr(item) or "turbine" in repr(item) for item in chain)
 
 
 @pytest.mark.parametrize(
