@@ -36,7 +36,7 @@ def answer(space: Space, *arguments: str) -> Any:
     return json.loads(process.stdout)
 
 
-def found(space: Space, query: str, *options: str) -> list[str]:
+def search_ids(space: Space, query: str, *options: str) -> list[str]:
     """File names of the results, best first."""
     return [Path(r["external_id"]).name for r in answer(space, "search", query, *options)["results"]]
 
@@ -67,25 +67,25 @@ async def test_an_ingested_folder_is_searchable_and_follows_every_change(working
         "dead": 0,
         "chunks": 4,
     }
-    assert found(working, "when are the blades of a turbine looked at?")[0] == "turbine.md"
+    assert search_ids(working, "when are the blades of a turbine looked at?")[0] == "turbine.md"
 
     again = answer(working, "ingest", str(folder), "--wait")
     assert (again["published"], again["unchanged"], again["embedded"]) == (0, 4, 0)
 
     (folder / "copy-1.txt").unlink()
     assert answer(working, "ingest", str(folder), "--wait")["embedded"] == 0
-    assert [n for n in found(working, "spillway reservoir full") if n.startswith("copy")] == ["copy-2.txt"]
+    assert [n for n in search_ids(working, "spillway reservoir full") if n.startswith("copy")] == ["copy-2.txt"]
 
     (folder / ".penstock.toml").write_text('acl = ["engineers"]\n')
     assert answer(working, "ingest", str(folder), "--wait")["embedded"] == 0
-    assert found(working, "turbine blades") == []
-    assert found(working, "turbine blades", "--tag", "engineers")[0] == "turbine.md"
-    assert found(working, "turbine blades", "--tag", "engineers", "--tenant", "other") == []
+    assert search_ids(working, "turbine blades") == []
+    assert search_ids(working, "turbine blades", "--tag", "engineers")[0] == "turbine.md"
+    assert search_ids(working, "turbine blades", "--tag", "engineers", "--tenant", "other") == []
 
     (folder / ".penstock.toml").write_text("acl = []\n")
     nobody = run(working, "ingest", str(folder), "--wait")
     assert nobody.returncode == 0
-    assert found(working, "turbine blades", "--tag", "engineers") == []
+    assert search_ids(working, "turbine blades", "--tag", "engineers") == []
     why = answer(working, "why", str(folder / "turbine.md"))
     assert why["searchable"] is False
     assert "access" in why["reason"] or "nobody" in why["reason"]
@@ -96,7 +96,7 @@ async def test_two_tenants_with_equal_tags_do_not_see_each_other(working: Space,
     answer(working, "ingest", str(folder / "dam.md"), "--acl", "staff", "--tenant", "two", "--wait")
     for mode in ("hybrid", "vector", "keyword"):
         for tenant, own in (("one", "turbine.md"), ("two", "dam.md")):
-            names = found(working, "turbine dam", "--tag", "staff", "--tenant", tenant, "--mode", mode)
+            names = search_ids(working, "turbine dam", "--tag", "staff", "--tenant", tenant, "--mode", mode)
             assert set(names) <= {own}
 
 
@@ -114,8 +114,8 @@ async def test_unreadable_files_are_reported_and_the_others_indexed(working: Spa
     assert result["indexed"] >= 5
     for name in ("empty.txt", "binary.txt", "huge.txt"):
         assert sum(name in line for line in loaded.stderr.splitlines()) == 1, loaded.stderr
-    assert found(working, "sediment and silt")[0] == "line.txt"
-    assert found(working, "turbine blades")[0] == "turbine.md"
+    assert search_ids(working, "sediment and silt")[0] == "line.txt"
+    assert search_ids(working, "turbine blades")[0] == "turbine.md"
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ async def test_ten_thousand_files_are_searchable_by_keyword_without_the_vectors_
     while (await working.query(waiting))[0][0]:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.5)
-    assert found(working, "number 7777", "--mode", "keyword")[0] == "7777.txt"
+    assert search_ids(working, "number 7777", "--mode", "keyword")[0] == "7777.txt"
     assert await working.query("SELECT count(*) FROM dead_letters") == [(0,)]
 
 

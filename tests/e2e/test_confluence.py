@@ -38,7 +38,7 @@ class Company:
     instance: Instance
     search: Search
 
-    async def found(self, who: str, query: str, word: str) -> set[str]:
+    async def search_ids(self, who: str, query: str, word: str) -> set[str]:
         """The documents with this word that somebody finds by any ranking (nearness alone finds all that they read)."""
         caller = await self.search.identify("acme", principals=[who])
         shown: set[str] = set()
@@ -50,10 +50,10 @@ class Company:
     async def until(self, who: str, query: str, ids: set[str], word: str = "harbour") -> None:
         """Wait until somebody finds these documents and no others."""
         async with asyncio.timeout(WITHIN_SECONDS):
-            while await self.found(who, query, word) != ids:
+            while await self.search_ids(who, query, word) != ids:
                 await asyncio.sleep(0.1)
 
-    async def told(self) -> None:
+    async def deliver_events(self) -> None:
         for request in self.play.sent():
             await self.instance.on_event(request)
 
@@ -116,29 +116,29 @@ async def test_pages_comments_and_attachments_are_searchable_and_follow_their_ch
     crane, ferry, bridge = play.pages.values()
     everything = {crane, ferry, bridge}
     await c.until(play.inside, "harbour", everything)
-    assert await c.found(play.outside, "harbour", "harbour") == set()
+    assert await c.search_ids(play.outside, "harbour", "harbour") == set()
     for action in ("changes", "sweep"):
         outcome = await c.ask(action)
         assert {key for key in ("upserted", "access", "deleted") if outcome.get(key)} == set(), outcome
 
     await play.write("crane", "Who repairs the harbour windlass?")
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "windlass", {crane}, "windlass")
     play.state.add_comment(ferry, "<p>The harbour ferry needs new lifebelts.</p>")
     file = play.state.attach(bridge, "tolls.txt", b"The harbour bridge toll is two coins.", "text/plain").id
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "lifebelts", {ferry}, "lifebelts")
     await c.until(play.inside, "bridge toll", {file}, "two coins")
     await play.move("crane")
-    await c.told()
+    await c.deliver_events()
     async with asyncio.timeout(WITHIN_SECONDS):
         while await c.space.query("SELECT title FROM documents WHERE external_id = %s", crane) != [("crane, moved",)]:
             await asyncio.sleep(0.05)
     await play.remove("bridge")
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "harbour", {crane, ferry})  # its file went with it
     await play.restore("bridge")
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "harbour", everything | {file})
 
 
@@ -148,15 +148,15 @@ async def test_access_follows_parent_pages_groups_and_spaces(company: Company) -
     crane, ferry, bridge = play.pages.values()
     await c.until(play.inside, "harbour", {crane, ferry, bridge})
     file = play.state.attach(crane, "plan.txt", b"The harbour crane plan.", "text/plain").id
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "harbour", {crane, ferry, bridge, file})
     await play.restrict("crane")
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "harbour", {ferry, bridge})
     above = play.state.items[crane].parent
     assert above is not None
     play.state.restrict(above, users={play.bot.account_id, play.ines.account_id})
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "harbour", {crane, ferry, bridge, file})
     play.state.spaces["ENG"].readers.users = {user.account_id for user in play.state.users.values()}
     await c.ask("groups")

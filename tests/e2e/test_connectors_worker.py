@@ -119,10 +119,10 @@ async def test_an_edit_of_one_source_is_searchable_while_another_is_crawled(desk
     [event] = desk.plays["small"].sent()
     assert await desk.post("/v1/events/small", event.body, event.headers) == 200
 
-    async def found() -> bool:
+    async def is_searchable() -> bool:
         return await desk.searchable("numbat") == ["alpha"]
 
-    await desk.until(found)
+    await desk.until(is_searchable)
     assert await desk.documents("large") < 10_000, "the crawl was over before the edit was searchable: nothing is shown"
 
 

@@ -83,14 +83,14 @@ async def test_conversations_are_served_whole_then_by_similarity_and_then_forgot
     space.start("detect", "vectors", env=SMALL_GATE)
     async with connectors_worker(space) as client, open_pool(space.settings.postgres) as pool:
 
-        async def asked(question: str, member: str = "ada") -> History:
+        async def history_for(question: str, member: str = "ada") -> History:
             vector = (await active(pool), await model.embed_query(question))
             async with pool.connection() as connection:
                 return await history(connection, Caller("acme", frozenset()), member, 10_000, question=vector)
 
         await say(client, *(pair(n, "holidays") for n in range(5)))
         await space.until(PAIRS, 5)
-        results = await asked("holidays")
+        results = await history_for("holidays")
         assert (results.served, len(results.pieces), results.withheld) == ("whole", 5, 5)
 
         for at, topic in ((10, "printers"), (20, "the canteen"), (30, "parking"), (40, "visas"), (50, "laptops")):
@@ -99,16 +99,16 @@ async def test_conversations_are_served_whole_then_by_similarity_and_then_forgot
         await space.until(PAIRS, 55)
         await space.until(CHUNKS, 6)
         await space.until(WAITING, 0)
-        results = await asked("Where can I park my car?")
+        results = await history_for("Where can I park my car?")
         assert (results.served, results.without_embedding) == ("nearest", 0)
         assert "parking" in results.pieces[0].text
         assert len(results.pieces) == 5
-        assert (await asked("Where can I park my car?", member="bob")).pieces == ()
+        assert (await history_for("Where can I park my car?", member="bob")).pieces == ()
 
         assert (await client.delete("/v1/conversations/ada/parking")).status_code == 202
         await space.until(PAIRS, 45)
         await space.until(WAITING, 0)
-        assert not any("parking" in piece.text for piece in (await asked("parking")).pieces)
+        assert not any("parking" in piece.text for piece in (await history_for("parking")).pieces)
         assert (await client.delete("/v1/conversations/ada")).status_code == 202
         await space.until(PAIRS, 0)
         for table in ("members", "mentions", "chunks"):

@@ -51,15 +51,15 @@ async def test_records_published_as_documented_are_searchable_by_permitted_reade
     finally:
         await kafka.stop()
 
-    async def found(principal: str) -> list[str]:
+    async def search_ids(principal: str) -> list[str]:
         _, result = await space.penstock("search", "fire", "--tenant", "acme", "--as", principal, "--json")
         return [item["external_id"] for item in result["results"]]
 
     deadline = time.monotonic() + 90
-    while not await found("ann@acme.example"):
+    while not await search_ids("ann@acme.example"):
         assert time.monotonic() < deadline, "what was documented did not become searchable"
-    assert await found("ann@acme.example") == ["4711"]
-    assert await found("eve@acme.example") == []
+    assert await search_ids("ann@acme.example") == ["4711"]
+    assert await search_ids("eve@acme.example") == []
 
 
 def test_the_documented_records_match_the_published_schema() -> None:

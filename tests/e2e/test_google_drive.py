@@ -54,24 +54,24 @@ async def test_documents_are_searchable_and_follow_their_changes(company: Harbou
     crane, ferry, bridge = play.files.values()
     everything = {crane, ferry, bridge}
     await c.until(play.inside, "harbour", everything)
-    assert await c.found(play.outside, "harbour") == set()
+    assert await c.search_ids(play.outside, "harbour") == set()
     for action in ("changes", "sweep"):
         outcome = await c.ask(action)
         assert {key for key in ("upserted", "access", "deleted") if outcome.get(key)} == set(), outcome
 
     await play.write("crane", "# Harbour windlass\n\nWho repairs the harbour windlass?")
-    await c.told()
+    await c.deliver_events()
     await c.until_shown(play.inside, "windlass", everything, "Who repairs the harbour windlass?")
     await play.move("crane")
-    await c.told()
+    await c.deliver_events()
     async with asyncio.timeout(c.within_seconds):
         while await c.space.query("SELECT title FROM documents WHERE external_id = %s", crane) != [("crane, moved",)]:
             await asyncio.sleep(0.05)
     await play.remove("ferry")
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "harbour", {crane, bridge})
     await play.restore("ferry")
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "harbour", everything)
 
 
@@ -82,13 +82,13 @@ async def test_access_follows_folders_groups_and_grants_on_a_file(company: Harbo
     await c.until(play.inside, "harbour", {crane, ferry, bridge})
     guest = Grant(type="user", who=play.outside)
     play.fake.corpus.share(ferry, guest)
-    await c.told()
+    await c.deliver_events()
     await c.until(play.outside, "harbour", {ferry})
     play.fake.corpus.unshare(ferry, guest)
-    await c.told()
+    await c.deliver_events()
     await c.until(play.outside, "harbour", set())
     await play.restrict("crane")
-    await c.told()
+    await c.deliver_events()
     await c.until(play.inside, "harbour", {ferry, bridge})
     await play.leave()
     await c.ask("groups")

@@ -22,7 +22,7 @@ from pipeline.ledger import producers
 from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.postgres import open_pool
 from query.access.callers import identify, readable
-from tests.e2e.test_cli import answer, found, run
+from tests.e2e.test_cli import answer, run, search_ids
 from tests.e2e.test_dead import metric
 from tests.e2e.test_stream import document
 from tests.support.space import PROJECT, Space, now
@@ -327,7 +327,7 @@ async def test_our_processes_sign_their_records_and_refuse_to_run_without_a_key(
     space.start("detect", "vectors", "keywords")
     loaded = answer(space, "ingest", str(folder), "--wait")
     assert (loaded["indexed"], loaded["dead"]) == (1, 0)
-    assert found(space, "seepage") == ["dam.md"]
+    assert search_ids(space, "seepage") == ["dam.md"]
     foreign = run(space, "ingest", str(PROJECT / "LICENSE"), "--wait", "--tenant", "acme", "--json")
     assert (foreign.returncode, json.loads(foreign.stdout)["dead"]) == (1, 1)
 

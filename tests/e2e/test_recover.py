@@ -46,7 +46,7 @@ async def answer(space: Space, *arguments: str) -> Any:
     return json.loads(process.stdout)
 
 
-async def found(space: Space, query: str, *options: str) -> set[str]:
+async def search_ids(space: Space, query: str, *options: str) -> set[str]:
     return {r["external_id"] for r in (await answer(space, "search", query, *options))["results"]}
 
 
@@ -153,7 +153,9 @@ async def test_an_index_deleted_by_accident_is_rebuilt_while_documents_change(sp
     await assert_equal(space, documents.values())
     [(after,)] = await space.query(embedded)
     assert after - before <= 5, "only what changed was embedded (of 120 chunks)"
-    assert await found(space, "sediment", "--tenant", "acme", "--tag", "wiki/staff", "--mode", "keyword") == {"new.md"}
+    assert await search_ids(space, "sediment", "--tenant", "acme", "--tag", "wiki/staff", "--mode", "keyword") == {
+        "new.md"
+    }
 
 
 async def test_a_rebuild_without_workers_fails_and_a_dry_run_prints_its_plan(space: Space) -> None:
@@ -226,9 +228,9 @@ async def test_recover_after_restoring_an_hour_old_ledger_reaches_the_current_st
 
     as_staff = ("--tenant", "acme", "--tag", "wiki/staff", "--top", "50")
     for mode in ("hybrid", "vector", "keyword"):
-        seen = await found(space, "handbook chapter", *as_staff, "--mode", mode)
+        seen = await search_ids(space, "handbook chapter", *as_staff, "--mode", mode)
         assert seen == {"same.md", "edited.md", "torn.md", "recreated.md", "created.md"}
-    assert await found(space, "handbook chapter", "--tenant", "acme", "--as", "mallory") == set()
+    assert await search_ids(space, "handbook chapter", "--tenant", "acme", "--as", "mallory") == set()
     revoked = old["revoked.md"].model_copy(update={"acl_tags": ["board"]})
     await assert_equal(space, [old["same.md"], created, edited, torn, recreated, revoked])
     assert lost_entries.keys() - (await space.entries()).keys(), "something stood there that nobody wants any more"

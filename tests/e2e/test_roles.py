@@ -36,7 +36,7 @@ async def test_a_document_reaches_the_query_with_every_process_in_its_own_postgr
             space.environment |= dsn["penstock_query"]
             space.start("canary", env={"PENSTOCK_CANARY_EVERY_SECONDS": "1"})
 
-            async def found() -> list[str]:
+            async def search_ids() -> list[str]:
                 code, output = await space.penstock(
                     "search", "what do numbats eat", "--as", NotesPlayground.inside, "--json"
                 )
@@ -44,7 +44,7 @@ async def test_a_document_reaches_the_query_with_every_process_in_its_own_postgr
                 return [result["external_id"] for result in output["results"]]
 
             async with asyncio.timeout(60):
-                while await found() != ["numbat"]:
+                while await search_ids() != ["numbat"]:
                     await asyncio.sleep(0.2)
             async with asyncio.timeout(
                 60

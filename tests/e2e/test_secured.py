@@ -73,13 +73,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_a_folders_file_is_searchable_in_both_stores_over_tls_with_least_privilege(site: Site) -> None:
     deadline = time.monotonic() + 90
 
-    def found() -> list[tuple[str, list[str]]]:
+    def named_results() -> list[tuple[str, list[str]]]:
         return [
             (Path(result["external_id"]).name, sorted(result["stores"]))
             for result in site.ask("numbat termites")["results"]
         ]
 
-    while found() != [("numbat.md", ["keyword", "vector"])]:
+    while named_results() != [("numbat.md", ["keyword", "vector"])]:
         assert time.monotonic() < deadline, {name: site.log(name)[-2000:] for name in site.processes}
         time.sleep(0.3)
     for name in site.processes:
@@ -125,8 +125,8 @@ async def test_records_without_a_valid_signature_change_nothing_and_become_dead_
 OTHER = "other authority"
 
 
-async def told(site: Site, knock: Awaitable[None]) -> str:
-    """The one line in which a refusal is told. It holds no secret."""
+async def refusal_of(site: Site, knock: Awaitable[None]) -> str:
+    """Return the one line of a refusal, which must hold no secret."""
     with pytest.raises(PenstockError) as refused:
         await knock
     line = str(refused.value)
@@ -148,23 +148,29 @@ async def test_a_server_certificate_of_another_authority_is_refused_naming_the_s
     site: Site, tmp_path: Path
 ) -> None:
     other = str(Authority(tmp_path, OTHER).ca)
-    assert "set PENSTOCK_KAFKA_SSL_CAFILE to the authority" in await told(site, knock_at_kafka(site, ssl_cafile=other))
-    assert "set sslrootcert in PENSTOCK_POSTGRES_DSN to the authority" in await told(
+    assert "set PENSTOCK_KAFKA_SSL_CAFILE to the authority" in await refusal_of(
+        site, knock_at_kafka(site, ssl_cafile=other)
+    )
+    assert "set sslrootcert in PENSTOCK_POSTGRES_DSN to the authority" in await refusal_of(
         site, knock_at_postgres(site, sslrootcert=other)
     )
-    assert "set PENSTOCK_ELASTICSEARCH_CA_CERTS to the authority" in await told(
+    assert "set PENSTOCK_ELASTICSEARCH_CA_CERTS to the authority" in await refusal_of(
         site, knock_at_elasticsearch(site, ca_certs=other)
     )
 
 
 @pytest.mark.slow
 async def test_a_wrong_password_is_reported_with_the_names_of_its_settings(site: Site) -> None:
-    assert "PENSTOCK_KAFKA_SASL_PASSWORD" in (await told(site, knock_at_kafka(site, sasl_password="wrong"))).replace(
-        "and _SASL", "and PENSTOCK_KAFKA_SASL"
+    assert "PENSTOCK_KAFKA_SASL_PASSWORD" in (
+        await refusal_of(site, knock_at_kafka(site, sasl_password="wrong"))
+    ).replace("and _SASL", "and PENSTOCK_KAFKA_SASL")
+    assert "refuses the login" in await refusal_of(
+        site, knock_at_kafka(site, sasl_password="wrong", sasl_mechanism="PLAIN")
     )
-    assert "refuses the login" in await told(site, knock_at_kafka(site, sasl_password="wrong", sasl_mechanism="PLAIN"))
-    assert "PENSTOCK_POSTGRES_USERNAME and _PASSWORD" in await told(site, knock_at_postgres(site, password="wrong"))
-    assert "PENSTOCK_ELASTICSEARCH_API_KEY or _USERNAME" in await told(
+    assert "PENSTOCK_POSTGRES_USERNAME and _PASSWORD" in await refusal_of(
+        site, knock_at_postgres(site, password="wrong")
+    )
+    assert "PENSTOCK_ELASTICSEARCH_API_KEY or _USERNAME" in await refusal_of(
         site, knock_at_elasticsearch(site, password="wrong")
     )
 
@@ -172,10 +178,14 @@ async def test_a_wrong_password_is_reported_with_the_names_of_its_settings(site:
 @pytest.mark.slow
 async def test_connections_without_tls_are_refused(site: Site) -> None:
     plain = {"security_protocol": "PLAINTEXT"}
-    assert "it requires TLS: set PENSTOCK_KAFKA_SECURITY_PROTOCOL" in await told(site, knock_at_kafka(site, **plain))
-    assert "requires TLS for this user" in await told(site, knock_at_postgres(site, sslmode="disable"))
+    assert "it requires TLS: set PENSTOCK_KAFKA_SECURITY_PROTOCOL" in await refusal_of(
+        site, knock_at_kafka(site, **plain)
+    )
+    assert "requires TLS for this user" in await refusal_of(site, knock_at_postgres(site, sslmode="disable"))
     url = site.secured.stack.endpoints()["elasticsearch"]["url"].replace("https", "http")
-    line = await told(site, knock_at_elasticsearch(site, url=url, ca_certs=None, client_cert=None, client_key=None))
+    line = await refusal_of(
+        site, knock_at_elasticsearch(site, url=url, ca_certs=None, client_cert=None, client_key=None)
+    )
     assert "requires https" in line
 
 
@@ -187,12 +197,12 @@ async def test_a_login_without_our_client_certificate_is_refused_where_one_is_re
     expected = "client certificate"
     certified = f"127.0.0.1:{certified_port(site)}"
     by_certificate = {"bootstrap": certified, "security_protocol": "SSL"}
-    assert expected in await told(site, knock_at_kafka(site, **by_certificate))
+    assert expected in await refusal_of(site, knock_at_kafka(site, **by_certificate))
     shown = site.secured.logins["penstock_detect"].certificate
     await knock_at_kafka(site, **by_certificate, ssl_certfile=str(shown.certificate), ssl_keyfile=str(shown.key))
     theirs = {"sslcert": str(foreign.certificate), "sslkey": str(foreign.key)}
-    assert expected in await told(site, knock_at_postgres(site, login=OWNER, **theirs))
-    assert expected in await told(site, knock_at_elasticsearch(site, client_cert=None, client_key=None))
+    assert expected in await refusal_of(site, knock_at_postgres(site, login=OWNER, **theirs))
+    assert expected in await refusal_of(site, knock_at_elasticsearch(site, client_cert=None, client_key=None))
 
 
 @pytest.mark.slow
@@ -204,11 +214,11 @@ async def test_a_server_certificate_that_expired_or_is_another_hosts_is_refused(
 ) -> None:
     shown = site.secured.authority.issue("wrong", **wrong)
     async with showing(shown.certificate, shown.key) as port:
-        assert said in await told(site, knock_at_kafka(site, bootstrap=f"127.0.0.1:{port}"))
-        assert said in await told(
+        assert said in await refusal_of(site, knock_at_kafka(site, bootstrap=f"127.0.0.1:{port}"))
+        assert said in await refusal_of(
             site, knock_at_postgres(site, port=str(port), sslnegotiation="direct", sslmode="verify-full")
         )
-        assert said in await told(site, knock_at_elasticsearch(site, url=f"https://127.0.0.1:{port}"))
+        assert said in await refusal_of(site, knock_at_elasticsearch(site, url=f"https://127.0.0.1:{port}"))
 
 
 @pytest.mark.slow
@@ -312,7 +322,7 @@ async def test_the_kafka_users_step_creates_users_and_applies_changed_passwords(
         assert site.make_kafka_users({"penstock_canary": password})[1].startswith("passwords: penstock_canary\n")
         canary = {"sasl_username": "penstock_canary", "sasl_password": password}
         await let_in_by_kafka(site, **canary)
-        assert "refuses the login" in await told(site, knock_at_kafka(site, **{**canary, "sasl_password": other}))
+        assert "refuses the login" in await refusal_of(site, knock_at_kafka(site, **{**canary, "sasl_password": other}))
     await knock_at_kafka(site)  # the others are who they were
     code, _, errors = site.make_kafka_users({})
     assert code == 1
@@ -327,16 +337,16 @@ def test_kafkas_own_tools_log_in_with_the_admin_properties_of_compose(site: Site
 
 @pytest.mark.slow
 def test_status_with_the_query_login_reports_no_outage(site: Site) -> None:
-    code, told_, _ = site.penstock("penstock_ask", "status", "--json")
-    assert (code, json.loads(told_)["away"]) == (0, []), told_
+    code, report, _ = site.penstock("penstock_ask", "status", "--json")
+    assert (code, json.loads(report)["away"]) == (0, []), report
 
 
 @pytest.mark.slow
 def test_applying_the_kafka_acls_again_changes_nothing(site: Site) -> None:
     assert site.give_acls()[:2] == (0, "Everything is as it should be.\n")
     assert " 0 taken away" in site.give_acls(prefix="prod.")[1]  # a second installation in the same cluster
-    code, told_, left = site.give_acls()
-    assert (code, told_) == (0, "Everything is as it should be.\n")
+    code, report, left = site.give_acls()
+    assert (code, report) == (0, "Everything is as it should be.\n")
     assert "penstock_connect: topic prod.documents.live.v1" in left
     code, _, errors = site.run("penstock_connect", "-m", "deploy.roles.kafka")
     assert code == 1

@@ -84,9 +84,9 @@ MAY = {
 """role → what is asked, and the status of the answer."""
 
 
-def asked(one: httpx.Client, role: str) -> dict[str, int]:
+def statuses(client: httpx.Client, role: str) -> dict[str, int]:
     return {
-        request: one.request(*request.split(), json={} if request.startswith("POST") else None).status_code
+        request: client.request(*request.split(), json={} if request.startswith("POST") else None).status_code
         for request in MAY[role]
     }
 
@@ -97,7 +97,7 @@ def asked(one: httpx.Client, role: str) -> dict[str, int]:
 def test_the_compose_script_creates_users_with_the_rights_of_their_role(users: Secured, role: str, secret: str) -> None:
     with client(users, auth=(role, PASSWORDS[secret])) as one:
         assert one.get("/_security/_authenticate").json()["roles"] == [role]
-        assert asked(one, role) == MAY[role]
+        assert statuses(one, role) == MAY[role]
 
 
 def test_the_compose_script_applies_a_changed_password_when_it_runs_again(users: Secured, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_an_api_key_has_the_rights_of_its_role_until_it_is_revoked(users: 
         assert answer.status_code == 200, answer.text
         made = answer.json()
         with client(users, headers={"authorization": f"ApiKey {made['encoded']}"}) as one:
-            assert asked(one, role) == MAY[role]
+            assert statuses(one, role) == MAY[role]
         shown = users.logins[ADMIN].certificate
         es = connect(
             ElasticsearchSettings(

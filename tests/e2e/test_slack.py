@@ -84,7 +84,7 @@ async def test_threads_are_searchable_by_the_workspace_and_follow_their_changes(
     everything = {crane, ferry, bridge}
     for reader in (ANN, BEN):
         await c.until(reader, "harbour", everything)
-    assert await c.found("slack:U9", "harbour") == set()
+    assert await c.search_ids("slack:U9", "harbour") == set()
 
     challenge = c.fake.challenge()
     answer = await c.http.post("/v1/events/chat", content=challenge.body, headers=dict(challenge.headers))
@@ -101,7 +101,7 @@ async def test_threads_are_searchable_by_the_workspace_and_follow_their_changes(
     w.edit(c.ops, crane.partition(":")[2], "Who repairs the harbour windlass?")
     await c.deliver()
     await c.until(BEN, "windlass", {crane}, "windlass")
-    assert await c.found(BEN, "harbour") == everything
+    assert await c.search_ids(BEN, "harbour") == everything
 
     kept = dict(w.channels[c.ops].messages)
     for ts in [ts for ts in kept if kept[ts].get("thread_ts", ts) == bridge.partition(":")[2]][::-1]:
@@ -135,7 +135,7 @@ async def test_losing_a_channel_hides_its_threads_without_rewriting_documents(co
     w.convert_to_private(c.ops)
     await c.deliver()
     await c.until(BEN, "harbour", set())
-    assert await c.found(ANN, "harbour") == everything
+    assert await c.search_ids(ANN, "harbour") == everything
     w.join(c.ops, c.ben)
     await c.deliver()
     await c.until(BEN, "harbour", everything)

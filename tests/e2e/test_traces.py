@@ -25,7 +25,7 @@ from pipeline.core.identity import document_id
 from pipeline.runtime.home import DEVELOPMENT_FILE
 from pipeline.runtime.http_server import served
 from tests.fakes.chat import FakeChat
-from tests.fakes.collector import FakeCollector, Kept
+from tests.fakes.collector import CollectedSpan, FakeCollector
 from tests.fakes.server import serving as embedding_server
 from tests.support.query.http_kit import bearer
 from tests.support.query.mcp_kit import WAY_IN
@@ -35,7 +35,7 @@ from topics.registry import DEAD_LETTERS, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IN
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
-TITLE, TEXT, ASKED, NAME = (f"{word}-{secrets.token_hex(6)}" for word in ("title", "text", "asked", "name"))
+TITLE, TEXT, QUESTION, NAME = (f"{word}-{secrets.token_hex(6)}" for word in ("title", "text", "asked", "name"))
 """Words that only a document, its name or a question holds."""
 ASKS = {"X-Penstock-As": NotesPlayground.inside, "X-Penstock-Tenant": "default"}
 
@@ -142,7 +142,7 @@ async def records(space: Space) -> list[tuple[str, dict[str, bytes]]]:
         await consumer.stop()
 
 
-async def assert_ancestors(house: House, span: Kept, *names: str) -> None:
+async def assert_ancestors(house: House, span: CollectedSpan, *names: str) -> None:
     """Its parent, that one's parent …, by name, up to the beginning of the trace. What ends later arrives later."""
     await house.until(lambda: [above.name for above in house.collector.above(span)] == list(names))
     assert house.collector.above(span)[-1].parent == ""
@@ -156,7 +156,7 @@ async def test_a_document_and_each_request_have_one_trace_without_any_content(ho
     await house.searchable(NAME)
 
     # One trace from the connector to both stores
-    def stored() -> list[Kept]:
+    def stored() -> list[CollectedSpan]:
         return collector.named(f"send {at}documents.indexed.v1", penstock_document_id=document)
 
     await house.until(stored)
@@ -205,16 +205,16 @@ async def test_a_document_and_each_request_have_one_trace_without_any_content(ho
         mine = secrets.token_hex(16)
         answer = await client.post(
             "/v1/search",
-            json={"query": f"what is the otter {ASKED} called"},
+            json={"query": f"what is the otter {QUESTION} called"},
             headers={"traceparent": f"00-{mine}-{parent}-01"},
         )
         assert [result["external_id"] for result in answer.json()["results"]] == [NAME]
         assert answer.headers["trace-id"] == mine
         written = await client.post(
-            "/v1/answers", json={"question": f"What is the otter called, {ASKED}?", "mode": "hybrid"}
+            "/v1/answers", json={"question": f"What is the otter called, {QUESTION}?", "mode": "hybrid"}
         )
         assert written.json()["model"] == house.chat.model
-        streamed = await client.post("/v1/answers", json={"question": f"Is the otter {ASKED}?", "stream": True})
+        streamed = await client.post("/v1/answers", json={"question": f"Is the otter {QUESTION}?", "stream": True})
         assert "event: done" in streamed.text
         called = await client.post(
             "/mcp",
@@ -223,7 +223,7 @@ async def test_a_document_and_each_request_have_one_trace_without_any_content(ho
                 "jsonrpc": "2.0",
                 "id": 1,
                 "method": "tools/call",
-                "params": {"name": "search", "arguments": {"query": f"otter {ASKED}"}},
+                "params": {"name": "search", "arguments": {"query": f"otter {QUESTION}"}},
             },
         )
         assert NAME in called.text or document in called.text
@@ -273,7 +273,7 @@ async def test_a_document_and_each_request_have_one_trace_without_any_content(ho
         "logs": "".join(logs.values()).encode(),
     }
     for where, bytes_ in places.items():
-        for word in (TITLE, TEXT, ASKED, NAME, NotesPlayground.inside):
+        for word in (TITLE, TEXT, QUESTION, NAME, NotesPlayground.inside):
             assert word.encode() not in bytes_, f"{word} is in {where}"
     assert document.encode() in places["spans"]  # the search itself can find
     digest = hashlib.sha256(TEXT.encode()).hexdigest().encode()

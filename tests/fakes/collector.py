@@ -31,7 +31,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Kept:
+class CollectedSpan:
     """A span. Ids are hexadecimal, as headers write them."""
 
     service: str
@@ -54,7 +54,7 @@ class Kept:
 class FakeCollector(Fake[Faults, Stats]):
     def __init__(self) -> None:
         super().__init__(["/v1/traces"], Faults(), Stats())
-        self.spans: list[Kept] = []
+        self.spans: list[CollectedSpan] = []
         self.raw: list[bytes] = []
         """Every request's body, decompressed: what must not leave the house is looked for here."""
 
@@ -72,41 +72,41 @@ class FakeCollector(Fake[Faults, Stats]):
             message.ParseFromString(body)
         except DecodeError as error:
             raise Refusal(400, "no ExportTraceServiceRequest") from error
-        kept = [
-            _kept(_values(resource.resource.attributes), span)
+        collected = [
+            _collected(_values(resource.resource.attributes), span)
             for resource in message.resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
         ]
         self.raw.append(body)
-        self.spans += kept
+        self.spans += collected
         return web.Response(body=ExportTraceServiceResponse().SerializeToString(), content_type=PROTOBUF)
 
     # What a test asks
 
-    def of(self, trace: str) -> list[Kept]:
+    def of(self, trace: str) -> list[CollectedSpan]:
         return [span for span in self.spans if span.trace == trace]
 
-    def named(self, name: str, **attributes: object) -> list[Kept]:
+    def named(self, name: str, **attributes: object) -> list[CollectedSpan]:
         """attributes: by their names with ``_`` for ``.``."""
         return [span for span in self.spans if span.name == name and span.has(**attributes)]
 
-    def above(self, span: Kept) -> list[Kept]:
+    def above(self, span: CollectedSpan) -> list[CollectedSpan]:
         """Its parent, that one's parent, and so on to the one that began the trace."""
         by_id = {item.id: item for item in self.of(span.trace)}
-        line: list[Kept] = []
+        line: list[CollectedSpan] = []
         while span.parent in by_id:
             span = by_id[span.parent]
             line.append(span)
         return line
 
 
-def _kept(resource: dict[str, Any], span: Span) -> Kept:
+def _collected(resource: dict[str, Any], span: Span) -> CollectedSpan:
     if len(span.trace_id) != 16 or len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
         raise Refusal(400, "an id has another length")
     if not span.name or span.end_time_unix_nano < span.start_time_unix_nano or span.kind not in KINDS:
         raise Refusal(400, "a span without a name, a kind or an end")
-    return Kept(
+    return CollectedSpan(
         resource["service.name"],
         span.name,
         KINDS[span.kind],

@@ -27,7 +27,7 @@ from tests.faults.model import outcome, readable
 from tests.faults.stores import Stores
 from tests.faults.story import KINDS, NEEDED, TAGS, UNEMBEDDABLE, Story
 from tests.faults.worker_harness import Operation, Outbox, StageName, WorkerHarness
-from tests.support.pipeline.oracle import assert_equal, wanted_chunks
+from tests.support.pipeline.oracle import assert_equal, desired_chunks
 from topics.messages import DocumentIndexed, IndexHint
 
 NAMES = ["a", "b", "c"]
@@ -366,7 +366,7 @@ class Machine(RuleBasedStateMachine):
             if possible is not None and not any(
                 document is not None
                 and readable(document, tags)
-                and result.passage.chunk_id in wanted_chunks(library.generation, document)
+                and result.passage.chunk_id in desired_chunks(library.generation, document)
                 for document in possible
             ):
                 tally.VIOLATIONS["leaked"] += 1

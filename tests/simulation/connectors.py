@@ -160,13 +160,13 @@ class VirtualSource:
         return None
 
     async def start(self) -> Cursor:
-        await self._asked("start")
+        await self._reach("start")
         return {"at": len(self._service.history)}
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
         last = (cursor or {}).get("after", "")
         while True:
-            await self._asked("full")
+            await self._reach("full")
             names = sorted(name for name in self._service.pages if name > last)[:PAGE]
             if not names:
                 return
@@ -176,7 +176,7 @@ class VirtualSource:
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         service, at = self._service, int(cursor["at"])
         while at < len(service.history):
-            await self._asked("changes")
+            await self._reach("changes")
             if at < service.expired_before:
                 raise CursorExpired("the cursor of changes is not known any more")
             names = service.history[at : at + PAGE]
@@ -186,7 +186,7 @@ class VirtualSource:
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
         last = ""
         while True:
-            await self._asked("slim")
+            await self._reach("slim")
             names = sorted(name for name in self._service.pages if name > last)[:PAGE]
             if not names:
                 return
@@ -194,11 +194,11 @@ class VirtualSource:
             yield [self._service.listed(name) for name in names]
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        await self._asked("fetch")
+        await self._reach("fetch")
         return [self._service.entry(name) for name in external_ids]
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        await self._asked("groups")
+        await self._reach("groups")
         for tag in sorted(self._service.groups):
             if tags is None or tag in tags:
                 members, of = self._service.groups[tag]
@@ -211,7 +211,7 @@ class VirtualSource:
         finally:
             self._service.listeners.remove(react)
 
-    async def _asked(self, what: str) -> None:
+    async def _reach(self, what: str) -> None:
         try:
             await self._process.reach("the source", what)
         except ConnectionError as error:
@@ -275,7 +275,7 @@ class Connected:
         self._regrouped: list[tuple[str, Collection[str], Collection[str]]] = []
         """Groups as they were before their changes."""
         self._swept = 0
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._compared = 0
         """Comparisons with the ledger that had ended when calm began."""
 
@@ -347,7 +347,7 @@ class Connected:
         """Events may be lost, and come twice."""
         while self._rng.random() < self.service.tells * 0.9:
             for react in list(self.service.listeners):
-                self._world.later.append(asyncio.ensure_future(_told(react, reaction, self._rng.random())))
+                self._world.later.append(asyncio.ensure_future(_react_later(react, reaction, self._rng.random())))
 
     # What must be
 
@@ -374,9 +374,9 @@ class Connected:
     def look(self) -> None:
         """Sweep again, without waiting for the interval."""
         now = self._world.loop.time()
-        if now < self._asked_at:
+        if now < self._requested_at:
             return
-        self._asked_at = now + CALM_SWEEP_SECONDS
+        self._requested_at = now + CALM_SWEEP_SECONDS
         for runner in self.instances:
             if runner.source is not None:
                 runner.activities["sweep"].trigger()
@@ -455,6 +455,6 @@ class _Alone(Instance):
         self.activities["reconcile"]._run = self._instead
 
 
-async def _told(react: Callable[[Reaction], Awaitable[None]], reaction: Reaction, seconds: float) -> None:
+async def _react_later(react: Callable[[Reaction], Awaitable[None]], reaction: Reaction, seconds: float) -> None:
     await asyncio.sleep(seconds)
     await react(reaction)

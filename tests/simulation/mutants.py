@@ -784,8 +784,8 @@ def _simulate(mutant: Mutant) -> Caught:
 
 def _before(mutant: Mutant) -> list[int]:
     """The history that caught it the last time, by the table."""
-    found = re.search(rf"^\| {re.escape(mutant.name)} \| [^|]+ \| \w+ \| (\d+) \|", TABLE.read_text(), re.MULTILINE)
-    return [int(found[1])] if found else []
+    match = re.search(rf"^\| {re.escape(mutant.name)} \| [^|]+ \| \w+ \| (\d+) \|", TABLE.read_text(), re.MULTILINE)
+    return [int(match[1])] if match else []
 
 
 def _test(mutant: Mutant) -> Caught:
@@ -828,7 +828,7 @@ def _all(kept: Path | None) -> dict[str, Caught]:
 
 def figures(caught: Collection[Caught]) -> str:
     """What caught how many, in a sentence."""
-    by = Counter(one.by if one.by in ("unit", "contract", "survived") else "simulation" for one in caught)
+    by = Counter(c.by if c.by in ("unit", "contract", "survived") else "simulation" for c in caught)
     return (
         f"Of {len(caught)} defects the simulation caught {by['simulation']}, a unit test {by['unit']} and a contract"
         f" test {by['contract']}; {by['survived'] or 'none'} survived."
@@ -859,7 +859,7 @@ def main() -> int:
     caught = _all(Path(kept) if kept else None)
     TABLE.write_text(table(caught))
     print(f"{figures(list(caught.values()))} {time.monotonic() - began:.0f} s")
-    return int(any(one.by == "survived" for one in caught.values()))
+    return int(any(c.by == "survived" for c in caught.values()))
 
 
 if __name__ == "__main__":

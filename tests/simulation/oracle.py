@@ -156,8 +156,8 @@ class Oracle:
             state = "partial" if partial else "searchable" if expected else "retired"
             row = world.database.tables["documents"].get((_id(name),))
             if row is not None and row["seq"]:
-                told_state = newest.get(name, (0, "nothing"))[1]
-                assert told_state == state, f"UNTOLD: {name} is {state}, and announced was {told_state}"
+                announced_state = newest.get(name, (0, "nothing"))[1]
+                assert announced_state == state, f"UNTOLD: {name} is {state}, and announced was {announced_state}"
 
     def _row(self, row: Any) -> Expected:
         tables = self._world.database.tables

@@ -150,7 +150,7 @@ async def test_opening_a_document_and_going_back_requests_no_second_answer(tabs:
     tab = await tabs.new()
     await tab.open(ADDRESS)
     await tab.page.wait_for_selector(WRITTEN)
-    request_count = len(tabs.site.chat.asked)
+    request_count = len(tabs.site.chat.requests)
     await tab.page.click("#results a.title >> nth=0")
     await tab.page.wait_for_selector("#story .timeline")
     await tab.page.go_back()
@@ -158,7 +158,7 @@ async def test_opening_a_document_and_going_back_requests_no_second_answer(tabs:
     assert await tab.page.is_visible(WRITTEN)
     await tab.page.go_forward()
     await tab.page.wait_for_selector("#story .timeline")
-    assert len(tabs.site.chat.asked) == request_count
+    assert len(tabs.site.chat.requests) == request_count
 
 
 async def test_a_question_without_relevant_documents_is_answered_with_a_plain_message(tabs: Tabs) -> None:

@@ -242,7 +242,7 @@ async def penstock(home: Path, *arguments: str, **env: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, arguments, env=env)
 
 
-async def told(home: Path, *arguments: str, **env: str) -> Any:
+async def run_json(home: Path, *arguments: str, **env: str) -> Any:
     done = await penstock(home, *arguments, "--json", **env)
     assert done.exit_code == 0, (done.output, done.exception)
     return json.loads(done.stdout)
@@ -252,9 +252,9 @@ async def test_commands_that_show_or_change_data_are_recorded(place: Place, home
     mine = await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
     since = mine.at + timedelta(microseconds=1)
     await penstock(home, "why", "guide.md", "--tenant", "acme", "--as", "bob", "--tag", "staff")
-    await told(home, "dead", "list", "--source", "wiki")
+    await run_json(home, "dead", "list", "--source", "wiki")
     await penstock(home, "dead", "show", "documents:0:7")
-    exported = await told(home, "export", "ann", "--tenant", "acme")
+    exported = await run_json(home, "export", "ann", "--tenant", "acme")
     await penstock(home, "producer", "remove", "nobody")
     records = [record.record for record in await place.records(since=since)]
     assert {record.credential for record in records} == {"command"}
@@ -272,17 +272,17 @@ async def test_commands_that_show_or_change_data_are_recorded(place: Place, home
     assert [row["object"] for row in of_ann if row["action"] == "export"] == [export.object], "and who looked at it"
     await penstock(home, "why", "guide.md", "--tenant", "acme", "--tag", "wiki/user:eve", "--tag", "wiki/user:steve")
     await penstock(home, "why", "guide.md", "--tenant", "acme", "--tag", "user:eve")
-    as_eve = (await told(home, "export", "eve", "--tenant", "acme"))["postgres"]["trail.records"]
+    as_eve = (await run_json(home, "export", "eve", "--tenant", "acme"))["postgres"]["trail.records"]
     assert [row["access"] for row in as_eve if row["action"] == "document.why"] == [
         ["tag:wiki/user:eve", "tag:wiki/user:steve"],
         ["tag:user:eve"],
     ]
-    as_steve = (await told(home, "export", "steve", "--tenant", "acme"))["postgres"]["trail.records"]
+    as_steve = (await run_json(home, "export", "steve", "--tenant", "acme"))["postgres"]["trail.records"]
     assert [row["action"] for row in as_steve if row["action"] != "export"] == ["document.why"]
     for _ in range(2):
-        as_bob = await told(home, "trail", "--person", "bob")
+        as_bob = await run_json(home, "trail", "--person", "bob")
     assert [record["action"] for record in as_bob["records"]] == ["trail.read", "trail.read", "document.why"]
-    about_ann = await told(home, "trail", "--person", "ann", "--action", "export")
+    about_ann = await run_json(home, "trail", "--person", "ann", "--action", "export")
     assert len(about_ann["records"]) == 1, "who had her data exported is found by her name"
 
 
@@ -291,11 +291,11 @@ async def test_penstock_trail_shows_who_was_shown_a_document_and_is_itself_recor
     for _ in range(3):
         await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
     for name in ((str(GUIDE),), ("guide.md", "--tenant", "acme"), ("guide.md", "--tenant", "acme", "--source", "wiki")):
-        output = await told(home, "trail", "--document", *name, "--since", since)
+        output = await run_json(home, "trail", "--document", *name, "--since", since)
         assert [(record["actor"], record["action"]) for record in output["records"]] == [("ann", "document.read")] * 3
         assert output["next"] is None
-    first = await told(home, "trail", "--document", str(GUIDE), "--since", since, "--limit", "2")
-    rest = await told(home, "trail", "--document", str(GUIDE), "--since", since, "--after", first["next"])
+    first = await run_json(home, "trail", "--document", str(GUIDE), "--since", since, "--limit", "2")
+    rest = await run_json(home, "trail", "--document", str(GUIDE), "--since", since, "--after", first["next"])
     numbers = [record["number"] for record in (*first["records"], *rest["records"])]
     assert len(set(numbers)) == 3
     assert numbers == sorted(numbers, reverse=True)
@@ -312,10 +312,10 @@ async def test_penstock_trail_shows_who_was_shown_a_document_and_is_itself_recor
 
 async def test_trail_verify_checks_the_records_against_heads_stored_elsewhere(place: Place, home: Path) -> None:
     await penstock(home, "dead", "list", "--json")
-    head = await told(home, "trail", "head")
+    head = await run_json(home, "trail", "head")
     kept = home / "heads.jsonl"
     kept.write_text(f"{json.dumps(head)}\n2026 [info] {json.dumps({**head, 'event': 'trail_head'})}\nsomething else\n")
-    fine = await told(home, "trail", "verify", "--noted", str(kept))
+    fine = await run_json(home, "trail", "verify", "--noted", str(kept))
     assert (fine["intact"], fine["keyed"], fine["noted"], fine["findings"]) == (True, True, 1, [])
     assert fine["records"] > 0
     kept.write_text(json.dumps({**head, "mac": "00" * 32}))

@@ -53,7 +53,7 @@ class Login:
         *,
         spent: Three = NONE,
         holding: Three = NONE,
-        wanted: Three = NONE,
+        desired: Three = NONE,
         most: Three = LIMITS,
         since: datetime | None = None,
         span: str = "day",
@@ -63,17 +63,17 @@ class Login:
             cursor = await connection.execute(
                 "SELECT given FROM settle_budget("
                 "%s, '', %s, %s, %s, %s::float8[], %s::float8[], %s::float8[], %s::float8[])",
-                [tenant, span, secret, since, *map(floats, (spent, holding, wanted, most))],
+                [tenant, span, secret, since, *map(floats, (spent, holding, desired, most))],
             )
             [[given]] = await cursor.fetchall()
         return list(given)
 
-    async def use_as_before(self, tenant: str, *, spent: Three = NONE, wanted: Three = NONE) -> list[float]:
+    async def use_as_before(self, tenant: str, *, spent: Three = NONE, desired: Three = NONE) -> list[float]:
         """By the function that the version before calls."""
         async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
             cursor = await connection.execute(
                 "SELECT given FROM use_budget(%s, '', 'day', NULL, %s::float8[], %s::float8[], %s::float8[])",
-                [tenant, *map(floats, (spent, wanted, LIMITS))],
+                [tenant, *map(floats, (spent, desired, LIMITS))],
             )
             [[given]] = await cursor.fetchall()
         return list(given)
@@ -106,8 +106,8 @@ async def login(stack: Stack) -> AsyncIterator[Login]:
 
 async def test_a_grant_is_returned_only_once(login: Login, tenant: str) -> None:
     other, mine = uuid4(), uuid4()
-    await login.settle(tenant, other, wanted=(500, 5_000, 50))
-    assert await login.settle(tenant, mine, wanted=(10, 100, 1)) == [10, 100, 1]
+    await login.settle(tenant, other, desired=(500, 5_000, 50))
+    assert await login.settle(tenant, mine, desired=(10, 100, 1)) == [10, 100, 1]
     for _ in range(3):
         await login.settle(tenant, mine, spent=(-10, -100, -1))
         assert await login.used(tenant) == (500, 5_000, 50)
@@ -115,22 +115,22 @@ async def test_a_grant_is_returned_only_once(login: Login, tenant: str) -> None:
 
 async def test_no_more_than_the_grant_is_returned(login: Login, tenant: str) -> None:
     other, mine = uuid4(), uuid4()
-    await login.settle(tenant, other, spent=(300, 0, 0), wanted=(200, 5_000, 50))
-    await login.settle(tenant, mine, wanted=(10, 100, 1))
+    await login.settle(tenant, other, spent=(300, 0, 0), desired=(200, 5_000, 50))
+    await login.settle(tenant, mine, desired=(10, 100, 1))
     await login.settle(tenant, mine, spent=(-1e300, -101, float("-inf")))
     assert await login.used(tenant) == (500, 5_000, 50)
 
 
 @pytest.mark.parametrize("secret", [None, UUID(int=0), uuid4()], ids=["no secret", "nil", "another"])
 async def test_the_grant_of_another_process_cannot_be_returned(login: Login, tenant: str, secret: UUID | None) -> None:
-    await login.settle(tenant, uuid4(), wanted=(500, 5_000, 50))
+    await login.settle(tenant, uuid4(), desired=(500, 5_000, 50))
     await login.settle(tenant, secret, spent=(-500, -5_000, -50))
     assert await login.used(tenant) == (500, 5_000, 50)
 
 
 async def test_a_grant_of_one_budget_cannot_be_returned_to_another(login: Login, tenant: str) -> None:
     mine = uuid4()
-    await login.settle(tenant, mine, wanted=(500, 5_000, 50))
+    await login.settle(tenant, mine, desired=(500, 5_000, 50))
     await login.settle(f"{tenant}x", mine, spent=(7, 7, 7))
     await login.settle(f"{tenant}x", mine, spent=(-7, -7, -7))
     assert await login.used(f"{tenant}x") == (7, 7, 7)
@@ -140,7 +140,7 @@ async def test_earlier_use_is_settled_and_cannot_be_returned(login: Login, tenan
     """Who is taken over in the afternoon does not undo the morning, although it was all given to the same process."""
     mine = uuid4()
     for _ in range(50):
-        await login.settle(tenant, mine, holding=(1, 0, 0.25), wanted=(9, 100, 0.75))
+        await login.settle(tenant, mine, holding=(1, 0, 0.25), desired=(9, 100, 0.75))
     before = await login.used(tenant)
     assert before == (450, 5_000, 37.5)
     await login.settle(tenant, mine, spent=(-450, -5_000, -37.5), holding=(450, 5_000, 37.5))
@@ -159,7 +159,7 @@ async def test_a_grant_of_another_day_cannot_be_returned(login: Login, tenant: s
     mine, other = uuid4(), uuid4()
     [(today,)] = await login.owner.execute("SELECT date_trunc('day', clock_timestamp(), 'UTC')")
     day = today + timedelta(days=-1 if since == "yesterday" else 1)
-    await login.settle(tenant, mine, wanted=(500, 5_000, 50))
+    await login.settle(tenant, mine, desired=(500, 5_000, 50))
     await login.settle(tenant, mine, spent=(-500, -5_000, -50), since=day)
     assert await login.used(tenant) == (500, 5_000, 50)
     await login.owner.execute("UPDATE query_use SET since = since - interval '1 day' WHERE tenant = %s", tenant)
@@ -173,9 +173,9 @@ async def test_nothing_of_a_rate_per_minute_can_be_returned(login: Login, tenant
     now = datetime.now(UTC)
     if now.second > 50:  # the minute of the clock must not end in the middle
         await asyncio.sleep(61 - now.second)
-    await login.settle(tenant, mine, wanted=(40, 0, 0), span="minute")
+    await login.settle(tenant, mine, desired=(40, 0, 0), span="minute")
     await login.settle(tenant, mine, spent=(-40, 0, 0), span="minute")
-    assert await login.settle(tenant, mine, wanted=(40, 0, 0), most=(50, None, None), span="minute") == [10, 0, 0]
+    assert await login.settle(tenant, mine, desired=(40, 0, 0), most=(50, None, None), span="minute") == [10, 0, 0]
 
 
 NAN = float("nan")
@@ -185,7 +185,7 @@ NAN = float("nan")
     ("place", "value"),
     [
         (place, value)
-        for place in ("spent", "holding", "wanted", "most")
+        for place in ("spent", "holding", "desired", "most")
         for value in (NAN, None)
         if (place, value) != ("most", None)
     ],
@@ -210,19 +210,19 @@ async def test_use_is_not_lost_in_the_rounding_of_a_very_large_grant(login: Logi
     used, mine = (123.0, 45_678.0, 50.000_05), uuid4()
     await login.settle(tenant, uuid4(), spent=used)
     for _ in range(3):
-        await login.settle(tenant, mine, wanted=[huge] * 3, most=[huge] * 3)
+        await login.settle(tenant, mine, desired=[huge] * 3, most=[huge] * 3)
         assert min(await login.used(tenant)) >= 1e14
         await login.settle(tenant, mine, spent=[-huge] * 3)
         assert await login.used(tenant) == used
     await login.settle(tenant, mine, spent=(huge, 0, 0))
     await login.settle(tenant, uuid4(), spent=(huge, 0, 0))
-    assert await login.settle(tenant, uuid4(), wanted=(1, 1, 1)) == [0, 1, 1], "it may use a budget up"
+    assert await login.settle(tenant, uuid4(), desired=(1, 1, 1)) == [0, 1, 1], "it may use a budget up"
 
 
 async def test_amounts_that_overflow_are_refused(login: Login, tenant: str) -> None:
     mine, largest = uuid4(), [1.7e308] * 3
     await login.settle(tenant, mine, spent=(500, 5_000, 50))
-    for requests in ({"spent": largest}, {"wanted": largest, "most": largest}, {"holding": largest}):
+    for requests in ({"spent": largest}, {"desired": largest, "most": largest}, {"holding": largest}):
         with pytest.raises(psycopg.errors.NumericValueOutOfRange):
             await login.settle(tenant, mine, **requests)
     assert await login.used(tenant) == (500, 5_000, 50)
@@ -231,25 +231,25 @@ async def test_amounts_that_overflow_are_refused(login: Login, tenant: str) -> N
 async def test_infinite_amounts_only_use_a_budget_up(login: Login, tenant: str) -> None:
     mine, endless = uuid4(), [float("inf")] * 3
     await login.settle(tenant, uuid4(), spent=(500, 5_000, 50))
-    await login.settle(tenant, mine, wanted=endless, most=endless)
+    await login.settle(tenant, mine, desired=endless, most=endless)
     await login.settle(tenant, mine, spent=[float("-inf")] * 3)
     assert await login.used(tenant) == (500, 5_000, 50)
     await login.settle(tenant, mine, spent=endless)
-    assert await login.settle(tenant, uuid4(), wanted=(1, 1, 1)) == [0, 0, 0]
+    assert await login.settle(tenant, uuid4(), desired=(1, 1, 1)) == [0, 0, 0]
 
 
 async def test_negative_requests_and_limits_change_nothing(login: Login, tenant: str) -> None:
     mine = uuid4()
-    await login.settle(tenant, mine, wanted=(500, 5_000, 50))
-    assert await login.settle(tenant, mine, holding=(500, 5_000, 50), wanted=(-5, -5, -5)) == [0, 0, 0]
-    assert await login.settle(tenant, mine, holding=(-5, -5, -5), most=(-5, -5, -5), wanted=(1, 1, 1)) == [0, 0, 0]
+    await login.settle(tenant, mine, desired=(500, 5_000, 50))
+    assert await login.settle(tenant, mine, holding=(500, 5_000, 50), desired=(-5, -5, -5)) == [0, 0, 0]
+    assert await login.settle(tenant, mine, holding=(-5, -5, -5), most=(-5, -5, -5), desired=(1, 1, 1)) == [0, 0, 0]
     assert await login.used(tenant) == (500, 5_000, 50)
 
 
 async def test_concurrent_returns_of_one_grant_count_once(login: Login, tenant: str) -> None:
     mine = uuid4()
-    await login.settle(tenant, uuid4(), wanted=(500, 5_000, 50))
-    await login.settle(tenant, mine, wanted=(10, 100, 1))
+    await login.settle(tenant, uuid4(), desired=(500, 5_000, 50))
+    await login.settle(tenant, mine, desired=(10, 100, 1))
     await asyncio.gather(
         *(login.settle(tenant, mine, spent=(-6, -60, -0.75), holding=(10, 100, 1)) for _ in range(12)),
         *(login.settle(tenant, uuid4(), spent=(-6, -60, -1)) for _ in range(4)),
@@ -260,14 +260,14 @@ async def test_concurrent_returns_of_one_grant_count_once(login: Login, tenant: 
 async def test_the_function_of_the_version_before_returns_nothing(login: Login, tenant: str) -> None:
     """It names no secret. Both versions count in the same row, and together give no more than there is."""
     mine = uuid4()
-    assert await login.use_as_before(tenant, spent=(100, 0, 1), wanted=(300, 0, 9)) == [300, 0, 9]
-    assert await login.settle(tenant, mine, wanted=(100, 50, 1)) == [100, 50, 1]
+    assert await login.use_as_before(tenant, spent=(100, 0, 1), desired=(300, 0, 9)) == [300, 0, 9]
+    assert await login.settle(tenant, mine, desired=(100, 50, 1)) == [100, 50, 1]
     for spent in ((-400, -50, -11), [float("-inf")] * 3, (-1e300, 0, 0)):
         assert await login.use_as_before(tenant, spent=spent) == [0, 0, 0]
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         await login.use_as_before(tenant, spent=(NAN, None, 0))
     assert await login.used(tenant) == (500, 50, 11)
-    assert await login.use_as_before(tenant, wanted=(900, 0, 0)) == [500, 0, 0]
+    assert await login.use_as_before(tenant, desired=(900, 0, 0)) == [500, 0, 0]
     await login.settle(tenant, mine, spent=(-100, -50, -1))
     assert await login.used(tenant) == (900, 0, 10)
 
@@ -280,7 +280,7 @@ async def test_a_row_from_before_the_migration_is_settled(login: Login, tenant: 
     )
     mine = uuid4()
     await login.settle(tenant, mine, spent=(-500, -5_000, -50))
-    await login.settle(tenant, mine, wanted=(10, 0, 0))
+    await login.settle(tenant, mine, desired=(10, 0, 0))
     await login.settle(tenant, mine, spent=(-500, -5_000, -50))
     assert await login.used(tenant) == (500, 5_000, 50)
 
@@ -289,14 +289,14 @@ async def test_a_grant_that_a_restored_or_erased_row_lacks_cannot_be_returned(lo
     """A backup is from before some grants; a row may have been erased with its tenant."""
     mine = uuid4()
     await login.settle(tenant, uuid4(), spent=(500, 5_000, 50))
-    await login.settle(tenant, mine, wanted=(10, 100, 1))
+    await login.settle(tenant, mine, desired=(10, 100, 1))
     [backup] = await login.owner.execute("SELECT to_jsonb(u)::text FROM query_use u WHERE tenant = %s", tenant)
-    await login.settle(tenant, mine, holding=(10, 100, 1), wanted=(40, 400, 4))
+    await login.settle(tenant, mine, holding=(10, 100, 1), desired=(40, 400, 4))
     await login.owner.execute("DELETE FROM query_use WHERE tenant = %s", tenant)
     await login.owner.execute("INSERT INTO query_use SELECT * FROM jsonb_populate_record(NULL::query_use, %s)", *backup)
     await login.settle(tenant, mine, spent=(-50, -500, -5))
     assert await login.used(tenant) == (500, 5_000, 50)
-    await login.settle(tenant, mine, wanted=(10, 100, 1))
+    await login.settle(tenant, mine, desired=(10, 100, 1))
     await login.owner.execute("DELETE FROM query_use WHERE tenant = %s", tenant)
     await login.settle(tenant, mine, spent=(-10, -100, -1))
     assert await login.used(tenant) == (0, 0, 0)
@@ -304,10 +304,10 @@ async def test_a_grant_that_a_restored_or_erased_row_lacks_cannot_be_returned(lo
 
 async def test_a_row_stores_at_most_100_holders(login: Login, tenant: str) -> None:
     first, last = uuid4(), uuid4()
-    await login.settle(tenant, first, wanted=(1, 0, 0))
+    await login.settle(tenant, first, desired=(1, 0, 0))
     for _ in range(99):
-        await login.settle(tenant, uuid4(), wanted=(1, 0, 0))
-    assert await login.settle(tenant, last, wanted=(5, 0, 0)) == [5, 0, 0], "it is given as much as others"
+        await login.settle(tenant, uuid4(), desired=(1, 0, 0))
+    assert await login.settle(tenant, last, desired=(5, 0, 0)) == [5, 0, 0], "it is given as much as others"
     assert await login.holders(tenant) == 100
     await login.settle(tenant, last, spent=(-5, 0, 0))
     assert (await login.used(tenant))[0] == 105

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 QUERY = {"query": "harbour"}
 WHO = ("ann", "bob", "eve", "dan")
-ASKED = {"question": "When does the harbour open?", "mode": "hybrid"}
+QUESTION = {"question": "When does the harbour open?", "mode": "hybrid"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -97,7 +97,7 @@ async def test_one_tenant_at_full_load_does_not_block_another_tenant(library: Li
     ):
         sample = service.metrics.registry.get_sample_value
         crowd = [
-            asyncio.create_task(client.post("/v1/answers", json=ASKED, headers=as_(WHO[n % 4], "globex")))
+            asyncio.create_task(client.post("/v1/answers", json=QUESTION, headers=as_(WHO[n % 4], "globex")))
             for n in range(24)
         ]
         searching = None
@@ -114,7 +114,7 @@ async def test_one_tenant_at_full_load_does_not_block_another_tenant(library: Li
             async with connected(str(client.base_url).rstrip("/"), headers=as_("ann", "acme")) as mcp:
                 assert (await call(mcp, "search", query="harbour"))["results"]
             chat.faults.latency_seconds = 0
-            answer = await client.post("/v1/answers", json=ASKED, headers=as_("ann", "acme"))
+            answer = await client.post("/v1/answers", json=QUESTION, headers=as_("ann", "acme"))
             assert (answer.status_code, answer.json()["grounded"]) == (200, True)
             assert not crowd[0].done(), "the other tenant's answers are still being written"
         finally:
@@ -169,7 +169,7 @@ async def test_an_exhausted_token_budget_ends_answers_but_not_searches(
     async with service_over(library, chat=model(chat), serve=file) as (client, service):
         statuses = []
         while not statuses or statuses[-1] == 200:
-            answer = await client.post("/v1/answers", json=ASKED, headers=as_("ann", "globex"))
+            answer = await client.post("/v1/answers", json=QUESTION, headers=as_("ann", "globex"))
             statuses.append(answer.status_code)
         assert problem(answer) == (429, "budget-exhausted")
         assert "tokens" in answer.json()["detail"]
@@ -190,7 +190,7 @@ async def test_a_client_that_leaves_a_stream_is_charged_for_the_models_tokens(li
     """Else whoever leaves just before the end would have its answers for nothing."""
     chat.faults.token_seconds = 0.2
     async with service_over(library, chat=model(chat)) as (client, _):
-        request = client.stream("POST", "/v1/answers", json={**ASKED, "stream": True}, headers=as_("ann", "acme"))
+        request = client.stream("POST", "/v1/answers", json={**QUESTION, "stream": True}, headers=as_("ann", "acme"))
         async with request as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("event: delta"):

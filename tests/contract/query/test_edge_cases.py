@@ -202,7 +202,7 @@ async def test_answers_to_golden_questions_are_not_queued_for_review(library: Li
         chat = ChatSettings(base_url=fake.url, model=fake.model)
         async with service_over(library, chat=chat) as (_, service):
             assert await evaluation.once(service) is not None
-            assert fake.asked
+            assert fake.requests
             assert service.metrics.registry.get_sample_value("penstock_query_answer_support_count") == 0
     assert await library.execute("SELECT count(*) FROM answer_reviews WHERE tenant = %s", desk.tenant) == [(0,)]
 

@@ -71,7 +71,7 @@ async def reset_generations(site: Site) -> None:
     await site.library.execute("UPDATE builds SET origin = 'g1'")
     for model in site.models.values():
         model.reset()
-        model.asked.clear()
+        model.texts.clear()
 
 
 async def search(client: httpx.AsyncClient, query: str, mode: str = "vector") -> dict[str, object]:
@@ -126,7 +126,7 @@ async def test_no_query_fails_or_mixes_models_while_generations_change(site: Sit
     assert failures == []
     assert next(answered) > CUT_OVERS * ANSWERS_BETWEEN
     assert set(reigned) == {"g1", "g2", "g3"}
-    assert all(set(model.asked) > {"warm up"} for model in site.models.values()), "each has answered questions"
+    assert all(set(model.texts) > {"warm up"} for model in site.models.values()), "each has answered questions"
     assert {s for model in site.models.values() for s in model.stats.statuses} == {"200"}, "each key went to its host"
 
 
@@ -136,20 +136,20 @@ async def test_an_edit_just_before_a_cut_over_stays_searchable_throughout(site: 
     new = site.libraries[-1]
     async with site.service() as (client, _):
 
-        async def is_found() -> None:
+        async def is_searchable() -> None:
             assert mistake_in(await search(client, edit.content), "fresh.md", "vector") is None
 
         ids = await site.library.accept(edit)
         await asyncio.gather(*(library.converge(*ids) for library in site.libraries if library is not new))
         await new.keywords.converge(new.generation, ids)
-        await is_found()
+        await is_searchable()
         cutting = asyncio.create_task(site.cut_over())
         for _ in range(10):
-            await is_found()
+            await is_searchable()
         assert not cutting.done()
         await new.vectors.converge(new.generation, ids)
         assert await cutting == "g3"
-        await is_found()
+        await is_searchable()
 
 
 async def test_documents_that_arrive_while_a_cut_over_waits_do_not_delay_it(
@@ -189,7 +189,7 @@ async def test_the_next_query_after_a_cut_over_uses_the_new_generation(site: Sit
         assert mistake_in(await search(client, TEXTS[third]), third, "vector") is None
         view = await pipeline_view(service.pool, service.es, site.settings)
         assert view["generation"] == {"name": "g1", "model": "model-g1", "dimensions": 64}
-    texts = {n: [text for text in model.asked if text != "warm up"] for n, model in site.models.items()}
+    texts = {n: [text for text in model.texts if text != "warm up"] for n, model in site.models.items()}
     assert (TEXTS[name] in texts["g1"], TEXTS[third] in texts["g1"]) == (True, True)
     assert set(texts["g3"]) == {TEXTS[other], TEXTS[name], TEXTS[third]}, "the third one on the chance of no change"
     assert texts["g2"] == []
@@ -198,9 +198,9 @@ async def test_the_next_query_after_a_cut_over_uses_the_new_generation(site: Sit
 async def test_the_models_of_all_generations_are_warmed_up_before_a_query_needs_them(site: Site) -> None:
     async with site.service() as (client, service):
         async with asyncio.timeout(30):
-            while not all(model.asked for model in site.models.values()):
+            while not all(model.texts for model in site.models.values()):
                 await asyncio.sleep(0.02)
-        assert {n: model.asked for n, model in site.models.items()} == {n: ["warm up"] for n in site.models}
+        assert {n: model.texts for n, model in site.models.items()} == {n: ["warm up"] for n in site.models}
         opened = dict(service.embedders._open)  # type: ignore[attr-defined]
         await site.cut_over()
         [name] = list(TEXTS)[:1]
@@ -221,7 +221,7 @@ async def test_a_query_in_progress_finishes_on_the_generation_it_started_with(si
     site.models["g1"].open.clear()
     under_way = asyncio.create_task(ask(TEXTS[name]))
     async with asyncio.timeout(30):
-        while TEXTS[name] not in site.models["g1"].asked:
+        while TEXTS[name] not in site.models["g1"].texts:
             await asyncio.sleep(0.01)
     await site.cut_over()
     after = await ask(TEXTS[other])
@@ -230,7 +230,7 @@ async def test_a_query_in_progress_finishes_on_the_generation_it_started_with(si
     before = await under_way
     assert (names(before)[:1], before.degraded) == ([name], ())
     assert (names(after)[:1], after.degraded) == ([other], ())
-    assert (TEXTS[name] in site.models["g3"].asked, TEXTS[other] in site.models["g3"].asked) == (False, True)
+    assert (TEXTS[name] in site.models["g3"].texts, TEXTS[other] in site.models["g3"].texts) == (False, True)
     await embedders.aclose()
 
 
@@ -242,7 +242,7 @@ async def test_a_query_can_name_its_generation_whichever_is_active(site: Site) -
     for generation in ("g2", "g3", "g1"):
         response = await search.search(TEXTS[name], caller, mode="vector", generation=await site.generation(generation))
         assert (names(response)[:1], response.degraded) == ([name], ())
-    assert [TEXTS[name] in model.asked for model in site.models.values()] == [True, True, True]
+    assert [TEXTS[name] in model.texts for model in site.models.values()] == [True, True, True]
     await embedders.aclose()
 
 
@@ -316,7 +316,7 @@ async def test_a_generation_with_an_unavailable_model_is_retried_without_blockin
     site.models["g3"].api_key = "key-g3"
     await following.refresh()
     assert (following.errors, ready("building")) == ({}, 1)
-    assert [model.asked.count("warm up") for model in site.models.values()] == [1, 1, 1]
+    assert [model.texts.count("warm up") for model in site.models.values()] == [1, 1, 1]
     await embedders.aclose()
 
 
@@ -348,5 +348,5 @@ async def test_an_answer_uses_one_generation_throughout_despite_a_cut_over(site:
     modes = Modes(search, site.library.pool, RetrievalSettings(), ChatSettings(), embedders=embedders)
     response = await modes.gather(Question(TEXTS["5.md"], "vector"), caller, "standard")
     assert (response.passages[0].passage.external_id, response.notes) == ("5.md", [])
-    assert [TEXTS["5.md"] in model.asked for model in site.models.values()] == [True, False, False]
+    assert [TEXTS["5.md"] in model.texts for model in site.models.values()] == [True, False, False]
     await embedders.aclose()

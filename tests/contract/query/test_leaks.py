@@ -85,8 +85,8 @@ class Asking:
         self.paths = paths
         self.worlds = [World(seed * 1000 + n, f"s{seed}w{n}") for n in range(WORLDS)]
         self.models = {id(world): Model() for world in self.worlds}
-        self.asked: Counter[str] = Counter()
-        self.found = 0
+        self.question_counts: Counter[str] = Counter()
+        self.passage_count = 0
 
     async def learn(self, part: str) -> list[UUID]:
         events = [(world, getattr(world, part)) for world in self.worlds]
@@ -131,8 +131,8 @@ class Asking:
             assert len(keys(asker, few)) >= min(3, len(expected))
         except AssertionError as error:
             raise AssertionError(f"{state}, {name}, {mode}, {world}, {asker}: {error}") from error
-        self.asked[f"{name}, {mode}"] += 2
-        self.found += len(response.results)
+        self.question_counts[f"{name}, {mode}"] += 2
+        self.passage_count += len(response.results)
 
     async def throw_open(self) -> dict[int, Asker]:
         """One asker of each world is told by both stores that every passage of all three tenants is for it."""
@@ -187,9 +187,10 @@ async def test_every_search_result_is_what_a_plain_access_filter_allows(paths: P
 
     chosen = await asking.throw_open()
     await asking.check("the stores claim that all is open", askers=chosen)
-    assert len(asking.asked) == len(paths.every)
-    assert asking.found > 200, "worlds in which nobody reads anything prove nothing"
-    print(f"{sum(asking.asked.values())} questions, {asking.found} passages: {dict(asking.asked)}")
+    assert len(asking.question_counts) == len(paths.every)
+    assert asking.passage_count > 200, "worlds in which nobody reads anything prove nothing"
+    counts = dict(asking.question_counts)
+    print(f"{sum(counts.values())} questions, {asking.passage_count} passages: {counts}")
 
 
 async def test_the_leak_tests_graph_search_uses_the_vector_index(paths: Paths) -> None:
@@ -230,7 +231,7 @@ def is_visible_to(event: Event, readable: dict[DocumentKey, Living], asker: Aske
     return (event.tenant, event.source, event.external_id) in readable
 
 
-def told(paths: Paths, results: SearchResults) -> dict[str, Any]:
+def response_of(paths: Paths, results: SearchResults) -> dict[str, Any]:
     """Everything that the caller is told but for times and the name of the test's index."""
     answer = as_json(results)
     del answer["took_ms"]
@@ -270,7 +271,10 @@ async def test_search_results_are_the_same_as_without_the_unreadable_documents(s
                             first = await value[1].search(question, caller, mode=value[2], top=top)
                             second = await other[1].search(question, caller, mode=other[2], top=top)
                         compare(
-                            told(everything, first), told(only, second), exact=by_vector(value), all_shown=top == ALL
+                            response_of(everything, first),
+                            response_of(only, second),
+                            exact=by_vector(value),
+                            all_shown=top == ALL,
                         )
                         compared += 1
         assert compared > 200

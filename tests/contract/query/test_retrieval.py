@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 class CountingEmbedder(WordEmbedder):
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.texts: list[str] = []
 
     async def embed_query(self, text: str) -> Vectors:
-        self.asked.append(text)
+        self.texts.append(text)
         return self._vector(text)
 
 
@@ -43,10 +43,10 @@ class Desk:
         )
 
     async def ask(self, query: str, *tags: str, filters: Filters | None = None) -> list[str]:
-        response = await self.found(query, await self.library.caller(self.tenant, *tags), filters=filters)
+        response = await self.search_as(query, await self.library.caller(self.tenant, *tags), filters=filters)
         return sorted(result.passage.title for result in response.results)
 
-    async def found(self, query: str, caller: Caller, *, filters: Filters | None = None) -> SearchResults:
+    async def search_as(self, query: str, caller: Caller, *, filters: Filters | None = None) -> SearchResults:
         return await self.search.search(query, caller, filters=filters or Filters())
 
     def hits(self, cache: str = "results") -> int:
@@ -62,16 +62,16 @@ def desk(library: Library) -> Desk:
 async def test_a_repeated_question_is_answered_from_the_cache(desk: Desk) -> None:
     await desk.library.put(document("a.md", "Moss on the lock gates.", tenant=desk.tenant))
     caller = await desk.library.caller(desk.tenant, "staff")
-    first = await desk.found("moss lock", caller)
-    second = await desk.found("moss lock", caller)
-    assert (desk.hits(), desk.model.asked) == (1, ["moss lock"])
+    first = await desk.search_as("moss lock", caller)
+    second = await desk.search_as("moss lock", caller)
+    assert (desk.hits(), desk.model.texts) == (1, ["moss lock"])
     assert second.results == first.results
     assert second.relevant
 
-    def told(response: SearchResults) -> list[tuple[str, dict[str, object]]]:
+    def step_facts(response: SearchResults) -> list[tuple[str, dict[str, object]]]:
         return sorted((step.name, dict(step.facts)) for step in response.steps)
 
-    assert told(second) == told(first), "whether somebody asked before is not told"
+    assert step_facts(second) == step_facts(first), "whether somebody asked before is not told"
     assert await desk.ask("moss lock", "staff", filters=Filters(sources=("drive",))) == []
     assert await desk.ask("moss gates", "staff") == ["a.md"]
     assert desk.hits() == 1
@@ -138,7 +138,7 @@ async def test_cached_results_are_not_used_after_the_caller_left_a_group(desk: D
 
     async def reads() -> list[str]:
         caller = await desk.library.caller(desk.tenant, principals=["ann"])
-        return [result.passage.title for result in (await desk.found("rota keepers", caller)).results]
+        return [result.passage.title for result in (await desk.search_as("rota keepers", caller)).results]
 
     await desk.library.execute(
         "INSERT INTO memberships (tenant, source, principal, groups, observed_at)"
@@ -185,11 +185,11 @@ async def test_degraded_results_are_not_cached(desk: Desk) -> None:
     await desk.library.es.indices.close(index=index)
     try:
         caller = await desk.library.caller(desk.tenant, "staff")
-        assert (await desk.found("rushes", caller)).degraded
+        assert (await desk.search_as("rushes", caller)).degraded
     finally:
         await desk.library.es.indices.open(index=index)
     await desk.library.es.cluster.health(index=index, wait_for_status="green", timeout="30s")
-    assert (await desk.found("rushes", caller)).degraded == ()
+    assert (await desk.search_as("rushes", caller)).degraded == ()
     assert desk.hits() == 0
 
 
@@ -224,7 +224,7 @@ async def test_cancelled_searches_leave_no_connection_or_task_behind(library: Li
     assert (await search.search("otters", caller)).results
     tasks_before = len(asyncio.all_tasks())
 
-    async def given_up(n: int) -> bool:
+    async def cancelled_search(n: int) -> bool:
         task = asyncio.create_task(search.search(f"otters {n}", caller))
         await asyncio.sleep(dice.uniform(0, 0.15))
         task.cancel()
@@ -236,7 +236,7 @@ async def test_cancelled_searches_leave_no_connection_or_task_behind(library: Li
 
     cancelled = 0
     for _ in range(10):
-        cancelled += sum(await asyncio.gather(*(given_up(n) for n in range(20))))
+        cancelled += sum(await asyncio.gather(*(cancelled_search(n) for n in range(20))))
     assert cancelled > 20, "too few were still at work to prove anything"
 
     assert (await search.search("otters weir", caller)).degraded == ()
@@ -299,14 +299,14 @@ async def test_a_task_cancelled_during_a_pipeline_leaves_a_usable_connection(lib
             await connection.execute("SELECT pg_sleep(0.004)")
             await (await connection.execute("SELECT pg_sleep(0.004)")).fetchall()
 
-    async def given_up() -> None:
+    async def cancelled_search() -> None:
         task = asyncio.create_task(pipelined())
         await asyncio.sleep(dice.uniform(0, 0.03))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     for _ in range(60):
-        await asyncio.gather(*(given_up() for _ in range(8)))
+        await asyncio.gather(*(cancelled_search() for _ in range(8)))
         async with asyncio.timeout(10):
             while (stats := pool.get_stats())["pool_available"] < stats["pool_size"]:
                 await asyncio.sleep(0.02)

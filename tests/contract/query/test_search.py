@@ -207,8 +207,8 @@ async def test_the_final_access_check_rejects_unreadable_candidates_of_the_store
     library: Library, tenant: str
 ) -> None:
     """Candidates go straight to the last look, as from a store that is behind: it relies on no check before it."""
-    wanted = document("r.md", "The plan for the tramway.", tenant=tenant, required_tags=["restriction-1"])
-    [id_] = await library.accept(wanted)
+    restricted = document("r.md", "The plan for the tramway.", tenant=tenant, required_tags=["restriction-1"])
+    [id_] = await library.accept(restricted)
     await library.converge(id_)
     rows = await library.execute("SELECT id, document_id FROM chunks_g1 WHERE document_id = %s", id_)
     offered = [Offered(*row) for row in rows]
@@ -222,7 +222,7 @@ async def test_the_final_access_check_rejects_unreadable_candidates_of_the_store
     assert not await passes(tenant, "wiki/staff"), "a required tag is missing"
     assert not await passes(tenant, "wiki/restriction-1")
     assert not await passes("another", *whole)
-    await library.accept(deletion(wanted))
+    await library.accept(deletion(restricted))
     assert not await passes(tenant, *whole), "deleted, though both stores still have it"
 
 
@@ -394,16 +394,16 @@ async def test_every_caller_finds_exactly_what_a_plain_access_filter_allows(libr
         after[gone.external_id] = (gone.source, set(), set())
     callers = [*subsets, ["wiki/red"], ["wiki/red", "drive/blue"], ["drive/green", "drive/blue"]]
 
-    async def found(held: Sequence[str], mode: Mode) -> set[str]:
+    async def search_ids(held: Sequence[str], mode: Mode) -> set[str]:
         return set(await ask(library, tenant, "compass bearing", *held, mode=mode, top=100))
 
     for held, mode in product(callers, MODES):  # the stores have not followed: narrowing counts, widening may wait
-        now = await found(held, mode)
+        now = await search_ids(held, mode)
         assert now <= allowed(after, held), (held, mode)
         assert now >= allowed(after, held) & allowed(before, held), (held, mode)
     await library.converge(*ids)
     for held, mode in product(callers, MODES):
-        assert await found(held, mode) == allowed(after, held), (held, mode)
+        assert await search_ids(held, mode) == allowed(after, held), (held, mode)
 
 
 # Nothing readable is missing
@@ -710,18 +710,18 @@ async def test_penstock_search_prints_results_as_text_and_json(library: Library,
     )
     library.write_home(tmp_path)
 
-    def found(*arguments: str) -> list[str]:
+    def search_ids(*arguments: str) -> list[str]:
         done = penstock(tmp_path, "search", "kestrels", "--tenant", tenant, "--mode", "keyword", "--json", *arguments)
         assert done.returncode == 0, done.stderr
         return sorted(r["external_id"] for r in json.loads(done.stdout)["results"])
 
-    assert found() == ["mine.md"]
-    assert found("--as", "ann") == ["ann.md"]
-    assert found("--tag", "user:ann", "--tag", f"wiki/user:{getpass.getuser()}") == ["ann.md", "mine.md"]
-    assert found("--as", "ann", "--type", "text/*", "--source", "wiki", "--author", "Ann", "--since", "2d") == [
+    assert search_ids() == ["mine.md"]
+    assert search_ids("--as", "ann") == ["ann.md"]
+    assert search_ids("--tag", "user:ann", "--tag", f"wiki/user:{getpass.getuser()}") == ["ann.md", "mine.md"]
+    assert search_ids("--as", "ann", "--type", "text/*", "--source", "wiki", "--author", "Ann", "--since", "2d") == [
         "ann.md"
     ]
-    assert found("--as", "ann", "--source", "drive") == found("--as", "ann", "--before", "7d") == []
+    assert search_ids("--as", "ann", "--source", "drive") == search_ids("--as", "ann", "--before", "7d") == []
     # The settings name another model than the one that filled this index: keywords answer, and it is said.
     people = penstock(tmp_path, "search", "kestrels", "--tenant", tenant, "--as", "ann")
     assert people.returncode == 0, people.stderr

@@ -168,4 +168,4 @@ async def test_without_a_share_no_shadow_query_runs(site: Site) -> None:
         assert (service.shadow.search, service.shadow.pool) == (None, None)
         await client.post("/v1/search", json={"query": TEXTS["3.md"]}, headers=as_("ann"))
         assert outcomes(service) == {}
-        assert TEXTS["3.md"] not in site.models["g3"].asked[-1:]
+        assert TEXTS["3.md"] not in site.models["g3"].texts[-1:]

@@ -76,7 +76,7 @@ def _states(tx: Transaction, id_: UUID) -> Row:
 
 
 @statement("b.text, b.metadata, v.want_seq AS vectors_want_seq, v.seq AS vectors_seq")
-def _wanted(tx: Transaction, p: Any) -> list[Row]:
+def _desired(tx: Transaction, p: Any) -> list[Row]:
     results = []
     for id_ in set(p["ids"]):
         if (d := tx.get("documents", id_)) is None:

@@ -12,7 +12,7 @@ GENERATION = "g1"
 Maker = Callable[[str], Statement]
 """Makes an implementation from a statement's text."""
 _KNOWN: list[tuple[str, Maker]] = []
-_FOUND: dict[str, Statement] = {}
+_STATEMENTS: dict[str, Statement] = {}
 
 
 class UnknownStatement(BaseException):
@@ -42,13 +42,13 @@ def statement(*parts: str) -> Callable[[Statement], Statement]:
 
 def find(text: str) -> Statement:
     """The implementation of a statement."""
-    implementation = _FOUND.get(text)
+    implementation = _STATEMENTS.get(text)
     if implementation is None:
         flat = f"^{' '.join(text.split())};"
         maker = next((known for part, known in _KNOWN if part in flat), None)
         if maker is None:
             raise UnknownStatement(f"teach tests/simulation/statements this statement: {flat}")
-        implementation = _FOUND[text] = maker(text)
+        implementation = _STATEMENTS[text] = maker(text)
     return implementation
 
 

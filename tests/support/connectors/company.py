@@ -42,17 +42,17 @@ class Company:
         answers = [await self.search.search(query, caller, mode=mode, top=50) for mode in MODES]
         return [result for answer in answers for result in answer.results]
 
-    async def found(self, who: str, query: str, word: str = "") -> set[str]:
+    async def search_ids(self, who: str, query: str, word: str = "") -> set[str]:
         """The documents with this word that somebody finds by any ranking."""
         return {result.passage.external_id for result in await self.results(who, query) if word in result.text}
 
     async def until(self, who: str, query: str, ids: set[str], word: str = "") -> None:
         """Wait until somebody finds these documents and no others."""
         async with asyncio.timeout(self.within_seconds):
-            while await self.found(who, query, word) != ids:
+            while await self.search_ids(who, query, word) != ids:
                 await asyncio.sleep(0.1)
 
-    async def told(self) -> None:
+    async def deliver_events(self) -> None:
         for request in self.play.sent():
             await self.instance.on_event(request)
 

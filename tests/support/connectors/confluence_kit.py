@@ -84,7 +84,7 @@ class Wiki:
         happened, self.state.events = self.state.events, []
         return [await self.source.on_event(request) for request in requests(happened, SECRET, cloud=self.fake.cloud)]
 
-    def asked(self, part: str) -> int:
+    def count_requests(self, part: str) -> int:
         return sum(part in request for request in self.fake.requests)
 
 

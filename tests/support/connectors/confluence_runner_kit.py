@@ -23,7 +23,7 @@ class Office(Played[ConfluencePlayground]):
     def everything(self) -> set[str]:
         return {item.id for item in self.play.state.current("page", "blogpost", "attachment")}
 
-    async def told(self, instance: Instance, requests: Sequence[Request] | None = None) -> list[AnyMessage]:
+    async def deliver_events(self, instance: Instance, requests: Sequence[Request] | None = None) -> list[AnyMessage]:
         """What is published once Confluence has told of it."""
         for request in self.play.sent() if requests is None else requests:
             await instance.on_event(request)

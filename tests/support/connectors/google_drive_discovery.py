@@ -64,19 +64,19 @@ class Recorder:
             return
         status, body, request_body = 0, b"", b""
 
-        async def told(message: Message) -> None:
+        async def on_send(message: Message) -> None:
             nonlocal status, body
             status = message.get("status", status)
             body += message.get("body", b"")
             await send(message)
 
-        async def heard() -> Message:
+        async def on_receive() -> Message:
             nonlocal request_body
             message = await receive()
             request_body += message.get("body", b"")
             return message
 
-        await self._fake(scope, heard, told)
+        await self._fake(scope, on_receive, on_send)
         self._judge(
             scope["method"], scope["path"], parse_qs(scope["query_string"].decode()), request_body, status, body
         )

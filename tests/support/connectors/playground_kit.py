@@ -54,7 +54,7 @@ class Played(Generic[P]):
             if name != "listen"
         )
 
-    async def asked(self, action: str) -> list[AnyMessage]:
+    async def run_action(self, action: str) -> list[AnyMessage]:
         """What is published when the runner is asked for ``changes``, ``sweep``, ``groups`` …"""
         await self.bench.ask(action)
         return await self.bench.take()

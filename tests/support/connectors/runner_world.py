@@ -46,7 +46,7 @@ class World:
     expired_before: int = 0
     """Cursors given before so much history are not known any more."""
     full_expires_at: set[int] = field(default_factory=set)
-    asked: list[tuple[str, datetime]] = field(default_factory=list)
+    reads: list[tuple[str, datetime]] = field(default_factory=list)
     """(method, when a page was asked for)"""
     before: Callable[[str, int], Awaitable[None]] | None = None
     """Called with the method and the page's number before each page is read."""
@@ -86,13 +86,13 @@ class WorldSource:
         return []
 
     async def start(self) -> Cursor:
-        await self._asked("start", 0)
+        await self._record_read("start", 0)
         return {"at": len(self.world.history)}
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
         last, number = (cursor or {}).get("after", ""), 0
         while True:
-            await self._asked("full", number)
+            await self._record_read("full", number)
             if number in self.world.full_expires_at and last:
                 self.world.full_expires_at.discard(number)
                 raise CursorExpired("the cursor of the full read is not known any more")
@@ -107,7 +107,7 @@ class WorldSource:
         if at < self.world.expired_before:
             raise CursorExpired("the cursor of changes is not known any more")
         while at < len(self.world.history):
-            await self._asked("changes", number)
+            await self._record_read("changes", number)
             ids = self.world.history[at : at + PAGE]
             at, number = at + len(ids), number + 1
             yield Page([self._entry(id_) for id_ in dict.fromkeys(ids)], {"at": at})
@@ -117,7 +117,7 @@ class WorldSource:
         if self.world.truncated is not None:
             ids = ids[: self.world.truncated]
         for number, start in enumerate(range(0, len(ids), PAGE)):
-            await self._asked("slim", number)
+            await self._record_read("slim", number)
             yield [
                 Listed(
                     external_id=id_,
@@ -131,15 +131,15 @@ class WorldSource:
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         assert 0 < len(external_ids) <= 50
-        await self._asked("fetch", 0)
+        await self._record_read("fetch", 0)
         self.world.fetched.update(external_ids)
         return [self._entry(id_) for id_ in external_ids]
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        await self._asked("groups", 0)
+        await self._record_read("groups", 0)
         for number, (tag, (members, of)) in enumerate(sorted(self.world.groups.items())):
             if tags is None or tag in tags:
-                await self._asked("group", number)
+                await self._record_read("group", number)
                 yield Group(tag, set(members), set(of))
 
     async def on_event(self, request: Request) -> Reaction:
@@ -152,8 +152,8 @@ class WorldSource:
     def _entry(self, id_: str) -> Entry:
         return self.world.documents.get(id_) or Gone(id_)
 
-    async def _asked(self, method: str, number: int) -> None:
-        self.world.asked.append((method, datetime.now(UTC)))
+    async def _record_read(self, method: str, number: int) -> None:
+        self.world.reads.append((method, datetime.now(UTC)))
         if self.world.errors[method]:
             raise self.world.errors[method].pop(0)
         if self.world.before is not None:

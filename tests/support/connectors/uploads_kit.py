@@ -146,7 +146,7 @@ class Office:
         finally:
             await consumer.stop()
 
-    async def asked(self, action: str) -> None:
+    async def run_action(self, action: str) -> None:
         """As ``penstock connector run`` does."""
         [(number,)] = await self.space.query(
             "INSERT INTO connector_asks (tenant, source, action) VALUES ('acme', 'files', %s) RETURNING id", action

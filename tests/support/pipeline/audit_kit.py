@@ -63,7 +63,7 @@ class Waking:
         await asyncio.gather(*tasks)
 
 
-Found = set[tuple[str, str, str]]
+Differences = set[tuple[str, str, str]]
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Audited:
         async with self.library.pool.connection() as connection:
             return await runs.start(connection, self.library.generation.name, "since" if since else "all", since)
 
-    async def audit(self, run: Run | None = None, *, sampled: int = 0) -> tuple[Run, Found]:
+    async def audit(self, run: Run | None = None, *, sampled: int = 0) -> tuple[Run, Differences]:
         """A whole audit: the run, and (external id or document id, store, kind) of everything it found."""
         walk = Walk(self.examiner, run or await self.begin(), block_documents=10, second_look_seconds=0.05)
         finished = await walk.run()
@@ -103,9 +103,9 @@ class Audited:
             assert lost.problem is None
             async with self.library.pool.connection() as connection:
                 await runs.add(connection, finished.id, lost.unreachable)
-        return finished, await self.found(finished)
+        return finished, await self.differences(finished)
 
-    async def found(self, run: Run, *, left: bool = False) -> Found:
+    async def differences(self, run: Run, *, left: bool = False) -> Differences:
         async with self.library.pool.connection() as connection:
             return {
                 (r.finding.external_id or str(r.finding.document), r.finding.store, r.finding.kind)

@@ -135,7 +135,7 @@ def document_id(message: DocumentUpserted) -> UUID:
     return uuid5(DOCUMENTS, f"{message.tenant}/{message.source}/{message.external_id}")
 
 
-def wanted_chunks(generation: Generation, message: DocumentUpserted) -> Mapping[UUID, Mapping[str, Any]]:
+def desired_chunks(generation: Generation, message: DocumentUpserted) -> Mapping[UUID, Mapping[str, Any]]:
     """The chunks that a document must have, none where nobody may read it."""
     return expected(generation, message).chunks
 
@@ -323,7 +323,7 @@ async def assert_equal(
 
 
 async def _compare_ledger(space: Stores, generation: Generation, expected: Mapping[UUID, Expected]) -> None:
-    for table, found_by in (
+    for table, statement in (
         ("documents", "SELECT {} FROM documents t WHERE t.id = ANY(%s)"),
         (
             "access_sets",
@@ -333,7 +333,7 @@ async def _compare_ledger(space: Stores, generation: Generation, expected: Mappi
         ("manifests", "SELECT {} FROM manifests t WHERE t.document_id = ANY(%s) AND t.generation = %s"),
     ):
         parameters = [list(expected), *([generation.name] if table == "manifests" else ())]
-        rows = await space.query(found_by.format(_columns(table, "t.")), *parameters)
+        rows = await space.query(statement.format(_columns(table, "t.")), *parameters)
         named = {row[0]: _named(table, row[1:] if table == "access_sets" else row) for row in rows}
         _compare(table, named, {i: e.ledger[table] for i, e in expected.items()})
 
@@ -352,9 +352,11 @@ def _compare(name: str, held: Mapping[UUID, Mapping[str, Any]], expected: Mappin
         f"{name} lack {len(lost)} of {len(expected)} chunks or documents: {[expected[i] for i in lost][:3]}"
     )
     assert not extra, f"{name} hold {len(extra)} chunks that nobody wants: {[held[i] for i in extra][:3]}"
-    for id_, wanted_fields in expected.items():
-        assert wanted_fields.keys() == held[id_].keys(), f"{name}: {sorted(wanted_fields.keys() ^ held[id_].keys())}"
-        wrong = [field for field, value in wanted_fields.items() if held[id_][field] != value]
+    for id_, expected_fields in expected.items():
+        assert expected_fields.keys() == held[id_].keys(), (
+            f"{name}: {sorted(expected_fields.keys() ^ held[id_].keys())}"
+        )
+        wrong = [field for field, value in expected_fields.items() if held[id_][field] != value]
         assert not wrong, f"{name}: {id_} differs in " + "; ".join(
-            f"{field}: {held[id_][field]!r} instead of {wanted_fields[field]!r}" for field in wrong
+            f"{field}: {held[id_][field]!r} instead of {expected_fields[field]!r}" for field in wrong
         )

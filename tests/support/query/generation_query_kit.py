@@ -51,7 +51,7 @@ class Model(FakeOpenAI):
     def __init__(self, name: str) -> None:
         super().__init__(model=f"model-{name}", dimensions=DIMENSIONS[name], api_key=f"key-{name}")
         self.near: dict[str, str] = {}
-        self.asked: list[str] = []
+        self.texts: list[str] = []
         self.open = asyncio.Event()
         """Cleared: whoever asks waits."""
         self.open.set()
@@ -61,7 +61,7 @@ class Model(FakeOpenAI):
 
     async def answer(self, request: web.Request) -> web.Response:
         texts = (await request.json())["input"]
-        self.asked += [texts] if isinstance(texts, str) else texts
+        self.texts += [texts] if isinstance(texts, str) else texts
         await self.open.wait()
         return await super().answer(request)
 

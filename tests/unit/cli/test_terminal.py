@@ -52,7 +52,7 @@ def test_every_console_of_the_commands_is_a_safe_one() -> None:
     """That of ``penstock search`` replaces control characters in each text itself."""
     own = {"console.py", "search_show.py"}
     plain = re.compile(r"(?<!Safe)\bConsole\(")
-    assert [one.name for one in FOLDER.glob("*.py") if one.name not in own and plain.search(one.read_text())] == []
+    assert [path.name for path in FOLDER.glob("*.py") if path.name not in own and plain.search(path.read_text())] == []
 
 
 def test_lines_and_tabs_of_a_text_stay() -> None:

@@ -59,7 +59,7 @@ def make_head(
     return seal_head(keys, Head(number, at, last.record.day, last.chain, last.number, last.mac, ""), previous)
 
 
-def found(
+def findings_of(
     rows: Sequence[Sealed], heads: Sequence[Head], keys: Keys = KEYS, noted: dict[int, bytes] | None = None
 ) -> set[str]:
     findings: list[Finding] = [*check_heads(keys, heads, oldest=None), *check_noted(heads, noted or {})]
@@ -96,8 +96,8 @@ def heads(rows: list[Sealed]) -> list[Head]:
 
 
 def test_an_unmodified_trail_is_intact(rows: list[Sealed], heads: list[Head]) -> None:
-    assert found(rows, heads) == set()
-    assert found([], []) == set()
+    assert findings_of(rows, heads) == set()
+    assert findings_of([], []) == set()
 
 
 FIELDS: dict[str, object] = {
@@ -120,75 +120,77 @@ FIELDS: dict[str, object] = {
 def test_a_changed_field_of_a_trail_record_is_detected(rows: list[Sealed], heads: list[Head], field: str) -> None:
     assert set(FIELDS) == set(Record.__dataclass_fields__)
     rows[4] = replace(rows[4], record=replace(rows[4].record, **{field: FIELDS[field]}))
-    assert found(rows, heads) == {"altered"}
+    assert findings_of(rows, heads) == {"altered"}
 
 
 def test_a_changed_process_of_a_trail_record_is_detected(rows: list[Sealed], heads: list[Head]) -> None:
     rows[4] = replace(rows[4], process="another")
-    assert found(rows, heads) == {"altered"}
+    assert findings_of(rows, heads) == {"altered"}
 
 
 @pytest.mark.parametrize("index", range(13))
 def test_a_removed_trail_record_is_detected(rows: list[Sealed], heads: list[Head], index: int) -> None:
     del rows[index]
-    assert found(rows, heads) in ({"removed"}, {"cut-off"})
+    assert findings_of(rows, heads) in ({"removed"}, {"cut-off"})
 
 
 def test_removed_and_renumbered_trail_records_are_detected(rows: list[Sealed], heads: list[Head]) -> None:
     closed = [*rows[:4], *(replace(row, number=row.number - 1) for row in rows[5:8]), *rows[8:]]
-    assert found(closed, heads) == {"altered", "cut-off"}
+    assert findings_of(closed, heads) == {"altered", "cut-off"}
 
 
 def test_swapped_trail_records_are_detected(rows: list[Sealed], heads: list[Head]) -> None:
     rows[4], rows[5] = replace(rows[5], number=5), replace(rows[4], number=6)
-    assert found(rows, heads) == {"altered"}
+    assert findings_of(rows, heads) == {"altered"}
 
 
 def test_an_inserted_trail_record_is_detected(rows: list[Sealed], heads: list[Head]) -> None:
     forged = seal(Keys("another key of thirty-two letters"), record(9), ONE, 9, "query@host:1", rows[7].mac)
-    assert found([*rows, replace(forged, key_id=KEYS.id)], heads) == {"altered"}
-    assert found([*rows, forged], heads) == {"unknown-key"}
+    assert findings_of([*rows, replace(forged, key_id=KEYS.id)], heads) == {"altered"}
+    assert findings_of([*rows, forged], heads) == {"unknown-key"}
     without_key = make_chain(uuid4(), 2, Keys())
-    assert found([*rows, *without_key], heads) == {"unknown-key", "without-head"}
+    assert findings_of([*rows, *without_key], heads) == {"unknown-key", "without-head"}
 
 
 def test_a_chain_that_lost_its_end_is_detected(rows: list[Sealed], heads: list[Head]) -> None:
-    assert found([*rows[:6], *rows[8:]], heads) == {"cut-off"}
-    assert found(rows[:8], heads) == {"chain-removed"}
+    assert findings_of([*rows[:6], *rows[8:]], heads) == {"cut-off"}
+    assert findings_of(rows[:8], heads) == {"chain-removed"}
 
 
 def test_removed_changed_and_swapped_heads_are_detected(rows: list[Sealed], heads: list[Head]) -> None:
-    assert found(rows, [heads[0], heads[2]]) >= {"head-removed"}
-    assert found(rows, heads[1:]) == {"head-removed"}
-    assert "head-altered" in found(rows, [heads[0], replace(heads[1], count=4, digest=rows[11].mac), heads[2]])
-    assert found(rows[:8], [heads[0], replace(heads[2], number=2)]) == {"head-altered"}
+    assert findings_of(rows, [heads[0], heads[2]]) >= {"head-removed"}
+    assert findings_of(rows, heads[1:]) == {"head-removed"}
+    assert "head-altered" in findings_of(rows, [heads[0], replace(heads[1], count=4, digest=rows[11].mac), heads[2]])
+    assert findings_of(rows[:8], [heads[0], replace(heads[2], number=2)]) == {"head-altered"}
 
 
 def test_a_chain_rewritten_without_the_key_is_detected(rows: list[Sealed], heads: list[Head]) -> None:
     again = make_chain(ONE, 7, Keys())
     first = make_head(rows[8:], keys=Keys())
     anew = [*again, *rows[8:]], [first, make_head(again, before=first, keys=Keys())]
-    assert found(*anew) == {"unknown-key"}
-    assert found(*anew, Keys(KEYS.newest, [None])) == set(), "where it is said that there are older ones without a key"
+    assert findings_of(*anew) == {"unknown-key"}
+    assert findings_of(*anew, Keys(KEYS.newest, [None])) == set(), (
+        "where it is said that there are older ones without a key"
+    )
 
 
 def test_removing_the_newest_records_and_heads_is_detected_by_a_head_noted_elsewhere(
     rows: list[Sealed], heads: list[Head]
 ) -> None:
     kept = {heads[2].number: heads[2].mac}
-    assert found(rows, heads, noted=kept) == set()
-    assert found([*rows[:3], *rows[8:]], heads[:2]) == set(), "within the database nothing is missing"
-    assert found([*rows[:3], *rows[8:]], heads[:2], noted=kept) == {"heads-cut-off"}
+    assert findings_of(rows, heads, noted=kept) == set()
+    assert findings_of([*rows[:3], *rows[8:]], heads[:2]) == set(), "within the database nothing is missing"
+    assert findings_of([*rows[:3], *rows[8:]], heads[:2], noted=kept) == {"heads-cut-off"}
     again = make_head(rows[:3], before=heads[1])
-    assert found([*rows[:3], *rows[8:]], [*heads[:2], again], noted=kept) == {"heads-cut-off"}
+    assert findings_of([*rows[:3], *rows[8:]], [*heads[:2], again], noted=kept) == {"heads-cut-off"}
 
 
 def test_a_killed_process_leaves_an_intact_trail(rows: list[Sealed], heads: list[Head]) -> None:
     tail = make_chain(TWO, 60)
-    assert found([*rows[:8], *tail], heads) == set(), "what came after its last head"
+    assert findings_of([*rows[:8], *tail], heads) == set(), "what came after its last head"
     last = replace(tail[-1].record, at=NOON + UNANCHORED + timedelta(minutes=1))
     added = seal(KEYS, last, TWO, 61, "query@host:1", tail[-1].mac)
-    assert found([*rows[:8], *tail, added], heads) == {"without-head"}
+    assert findings_of([*rows[:8], *tail, added], heads) == {"without-head"}
 
 
 def test_heads_removed_by_retention_are_not_reported_as_missing(rows: list[Sealed], heads: list[Head]) -> None:
@@ -198,8 +200,8 @@ def test_heads_removed_by_retention_are_not_reported_as_missing(rows: list[Seale
 
 
 def test_older_trail_records_are_verified_with_the_previous_key(rows: list[Sealed], heads: list[Head]) -> None:
-    assert found(rows, heads, Keys("n" * 32, ["k" * 32])) == set()
-    assert found(rows, heads, Keys("n" * 32)) == {"unknown-key"}
+    assert findings_of(rows, heads, Keys("n" * 32, ["k" * 32])) == set()
+    assert findings_of(rows, heads, Keys("n" * 32)) == {"unknown-key"}
 
 
 @pytest.mark.parametrize("older", [None, "o" * 32], ids=["no key", "an old key"])
@@ -211,17 +213,23 @@ def test_trail_records_added_with_a_replaced_key_are_detected(
     before = make_chain(UUID(int=3), 2, was)
     begun = make_head(before, keys=was)
     known = relink_heads([begun, *(replace(head, number=head.number + 1) for head in heads)], keys)
-    assert found([*rows, *before], known, keys) == set(), "what is from before the key is not outdated"
+    assert findings_of([*rows, *before], known, keys) == set(), "what is from before the key is not outdated"
     forged = make_chain(UUID(int=4), 1, was)
     at = heads[-1].at + KEY_OVERLAP + timedelta(seconds=1)
-    assert found([*rows, *before, *forged], [*known, make_head(forged, at, known[-1], was)], keys) == {"outdated-key"}
+    assert findings_of([*rows, *before, *forged], [*known, make_head(forged, at, known[-1], was)], keys) == {
+        "outdated-key"
+    }
     during = make_head(forged, heads[-1].at, known[-1], was)
-    assert found([*rows, *before, *forged], [*known, during], keys) == set(), "a process that is not started anew yet"
+    assert findings_of([*rows, *before, *forged], [*known, during], keys) == set(), (
+        "a process that is not started anew yet"
+    )
     longer = seal(was, record(9), TWO, 6, "query@host:1", rows[-1].mac)
-    assert found([*rows, *before, longer], known, keys) == {"outdated-key"}
+    assert findings_of([*rows, *before, longer], known, keys) == {"outdated-key"}
     later = seal_head(KEYS, Head(during.number, at, NOON.date(), TWO, 5, rows[-1].mac, ""), known[-1].mac)
     backdated = make_head(forged, heads[-1].at, later, was)
-    assert found([*rows, *before, *forged], [*known, later, backdated], keys) == {"outdated-key"}, "whatever it says"
+    assert findings_of([*rows, *before, *forged], [*known, later, backdated], keys) == {"outdated-key"}, (
+        "whatever it says"
+    )
 
 
 def test_a_persons_pseudonym_in_the_trail_is_reproduced_only_with_the_key() -> None:

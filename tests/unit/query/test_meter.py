@@ -41,7 +41,7 @@ class Table:
 
     now: datetime = NOON
     rows: dict[Subject, Row] = field(default_factory=dict)
-    asked: int = 0
+    request_count: int = 0
     away: bool = False
     refused: int = 0
 
@@ -59,7 +59,7 @@ class Table:
         if self.away:
             self.refused += 1
             raise Retryable("Postgres is away")
-        self.asked += 1
+        self.request_count += 1
         began = self.now.replace(second=0) if subject.span == "minute" else self.now.replace(hour=0, minute=0, second=0)
         row = self.rows.get(subject)
         if row is None or row.since != began:
@@ -144,7 +144,7 @@ async def test_processes_together_admit_exactly_the_budget_with_few_writes(tmp_p
     for n in range(990):  # the last portions may lie with the other one
         (await two[n % 2].admit(ANN, "search")).close()
         done += 1
-    assert table.asked < 110
+    assert table.request_count < 110
     for meter in two:
         done += await count_admitted(meter, ANN)
     assert done == 1000
@@ -248,13 +248,13 @@ async def test_without_a_limit_usage_is_recorded_in_the_background(tmp_path: Pat
         account = await meter.admit(ANN, "answer")
         account.charge(700, 0.5)
         account.close()
-    assert table.asked == 0
+    assert table.request_count == 0
     table.away = True
     await meter.record_use()
     table.away = False
     await meter.record_use()
     await meter.record_use()
-    assert (table.asked, table.used("acme")) == (1, Amounts(5, 3500, 2.5))
+    assert (table.request_count, table.used("acme")) == (1, Amounts(5, 3500, 2.5))
 
 
 async def test_rejected_requests_are_refunded(tmp_path: Path) -> None:
@@ -296,21 +296,21 @@ async def test_a_rate_limit_holds_across_processes_up_to_a_portion_each(tmp_path
     assert 100 <= together <= 100 + 2 * 10
     table.now += timedelta(minutes=1)
     assert await count_admitted(three[0], ANN, 10) == 10
-    assert table.asked < 60
+    assert table.request_count < 60
 
 
 @given(
-    asked=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([ANN, BOB]), st.integers(0, 3000)), max_size=60),
+    answers=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([ANN, BOB]), st.integers(0, 3000)), max_size=60),
     ceilings=st.integers(0, 20_000),
 )
 def test_usage_exceeds_the_budget_only_by_what_answers_took_beyond_their_reserve(
-    asked: list[tuple[int, Identity, int]], ceilings: int, tmp_path_factory: pytest.TempPathFactory
+    answers: list[tuple[int, Identity, int]], ceilings: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     async def play() -> None:
         table, folder = Table(), tmp_path_factory.mktemp("meter")
         meters = [process(table, f"[default]\ntokens_per_day = {ceilings}", folder, chat=True) for _ in range(3)]
         spent = beyond = 0
-        for n, who, tokens in asked:
+        for n, who, tokens in answers:
             try:
                 account = await meters[n].admit(who, "answer")
             except Problem:

@@ -282,13 +282,13 @@ def test_slashes_in_tenant_and_source_are_rejected() -> None:
 
 
 @given(st.lists(names, max_size=30))
-def test_tags_are_sorted_and_unique(given_tags: list[str]) -> None:
-    expected = sorted(set(given_tags))
+def test_tags_are_sorted_and_unique(tags: list[str]) -> None:
+    expected = sorted(set(tags))
     for cls in (DocumentUpserted, AccessChanged):
-        read = cls(**UPSERT | {"acl_tags": given_tags, "required_tags": given_tags})
+        read = cls(**UPSERT | {"acl_tags": tags, "required_tags": tags})
         assert (read.acl_tags, read.required_tags) == (expected, expected)
     left = IdentityChanged(
-        tenant="t", source="s", observed_at=datetime(2026, 1, 1, tzinfo=UTC), principal="p", groups=given_tags
+        tenant="t", source="s", observed_at=datetime(2026, 1, 1, tzinfo=UTC), principal="p", groups=tags
     )
     assert left.groups == expected
 

@@ -28,7 +28,7 @@ async def test_a_poll_without_changes_reads_no_page_again(one: Wiki) -> None:
     one.fake.requests.clear()
     entries, cursor = await one.changes(cursor)
     assert entries == []
-    assert one.asked("storage") == 0
+    assert one.count_requests("storage") == 0
     assert len(one.fake.requests) <= 5
     entries, _ = await one.changes(cursor)
     assert entries == []

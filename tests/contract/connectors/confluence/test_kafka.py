@@ -48,21 +48,21 @@ async def test_first_crawl_publishes_every_document_and_identity(office: Office)
 async def test_no_change_poll_publishes_nothing(office: Office) -> None:
     async with office.loaded():
         for action in ("changes", "sweep", "full", "groups"):
-            assert await office.asked(action) == []
+            assert await office.run_action(action) == []
 
 
 async def test_edit_move_deletion_and_restore_are_published(office: Office) -> None:
     async with office.loaded() as instance:
         id_ = await office.play.write("d1", "Another text.")
-        [edited] = documents(await office.told(instance))
+        [edited] = documents(await office.deliver_events(instance))
         assert (edited.external_id, edited.content) == (id_, "Another text.")
         await office.play.move("d1")
-        moved = {document.external_id: document.title for document in documents(await office.told(instance))}
+        moved = {document.external_id: document.title for document in documents(await office.deliver_events(instance))}
         assert moved[id_] == "d1, moved"
         await office.play.remove("d1")
-        assert kinds(await office.told(instance)) == [("document.deleted", id_)]
+        assert kinds(await office.deliver_events(instance)) == [("document.deleted", id_)]
         await office.play.restore("d1")
-        assert kinds(await office.told(instance)) == upserted(id_)
+        assert kinds(await office.deliver_events(instance)) == upserted(id_)
 
 
 async def test_a_restriction_on_a_parent_changes_access_without_republishing_text(office: Office) -> None:
@@ -70,7 +70,7 @@ async def test_a_restriction_on_a_parent_changes_access_without_republishing_tex
         page = office.play.pages["d2"]
         above = office.play.state.items[page].parent
         await office.play.restrict("d2")
-        messages = await office.told(instance)
+        messages = await office.deliver_events(instance)
         changed = {
             message.external_id: message.required_tags for message in messages if isinstance(message, AccessChanged)
         }
@@ -87,14 +87,14 @@ async def test_a_sweep_publishes_a_restriction_whose_event_was_lost(office: Offi
         await office.play.restrict("d2")
         office.play.sent()
         assert page in {
-            message.external_id for message in await office.asked("sweep") if isinstance(message, AccessChanged)
+            message.external_id for message in await office.run_action("sweep") if isinstance(message, AccessChanged)
         }
 
 
 async def test_a_member_removed_from_a_group_loses_its_memberships(office: Office) -> None:
     async with office.loaded():
         await office.play.leave()
-        [left] = await office.asked("groups")
+        [left] = await office.run_action("groups")
         assert isinstance(left, IdentityChanged)
         assert (left.principal, left.groups) == (office.play.inside, [])
 
@@ -106,11 +106,11 @@ async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office
         await office.play.remove("d4")
         await office.play.write("new", "Never told of.")
         office.play.sent()
-        messages = kinds(await office.asked("sweep"))
+        messages = kinds(await office.run_action("sweep"))
         assert ("document.deleted", removed) in messages
         assert ("document.upserted", edited) in messages
         assert set(await office.published()) == office.everything
-        assert await office.asked("changes") == []
+        assert await office.run_action("changes") == []
 
 
 async def test_the_next_poll_publishes_changes_whose_webhooks_were_lost(office: Office) -> None:
@@ -119,8 +119,11 @@ async def test_the_next_poll_publishes_changes_whose_webhooks_were_lost(office: 
         removed = office.play.pages["d4"]
         await office.play.remove("d4")
         office.play.sent()
-        assert kinds(await office.asked("changes")) == [("document.deleted", removed), ("document.upserted", edited)]
-        assert await office.asked("sweep") == []
+        assert kinds(await office.run_action("changes")) == [
+            ("document.deleted", removed),
+            ("document.upserted", edited),
+        ]
+        assert await office.run_action("sweep") == []
 
 
 async def test_duplicated_and_reordered_webhooks_publish_each_change_once(office: Office) -> None:
@@ -132,8 +135,8 @@ async def test_duplicated_and_reordered_webhooks_publish_each_change_once(office
         await office.play.remove("d2")
         requests = [*office.play.sent(), *requests]
         expected = sorted([*upserted(first, second), ("document.deleted", removed)])
-        assert kinds(await office.told(instance, requests * 2)) == expected
-        assert await office.told(instance, requests[::-1]) == []
+        assert kinds(await office.deliver_events(instance, requests * 2)) == expected
+        assert await office.deliver_events(instance, requests[::-1]) == []
 
 
 async def test_a_cursor_that_expires_mid_crawl_publishes_every_document_once(
@@ -198,9 +201,9 @@ async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(offic
 async def test_a_truncated_listing_deletes_nothing(office: Office) -> None:
     async with office.loaded():
         await office.play.trouble(truncated=True)
-        assert await office.asked("sweep") == []
+        assert await office.run_action("sweep") == []
         await office.play.trouble()
-        assert await office.asked("sweep") == []
+        assert await office.run_action("sweep") == []
 
 
 async def test_a_mass_deletion_waits_for_an_operators_approval(office: Office) -> None:
@@ -210,9 +213,9 @@ async def test_a_mass_deletion_waits_for_an_operators_approval(office: Office) -
     async with office.loaded() as instance:
         office.play.state.spaces["ENG"].readers.groups.clear()
         office.play.state.add_space("OPS", groups={"staff"})
-        assert await office.asked("sweep") == []
+        assert await office.run_action("sweep") == []
         assert "mass_delete" in {problem.code for problem in instance.problems()}
-        deleted = await office.asked("allow_mass_delete")
+        deleted = await office.run_action("allow_mass_delete")
         assert {message.external_id for message in deleted} == {i.id for i in office.play.state.current("page")}  # type: ignore[union-attr]
         assert {message.kind for message in deleted} == {"document.deleted.v1"}
 
@@ -222,18 +225,18 @@ async def test_access_that_cannot_be_read_is_withdrawn_and_restored_without_repu
     async with office.loaded():
         faults = office.play.fake.faults
         faults.lose_restrictions, faults.denied = True, {"byOperation"}
-        messages = await office.asked("sweep")
+        messages = await office.run_action("sweep")
         assert {
             message.external_id: message.acl_tags for message in messages if isinstance(message, AccessChanged)
         } == {id_: [] for id_ in office.everything}
         assert documents(messages) == []
         office.play.fake.requests.clear()
-        assert await office.asked("sweep") == []
+        assert await office.run_action("sweep") == []
         assert not [request for request in office.play.fake.requests if "storage" in request], (
             "nothing is read anew meanwhile"
         )
         faults.lose_restrictions, faults.denied = False, set()
-        messages = await office.asked("sweep")
+        messages = await office.run_action("sweep")
         assert {
             message.external_id: message.acl_tags for message in messages if isinstance(message, AccessChanged)
         } == {id_: ["space:ENG"] for id_ in office.everything}

@@ -28,7 +28,7 @@ TEXT = "\n\n".join(f"Paragraph {n} of many that stay as they are." for n in rang
 class Team(Played[GitPlayground]):
     """A team's repository, and a runner's surroundings."""
 
-    async def told(self, instance: Instance, requests: Sequence[Request] | None = None) -> list[AnyMessage]:
+    async def deliver_events(self, instance: Instance, requests: Sequence[Request] | None = None) -> list[AnyMessage]:
         """What is published once the server has told of a push: the event alone has the changes asked for."""
         changes = instance.activities["changes"].status
         before = changes.succeeded_at
@@ -36,7 +36,7 @@ class Team(Played[GitPlayground]):
             await instance.on_event(request)
         await self.bench.until(lambda: changes.succeeded_at != before, 60)
         await self.bench.until(lambda: self.idle(instance), 60)
-        return await self.asked("changes")  # a second run may be due for what came during the first
+        return await self.run_action("changes")  # a second run may be due for what came during the first
 
 
 @pytest.fixture
@@ -59,30 +59,30 @@ async def test_first_crawl_publishes_every_document_and_identity(team: Team) -> 
 
 async def test_no_change_poll_publishes_nothing(team: Team) -> None:
     async with team.loaded():
-        assert await team.asked("changes") == []
-        assert await team.asked("sweep") == []
-        assert await team.asked("full") == []
+        assert await team.run_action("changes") == []
+        assert await team.run_action("sweep") == []
+        assert await team.run_action("full") == []
 
 
 async def test_edit_move_deletion_and_restore_are_published(team: Team) -> None:
     async with team.loaded() as instance:
         id_ = await team.play.write("d1", f"# d1\n\n{TEXT}\n\nAnd more.")
-        [edited] = await team.told(instance)
+        [edited] = await team.deliver_events(instance)
         assert (edited.external_id, edited.content.endswith("And more.")) == (id_, True)
         await team.play.move("d1")
-        [moved] = await team.told(instance)
+        [moved] = await team.deliver_events(instance)
         assert (moved.external_id, moved.metadata["path"]) == (id_, f"moved/{id_}")
         await team.play.remove("d1")
-        assert kinds(await team.told(instance)) == [("document.deleted", id_)]
+        assert kinds(await team.deliver_events(instance)) == [("document.deleted", id_)]
         await team.play.restore("d1")
-        assert kinds(await team.told(instance)) == upserted(id_)
-        assert await team.asked("sweep") == []
+        assert kinds(await team.deliver_events(instance)) == upserted(id_)
+        assert await team.run_action("sweep") == []
 
 
 async def test_a_tightened_access_rule_is_published_by_the_sweep(team: Team) -> None:
     async with team.loaded():
         await team.play.restrict("d2")
-        [changed] = await team.asked("sweep")
+        [changed] = await team.run_action("sweep")
         assert kinds([changed]) == [("document.access-changed", team.play.ids["d2"])]
         assert changed.acl_tags == ["user:nobody-here@example.com"]
 
@@ -90,7 +90,7 @@ async def test_a_tightened_access_rule_is_published_by_the_sweep(team: Team) -> 
 async def test_a_member_removed_from_a_group_loses_its_memberships(team: Team) -> None:
     async with team.loaded():
         await team.play.leave()
-        [left] = await team.asked("groups")
+        [left] = await team.run_action("groups")
         assert (left.principal, left.groups) == (team.play.inside, [])
 
 
@@ -102,7 +102,7 @@ async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(team: Team) ->
         await team.play.restrict("d5")
         team.play.sent()
         ids = team.play.ids
-        assert kinds(await team.asked("sweep")) == sorted(
+        assert kinds(await team.run_action("sweep")) == sorted(
             [
                 ("document.upserted", edited),
                 ("document.deleted", ids["d4"]),
@@ -110,7 +110,7 @@ async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(team: Team) ->
                 ("document.access-changed", ids["d5"]),
             ]
         )
-        assert await team.asked("changes") == []
+        assert await team.run_action("changes") == []
 
 
 async def test_duplicated_and_reordered_webhooks_publish_each_change_once(team: Team) -> None:
@@ -119,10 +119,10 @@ async def test_duplicated_and_reordered_webhooks_publish_each_change_once(team: 
         requests = list(team.play.sent())
         second = await team.play.write("d1", "Second.")
         requests = [*team.play.sent(), *requests]
-        assert kinds(await team.told(instance, requests * 2)) == upserted(first, second)
+        assert kinds(await team.deliver_events(instance, requests * 2)) == upserted(first, second)
         for request in requests[::-1]:
             await instance.on_event(request)  # known by now: nobody looks because of it
-        assert await team.asked("changes") == []
+        assert await team.run_action("changes") == []
 
 
 def call_after_first_page(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> list[int]:
@@ -167,7 +167,7 @@ async def test_a_sweep_follows_an_expired_cursor_of_changes(team: Team) -> None:
         await team.bench.until(lambda: team.idle(instance), 60)
         assert edited in {message.external_id for message in await team.bench.take()}
         later = await team.play.write("d1", "And again.")
-        assert kinds(await team.asked("changes")) == upserted(later)
+        assert kinds(await team.run_action("changes")) == upserted(later)
 
 
 async def test_a_429_storm_is_waited_out(team: Team) -> None:

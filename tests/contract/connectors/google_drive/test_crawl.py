@@ -26,12 +26,12 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 async def test_only_files_below_the_configured_folders_are_read(desk: Desk) -> None:
     drive = desk.drive()
-    wanted = desk.corpus.add("Wanted", parent=drive, mime_type=FOLDER).id
-    deep = desk.corpus.add("Deep", parent=wanted, mime_type=FOLDER).id
+    configured = desk.corpus.add("Wanted", parent=drive, mime_type=FOLDER).id
+    deep = desk.corpus.add("Deep", parent=configured, mime_type=FOLDER).id
     other = desk.corpus.add("Other", parent=drive, mime_type=FOLDER).id
-    inside = {desk.doc("In", wanted), desk.doc("Deep in", deep)}
+    inside = {desk.doc("In", configured), desk.doc("Deep in", deep)}
     outside = {desk.doc("Out", drive), desk.doc("Elsewhere", other)}
-    source = desk.source(folders=[wanted], page_size=2)
+    source = desk.source(folders=[configured], page_size=2)
     assert set(await whole(source)) == set(await listing(source)) == inside
     kinds = {entry.external_id: type(entry) for entry in await source.fetch([*inside, *outside])}
     assert kinds == dict.fromkeys(inside, Document) | dict.fromkeys(outside, Gone)
@@ -39,15 +39,15 @@ async def test_only_files_below_the_configured_folders_are_read(desk: Desk) -> N
 
 async def test_a_file_moved_out_of_the_configured_folder_is_gone(desk: Desk) -> None:
     drive = desk.drive()
-    wanted = desk.corpus.add("Wanted", parent=drive, mime_type=FOLDER).id
+    configured = desk.corpus.add("Wanted", parent=drive, mime_type=FOLDER).id
     other = desk.corpus.add("Other", parent=drive, mime_type=FOLDER).id
-    id_ = desk.doc("Document", wanted)
-    source = desk.source(folders=[wanted])
+    id_ = desk.doc("Document", configured)
+    source = desk.source(folders=[configured])
     cursor = await source.start()
     desk.corpus.move(id_, other)
     changes, cursor = await since(source, cursor)
     assert changes == {id_: Gone(id_)}
-    desk.corpus.move(id_, wanted)
+    desk.corpus.move(id_, configured)
     changes, _ = await since(source, cursor)
     assert isinstance(changes[id_], Document)
 

@@ -38,7 +38,9 @@ class Office(Played[GoogleDrivePlayground]):
             await self.bench.ask(action)
         self.play.sent()
 
-    async def told(self, instance: Instance, count: int, requests: Sequence[Request] | None = None) -> list[AnyMessage]:
+    async def deliver_events(
+        self, instance: Instance, count: int, requests: Sequence[Request] | None = None
+    ) -> list[AnyMessage]:
         """What is published once Google has told of it: so many messages, and whatever a poll then adds."""
         for request in self.play.sent() if requests is None else requests:
             await instance.on_event(request)
@@ -47,7 +49,7 @@ class Office(Played[GoogleDrivePlayground]):
             while len(results) < count:
                 results += await self.bench.take()
                 await asyncio.sleep(0.02)
-        return [*results, *await self.asked("changes")]
+        return [*results, *await self.run_action("changes")]
 
 
 @pytest.fixture
@@ -72,30 +74,30 @@ async def test_first_crawl_publishes_every_document_and_identity(office: Office)
 async def test_no_change_poll_publishes_nothing(office: Office) -> None:
     async with office.loaded():
         office.play.fake.corpus.view(office.play.files["d0"])
-        assert await office.asked("changes") == []
-        assert await office.asked("sweep") == []
-        assert await office.asked("full") == []
+        assert await office.run_action("changes") == []
+        assert await office.run_action("sweep") == []
+        assert await office.run_action("full") == []
 
 
 async def test_edit_move_deletion_and_restore_are_published(office: Office) -> None:
     async with office.loaded() as instance:
         id_ = await office.play.write("d1", "Another text.")
-        [edited] = await office.told(instance, 1)
+        [edited] = await office.deliver_events(instance, 1)
         assert (edited.external_id, edited.content) == (id_, "Another text.")  # type: ignore[union-attr]
         await office.play.move("d1")
-        [moved] = await office.told(instance, 1)
+        [moved] = await office.deliver_events(instance, 1)
         assert (moved.external_id, moved.title) == (id_, "d1, moved")  # type: ignore[union-attr]
         await office.play.remove("d1")
-        assert kinds(await office.told(instance, 1)) == [("document.deleted", id_)]
+        assert kinds(await office.deliver_events(instance, 1)) == [("document.deleted", id_)]
         await office.play.restore("d1")
-        assert kinds(await office.told(instance, 1)) == upserted(id_)
+        assert kinds(await office.deliver_events(instance, 1)) == upserted(id_)
 
 
 async def test_a_restriction_of_a_folder_changes_access_of_the_file_below(office: Office) -> None:
     """The log of changes tells of the folder alone; that makes the sweep look below it."""
     async with office.loaded() as instance:
         await office.play.restrict("d2")
-        [changed] = await office.told(instance, 1)
+        [changed] = await office.deliver_events(instance, 1)
         assert kinds([changed]) == [("document.access-changed", office.play.files["d2"])]
         assert changed.acl_tags == ["user:penstock@penstock-test.iam.gserviceaccount.com"]  # type: ignore[union-attr]
 
@@ -103,7 +105,7 @@ async def test_a_restriction_of_a_folder_changes_access_of_the_file_below(office
 async def test_a_member_removed_from_a_group_loses_its_memberships(office: Office) -> None:
     async with office.loaded():
         await office.play.leave()
-        [left] = await office.asked("groups")
+        [left] = await office.run_action("groups")
         assert (left.principal, left.groups) == (office.play.inside, [])  # type: ignore[union-attr]
 
 
@@ -114,7 +116,7 @@ async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office
         await office.play.remove("d4")
         await office.play.restrict("d5")
         office.play.sent()
-        messages = await office.asked("sweep")
+        messages = await office.run_action("sweep")
         restricted = office.play.files["d5"]
         assert kinds(messages) == sorted(
             [
@@ -123,7 +125,7 @@ async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office
                 ("document.access-changed", restricted),
             ]
         )
-        assert await office.asked("changes") == []
+        assert await office.run_action("changes") == []
 
 
 async def test_duplicated_and_reordered_webhooks_publish_each_change_once(office: Office) -> None:
@@ -132,8 +134,8 @@ async def test_duplicated_and_reordered_webhooks_publish_each_change_once(office
         requests = list(office.play.sent())
         second = await office.play.write("d1", "Second.")
         requests = [*office.play.sent(), *requests]
-        assert kinds(await office.told(instance, 2, requests * 2)) == upserted(first, second)
-        assert await office.told(instance, 0, requests[::-1]) == []
+        assert kinds(await office.deliver_events(instance, 2, requests * 2)) == upserted(first, second)
+        assert await office.deliver_events(instance, 0, requests[::-1]) == []
 
 
 async def test_a_cursor_that_expires_mid_crawl_publishes_every_document_once(
@@ -164,7 +166,7 @@ async def test_a_sweep_follows_an_expired_cursor_of_changes(office: Office) -> N
         await office.bench.ask("sweep")
         assert kinds(await office.bench.take()) == upserted(edited)
         later = await office.play.write("d1", "And again.")
-        assert kinds(await office.asked("changes")) == upserted(later)
+        assert kinds(await office.run_action("changes")) == upserted(later)
 
 
 async def test_a_429_storm_is_waited_out(office: Office) -> None:
@@ -201,9 +203,9 @@ def exported(office: Office, since: int = 0) -> list[str]:
 async def test_a_truncated_listing_deletes_nothing(office: Office) -> None:
     async with office.loaded():
         await office.play.trouble(truncated=True)
-        assert await office.asked("sweep") == []
+        assert await office.run_action("sweep") == []
         await office.play.trouble()
-        assert await office.asked("sweep") == []
+        assert await office.run_action("sweep") == []
 
 
 async def test_a_sweep_withdraws_access_whose_grant_expired(office: Office) -> None:
@@ -212,10 +214,10 @@ async def test_a_sweep_withdraws_access_whose_grant_expired(office: Office) -> N
         ends = corpus.now().replace(microsecond=0)
         until = Grant(type="user", who="guest@elsewhere.org", expires=ends.replace(year=ends.year + 1))
         corpus.share(office.play.files["d0"], until)
-        [granted] = await office.told(instance, 1)
+        [granted] = await office.deliver_events(instance, 1)
         assert "user:guest@elsewhere.org" in granted.acl_tags  # type: ignore[union-attr]
         corpus.items[office.play.files["d0"]].grants[until.id] = Grant(
             type="user", who="guest@elsewhere.org", expires=corpus.now()
         )
-        [withdrawn] = await office.asked("sweep")
+        [withdrawn] = await office.run_action("sweep")
         assert "user:guest@elsewhere.org" not in withdrawn.acl_tags  # type: ignore[union-attr]

@@ -360,7 +360,7 @@ async def test_observation_times_precede_the_read_of_the_source(bench: Bench) ->
     bench.world.fill(7)
     async with bench.running() as instance:
         await bench.until(lambda: bench.done(instance, "full"))
-    times = sorted(at for method, at in bench.world.asked if method == "full")
+    times = sorted(at for method, at in bench.world.reads if method == "full")
     for message in await bench.take():
         page = int(message.external_id[1:]) // 3
         assert message.observed_at < times[page]

@@ -233,10 +233,10 @@ async def test_members_of_tags_come_from_the_settings_and_are_published(office: 
             if isinstance(message, IdentityChanged)
         }
 
-    async def told() -> bool:
+    async def is_complete() -> bool:
         return await held() == {"ada@example.org": ["ops", "staff"], "bob@example.org": ["staff"]}
 
-    await until(told)
+    await until(is_complete)
     members.write_text("[members]\n")
-    await office.asked("groups")
+    await office.run_action("groups")
     assert await held() == {"ada@example.org": ["ops", "staff"], "bob@example.org": []}

@@ -150,15 +150,15 @@ async def test_accepted_uploads_survive_a_crash_and_are_published_once(office: O
     office.instances.clear()
     office.declare(page_size=3)
     await office.start()
-    await office.asked("changes")
+    await office.run_action("changes")
     await office.ended(str(late.id))
     messages = await office.messages()
     assert sum(isinstance(message, DocumentUpserted) for message in messages) == 6
     assert [message.external_id for message in messages if isinstance(message, DocumentDeleted)] == [
         deleted.external_id
     ]
-    await office.asked("full")
-    await office.asked("sweep")
+    await office.run_action("full")
+    await office.run_action("sweep")
     assert len(await office.messages()) == len(messages)
 
 
@@ -176,7 +176,7 @@ async def test_an_upload_whose_original_file_is_lost_fails_but_its_document_stay
     for path in (office.home / "files" / "originals").rglob("*"):
         if path.is_file():
             path.unlink()
-    await office.asked("full")
+    await office.run_action("full")
     assert (await office.ended(id_, as_="failed"))["code"] == "original_lost"
     assert [type(message) for message in await office.messages()] == [DocumentUpserted]
 

@@ -34,7 +34,7 @@ class Server:
     """Answers with what was put in ``answers``, in turn, then with ``{"ok": true}``. Keeps what it was asked."""
 
     answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
-    asked: list[tuple[str, dict[str, str], float]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, str], float]] = field(default_factory=list)
     """(path with query, headers, time of arrival)"""
     drip: bool = False
     cut: bool = False
@@ -52,7 +52,7 @@ class Server:
 
     @property
     def paths(self) -> list[str]:
-        return [path for path, _, _ in self.asked]
+        return [path for path, _, _ in self.requests]
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] == "lifespan":
@@ -62,7 +62,7 @@ class Server:
             return
         query = scope["query_string"].decode()
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        self.asked.append((scope["path"] + (f"?{query}" if query else ""), headers, time.monotonic()))
+        self.requests.append((scope["path"] + (f"?{query}" if query else ""), headers, time.monotonic()))
         self.open_now += 1
         self.most_open = max(self.most_open, self.open_now)
         try:
@@ -128,9 +128,9 @@ async def test_json_requests_send_query_headers_and_form_data(server) -> None:
         app.answer(204, b"")
         assert await web.json("DELETE", "/x", ok=(200, 204)) is None
     assert app.paths == ["/wiki/api/pages?limit=2&cursor=a+b", "/wiki/api/search", "/elsewhere", "/wiki/x"]
-    assert {headers["authorization"] for _, headers, _ in app.asked} == {"Bearer t"}
-    assert app.asked[1][1]["x-extra"] == "1"
-    assert app.asked[1][1]["content-type"] == "application/x-www-form-urlencoded"
+    assert {headers["authorization"] for _, headers, _ in app.requests} == {"Bearer t"}
+    assert app.requests[1][1]["x-extra"] == "1"
+    assert app.requests[1][1]["content-type"] == "application/x-www-form-urlencoded"
 
 
 async def test_text_is_decoded_with_the_charset_of_its_content_type(server) -> None:
@@ -162,7 +162,7 @@ async def test_an_error_response_raises_with_its_status_and_the_vendors_error_co
             await web.json("GET", "/x")
     assert (caught.value.status, caught.value.code) == (status, code)
     assert "document" not in str(caught.value)
-    assert len(app.asked) == 1
+    assert len(app.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_a_429_is_retried_after_its_retry_after(server) -> None:
     app.answer(429, retry_after="1")
     async with web_client(url, on_throttled=lambda name, more: seconds.append((name, more))) as web:
         assert await web.json("GET", "/x") == {"ok": True}
-    first, second = (at for _, _, at in app.asked)
+    first, second = (at for _, _, at in app.requests)
     assert second - first >= 1
     assert [name for name, _ in seconds] == ["wiki"]
     assert seconds[0][1] >= 1
@@ -286,7 +286,7 @@ async def test_googles_403_for_too_many_requests_counts_as_a_429(server) -> None
     app.answer(403, b'{"error": {"code": 403, "errors": [{"reason": "userRateLimitExceeded"}]}}')
     async with web_client(url) as web:
         assert await web.json("GET", "/x") == {"ok": True}
-    assert len(app.asked) == 2
+    assert len(app.requests) == 2
 
 
 async def test_a_5xx_is_retried_until_the_patience_ends(server) -> None:
@@ -295,7 +295,7 @@ async def test_a_5xx_is_retried_until_the_patience_ends(server) -> None:
     app.answer(500)
     async with web_client(url) as web:
         assert await web.json("GET", "/x") == {"ok": True}
-    assert len(app.asked) == 3
+    assert len(app.requests) == 3
     for _ in range(500):
         app.answer(500)
     async with web_client(url, limits=Limits(patience_seconds=0.2, backoff_base_seconds=0.01)) as web:
@@ -304,7 +304,7 @@ async def test_a_5xx_is_retried_until_the_patience_ends(server) -> None:
     assert not isinstance(caught.value, Deferred)
     assert caught.value.retry_after is not None
     assert caught.value.service is None
-    assert len(app.asked) > 4
+    assert len(app.requests) > 4
 
 
 async def test_after_a_rate_limit_one_request_at_a_time_probes_before_the_others_resume(server) -> None:
@@ -321,7 +321,7 @@ async def test_after_a_rate_limit_one_request_at_a_time_probes_before_the_others
     assert answers == [{"ok": True}] * 41
     refused = [company for status, company in app.answered if status == 429]
     assert refused == [1, 1, 1, 1]  # after the first refusal, one at a time asked until one was let in
-    assert len(app.asked) == 41 + 4
+    assert len(app.requests) == 41 + 4
     assert 1 < app.most_open <= 4
 
 
@@ -352,9 +352,9 @@ async def test_credentials_stay_with_the_base_host(server, other) -> None:
     async with web_client(url, headers={"authorization": f"Bearer {CANARY}"}, also=[host(there_url)]) as web:
         assert await web.json("GET", "/attachment") == {"ok": True}
         assert await web.json("GET", f"{there_url}/direct", headers={"x-secret": CANARY}) == {"ok": True}
-    assert CANARY in app.asked[0][1]["authorization"]
+    assert CANARY in app.requests[0][1]["authorization"]
     assert there.paths == ["/file?signed=1", "/direct"]
-    assert CANARY not in json.dumps(there.asked)
+    assert CANARY not in json.dumps(there.requests)
 
 
 async def test_an_httpx_auth_stays_with_the_base_host(server, other) -> None:
@@ -363,8 +363,8 @@ async def test_an_httpx_auth_stays_with_the_base_host(server, other) -> None:
     app.redirect(f"{there_url}/file")
     async with web_client(url, auth=httpx.BasicAuth("user", CANARY), also=[host(there_url)]) as web:
         await web.json("GET", "/attachment")
-    assert "authorization" in app.asked[0][1]
-    assert "authorization" not in there.asked[0][1]
+    assert "authorization" in app.requests[0][1]
+    assert "authorization" not in there.requests[0][1]
 
 
 async def test_a_redirect_back_to_the_base_host_carries_no_credentials(server, other) -> None:
@@ -375,7 +375,7 @@ async def test_a_redirect_back_to_the_base_host_carries_no_credentials(server, o
     async with web_client(url, headers={"authorization": CANARY}, also=[host(there_url)]) as web:
         await web.json("GET", "/attachment")
     assert app.paths == ["/attachment", "/secret-page"]
-    assert "authorization" not in app.asked[1][1]
+    assert "authorization" not in app.requests[1][1]
 
 
 async def test_no_cookie_is_stored(server) -> None:
@@ -384,7 +384,7 @@ async def test_no_cookie_is_stored(server) -> None:
     async with web_client(url) as web:
         await web.json("GET", "/a")
         await web.json("GET", "/b")
-    assert "cookie" not in app.asked[1][1]
+    assert "cookie" not in app.requests[1][1]
 
 
 async def test_redirects_on_the_base_host_are_followed_at_most_five_times(server) -> None:
@@ -393,12 +393,12 @@ async def test_redirects_on_the_base_host_are_followed_at_most_five_times(server
     async with web_client(url, headers={"authorization": "t"}) as web:
         assert await web.json("GET", "/a/c") == {"ok": True}
         assert app.paths == ["/a/c", "/b?x=1"]
-        assert app.asked[1][1]["authorization"] == "t"
+        assert app.requests[1][1]["authorization"] == "t"
         for _ in range(20):
             app.redirect("/again")
         with pytest.raises(Forbidden, match="more than 5 times"):
             await web.json("GET", "/a")
-    assert len(app.asked) == 2 + 6
+    assert len(app.requests) == 2 + 6
 
 
 async def test_a_post_is_not_redirected(server) -> None:
@@ -407,7 +407,7 @@ async def test_a_post_is_not_redirected(server) -> None:
     async with web_client(url) as web:
         with pytest.raises(Forbidden, match="redirects a POST"):
             await web.json("POST", "/token", data={"secret": CANARY})
-    assert len(app.asked) == 1
+    assert len(app.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ async def test_ssrf_by_a_redirect_is_refused(server, target) -> None:
     async with web_client(url) as web:
         with pytest.raises(Forbidden):
             await web.json("GET", "/attachment")
-    assert len(app.asked) == 1
+    assert len(app.requests) == 1
 
 
 async def test_ssrf_by_a_redirect_to_another_port_of_the_same_machine_is_refused(server, other) -> None:
@@ -449,7 +449,7 @@ async def test_ssrf_by_a_redirect_to_another_port_of_the_same_machine_is_refused
     async with web_client(url) as web:
         with pytest.raises(Forbidden, match="neither the configured host"):
             await web.json("GET", "/attachment")
-    assert there.asked == []
+    assert there.requests == []
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ async def test_ssrf_by_an_allowed_name_that_resolves_to_a_private_address_is_ref
             await web.json("GET", "/attachment")
         with pytest.raises(Forbidden):
             await web.json("GET", f"http://files.example.net:{port}/x")
-    assert there.asked == []
+    assert there.requests == []
     assert requests.count("files.example.net") == 2
 
 
@@ -508,7 +508,7 @@ async def test_ssrf_by_dns_rebinding_is_refused(server, other) -> None:
             with pytest.raises(Forbidden, match="not public"):
                 await web.json("GET", "http://files.example.net/x")
     assert answers == []
-    assert there.asked == []
+    assert there.requests == []
 
 
 async def test_requests_connect_to_the_resolved_address_with_the_original_host_header(other) -> None:
@@ -521,7 +521,7 @@ async def test_requests_connect_to_the_resolved_address_with_the_original_host_h
 
     async with web_client(f"http://wiki.corp.example:{port}", resolver=resolver) as web:
         assert await web.json("GET", "/x") == {"ok": True}
-    assert there.asked[0][1]["host"] == f"wiki.corp.example:{port}"
+    assert there.requests[0][1]["host"] == f"wiki.corp.example:{port}"
 
 
 async def test_over_tls_the_pinned_address_must_present_a_certificate_for_the_host_name(tmp_path) -> None:
@@ -546,7 +546,7 @@ async def test_over_tls_the_pinned_address_must_present_a_certificate_for_the_ho
             app.redirect(f"http://127.0.0.1:{port}/plain")
             with pytest.raises(Forbidden, match="only https"):
                 await web.json("GET", "http://127.0.0.1:1/")
-    assert [headers["host"] for _, headers, _ in app.asked] == [f"wiki.corp.example:{port}"]
+    assert [headers["host"] for _, headers, _ in app.requests] == [f"wiki.corp.example:{port}"]
 
 
 async def test_ssrf_by_the_second_request_of_an_auth_is_refused(server, other) -> None:
@@ -561,7 +561,7 @@ async def test_ssrf_by_the_second_request_of_an_auth_is_refused(server, other) -
     async with web_client(url, auth=Refreshing()) as web:
         with pytest.raises(Forbidden):
             await web.json("GET", "/x")
-    assert there.asked == app.asked == []
+    assert there.requests == app.requests == []
 
 
 async def test_a_proxy_in_the_environment_is_not_used(server, monkeypatch) -> None:
@@ -595,7 +595,7 @@ async def test_a_response_beyond_the_size_limit_is_not_read_to_the_end(server, t
         with pytest.raises(TooLarge):
             await web.download("/x", tmp_path / "f", max_bytes=4999)
     assert list(tmp_path.iterdir()) == []
-    assert len(app.asked) == 2
+    assert len(app.requests) == 2
 
 
 async def test_a_decompression_bomb_is_stopped_at_the_size_limit(server, tmp_path) -> None:
@@ -689,7 +689,7 @@ async def test_no_secret_in_any_error_log_or_repr(server, caplog, tmp_path: Path
         for status, answer in [*answers, (200, f'{{"{CANARY}')]:
             app.answer(status, answer, x_secret=CANARY, set_cookie=f"a={CANARY}", location=f"https://evil.net/{CANARY}")
             params = {"token": CANARY}
-            await provoke(web, web.json("GET", f"/{CANARY}/{status}", params=params, bucket=str(len(app.asked))))
+            await provoke(web, web.json("GET", f"/{CANARY}/{status}", params=params, bucket=str(len(app.requests))))
         for link in (
             f"https://u:{CANARY}@evil.net/",
             f"http://[{CANARY}",
@@ -712,7 +712,7 @@ async def test_no_secret_in_any_error_log_or_repr(server, caplog, tmp_path: Path
 
     async with web_client(url, auth=Careless(), limits=Limits(patience_seconds=0)) as web:
         await provoke(web, web.json("GET", "/x"))
-    assert len(app.asked) == 12
+    assert len(app.requests) == 12
     assert any("Misconfigured" in line for line in messages)
     assert [line for line in messages if CANARY in line] == []
     ours = [record for record in caplog.records if not record.name.startswith(("uvicorn", "asyncio"))]

@@ -67,7 +67,7 @@ async def test_chunks_lost_from_each_store_are_reported_and_restored_without_nee
     result = await audited.repair(run)
     assert (result.requested, result.unsettled) == (7, 0)
     assert set(audited.waking.hinted) == {id_of(n) for n in vectors_lost | keywords_lost}
-    assert await audited.found(run, left=True) == set()
+    assert await audited.differences(run, left=True) == set()
     assert len(audited.embedder.texts) - before <= len(vectors_lost), "keyword entries come from stored bodies"
     assert (await audited.audit())[1] == set()
 
@@ -156,7 +156,7 @@ async def test_every_kind_of_difference_is_reported_and_repaired(audited: Audite
 
     before = len(audited.embedder.texts)
     await audited.repair(run)
-    assert await audited.found(run, left=True) == set()
+    assert await audited.differences(run, left=True) == set()
     assert (await audited.audit())[1] == set()
     assert len(audited.embedder.texts) - before <= 2, "one row was lost, one held another text"
 
@@ -170,7 +170,7 @@ async def test_documents_not_yet_written_to_the_stores_are_pending_and_not_a_dif
     )
     walk = Walk(audited.examiner, await audited.begin(), second_look_seconds=0.05)
     run = await walk.run()
-    assert await audited.found(run) == set()
+    assert await audited.differences(run) == set()
     assert run.pending == 2
     assert [(p.external_id, p.reason) for p in walk.pending] == [
         ("fresh", "vectors: the model is away"),
@@ -236,7 +236,7 @@ async def test_an_interrupted_audit_resumes_where_it_stopped(audited: Audited) -
     assert run.position is not None
     assert run.documents == everything.index(run.position) + 1
     assert 7 <= run.documents < 40
-    names = {name for name, _, _ in await audited.found(run)}
+    names = {name for name, _, _ in await audited.differences(run)}
     assert len(names) == 1, "what was found before the interruption is kept"
     finished, findings = await audited.audit(run)
     assert finished.documents == 40
@@ -327,7 +327,7 @@ async def test_chunks_of_documents_unknown_to_the_ledger_are_removed_from_both_s
     run, findings = await audited.audit()
     assert findings == {(str(i), store, "unknown_document") for i in unheard for store in ("vectors", "keywords")}
     await audited.repair(run)
-    assert await audited.found(run, left=True) == set()
+    assert await audited.differences(run, left=True) == set()
     assert (await audited.audit())[1] == set()
     assert await audited.rows(id_of("sound")) == rows_before
     [(documents,)] = await audited.library.execute("SELECT count(*) FROM documents")
@@ -355,7 +355,7 @@ async def test_a_damaged_body_is_reported_and_repaired_only_by_publishing_the_do
     run, findings = await audited.audit()
     assert findings == expected
     await audited.repair(run)
-    assert await audited.found(run, left=True) == expected
+    assert await audited.differences(run, left=True) == expected
     assert (await audited.audit())[1] == expected
     await audited.library.put(rotten, gone)  # the very same events
     assert (await audited.audit())[1] == set()
@@ -392,7 +392,7 @@ async def test_an_entry_under_the_wrong_document_is_moved_back_by_repair(audited
         (n, s, k) for n, k in (("home", "missing"), ("away", "orphan")) for s in ("vectors", "keywords")
     }
     await audited.repair(run)
-    assert await audited.found(run, left=True) == set()
+    assert await audited.differences(run, left=True) == set()
     assert (await audited.audit())[1] == set()
 
 
@@ -403,7 +403,7 @@ async def test_a_repair_without_running_workers_is_recorded_and_done_later(audit
     audited.waking.asleep = True
     result = await audited.repair(run, wait_seconds=0.5)
     assert (result.requested, result.unsettled, result.idle) == (1, 1, True)
-    assert await audited.found(run, left=True) == {("a", "vectors", "missing")}
+    assert await audited.differences(run, left=True) == {("a", "vectors", "missing")}
     await audited.library.converge(id_of("a"))
     assert (await audited.audit())[1] == set()
 

@@ -69,7 +69,7 @@ async def test_rows_unreachable_in_the_vector_graph_are_reported_and_repaired_wi
         f"SELECT id, text, embedding::text, created_at FROM {audited.table} ORDER BY id"
     )
     await audited.repair(run)
-    assert await audited.found(run, left=True) == set()
+    assert await audited.differences(run, left=True) == set()
     assert (await audited.audit(sampled=400))[1] == set()
     assert len(audited.embedder.texts) == before
     again = await audited.library.execute(

@@ -181,13 +181,13 @@ class Answering:
 
     def __init__(self, generation: Generation, error: Exception | None = None) -> None:
         self.model, self.dimensions = generation.model, generation.dimensions
-        self.asked = 0
+        self.request_count = 0
         self.closed = False
         self.answers = asyncio.Event()
         self._error = error
 
     async def embed_documents(self, texts: Sequence[str]) -> Embedded:
-        self.asked += 1
+        self.request_count += 1
         await self.answers.wait()
         if self._error is not None:
             raise self._error
@@ -245,7 +245,7 @@ async def test_an_unavailable_model_is_requested_once_for_all_callers_and_does_n
 
     models = Models(site.pool, site.space.settings.embedding, Metrics(), Path(), make)
     waiting = [asyncio.create_task(models.of(new)) for _ in range(4)]
-    while not made[new.name].asked:
+    while not made[new.name].request_count:
         await asyncio.sleep(0.01)
     made[active.name].answers.set()
     async with asyncio.timeout(30):
@@ -254,7 +254,7 @@ async def test_an_unavailable_model_is_requested_once_for_all_callers_and_does_n
     for said in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(said, Retryable)
         assert (str(said), said.retry_after, said.service) == ("it does not answer", 7.0, "embedding")
-    assert made[new.name].asked == 1
+    assert made[new.name].request_count == 1
 
 
 async def test_a_model_is_closed_after_its_last_generation_is_retired(site: Site) -> None:

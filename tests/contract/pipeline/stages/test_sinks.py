@@ -500,8 +500,8 @@ async def test_a_missing_active_index_does_not_delay_the_generation_that_replace
     async with bench.pool.connection() as connection:
         await generations.add(connection, new)
     bench.known[new.name] = new
-    wanted = document(sections("one", "two"), 1)
-    await bench.accept(wanted)
+    event = document(sections("one", "two"), 1)
+    await bench.accept(event)
     await bench.es.indices.delete(index=bench.generation.keyword_index)
     hints = [encode(m) for m in bench.recorder.sent if isinstance(m, IndexHint)]
     records = [Incoming("t", 0, n, h.key, h.value, h.headers, "live") for n, h in enumerate(hints)]

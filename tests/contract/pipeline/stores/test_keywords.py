@@ -91,7 +91,7 @@ async def behind_proxy(proxy: Proxy) -> AsyncIterator[Keywords]:
     await keywords.aclose()
 
 
-async def found(es: AsyncElasticsearch, index: str, query: Mapping[str, object]) -> set[str]:
+async def search_ids(es: AsyncElasticsearch, index: str, query: Mapping[str, object]) -> set[str]:
     await es.indices.refresh(index=index)
     return {hit["_id"] for hit in (await es.search(index=index, query=query))["hits"]["hits"]}
 
@@ -143,12 +143,12 @@ async def test_english_text_is_stemmed_and_the_exact_field_is_not(
         Write(index, b, 1, entry("See PROJ-4822 and foo_bar.")),
     ]
     assert await store.apply(writes) == [WRITTEN, WRITTEN]
-    assert await found(es, index, {"match": {"text": "run"}}) == {str(a)}
-    assert await found(es, index, {"match": {"title": "connect"}}) == {str(a)}
-    assert await found(es, index, {"match": {"text.exact": "run"}}) == set()
-    assert await found(es, index, {"match_phrase": {"text.exact": "proj-4821"}}) == {str(a)}
-    assert await found(es, index, {"match": {"text.exact": "FOO_BAR"}}) == {str(b)}
-    assert await found(es, index, {"term": {"title.raw": "Connections"}}) == {str(a)}
+    assert await search_ids(es, index, {"match": {"text": "run"}}) == {str(a)}
+    assert await search_ids(es, index, {"match": {"title": "connect"}}) == {str(a)}
+    assert await search_ids(es, index, {"match": {"text.exact": "run"}}) == set()
+    assert await search_ids(es, index, {"match_phrase": {"text.exact": "proj-4821"}}) == {str(a)}
+    assert await search_ids(es, index, {"match": {"text.exact": "FOO_BAR"}}) == {str(b)}
+    assert await search_ids(es, index, {"term": {"title.raw": "Connections"}}) == {str(a)}
 
 
 async def test_bm25_uses_the_configured_parameters(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
@@ -176,7 +176,7 @@ async def test_an_entry_is_matched_only_with_all_required_tags(
 
     async def seen_with(*tags: str) -> set[str]:
         terms = {"terms": [EVERYONE, *tags], "minimum_should_match_field": "required_count"}
-        return await found(es, index, {"bool": {"filter": [{"terms_set": {"required_tags": terms}}]}})
+        return await search_ids(es, index, {"bool": {"filter": [{"terms_set": {"required_tags": terms}}]}})
 
     assert await seen_with() == {str(free)}
     assert await seen_with("s/r1") == {str(free)}
@@ -251,9 +251,9 @@ async def test_metadata_with_unusual_names_and_long_values_is_accepted(
     bodies = [entry("x", metadata=metadata) for metadata in (values, names, {str(n): n for n in range(2_000)})]
     writes = [Write(index, chunk, 1, body) for chunk, body in zip(chunks, bodies, strict=True)]
     assert await store.apply(writes) == [WRITTEN] * 3
-    assert await found(es, index, {"term": {"metadata.short": "yes"}}) == {str(chunks[0])}
-    assert await found(es, index, {"term": {"metadata.list": "true"}}) == {str(chunks[0])}
-    assert await found(es, index, {"term": {"metadata.a.b": "2"}}) == {str(chunks[1])}
+    assert await search_ids(es, index, {"term": {"metadata.short": "yes"}}) == {str(chunks[0])}
+    assert await search_ids(es, index, {"term": {"metadata.list": "true"}}) == {str(chunks[0])}
+    assert await search_ids(es, index, {"term": {"metadata.a.b": "2"}}) == {str(chunks[1])}
 
 
 async def test_the_longest_fields_allowed_on_the_wire_are_accepted(index: str, store: Keywords) -> None:

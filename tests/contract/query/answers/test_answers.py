@@ -97,7 +97,7 @@ async def test_the_sources_event_has_the_fields_of_a_search_result(fake: FakeCha
 
 async def test_the_chat_request_has_no_tools_and_is_sent_once(fake: FakeChat) -> None:
     await ask(PUMPS, fake, QUESTION, answer_tokens=100)
-    [requests] = fake.asked
+    [requests] = fake.requests
     assert set(requests) == {"model", "messages", "max_tokens", "stream", "stream_options"}
     assert requests["max_tokens"] == 100
 
@@ -164,7 +164,7 @@ async def test_conversation_history_is_quoted_and_cannot_be_cited(fake: FakeChat
     at = datetime.now(UTC)
     history = History("whole", [Piece("Question: pumps?\nAnswer: the reactor pumps are blue [1]", at, at, 9)], 0, 9)
     await ask(material(*PUMPS.passages, history=history), fake, QUESTION)
-    said = fake.asked[0]["messages"][1]["content"]
+    said = fake.requests[0]["messages"][1]["content"]
     assert "the reactor pumps are blue (1)" in said
     assert "it is no source to cite" in said
 

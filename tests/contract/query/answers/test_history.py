@@ -113,10 +113,10 @@ class Assistant:
 
     async def prompt(self, question: str) -> str:
         """What the model reads of it: everything but the rules."""
-        before = len(self.chat.asked)
+        before = len(self.chat.requests)
         await self.ask(question)
-        assert len(self.chat.asked) == before + 1, "the model was not asked"
-        return str(self.chat.asked[-1]["messages"][1]["content"])
+        assert len(self.chat.requests) == before + 1, "the model was not asked"
+        return str(self.chat.requests[-1]["messages"][1]["content"])
 
 
 @asynccontextmanager

@@ -49,7 +49,7 @@ PLANETS = {
     "mars": "Mars is red from rust; its two moons are called Phobos and Deimos.",
     "saturn": "Saturn has rings of ice, and Titan is the largest of its moons.",
 }
-ASKED = {"q1": "which planet has rings of ice", "q2": "red from rust", "q3": "thick clouds of acid"}
+QUESTIONS = {"q1": "which planet has rings of ice", "q2": "red from rust", "q3": "thick clouds of acid"}
 RIGHT = {"q1": {"saturn": 2, "mars": 1}, "q2": {"mars": 1}, "q3": {"venus": 1}}
 
 
@@ -62,7 +62,7 @@ async def library(stack: Stack) -> AsyncIterator[Library]:
 
 def dataset() -> Dataset:
     documents = [Document(name, name.title(), text) for name, text in PLANETS.items()]
-    return Dataset("planets", documents, ASKED, RIGHT, {"q1": "long", "q2": "short", "q3": "short"})
+    return Dataset("planets", documents, QUESTIONS, RIGHT, {"q1": "long", "q2": "short", "q3": "short"})
 
 
 def databases(library: Library) -> set[str]:
@@ -108,12 +108,16 @@ async def test_penstock_eval_prints_one_json_document(stack: Stack, tmp_path: Pa
     (tmp_path / "corpus.jsonl").write_text(
         "".join(json.dumps({"_id": name, "title": name, "text": text}) + "\n" for name, text in PLANETS.items())
     )
-    (tmp_path / "queries.jsonl").write_text("".join(json.dumps({"_id": q, "text": t}) + "\n" for q, t in ASKED.items()))
+    (tmp_path / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": q, "text": t}) + "\n" for q, t in QUESTIONS.items())
+    )
     (tmp_path / "qrels" / "test.tsv").write_text(
         "query-id\tcorpus-id\tscore\n" + "".join(f"{q}\t{d}\t{g}\n" for q, of in RIGHT.items() for d, g in of.items())
     )
     saved = tmp_path / "saved.json"
-    saved.write_text(json.dumps({"keyword": {name: dict.fromkeys(ASKED, 0.0) for name in ("nDCG@10", "recall@50")}}))
+    saved.write_text(
+        json.dumps({"keyword": {name: dict.fromkeys(QUESTIONS, 0.0) for name in ("nDCG@10", "recall@50")}})
+    )
     done = await asyncio.to_thread(
         _penstock, stack.home, "eval", str(tmp_path), "--against", str(saved), "--save", str(saved), "--json"
     )
@@ -125,7 +129,7 @@ async def test_penstock_eval_prints_one_json_document(stack: Stack, tmp_path: Pa
     )
     assert response["runs"]["hybrid"]["nDCG@10"] > 0.9
     assert response["comparisons"]["keyword over the saved keyword"]["recall@50"]["difference"] > 0.8
-    assert json.loads(saved.read_text())["hybrid"]["recall@50"] == dict.fromkeys(ASKED, 1.0)
+    assert json.loads(saved.read_text())["hybrid"]["recall@50"] == dict.fromkeys(QUESTIONS, 1.0)
     wrong = await asyncio.to_thread(_penstock, stack.home, "eval", str(tmp_path / "qrels"))
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("error: ")

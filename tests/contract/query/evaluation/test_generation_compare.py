@@ -169,7 +169,7 @@ async def test_eval_and_search_commands_use_the_active_generations_model_whateve
         await site.state(g1="active", g3="building", g2="previous")
     assert {name: judged[name] for name in expected} == pytest.approx(expected, abs=1e-4)
     assert (response["results"][0]["external_id"], response["degraded"]) == ("fen.md", [])
-    assert site.models["g3"].asked[-1] == TEXTS["fen.md"]
+    assert site.models["g3"].texts[-1] == TEXTS["fen.md"]
 
 
 async def test_an_unknown_generation_or_degraded_search_cannot_be_compared(site: Site) -> None:

@@ -124,7 +124,7 @@ async def test_a_cut_over_without_golden_questions_requires_no_evaluation_to_be_
 
 async def test_a_cut_over_with_pending_documents_is_refused_even_with_force(site: Site, tmp_path: Path) -> None:
     await judge(site)
-    request_count = len(site.models["g3"].asked)
+    request_count = len(site.models["g3"].texts)
     ids = await site.library.accept(document("late.md", "The survey of the quarry came late."))
     await site.library.converge(*ids)
     await site.library.execute(
@@ -134,7 +134,7 @@ async def test_a_cut_over_with_pending_documents_is_refused_even_with_force(site
     [line] = lines
     assert code == 1
     assert line.startswith("error: 1 document is not in both stores of generation g3 yet: nothing was changed.")
-    assert len(site.models["g3"].asked) == request_count
+    assert len(site.models["g3"].texts) == request_count
     for library in site.libraries:
         await library.converge(*ids)
 

@@ -236,11 +236,11 @@ async def test_a_client_that_leaves_a_search_stops_it(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("silence", "found_by"),
+    ("silence", "detected_by"),
     [("elastic", ["vector"]), ("model", ["keyword"])],
 )
 async def test_with_one_silent_dependency_a_degraded_response_arrives_in_time(
-    world: World, silence: str, found_by: list[str]
+    world: World, silence: str, detected_by: list[str]
 ) -> None:
     async with world.unharmed_after(world.restore):
         getattr(world, silence).silent = True
@@ -251,7 +251,7 @@ async def test_with_one_silent_dependency_a_degraded_response_arrives_in_time(
             )
         for answer in answers:
             assert answer["degraded"]
-            assert {tuple(result["stores"]) for result in answer["results"]} == {tuple(found_by)}
+            assert {tuple(result["stores"]) for result in answer["results"]} == {tuple(detected_by)}
 
 
 async def test_with_both_retrievers_silent_a_503_or_504_arrives_in_time(world: World) -> None:

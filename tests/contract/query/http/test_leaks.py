@@ -70,8 +70,8 @@ def callers(worlds: list[World], issuer: Issuer, keys: Path) -> list[HttpCaller]
     return results
 
 
-class Told:
-    """What a route named, by document."""
+class NamedDocuments:
+    """The documents that the responses of a route name, with their texts."""
 
     def __init__(self, asker: Asker) -> None:
         self.asker = asker
@@ -120,7 +120,7 @@ class Asking:
         self.paths_by_id = cycle(("/v1/documents/{}", "/v1/documents/{}/why"))
         self.missing: dict[str, bytes] = {}
         """What is answered where there is no document."""
-        self.found = 0
+        self.passage_count = 0
 
     async def learn(self, part: str) -> list[UUID]:
         for world in self.worlds:
@@ -149,20 +149,20 @@ class Asking:
     ) -> None:
         body = {"query": self.questions[id(caller.world)], "mode": next(self.modes), "top": ALL}
         response = await request_ok(self.client, "POST", "/v1/search", caller, body)
-        seen = Told(caller.asker)
+        seen = NamedDocuments(caller.asker)
         for result in response["results"]:
             seen.passage(result)
         seen.check(now)
         assert seen.keys == expected if exactly else seen.keys >= expected
         counted = [step["results"] for step in response["steps"] if step["step"] == "arrange"]
         assert counted == [len(response["results"])]
-        self.found += len(response["results"])
+        self.passage_count += len(response["results"])
 
     async def _answer(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
         """Of found passages, or of everything that is readable."""
         body = {"question": self.questions[id(caller.world)], "mode": next(self.answer_modes)}
         response = await request_ok(self.client, "POST", "/v1/answers", caller, body)
-        seen = Told(caller.asker)
+        seen = NamedDocuments(caller.asker)
         for citation in response["citations"]:
             seen.passage(citation)
         seen.check(now)
@@ -209,12 +209,12 @@ async def test_every_http_response_shows_only_what_a_plain_access_filter_allows(
     paths: Paths, tmp_path: Path, seed: int | None
 ) -> None:
     drawn = random.randrange(10, 10**6) if seed is None else seed
-    async with open_asking(paths, tmp_path, drawn) as requests:
-        await paths.library.converge(*await requests.learn("first"))
-        await requests.check("settled")
-        before = deepcopy(requests.models)
-        moved = await requests.learn("then")
-        await requests.check("the stores have not followed", must=before)
+    async with open_asking(paths, tmp_path, drawn) as asking:
+        await paths.library.converge(*await asking.learn("first"))
+        await asking.check("settled")
+        before = deepcopy(asking.models)
+        moved = await asking.learn("then")
+        await asking.check("the stores have not followed", must=before)
         await paths.library.converge(*moved)
-        await requests.check("settled again")
-        assert requests.found > 50, "worlds in which nobody reads anything prove nothing"
+        await asking.check("settled again")
+        assert asking.passage_count > 50, "worlds in which nobody reads anything prove nothing"

@@ -26,8 +26,8 @@ from tests.support.query.library import Library, WordEmbedder, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
-ASKED = {"question": "When does the harbour open?", "mode": "hybrid"}
-STREAMED = {**ASKED, "stream": True}
+QUESTION = {"question": "When does the harbour open?", "mode": "hybrid"}
+STREAMED = {**QUESTION, "stream": True}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -83,13 +83,13 @@ async def test_an_answer_is_available_as_an_event_stream_and_as_one_response(lib
         assert "".join(data["text"] for name, data in streamed if name == "delta").strip() == done["answer"]
         assert [n["n"] for name, n in streamed if name == "citation"] == [c["n"] for c in done["citations"]]
         assert (done["grounded"], done["model"], done["mode"]) == (True, "copyist", "hybrid")
-        plain = (await client.post("/v1/answers", json=ASKED, headers=as_("ann"))).json()
+        plain = (await client.post("/v1/answers", json=QUESTION, headers=as_("ann"))).json()
         assert (plain["answer"], plain["citations"]) == (done["answer"], done["citations"])
-        asked_by_header = await client.post(
-            "/v1/answers", json=ASKED, headers={**as_("ann"), "Accept": "text/event-stream"}
+        response_by_header = await client.post(
+            "/v1/answers", json=QUESTION, headers={**as_("ann"), "Accept": "text/event-stream"}
         )
-        assert asked_by_header.text.startswith("event: sources\n")
-        nothing = (await client.post("/v1/answers", json=ASKED, headers=as_("eve"))).json()
+        assert response_by_header.text.startswith("event: sources\n")
+        nothing = (await client.post("/v1/answers", json=QUESTION, headers=as_("eve"))).json()
         assert (nothing["relevant"], nothing["citations"]) == (False, [])
         assert chat.stats.requests == 3, "nothing was readable, so no model was asked"
         assert (metric_value(service, "open_streams"), metric_value(service, "first_token_seconds_count")) == (0, 2)
@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_ends_its_work_and_frees_its_slot(library: Li
     """The model is not kept writing, no place and no connection is kept."""
     chat.faults.token_seconds = 0.5
     async with service_over(library, chat=model(chat)) as (client, service):
-        for body in (STREAMED, ASKED):
+        for body in (STREAMED, QUESTION):
             leaving = asyncio.create_task(client.post("/v1/answers", json=body, headers=as_("ann")))
             await wait_until(lambda: chat.stats.open == 1)
             leaving.cancel()
@@ -129,7 +129,7 @@ async def test_requests_beyond_the_slots_are_shed_with_503_and_the_others_answer
     async with service_over(library, chat=model(chat), serve=few) as (client, service):
 
         async def ask(n: int) -> httpx.Response:
-            return await client.post("/v1/answers", json=ASKED, headers=as_(f"caller-{n}"))
+            return await client.post("/v1/answers", json=QUESTION, headers=as_(f"caller-{n}"))
 
         answers = await asyncio.gather(*(ask(n) for n in range(12)))
         shed = [answer for answer in answers if answer.status_code == 503]

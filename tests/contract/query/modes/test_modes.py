@@ -195,14 +195,14 @@ async def test_naming_an_unreadable_document_gives_the_same_result_as_naming_a_m
     await library.accept(deletion(gone), access(revoked, ["board"]))
     caller = await library.caller(tenant, "staff")
 
-    async def told(unknown: UUID) -> tuple[object, ...]:
+    async def response_of(unknown: UUID) -> tuple[object, ...]:
         response = await gather(library, caller, Question("tide", documents=(id_of(readable), unknown)))
         return documents_of(response), response.notes, [(s.name, s.facts) for s in response.steps], response.relevant
 
-    expected = await told(uuid4())
+    expected = await response_of(uuid4())
     assert expected[:2] == (["1.md"], ["1 of the 2 documents named could not be found among what you may read"])
     for event in (secret, foreign, gone, revoked, restricted):
-        assert await told(id_of(event)) == expected
+        assert await response_of(id_of(event)) == expected
     nothing = await gather(library, caller, Question("tide", documents=(id_of(secret),)))
     assert (list(nothing.passages), nothing.relevant) == ([], False)
     assert nothing.notes == ["the document named could not be found among what you may read"]

@@ -21,7 +21,7 @@ def state() -> State:
     return state
 
 
-def found(state: State, cql: str, *, zone: str = "UTC", delay: timedelta = timedelta()) -> list[Item]:
+def search_index(state: State, cql: str, *, zone: str = "UTC", delay: timedelta = timedelta()) -> list[Item]:
     return search(cql, Index(state, delay, ZoneInfo(zone)))
 
 
@@ -44,7 +44,7 @@ def test_cql_fields_operators_and_precedence(state: State) -> None:
         f"parent = {top.id} order by created desc": [below],
         "": [top, below, post, said, file],
     }.items():
-        assert found(state, cql) == expected, cql
+        assert search_index(state, cql) == expected, cql
 
 
 @pytest.mark.parametrize(
@@ -68,31 +68,31 @@ def test_cql_fields_operators_and_precedence(state: State) -> None:
 def test_invalid_cql_is_refused(state: State, cql: str) -> None:
     state.add_page("ENG", "Top")
     with pytest.raises(CqlError):
-        found(state, cql)
+        search_index(state, cql)
 
 
 def test_cql_times_are_compared_by_the_minute(state: State) -> None:
     page = state.add_page("ENG", "Top")  # at 12:00:30
-    assert found(state, 'lastmodified >= "2026/11/21 12:00"') == [page]
-    assert found(state, 'lastmodified > "2026-11-21 12:00"') == []
+    assert search_index(state, 'lastmodified >= "2026/11/21 12:00"') == [page]
+    assert search_index(state, 'lastmodified > "2026-11-21 12:00"') == []
     state.advance(minutes=5, seconds=20)  # 12:05:50
-    assert found(state, 'lastmodified >= now("-5m")') == [page]
-    assert found(state, 'lastmodified >= now("-4m")') == []
+    assert search_index(state, 'lastmodified >= now("-5m")') == [page]
+    assert search_index(state, 'lastmodified >= now("-4m")') == []
 
 
 def test_cql_times_are_in_the_time_zone_of_the_requesting_user(state: State) -> None:
     page = state.add_page("ENG", "Top")
-    assert found(state, 'lastmodified >= "2026/11/21 21:00"', zone="Asia/Tokyo") == [page]
-    assert found(state, 'lastmodified >= "2026/11/21 21:01"', zone="Asia/Tokyo") == []
-    assert found(state, 'lastmodified >= now("-1m")', zone="Asia/Tokyo") == [page]
+    assert search_index(state, 'lastmodified >= "2026/11/21 21:00"', zone="Asia/Tokyo") == [page]
+    assert search_index(state, 'lastmodified >= "2026/11/21 21:01"', zone="Asia/Tokyo") == []
+    assert search_index(state, 'lastmodified >= now("-1m")', zone="Asia/Tokyo") == [page]
 
 
 def test_the_search_index_shows_changes_after_its_delay(state: State) -> None:
     page = state.add_page("ENG", "Top")
     delay = timedelta(minutes=3)
-    assert found(state, "type = page", delay=delay) == []
+    assert search_index(state, "type = page", delay=delay) == []
     state.advance(minutes=3)
-    assert found(state, "type = page", delay=delay) == [page]
+    assert search_index(state, "type = page", delay=delay) == [page]
     state.edit(page.id, body="x")
-    assert found(state, 'lastmodified >= now("-1m")', delay=delay) == []  # it knows the version before
-    assert found(state, 'lastmodified >= now("-1m")') == [page]
+    assert search_index(state, 'lastmodified >= now("-1m")', delay=delay) == []  # it knows the version before
+    assert search_index(state, 'lastmodified >= now("-1m")') == [page]

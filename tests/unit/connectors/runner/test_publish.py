@@ -38,7 +38,7 @@ class Desk:
     """Kafka acknowledges nothing."""
     slow: bool = False
     """Kafka acknowledges only after a moment, in which other tasks run."""
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     sent: list[tuple[str, AnyMessage]] = field(default_factory=list)
     saved: list[Row] = field(default_factory=list)
     holder: Holder = HOLDER
@@ -47,22 +47,22 @@ class Desk:
         return {name: row for name, row in self.known.items() if name in ids}
 
     async def intend(self, _rows: object, _at: object = None) -> None:
-        self.asked.append("intend")
+        self.calls.append("intend")
         if self.lost:
             raise LeaseLost("another runner has it")
 
     async def save(self, rows: Sequence[Row], _at: datetime, **_cursors: object) -> None:
-        self.asked.append("save")
+        self.calls.append("save")
         self.saved += rows
 
     async def mark_in_doubt(self, _differences: object, _stamp: datetime) -> None:
-        self.asked.append("mark")
+        self.calls.append("mark")
 
     async def confirm(self, _batch: object) -> None:
-        self.asked.append("confirm")
+        self.calls.append("confirm")
 
     async def send(self, topic: Topic, message: AnyMessage) -> Delivery:
-        self.asked.append("send")
+        self.calls.append("send")
         self.sent.append((topic.name, message))
         delivery: Delivery = asyncio.get_running_loop().create_future()
         if self.away:
@@ -91,27 +91,27 @@ def document(content: str = "text", **fields: Any) -> Document:
 async def test_publishing_writes_the_intent_then_sends_then_saves_the_rows() -> None:
     desk = Desk()
     await desk.publish(document())
-    assert desk.asked == ["intend", "send", "save"]
+    assert desk.calls == ["intend", "send", "save"]
 
 
 async def test_an_event_that_kafka_did_not_acknowledge_is_not_saved() -> None:
     desk = Desk(away=True)
     with pytest.raises(Retryable):
         await desk.publish(document())
-    assert desk.asked == ["intend", "send"]
+    assert desk.calls == ["intend", "send"]
 
 
 async def test_a_runner_that_lost_its_lease_sends_nothing() -> None:
     desk = Desk(lost=True)
     with pytest.raises(LeaseLost):
         await desk.publish(document())
-    assert desk.asked == ["intend"]
+    assert desk.calls == ["intend"]
 
 
 async def test_an_entry_older_than_its_row_changes_nothing() -> None:
     desk = Desk({"d": Row(external_id="d", version=1, fingerprint=b"1", content_at=AT + timedelta(seconds=1))})
     await desk.publish(document())
-    assert (desk.asked, desk.saved) == ([], [])
+    assert (desk.calls, desk.saved) == ([], [])
 
 
 async def test_a_delete_during_a_backfill_uses_the_live_lane() -> None:
@@ -132,7 +132,7 @@ async def test_of_one_document_two_tasks_publish_one_after_the_other_and_of_two_
         desk = Desk(slow=True)
         publisher = Publisher(cast(Any, desk), cast(Any, desk))
         await asyncio.gather(*(publisher.publish([document(external_id=name)], AT, "live") for name in names))
-        return desk.asked
+        return desk.calls
 
     assert await both("d", "d") == ["intend", "send", "save"] * 2
     assert await both("d", "e") == ["intend", "send"] * 2 + ["save"] * 2
@@ -143,24 +143,24 @@ async def test_a_document_is_not_marked_as_in_doubt_while_it_is_being_published(
     desk = Desk(slow=True)
     publisher = Publisher(cast(Any, desk), cast(Any, desk))
     publishing = asyncio.create_task(publisher.publish([document()], AT, "live"))
-    while "send" not in desk.asked:
+    while "send" not in desk.calls:
         await asyncio.sleep(0)
     await publisher.mark_in_doubt({"d": (1, "newer")}, lambda: AT)
     await publishing
-    assert desk.asked == ["intend", "send", "save", "mark"]
+    assert desk.calls == ["intend", "send", "save", "mark"]
 
 
 async def test_a_membership_is_intended_before_sending_and_confirmed_after_the_acknowledgement() -> None:
     batch = [ChangedSet("ann", frozenset({"staff"}), AT)]
     desk = Desk()
     await desk.tell(batch)
-    assert desk.asked == ["intend", "send", "confirm"]
+    assert desk.calls == ["intend", "send", "confirm"]
     away, lost = Desk(away=True), Desk(lost=True)
     with pytest.raises(Retryable):
         await away.tell(batch)
     with pytest.raises(LeaseLost):
         await lost.tell(batch)
-    assert (away.asked, lost.asked) == (["intend", "send"], ["intend"])
+    assert (away.calls, lost.calls) == (["intend", "send"], ["intend"])
 
 
 def test_a_changed_membership_has_a_later_observation_time_than_the_last_one() -> None:

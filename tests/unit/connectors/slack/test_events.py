@@ -138,7 +138,7 @@ ROWS = [
     row("UA", is_invited_user=True),
     row("UB", team_id=None),
 ]
-USERS = {found.id: found for row in ROWS if (found := user(row, TEAM))}
+USERS = {member.id: member for row in ROWS if (member := user(row, TEAM))}
 
 
 def test_only_full_members_hold_the_workspace_tag() -> None:

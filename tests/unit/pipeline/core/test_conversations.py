@@ -62,9 +62,9 @@ class Kept:
 
 @given(numbered, st.randoms(use_true_random=False), st.lists(st.integers(1, 15), min_size=45, max_size=45))
 def test_the_same_pairs_in_any_order_and_batches_give_the_same_chunks(
-    asked: list[tuple[int, int]], dice: object, sizes: list[int]
+    questions: list[tuple[int, int]], dice: object, sizes: list[int]
 ) -> None:
-    pairs = [pair(n, minutes) for n, minutes in asked]
+    pairs = [pair(n, minutes) for n, minutes in questions]
     expected = group(pairs)
     pairs += pairs[:7]  # some come twice
     dice.shuffle(pairs)  # type: ignore[attr-defined]
@@ -105,9 +105,9 @@ def test_appending_pairs_changes_only_the_last_chunk(there: int, more: int) -> N
 
 
 @given(numbered)
-def test_conversation_chunks_hold_every_pair_once_in_time_order(asked: list[tuple[int, int]]) -> None:
-    chunks = group(pair(n, minutes) for n, minutes in asked)
-    ordered = sorted((pair(n, minutes) for n, minutes in asked), key=lambda p: (p.time, p.digest))
+def test_conversation_chunks_hold_every_pair_once_in_time_order(questions: list[tuple[int, int]]) -> None:
+    chunks = group(pair(n, minutes) for n, minutes in questions)
+    ordered = sorted((pair(n, minutes) for n, minutes in questions), key=lambda p: (p.time, p.digest))
     assert "\n\n".join(chunk.text for chunk in chunks) == "\n\n".join(p.text for p in ordered)
     assert [chunk.position for chunk in chunks] == list(range(len(chunks)))
     assert all(chunk.text.count("Question: ") == PAIRS_PER_CHUNK for chunk in chunks[:-1])

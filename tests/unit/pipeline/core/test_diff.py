@@ -1,4 +1,4 @@
-"""What a sink must do, from what is wanted and what stands there, whatever was lost in between."""
+"""What a sink must do, from what is desired and what stands there, whatever was lost in between."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ hashed = st.dictionaries(ids, st.integers(0, 2))
 
 @given(some, some)
 def test_a_vector_diff_reaches_the_desired_chunks_without_rewriting_present_ones(
-    wanted: list[UUID], present: list[UUID]
+    desired: list[UUID], present: list[UUID]
 ) -> None:
-    diff = diff_vectors(wanted, present)
-    assert (set(present) | set(diff.write)) - set(diff.delete) == set(wanted)
+    diff = diff_vectors(desired, present)
+    assert (set(present) | set(diff.write)) - set(diff.delete) == set(desired)
     assert not set(diff.write) & set(present)
-    assert list(diff.write) == [i for i in wanted if i in set(diff.write)], "in reading order"
+    assert list(diff.write) == [i for i in desired if i in set(diff.write)], "in reading order"
 
 
 @given(some, some, some)
 def test_a_vector_diff_does_not_retry_refused_chunks(
-    wanted: list[UUID], present: list[UUID], refused: list[UUID]
+    desired: list[UUID], present: list[UUID], refused: list[UUID]
 ) -> None:
-    assert not set(diff_vectors(wanted, present, refused).write) & set(refused)
+    assert not set(diff_vectors(desired, present, refused).write) & set(refused)
 
 
 @given(hashed, hashed, some)
 def test_a_keyword_diff_reaches_the_desired_entries_whichever_were_claimed(
-    wanted: dict[UUID, int], confirmed: dict[UUID, int], claimed: list[UUID]
+    desired: dict[UUID, int], confirmed: dict[UUID, int], claimed: list[UUID]
 ) -> None:
-    diff = diff_keywords(wanted, confirmed, claimed)
+    diff = diff_keywords(desired, confirmed, claimed)
     standing = {**dict.fromkeys(claimed, -1), **confirmed}  # a claimed entry may be there in any form
     for i in diff.write:
-        standing[i] = wanted[i]
+        standing[i] = desired[i]
     for i in diff.delete:
         del standing[i]
-    assert standing == wanted
+    assert standing == desired
 
 
 def test_a_keyword_diff_is_empty_when_all_desired_entries_are_confirmed() -> None:

@@ -106,14 +106,14 @@ class _Pointing(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[str] = set()
+        self.unsafe: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
             if value is not None and name not in HARMLESS:
-                self.found.add(value if (tag, name) == ("a", "href") else f"{tag} {name}={value}")
+                self.unsafe.add(value if (tag, name) == ("a", "href") else f"{tag} {name}={value}")
         if tag in ("script", "style", "iframe", "object", "svg"):
-            self.found.add(tag)
+            self.unsafe.add(tag)
 
 
 def linked_addresses(text: str) -> set[str]:
@@ -122,7 +122,7 @@ def linked_addresses(text: str) -> set[str]:
     page.feed(MarkdownIt("commonmark", {"html": True}).render(text))
     page.feed(f"<p>{text}</p>")
     page.close()
-    return page.found
+    return page.unsafe
 
 
 @pytest.mark.parametrize("written", ACTIVE)

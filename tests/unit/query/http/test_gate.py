@@ -39,7 +39,7 @@ async def _app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-class Asked:
+class PausedRequest:
     """A request whose body stops in the middle until ``go``."""
 
     def __init__(self, gate: Gate, tenant: str, principal: str, size: int) -> None:
@@ -52,7 +52,7 @@ class Asked:
         self.task = asyncio.create_task(gate(scope, self._receive, self._send))
 
     @property
-    def told(self) -> tuple[int, str]:
+    def response(self) -> tuple[int, str]:
         problem = json.loads(self.answer[1]["body"]) if self.answer[1]["body"] else {"type": ""}
         return self.answer[0]["status"], problem["type"].rpartition(":")[2]
 
@@ -78,23 +78,23 @@ async def test_unfinished_requests_of_one_tenant_hold_a_bounded_share_of_memory(
         settings=settings,
     )
     most = MAX_TENANT_BODIES_BYTES // MEGABYTE
-    slow = [Asked(gate, "acme", f"user {n // 100}", MEGABYTE) for n in range(200)]
+    slow = [PausedRequest(gate, "acme", f"user {n // 100}", MEGABYTE) for n in range(200)]
     await asyncio.sleep(0.1)
     assert sum(not request.answer for request in slow) == most
-    assert {request.told for request in slow if request.answer} == {(429, "over-share")}
-    other = Asked(gate, "globex", "ann", MEGABYTE)
+    assert {request.response for request in slow if request.answer} == {(429, "over-share")}
+    other = PausedRequest(gate, "globex", "ann", MEGABYTE)
     other.go.set()
     await other.task
-    assert other.told == (204, "")
-    many = [Asked(gate, f"tenant {n}", "ann", MEGABYTE) for n in range(100)]
+    assert other.response == (204, "")
+    many = [PausedRequest(gate, f"tenant {n}", "ann", MEGABYTE) for n in range(100)]
     await asyncio.sleep(0.1)
-    assert {request.told for request in many if request.answer} == {(503, "busy")}
+    assert {request.response for request in many if request.answer} == {(503, "busy")}
     assert sum(not request.answer for request in [*slow, *many]) == 4 * most
     for request in [*slow, *many]:
         request.go.set()
     await asyncio.gather(*(request.task for request in [*slow, *many]))
     assert metrics.registry.get_sample_value("penstock_query_shed_total", {"reason": "memory"})
-    again = [Asked(gate, "acme", "eve", MEGABYTE) for _ in range(most)]
+    again = [PausedRequest(gate, "acme", "eve", MEGABYTE) for _ in range(most)]
     await asyncio.sleep(0.1)
     assert not any(request.answer for request in again), "the room was not given back"
     for request in again:

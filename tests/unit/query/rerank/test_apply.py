@@ -21,10 +21,10 @@ class Scores:
 
     def __init__(self, scores: dict[str, float] | PenstockError) -> None:
         self.scores = scores
-        self.asked: list[tuple[str, list[str]]] = []
+        self.requests: list[tuple[str, list[str]]] = []
 
     async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
-        self.asked.append((tenant, list(texts)))
+        self.requests.append((tenant, list(texts)))
         if isinstance(self.scores, PenstockError):
             raise self.scores
         return [self.scores[text] for text in texts]
@@ -50,13 +50,13 @@ async def test_the_rerank_pool_is_ordered_by_its_new_scores_and_the_rest_stays()
     assert text_and_score(ranked) == [("b", 2.5), ("a", 0.0), ("c", 0.0), ("d", -0.5), ("z", None), ("y", None)]
     assert [hit.score for hit in ranked[:2]] == [1 / 2, 1]  # the fusion's own stays
     assert [(step.name, step.facts) for step in steps.done] == [("rerank", {"passages": 4})]
-    assert reranker.asked == [("acme", ["a", "b", "c", "d"])]
+    assert reranker.requests == [("acme", ["a", "b", "c", "d"])]
 
 
 async def test_without_results_the_reranker_is_not_called_and_the_step_is_recorded() -> None:
     reranker, steps = Scores({}), Steps()
     assert await rerank(reranker, "q", [], tenant="acme", pool=4, steps=steps) == []
-    assert reranker.asked == []
+    assert reranker.requests == []
     assert [(step.name, step.facts) for step in steps.done] == [("rerank", {"passages": 0})]
 
 

@@ -24,13 +24,13 @@ class Inner:
     model = "inner"
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, list[str]]] = []
+        self.requests: list[tuple[str, list[str]]] = []
         self.error: Exception | None = None
         self.wait: Callable[[], Awaitable[object]] | None = None
         self.closed = False
 
     async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
-        self.asked.append((query, list(texts)))
+        self.requests.append((query, list(texts)))
         if self.wait is not None:
             await self.wait()
         if self.error is not None:
@@ -71,7 +71,7 @@ async def test_rerank_scores_are_cached_per_question_and_passage() -> None:
     assert await bench.guarded.rerank("one", ["ccc", "a"]) == [3, 1]
     assert await bench.guarded.rerank("two", ["a"]) == [1]
     assert await bench.guarded.rerank("one", []) == []
-    assert bench.inner.asked == [("one", ["a", "bb"]), ("one", ["ccc"]), ("two", ["a"])]
+    assert bench.inner.requests == [("one", ["a", "bb"]), ("one", ["ccc"]), ("two", ["a"])]
     assert bench.outcomes == ["reranked", "reranked", "cached", "reranked", "cached"]
 
 
@@ -79,31 +79,31 @@ async def test_rerank_scores_are_not_shared_between_tenants() -> None:
     bench = Bench()
     for tenant in ("acme", "globex", "acme"):
         await bench.guarded.rerank("q", ["a"], tenant=tenant)
-    assert len(bench.inner.asked) == 2
+    assert len(bench.inner.requests) == 2
 
 
 async def test_the_cache_distinguishes_where_the_question_ends_and_the_passage_begins() -> None:
     bench = Bench()
     await bench.guarded.rerank("one two", ["three"])
     await bench.guarded.rerank("one", [" twothree"])
-    assert len(bench.inner.asked) == 2
+    assert len(bench.inner.requests) == 2
 
 
 async def test_cached_scores_expire_and_are_limited_in_number() -> None:
     bench = Bench(cached_pairs=2)
     await bench.guarded.rerank("q", ["a", "bb", "ccc"])
     await bench.guarded.rerank("q", ["bb", "ccc"])
-    assert len(bench.inner.asked) == 1
+    assert len(bench.inner.requests) == 1
     bench.now += SCORE_TTL_SECONDS
     await bench.guarded.rerank("q", ["bb", "ccc"])
-    assert len(bench.inner.asked) == 2
+    assert len(bench.inner.requests) == 2
 
 
 async def test_a_cache_size_of_zero_disables_the_cache() -> None:
     bench = Bench(cached_pairs=0)
     for _ in range(2):
         assert await bench.guarded.rerank("q", ["a"]) == [1]
-    assert len(bench.inner.asked) == 2
+    assert len(bench.inner.requests) == 2
 
 
 async def test_a_rerank_request_is_limited_in_time() -> None:
@@ -135,7 +135,7 @@ async def test_a_failing_rerank_server_is_tried_by_one_search_at_a_time_after_pa
     for _ in range(100):
         with pytest.raises(Retryable, match="not called at present: the rerank server responded with 503"):
             await bench.guarded.rerank("q", ["a"])
-    assert len(bench.inner.asked) == THRESHOLD
+    assert len(bench.inner.requests) == THRESHOLD
     assert bench.outcomes[THRESHOLD:] == ["skipped"] * 100
     bench.now += 40
     answers = asyncio.Event()
