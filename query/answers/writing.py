@@ -35,13 +35,15 @@ _CONSTRUCT = regex.compile(
     r"|(?P<auto><(?P<address>[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000})>)"
     r"|(?P<unseen><think>.{0,200000}?(?:</think>\s*|\Z))"
     r"|(?P<comment><!--)"
-    r"|(?P<element><(?=/?(?:(?:" + _SWALLOWING + r")[\s/>]"
-    rf"|[a-z][^\s/>]*+[\s/][^>=]{{0,{_ATTRIBUTES}}}+(?:=|[^>]))))"
+    r"|(?P<element><(?=/?(?:(?:" + _SWALLOWING + r")[\s/>]|[a-z][a-z0-9+.-]{1,31}:"
+    rf"|[a-z][^\s/<>(]*+(?:[<(]|[\s/][^>=<(]{{0,{_ATTRIBUTES}}}+(?:=|[^>])))))"
     r"|(?P<url>" + _URL + r")"
     r"|(?P<ticks>`{1,20})",
     regex.IGNORECASE | regex.DOTALL,
 )
-"""A construct at a position; the first alternative that matches wins."""
+"""A construct at a position; the first alternative that matches wins. An element is also what begins like one, or like
+an address in angle brackets, and holds the beginning of another construct: with that removed or replaced, it might
+become one."""
 
 
 def _prefixes(*words: str) -> str:

