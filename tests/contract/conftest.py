@@ -1,4 +1,4 @@
-"""What most contract tests of the query service, of the connectors' runner and of folders begin with. A module whose
+"""Fixtures of most contract tests of the query service, of the connectors' runner and of folders. A module whose
 library holds more, or has another model, defines its own."""
 
 from __future__ import annotations

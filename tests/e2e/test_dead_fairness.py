@@ -84,7 +84,7 @@ async def test_a_worker_that_starts_into_a_flood_of_poison_handles_later_revocat
 
 
 async def test_many_documents_of_one_tenant_do_not_delay_another_tenants_revocation(space: Space) -> None:
-    """What a source sends live beyond its budget waits with the backfill, and arrives all the same."""
+    """Live documents of a source beyond its budget wait with the backfill, and arrive all the same."""
     space.start("detect", env={"PENSTOCK_STREAM_LIVE_DOCUMENTS_PER_SECOND": "5"})
     documents = await shared_by_acme(space)
     await space.publish(*(document(f"{n}.md", f"Text {n}.", tenant="other", source="drive") for n in range(VALID)))

@@ -136,7 +136,7 @@ def local(space: Space) -> Iterator[Stack]:
 
 @asynccontextmanager
 async def client_of(space: Space) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a query service that runs through all of it."""
+    """Yield a client of a query service that runs throughout the failover."""
     query = QuerySettings(serve=ServeSettings(port=0, requests_per_minute=100_000, **DEVELOPMENT), auth=AuthSettings())
     async with (
         serving(space.settings, query) as (address, service),

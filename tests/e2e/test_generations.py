@@ -38,7 +38,7 @@ SUBJECTS = [
     f"{part}{n}" for n in range(8) for part in ("sluice", "rotor", "gate", "vane", "shaft", "crane", "weir", "dam")
 ]
 PATIENCE = 90.0
-"""Of a search with each service: a busy machine is no failure."""
+"""The time limit of a search with each service: a busy machine is no failure."""
 BUILD = ("generation", "build", "--yes", "--wait", "--json")
 
 
@@ -118,7 +118,7 @@ class Operator:
 
 @dataclass
 class Life:
-    """What goes on meanwhile: changes, and searches of which none may fail."""
+    """Changes and searches during a cut-over; no search may fail."""
 
     space: Space
     documents: dict[str, DocumentUpserted]

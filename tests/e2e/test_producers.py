@@ -1,4 +1,5 @@
-"""Who may publish: real workers that refuse what no enrolled producer has signed, and the real command that enrols."""
+"""Producers: real workers refuse records that no enrolled producer has signed, and the real command enrols
+producers."""
 
 from __future__ import annotations
 
@@ -189,7 +190,7 @@ async def test_a_tombstone_without_a_valid_signature_is_refused(space: Space, tm
 
 @pytest.mark.slow
 async def test_without_enforcement_a_forged_membership_grants_access(space: Space, tmp_path: Path) -> None:
-    """What the test above would see if nothing were refused."""
+    """The attack of the test above succeeds if nothing is refused."""
     space.start("detect")
     await publish(space, None, DOCUMENTS_LIVE, document("merger.md", "# Falcon", acl_tags=["board"]))
     await space.until("SELECT count(*) FROM documents", 1)

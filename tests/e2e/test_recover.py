@@ -119,8 +119,8 @@ class Backup:
 
 
 async def leave_ghosts(space: Space, entries: Mapping[UUID, dict[str, Any]]) -> None:
-    """What a sink of the lost hour may have left in Elasticsearch: a chunk that its document had in between only, and
-    one of a document that the restored ledger will never hear of. Their versions are ahead."""
+    """Write what a sink of the lost hour may have left in Elasticsearch: a chunk of a revision that is lost, and one of
+    a document that the restored ledger will never have. Their versions are ahead."""
     index = f"{space.settings.elasticsearch.index_prefix}chunks-g1"
     body = next(e for e in entries.values() if e["external_id"] == "same.md")
     stranger = {**body, "external_id": "ghost.md", "document_id": str(document_id("acme", "wiki", "ghost.md"))}

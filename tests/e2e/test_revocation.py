@@ -29,9 +29,9 @@ DIMENSIONS = 64
 QUEUED = 10_000
 DOCUMENTS = 600
 SENTENCES = 10
-"""Of a document; with chunks of 32 tokens each is about two chunks."""
+"""The number of sentences of a document; with chunks of 32 tokens, each sentence is about two chunks."""
 LATENCY_SECONDS = 2.0
-"""Of one request to the model, which holds up to 200 chunks: the queue takes about a minute."""
+"""The duration of one request to the model, which holds up to 200 chunks: the queue takes about a minute."""
 WITHIN_SECONDS = 30.0
 """Most time from publishing to invisible that a machine shared with others may take; alone it is well under one."""
 
@@ -198,7 +198,7 @@ async def gone(space: Space, search: Search, name: str, message: AnyMessage, acc
 
 
 async def visible(search: Search) -> dict[Mode, set[str]]:
-    """What ann finds in each mode. What is counted is what is shown."""
+    """Return the documents that ann finds in each mode. Only shown documents are counted."""
     answers = {}
     for mode in MODES:
         caller = await search.identify("acme", principals=["ann"])

@@ -40,7 +40,8 @@ def run(installed: Installed, space: Space, *arguments: str) -> subprocess.Compl
 
 
 def environment(space: Space) -> dict[str, str]:
-    """What is fetched and converted once (the local model) lies in our environment."""
+    """Return the environment of the installed command. It uses the files that are fetched and converted once, such as
+    the local model, of the present one."""
     kept = {name: value for name, value in space.environment.items() if not name.startswith("PYTHON")}
     return {**kept, "PENSTOCK_DIST": str(dist()), "PENSTOCK_SERVE_DEVELOPMENT": "true"}
 

@@ -1,4 +1,4 @@
-"""What goes wrong with the fake chat model, and what it counts."""
+"""The faults of the fake chat model, and its counts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Faults(faults.Faults):
     finish_reason: str = "stop"
     token_seconds: float = 0.0
     obey: Literal["nothing", "unmarked", "sloppy", "everything"] = "nothing"
-    """Which instructions in the user's message are followed. unmarked: those outside the marked quotations; sloppy: a
-    line that only looks like an end of a quotation ends it, a line that looks like a turn of a chat begins one;
-    everything: those in quotations too."""
+    """The instructions in the user's message that the model follows. unmarked: those outside the marked quotations;
+    sloppy: a line that only looks like an end of a quotation ends it, a line that looks like a turn of a chat begins
+    one; everything: those in quotations too."""
     hallucinate: bool = False
     """Adds a sentence that no passage supports, with a citation of the first."""
     wrong_citation: int | None = None

@@ -33,7 +33,7 @@ _ZERO_WIDTH = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad\u202a-\u202e\u2066-\u
 class Read:
     passages: dict[int, str]
     outside: str
-    """What is not quoted, of the user's message."""
+    """The parts of the user's message that are not quoted."""
     quoted: str
     question: str
     no_information: str
@@ -41,7 +41,7 @@ class Read:
     """The system message says that quotations hold no instructions."""
 
     def command(self, *, in_quotations: bool) -> str | None:
-        """What an instruction tells it to say; None: there is none."""
+        """Return the text that an instruction tells the model to say, or None."""
         text = f"{self.outside}\n{self.quoted}" if in_quotations or not self.is_ruled else self.outside
         match = _COMMAND.search(text) or _TURN.search(text)
         if match is None:

@@ -1,4 +1,4 @@
-"""What every fake of a model's server shares: what can go wrong with it, what it counts, and how it is run.
+"""The parts that all fake model servers share: faults, counts, and how a server is run.
 
 In a test: ``async with FakeX() as fake: … fake.faults, fake.stats``. From outside: ``POST /_faults`` with some of the
 fields of its ``Faults`` ({} changes nothing), ``GET /_stats``, ``POST /_reset``.
@@ -18,7 +18,8 @@ from aiohttp import web
 
 @dataclass
 class Faults:
-    """What goes wrong. A number of requests counts down as they are spoilt; the rest stays until changed."""
+    """The faults of a server. A number is the number of requests that still fail so; the other faults stay until they
+    are changed."""
 
     latency_seconds: float = 0.0
     """Until the answer begins."""
@@ -117,7 +118,7 @@ class Fake(Generic[F, S]):
     # One request
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Of a request that nothing spoilt. Raises Refusal."""
+        """Answer a request without faults. Raises Refusal."""
         raise NotImplementedError
 
     async def spoil(self, request: web.Request) -> None:
@@ -134,7 +135,7 @@ class Fake(Generic[F, S]):
             self.close(request)
 
     def next(self, knob: str) -> bool:
-        """Whether it is this one's turn to go wrong so; counts down."""
+        """Return whether this request fails so, and count it down."""
         left = getattr(self.faults, knob)
         setattr(self.faults, knob, max(0, left - 1))
         return bool(left)

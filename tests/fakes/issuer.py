@@ -42,7 +42,7 @@ class Key:
 
     @property
     def pem(self) -> bytes:
-        """Of the public key: what a forger signs HS256 with."""
+        """The public key in PEM, with which an attacker could sign HS256 tokens."""
         return self.private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def jwk(self) -> dict[str, Any]:
@@ -68,18 +68,18 @@ class Issuer:
     """Other members of the published set."""
     fetches: int = 0
     status: int = 200
-    """What the set is answered with; 0: it hangs."""
+    """The status of a response with the key set; 0: no response is sent."""
 
     @property
     def jwks_url(self) -> str:
         return f"{self.url}/keys"
 
     def settings(self, **changes: Any) -> dict[str, Any]:
-        """Of AuthSettings, that trust this issuer."""
+        """Return the fields of AuthSettings that trust this issuer."""
         return {"jwks_url": self.jwks_url, "issuer": self.url, "audience": AUDIENCE} | changes
 
     def claims(self, **changes: Any) -> dict[str, Any]:
-        """Of a good token; None takes a claim away."""
+        """Return the claims of a valid token with these changes; None removes a claim."""
         now = int(time.time())
         claims = {
             "iss": self.url,

@@ -81,7 +81,7 @@ class FakeOpenAI(Fake[Faults, Stats]):
         return f"{self.address}/v1"
 
     def vector(self, text: str, dimensions: int | None = None) -> NDArray[np.float32]:
-        """What this server answers for a text."""
+        """Return the vector of this server for a text."""
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
         row = np.random.default_rng(seed).standard_normal(self.dimensions)[: dimensions or self.dimensions]
         return (row / np.linalg.norm(row)).astype(np.float32)

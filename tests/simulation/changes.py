@@ -1,4 +1,4 @@
-"""What happens in a history: changes of documents, memberships, queries and disasters, as a list that can be shrunk."""
+"""The steps of a history: changes of documents, memberships, queries and disasters, as a list that can be shrunk."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ PERSONS = ("ann", "bob")
 STAGES = ("detect", "vectors", "keywords", "identities")
 SERVICES = ("postgres", "kafka", "elasticsearch", "embedding")
 CONNECTED_SHARE = 0.35
-"""Of histories whose documents come from a source by connectors."""
+"""The share of histories whose documents come from a source by connectors."""
 
 KAFKA_LOSES_SHARE = 0.06
-"""Of histories in which Postgres does not lose any: both keep what the other one lost."""
+"""The share of histories in which Kafka loses records, of those in which Postgres loses none: each keeps what the other
+lost."""
 LOSING = (DOCUMENTS_LIVE, DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, INDEX_LIVE, INDEX_BACKFILL, IDENTITIES)
 
 UNDISTURBING = ("change", "membership", "source", "groups", "broken", "query")
@@ -44,7 +45,7 @@ class ShortStory(Story):
     """The fault suite's changes, with texts of one word a section."""
 
     def wait_until(self, moment: datetime) -> None:
-        """What happens from now on is observed at this moment or later."""
+        """From now on, changes are observed at this time or later."""
         self._now = max(self._now, moment)
 
     def _upsert(self, name: str, page: Page, version: int, rng: Random | None) -> DocumentUpserted:
@@ -126,8 +127,8 @@ SOURCE_KINDS = (
     "back",
     "unreadable",
 )
-"""What happens at a source: those changes of a story that are a person's, a document that is again as it was before its
-last change, and one whose text cannot be had."""
+"""Changes at a source: the changes of a story that a person makes, the revert of a document's last change, and a
+document whose text cannot be read."""
 
 
 def _member(now: float, rng: Random) -> Step:
@@ -136,7 +137,7 @@ def _member(now: float, rng: Random) -> Step:
 
 
 def _regrouped(now: float, rng: Random) -> Step:
-    """Of one tag: who holds it, and holders of which tags hold it too."""
+    """Draw the members of one tag: principals, and tags whose holders hold it too."""
     tag = rng.choice(TAGS)
     members = tuple(rng.sample(PERSONS, rng.randint(0, 2)))
     of = tuple(rng.sample((*TAGS, f"user:{PERSONS[0]}"), rng.choice((0, 0, 1))))

@@ -52,7 +52,7 @@ class ConnectorModel:
     intends: bool = True
     """The row says that it is in doubt before anything is published."""
     stamps_before_reading: bool = True
-    """What is published is ordered by when the source was asked, not by when it was published."""
+    """Events are ordered by the time of their request to the source, not by the time when they were published."""
     fences: bool = True
     """Nobody writes rows under a lease that another runner has taken."""
     changes: int = 3

@@ -45,11 +45,13 @@ PAGE = 2
 POLL_SECONDS, SWEEP_SECONDS, GROUPS_SECONDS = 30.0, 180.0, 60.0
 BEAT_SECONDS = 30.0
 COMPARISONS = 3
-"""Which end after the last fault: two whole sweeps, and what they found missing was fetched."""
+"""The number of comparisons after the last fault: by then two whole sweeps have ended, and what they found missing was
+fetched."""
 CALM_SWEEP_SECONDS = 60.0
 """In calm a sweep is asked for so soon after the last one."""
 ALONE_SHARE = 0.6
-"""Of histories in which nothing is compared with the ledger: what was sent has to be right by itself."""
+"""The share of histories in which nothing is compared with the ledger, so that what was sent has to be right by
+itself."""
 
 
 @dataclass
@@ -150,7 +152,8 @@ class Service:
 
 
 class VirtualSource:
-    """What the runner sees of it. Each request takes its time and may fail; an answer is as of when it is made."""
+    """The source as the runner sees it. Each request takes its time and may fail; a response shows the state at its
+    creation."""
 
     def __init__(self, service: Service, process: Process) -> None:
         self._service = service
@@ -402,7 +405,7 @@ class Connected:
         )
 
     def fault(self) -> str | None:
-        """What an activity says that met an error which is not the product's."""
+        """Return the reason of an activity that met an error which is not the product's own, or None."""
         for runner in self.instances:
             for name, activity in (("start", runner.start), *((n, a.status) for n, a in runner.activities.items())):
                 if "bug in the connector's code" in (activity.reason or ""):
@@ -410,7 +413,7 @@ class Connected:
         return None
 
     def open(self) -> str:
-        """What keeps it from being settled."""
+        """Return what is not settled yet."""
         tables = self._world.database.tables
         items = {key[2]: row["in_doubt_since"] for key, row in tables[ITEMS].items() if row["in_doubt_since"]}
         principals = [key[2] for key, row in tables[PRINCIPALS].items() if not row["digest"]]

@@ -47,7 +47,7 @@ class Nobody:
 
 
 class Database:
-    """What is committed."""
+    """The committed rows."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self.now = now
@@ -230,7 +230,7 @@ class Cursor:
 
 
 class Connection:
-    """What the product sees of psycopg."""
+    """The part of psycopg that the product uses."""
 
     def __init__(self, database: Database, caller: Caller, statements: Callable[[str], Statement]) -> None:
         self._database = database

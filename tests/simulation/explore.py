@@ -18,7 +18,7 @@ MAX_STATES = 2_000_000
 
 
 class Model(Protocol[S]):
-    """What is searched."""
+    """The model whose states are searched."""
 
     def initial(self) -> S:
         """Return the state in which everything begins."""

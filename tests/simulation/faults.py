@@ -1,4 +1,4 @@
-"""Which faults a history has, how often, and what is thrown when one happens."""
+"""The faults of a history, their rates, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ CONNECTED_RATES: dict[str, tuple[float, float]] = {
 }
 """The same of those that only happen to connectors."""
 SHARE = 0.35
-"""Of the kinds, in a history that has faults at all."""
+"""The share of kinds that happen in a history with faults."""
 PAUSE_SHARE = 0.15
-"""Of the kinds of pauses, of which there are many."""
+"""The share of the kinds of pauses, of which there are many."""
 CALM_SHARE = 0.15
-"""Of histories without any: there, hints alone have to suffice."""
+"""The share of histories without faults, in which hints alone have to suffice."""
 PAUSE_SECONDS = (2.0, 20.0, 150.0, 1_500.0, 6_000.0)
 """Longest pauses of a process: below and above a session (6), the server's memory of deletes (600) and the time within
 which a bulk is sent (3,600)."""
@@ -79,7 +79,7 @@ class Faults:
         return cls(Random(rng.getrandbits(64)), rates, clock=clock)
 
     def happens(self, kind: str) -> bool:
-        """Whether it happens this time."""
+        """Return whether the fault happens this time."""
         rate = self.rates.get(kind)
         if rate is None or self.calm or self.rng.random() >= rate:
             return False

@@ -162,7 +162,7 @@ class Group:
 
 
 class Producer:
-    """What the product sees of ``pipeline.kafka.producer.Producer``."""
+    """The part of ``pipeline.kafka.producer.Producer`` that the product uses."""
 
     def __init__(self, broker: Broker, process: Process) -> None:
         self._broker = broker

@@ -32,7 +32,7 @@ class Entry:
 
 
 class Index:
-    """What the server holds."""
+    """The entries and deletes of the server."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
@@ -61,7 +61,7 @@ class Index:
 
 
 Operation = tuple[str, dict[str, Any], dict[str, Any] | None]
-"""What to do, with which entry, and its body."""
+"""One action of a bulk: its kind, the entry's id and version, and its body."""
 
 
 def operations_of(lines: Sequence[bytes]) -> list[Operation]:
@@ -75,7 +75,7 @@ def operations_of(lines: Sequence[bytes]) -> list[Operation]:
 
 
 class Elasticsearch:
-    """What the product sees of the client."""
+    """The part of the client that the product uses."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -26,7 +26,7 @@ class Worker(NamedTuple):
     at: At = "idle"
     seq: int = 0
     content: int | None = None
-    """Of the entry that shall stand; None: none shall."""
+    """The content of the desired entry; None if there must be none."""
     touches: bool = False
     """There is something to write or to delete."""
     stale: int = 0
@@ -57,7 +57,7 @@ class State(NamedTuple):
 
     want: int = 0
     content: int | None = None
-    """What the ledger wants: an entry of this content, or none."""
+    """The state that the ledger desires: an entry of this content, or none."""
     seq: int = 0
     claimed: bool = False
     confirmed: int | None = None
@@ -76,7 +76,7 @@ class KeywordsModel:
     """The switches are the fixes; all are on in the product."""
 
     claims: bool = True
-    """What may stand in the index is written down before it is sent."""
+    """Entries that may come into the index are recorded before they are sent."""
     checks_want: bool = True
     """Nothing is confirmed that something newer has overtaken."""
     records_bulks: bool = True
@@ -84,8 +84,8 @@ class KeywordsModel:
     keeps_old_records: bool = True
     """The record of a bulk stays although it was answered, when its claim is older than deletes are remembered."""
     doubts_deletes: bool = True
-    """What is deleted because a late bulk may have written it no longer counts as confirmed. Assumed besides: no
-    worker is paused for a whole day between its bulk and its confirmation."""
+    """An entry that is deleted because a late bulk may have written it no longer counts as confirmed. It is assumed
+    that no worker is paused for a whole day between its bulk and its confirmation."""
     accepts: int = 2
     kills: int = 1
     timeouts: int = 1
@@ -160,21 +160,21 @@ class KeywordsModel:
         return state._replace(seq=w.seq, claimed=w.content is not None, confirmed=w.content)
 
     def _checks(self, state: State, bulk: OpenBulk) -> Iterator[tuple[str, State]]:
-        """What nobody wants of it is deleted, at a version at which nobody wants it; that may take its time. When it
-        can no longer arrive it is forgotten after a last check."""
+        """Entries of a late bulk that are not desired are deleted, at a version at which they are not desired; that may
+        take time. When the bulk can no longer arrive, it is forgotten after a last check."""
         name = f"the check of the bulk of content {bulk.content} at version {bulk.seq}"
         delete = Bulk(None, max(bulk.seq, state.want), None)
-        doubted = state
+        reopened = state
         if state.content is None and state.confirmed is not None and self.doubts_deletes:
-            doubted = state._replace(claimed=True, confirmed=None)
+            reopened = state._replace(claimed=True, confirmed=None)
         if state.content is None and delete not in state.bulks:
-            yield f"{name} deletes", doubted._replace(bulks=_sorted((*state.bulks, delete)))
+            yield f"{name} deletes", reopened._replace(bulks=_sorted((*state.bulks, delete)))
         mine = (bulk.seq, bulk.content)
         under_way = any((b.seq, b.content) == mine for b in state.bulks) or any(
             w.at in ("claimed", "sent", "answered") and (w.seq, w.content) == mine for w in state.workers
         )
         if not under_way:
-            after = doubted._replace(open_bulks=tuple(b for b in state.open_bulks if b != bulk))
+            after = reopened._replace(open_bulks=tuple(b for b in state.open_bulks if b != bulk))
             if state.content is None and not _is_stale(state, delete):
                 after = after._replace(entry=(delete.seq, None))
             yield f"{name} is the last one", after

@@ -29,8 +29,9 @@ TABLE = ROOT / "docs" / "mutants.md"
 HISTORIES = int(os.environ.get("SIMULATE_HISTORIES", "1000"))
 """Played against a mutant before it counts as survived: some twenty-five seconds of one processor."""
 HISTORIES_BESIDE_TESTS = 30
-"""Of a mutant that tests are named for: what the simulation does not see soon, they see at once. Those of connectors
-are played to the end all the same: their histories are to find them without help."""
+"""The number of histories for a mutant that names tests: the tests detect at once what the simulation does not detect
+soon. Mutants of connectors are played to the end all the same, since their histories should detect them without
+help."""
 PRELOADED = ("pytest", "hypothesis", "elasticsearch", "psycopg", "numpy", "aiokafka", "pydantic", "structlog")
 """Packages of others that every process begins with: importing them takes longer than many a mutant lives."""
 
@@ -43,8 +44,8 @@ class Mutant(NamedTuple):
     anchor: str
     defect: str
     tests: tuple[str, ...] = ()
-    """Which catch it where the simulation does not: most only take away a safeguard that another one stands behind, or
-    change SQL or a module that the simulation does not run. Files of tests, with ``::name`` for one of them."""
+    """The tests that detect it where the simulation does not: most mutants only remove a safeguard that has a second
+    one, or change SQL or a module that the simulation does not run. Files of tests, with ``::name`` for one of them."""
 
     @property
     def contracts(self) -> list[str]:
@@ -736,7 +737,7 @@ def path_of(mutant: Mutant) -> Path:
 
 
 class Caught(NamedTuple):
-    """What caught a mutant: ``by`` a law of the simulation, "unit" or "contract"; "survived": nothing did."""
+    """How a mutant was caught: ``by`` a law of the simulation, "unit" or "contract"; "survived" if it was not."""
 
     by: str
     where: str = ""
@@ -827,7 +828,7 @@ def _all(kept: Path | None) -> dict[str, Caught]:
 
 
 def figures(caught: Collection[Caught]) -> str:
-    """What caught how many, in a sentence."""
+    """Return in a sentence how many mutants were caught by what."""
     by = Counter(c.by if c.by in ("unit", "contract", "survived") else "simulation" for c in caught)
     return (
         f"Of {len(caught)} defects the simulation caught {by['simulation']}, a unit test {by['unit']} and a contract"

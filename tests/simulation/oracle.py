@@ -1,4 +1,4 @@
-"""What both stores must hold and what each person may be shown, computed from the events alone."""
+"""Computes what both stores must hold and what each person may be shown, from the events alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TENANT, SOURCE = "acme", "wiki"
 
 
 class Candidate(NamedTuple):
-    """What a store offers for an answer."""
+    """A candidate that a store offers."""
 
     chunk_id: UUID
     document_id: UUID

@@ -31,7 +31,7 @@ class History:
 
     seed: int
     steps: tuple[int, ...] | None = None
-    """Which of its steps happen; None: all of them."""
+    """The steps that are played; None: all of them."""
     without: tuple[str, ...] = ()
     """Kinds of faults that do not happen."""
 
@@ -41,7 +41,7 @@ class History:
 
     @property
     def command(self) -> str:
-        """What replays exactly this history."""
+        """Return the command that replays exactly this history."""
         parts = [f"SIMULATE_SEED={self.seed}"]
         if self.steps is not None:
             parts.append(f"SIMULATE_STEPS={','.join(map(str, self.steps))}")
@@ -52,11 +52,11 @@ class History:
 
 @dataclass
 class Played:
-    """What became of one history."""
+    """The outcome of one history."""
 
     history: History
     violation: str | None
-    """Which law was broken and how; its first word is the kind."""
+    """The violated law and how it was violated; the first word is the kind."""
     tally: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     events: list[tuple[float, str]] = field(default_factory=list)

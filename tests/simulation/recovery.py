@@ -1,4 +1,4 @@
-"""What an operator runs after Postgres lost its tail: the steps of ``penstock recover``, then the audit with repair.
+"""The steps of an operator after Postgres lost its tail: those of ``penstock recover``, then the audit with repair.
 
 ``Recovery``, ``Examiner`` and ``Repairer`` are the product's own. Here are Kafka's offsets as they see them. An audit's
 memory of its runs (``pipeline.audit.runs``) is left out.
@@ -84,7 +84,7 @@ def _recovery(operator: Process) -> Recovery:
 
 
 class Offsets:
-    """What the product sees of ``pipeline.kafka.groups.Groups``."""
+    """The part of ``pipeline.kafka.groups.Groups`` that the product uses."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -31,7 +31,7 @@ LAWS = ("LOST", "UNDEAD", "LEAKED", "HIDDEN", "WRONG", "UNTOLD", "NEEDLESS", "ST
 
 @dataclass
 class Total:
-    """What some histories came to."""
+    """The outcome of some histories."""
 
     histories: int = 0
     tally: Counter[str] = field(default_factory=Counter)

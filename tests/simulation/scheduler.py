@@ -145,7 +145,7 @@ class _AnyDatetime(type):
 
 
 class _Datetime(datetime, metaclass=_AnyDatetime):
-    """What the product's modules know as ``datetime``."""
+    """The object that the product's modules know as ``datetime``."""
 
     loop: VirtualLoop
 
@@ -156,7 +156,7 @@ class _Datetime(datetime, metaclass=_AnyDatetime):
 
 
 class _Time:
-    """What the product's modules know as ``time``."""
+    """The object that the product's modules know as ``time``."""
 
     loop: VirtualLoop
 
@@ -176,7 +176,7 @@ class _Time:
 
 
 class _Silence:
-    """What the product's modules know as ``log``."""
+    """The object that the product's modules know as ``log``."""
 
     def debug(self, *_: object, **__: object) -> None:
         return None

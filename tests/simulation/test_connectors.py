@@ -1,4 +1,4 @@
-"""What the simulation of connectors found, and that nothing stands still when a runner does."""
+"""Defects that the simulation of connectors found, and progress of the simulation while a runner is paused."""
 
 from __future__ import annotations
 

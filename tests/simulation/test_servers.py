@@ -124,7 +124,7 @@ class Twins:
             self._accepting = False
 
     async def member(self) -> None:
-        """Who is in which group, now and then as of an earlier moment or of the same one."""
+        """Change a membership, sometimes as of an earlier time or of the same one."""
         at = self.story._now if self.rng.random() < 0.7 else STORY_BEGINS
         groups = self.rng.sample(TAGS, self.rng.randint(0, 2))
         event = IdentityChanged(tenant=TENANT, source=SOURCE, principal="ann", groups=groups, observed_at=at)
@@ -300,7 +300,7 @@ _LEASES = """
 
 
 class _Runner:
-    """What an instance is made of, but for what has it run."""
+    """The parts of a connector's instance, without the activities that it runs."""
 
     def __init__(self, twins: ConnectedTwins, holder: Holder) -> None:
         self._twins = twins

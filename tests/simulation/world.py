@@ -54,10 +54,10 @@ CALM_SECONDS = 4 * 3600.0
 """Longest time to settle after the last fault: what was set aside often is tried again an hour later."""
 LOOK_SECONDS = 5.0
 MOST_RECORDS = 200
-"""Of one partition, that is looked for lost ones."""
+"""The most records of a partition that are searched for lost ones."""
 VITALS_SECONDS = 60.0
 SKEWS = (0.0, 0.0, -100.0, 100.0)
-"""Of the clocks of machines that run connectors (seconds): less apart than connectors.clock.TOLERANCE."""
+"""The difference of the clocks of machines that run connectors, in seconds: less than connectors.clock.TOLERANCE."""
 SLOW_SECONDS = 0.05
 """An ordinary answer takes up to so long."""
 
@@ -173,7 +173,7 @@ class Process:
         world.connected.changes_meanwhile(seconds)
 
     async def answered(self, _service: str, _doing: str) -> None:
-        """Of a commit: it is done, and the answer may be lost."""
+        """Fail a commit after it was done, so that its response is lost."""
         if self.alive and self.world.faults.happens("a commit's answer is lost"):
             raise _refusal("postgres")
 
@@ -266,7 +266,7 @@ class Embedder(WordsEmbedder):
 
 
 def vector(text: str) -> Vectors:
-    """What the model makes of a text."""
+    """Return the vector of the model for a text."""
     seed = sum(ord(char) * (n + 1) for n, char in enumerate(text))
     return np.array([seed % 7, seed % 11, seed % 13, seed % 17], dtype=np.float32) / 16.0
 
@@ -309,7 +309,7 @@ class World:
         self.again_at = 0.0
         """When what Kafka has lost is published again."""
         self._recovery: asyncio.Task[None] | None = None
-        """Of a ledger that lost its tail."""
+        """The recovery of a ledger that lost its tail."""
         self._since: datetime | None = None
         """The end of what was left of it."""
         self._stopped: set[str] = set()
@@ -340,7 +340,7 @@ class World:
         self.processes: dict[str, list[Process]] = {}
         self.oracle = Oracle(self)
         self.later: list[Any] = []
-        """What must not be forgotten while it waits."""
+        """References to what must not be collected while it waits."""
         self.connected = Connected(self, Random(f"source {seed}")) if is_connected(seed) else None
         """None: changes are published as they come."""
         self.generation = Generation(
@@ -516,7 +516,7 @@ class World:
         )
 
     def _open(self) -> str:
-        """What keeps the world from being settled."""
+        """Return what is not settled yet."""
         tables = self.database.tables
         pending = {
             (k[2], str(k[0])[:4], r["seq"], r["want_seq"], r["attempts"], r["error"])
@@ -632,7 +632,8 @@ class World:
         self._not_there(topic, lambda _n, _offset: True)
 
     def _not_there(self, topic: str, lost: Callable[[int, int], bool]) -> None:
-        """Whoever publishes is told, and publishes all again; a record that nobody can read is lost for good."""
+        """Let the producers publish everything again, as they do when records are lost. A record that nobody can read
+        is lost for good."""
         gone = {letter_id(topic, n, i) for n in range(PARTITIONS) for i in range(MOST_RECORDS) if lost(n, i)}
         self.unreadable = [id_ for id_ in self.unreadable if id_ not in gone]
         again, self.published = self.published, []

@@ -15,7 +15,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 class Processes:
-    """What a test's world has in common with others: whoever is one has these fields."""
+    """The fields that all test environments with processes have."""
 
     home: Path
     processes: dict[str, subprocess.Popen[bytes]]

@@ -1,4 +1,4 @@
-"""What a command or a worker imports before it does anything: whoever starts it waits for all of that."""
+"""Imports of a command or a worker before it does anything: its start waits for all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWERS = ("fastapi", "mcp", "openai")
 STORES = ("aiokafka", "elasticsearch", "faust", "psycopg")
 MODELS = ("ctranslate2", "numpy", "scipy", "tiktoken", "tokenizers")
 TRACING = ("opentelemetry.sdk",)
-"""Of what many processes need, the heavy parts."""
+"""Heavy modules that many processes need."""
 
 WORKER = "cli.main, pipeline.runtime.settings, pipeline.observability.metrics, pipeline.stream.worker"
 UNNEEDED = {
@@ -58,7 +58,7 @@ UNNEEDED = {
     ),
     f"{WORKER}, pipeline.stream.vectors_worker": (*PARSERS, *ANSWERS, *TRACING, "elasticsearch", "scipy"),
 }
-"""What a process imports, and what must not come with it."""
+"""The modules that must not be imported with those that a process imports."""
 
 
 @pytest.mark.parametrize("modules", UNNEEDED)

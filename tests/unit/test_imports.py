@@ -77,7 +77,7 @@ IMPURE = frozenset(
         "watchfiles",
     }
 )
-"""What reaches outside, keeps the time or rolls dice: pipeline.core is handed all of that."""
+"""Modules with I/O, clocks or random numbers, whose results pipeline.core takes as arguments."""
 CLOCK = frozenset({"now", "utcnow", "today"})
 FAUST = frozenset({"faust", "mode"})
 

@@ -35,7 +35,8 @@ def _take_terminal() -> None:
 
 
 class Terminal:
-    """What a program has written, and keys for it. It has the terminal as its own, so that Ctrl-C reaches it."""
+    """The terminal of a program: what the program has written, and keys for it. It is the program's controlling
+    terminal, so that Ctrl-C reaches it."""
 
     def __init__(self, argv: list[str], environment: dict[str, str], rows: int, columns: int) -> None:
         self._side, theirs = pty.openpty()

@@ -23,7 +23,7 @@ def withdrawal(bench: Bench) -> Withdrawal:
 
 
 async def ledger(bench: Bench) -> dict[str, State]:
-    """What the pipeline makes of everything published so far."""
+    """Return the state of the ledger after everything that was published so far."""
     await bench.take()
     return fold_all(bench.taken)
 
@@ -154,7 +154,7 @@ async def test_documents_gone_for_the_connector_but_alive_in_the_ledger_are_with
 
 
 async def test_a_withdrawn_documents_name_never_resolves_to_another_document(bench: Bench) -> None:
-    """Of a name that ends like it, of a title, or of a source that is called like its folder."""
+    """A name is not matched by its end, by a title, or by a source that has the name of its folder."""
     tenant = bench.tenant
     mine = document_id(tenant, "wiki", "hr/notes.md")
     for id_, source, name, title in (

@@ -77,8 +77,8 @@ OWNERS_ALONE = {
     "tenant_readers",
     "query_use",
 }
-"""Which version, which generation and how far its making is, which server is accepted, who may publish, and whose
-tenant's a reader is: the owner's to say. Use of budgets is written by functions alone."""
+"""Tables that only the owner may write: versions, generations and their builds, accepted servers, producers, and the
+tenants of readers. Usage of budgets is written by functions alone."""
 
 
 @dataclass

@@ -659,7 +659,7 @@ asyncio.run(main())
 
 
 async def killed(home: Path, mode: str, actor: str) -> tuple[int, int]:
-    """What a process that was killed had written, by its own account: how many records, and how many of them waited."""
+    """Run a process until it is killed, and return what it had counted: its records, and how many of them waited."""
     env = {**os.environ, "PENSTOCK_HOME": str(home), "PENSTOCK_TRAIL_KEY": KEY, "PENSTOCK_TRAIL": mode}
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CHILD, actor, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=env
@@ -714,7 +714,7 @@ async def test_a_commit_whose_confirmation_was_lost_is_repeated_without_findings
 
 @pytest.mark.parametrize("mode", ["on", "required"])
 async def test_forged_records_in_a_chains_next_places_do_not_suppress_real_ones(place: Place, mode: str) -> None:
-    """Whoever may add records, and reads in the heads which chains there are."""
+    """The role may add records, and reads in the heads which chains exist."""
     actor = uuid4().hex
     forged = (
         "INSERT INTO trail.records SELECT day, chain, number + n, at, tenant, 'eve', credential, access, action,"

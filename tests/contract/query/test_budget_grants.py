@@ -58,7 +58,7 @@ class Login:
         since: datetime | None = None,
         span: str = "day",
     ) -> list[float]:
-        """What was given."""
+        """Return the amounts that were granted."""
         async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
             cursor = await connection.execute(
                 "SELECT given FROM settle_budget("
@@ -137,7 +137,8 @@ async def test_a_grant_of_one_budget_cannot_be_returned_to_another(login: Login,
 
 
 async def test_earlier_use_is_settled_and_cannot_be_returned(login: Login, tenant: str) -> None:
-    """Who is taken over in the afternoon does not undo the morning, although it was all given to the same process."""
+    """A process that is compromised in the afternoon cannot undo the usage of the morning, which was granted to the
+    same process."""
     mine = uuid4()
     for _ in range(50):
         await login.settle(tenant, mine, holding=(1, 0, 0.25), desired=(9, 100, 0.75))

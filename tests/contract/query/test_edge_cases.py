@@ -208,7 +208,8 @@ async def test_answers_to_golden_questions_are_not_queued_for_review(library: Li
 
 
 async def test_health_probes_are_answered_whatever_the_host_header(library: Library) -> None:
-    """Whoever orchestrates asks by address. Set as docs/http.md says, allowed_hosts made the service never ready."""
+    """Orchestrators send probes to an address. With the ``allowed_hosts`` that docs/http.md describes, the service
+    never became ready."""
     serve = {"allowed_hosts": ("search.example.org",)}
     async with service_over(library, serve=serve) as (client, _):
         for path in ("/livez", "/readyz"):

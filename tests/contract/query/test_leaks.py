@@ -49,7 +49,7 @@ def key_of(asker: Asker, passage: Passage) -> DocumentKey:
 
 
 def keys(asker: Asker, response: SearchResults) -> list[DocumentKey]:
-    """Of every document that is named, as a result or as where the same stands once more."""
+    """Return the keys of all documents that a response names, as results or as duplicates of them."""
     return [key_of(asker, passage) for result in response.results for passage in (result.passage, *result.also)]
 
 
@@ -304,7 +304,8 @@ def compare(one: dict[str, Any], other: dict[str, Any], *, exact: bool, all_show
 
 
 def _without_arrange_step(steps: str) -> str:
-    """Which chunk meets its neighbour first depends on their order, and so does how many passages they make."""
+    """Remove the step ``arrange``: its number of passages depends on the order in which chunks meet their
+    neighbours."""
     return re.sub(r"\{'step': 'arrange', 'results': \d+\}", "", steps)
 
 

@@ -152,7 +152,7 @@ async def test_cached_results_are_not_used_after_the_caller_left_a_group(desk: D
 
 
 async def test_a_cached_result_is_recomputed_after_a_store_settled_in_an_older_transaction(desk: Desk) -> None:
-    """What settles in a transaction that began before the answer was remembered and ends after it."""
+    """A change in a transaction that began before the result was cached and ended after it drops the result."""
     library, tenant = desk.library, desk.tenant
     await library.put(document("a.md", "Willows at the bend.", tenant=tenant))
     [(id_,)] = await library.execute("SELECT id FROM documents WHERE tenant = %s", tenant)

@@ -1,4 +1,4 @@
-"""What a search finds on the real servers: by identifier, as whole passages, past what is withheld; or nothing."""
+"""Results of a search on real servers: by identifier, as whole passages, beyond withheld ones, or none."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 
 class Offered(NamedTuple):
-    """What a store offers."""
+    """A candidate that a store offers."""
 
     chunk_id: UUID
     document_id: UUID
@@ -647,7 +647,7 @@ async def test_an_endless_vector_scan_is_cancelled_by_postgres(library: Library,
 
 
 async def test_without_the_ledger_search_is_unavailable(library: Library, tenant: str) -> None:
-    """What cannot be verified is not shown, however well the other store answers."""
+    """A result that cannot be verified is not shown, however well the other store answers."""
     caller, _ = await put_one(library, tenant)
     pool = AsyncConnectionPool("host=127.0.0.1 port=1 dbname=none", open=False, min_size=1, reconnect_timeout=0.1)
     await pool.open()

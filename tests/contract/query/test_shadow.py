@@ -55,7 +55,7 @@ def outcomes(service: Service) -> dict[str, int]:
 
 
 class Held(Search):
-    """Of the candidate's searches none begins before it may."""
+    """A search whose shadow queries of the candidate wait until they are permitted."""
 
     def __init__(self, service: Service, site: Site) -> None:
         assert service.shadow.pool is not None

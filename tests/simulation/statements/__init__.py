@@ -1,4 +1,4 @@
-"""What each of the product's statements does, in memory: for each of its modules one here, mostly of the same name.
+"""The effects of the product's statements, in memory: for each of its modules one here, mostly of the same name.
 
 The product's ledger functions run as they are; only Postgres is replaced. A statement is recognised by a part of its
 text that says what it does, and one that nobody here knows fails loudly. ``test_servers`` runs the same random

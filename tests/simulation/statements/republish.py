@@ -52,8 +52,8 @@ async def _remember_again(tx: Transaction, _p: Any) -> int:
     for _, d in list(tx.rows("documents")):
         key = d["tenant"], d["source"], d["external_id"]
         if is_alive(d) and tx.get(SOURCES, *key[:2]) is not None and await tx.lock(ITEMS, *key) is None:
-            doubted = changed(NEW_ITEM, version=d["version"], swept_at=NEVER, in_doubt_since=tx.now())
-            await tx.put(ITEMS, doubted, *key)
+            marked = changed(NEW_ITEM, version=d["version"], swept_at=NEVER, in_doubt_since=tx.now())
+            await tx.put(ITEMS, marked, *key)
             count += 1
     return count
 

@@ -94,9 +94,9 @@ def _save(text: str) -> Statement:
         tenant, source, id_, *values, stamp, _, _ = p
         row = await tx.lock(ITEMS, tenant, source, id_) or NEW_ITEM
         after = changed(row, **dict(zip(names[1:], values, strict=True)), swept_at=tx.now(), **listed)
-        if (doubted := row["in_doubt_since"]) is not None and doubted > stamp:
+        if (marked := row["in_doubt_since"]) is not None and marked > stamp:
             known = [item for item in (row["version"], after["version"]) if item is not None]
-            after = changed(after, in_doubt_since=doubted, gone=False, version=max(known, default=None))
+            after = changed(after, in_doubt_since=marked, gone=False, version=max(known, default=None))
         await tx.put(ITEMS, after, tenant, source, id_)
         return 1
 
@@ -240,12 +240,12 @@ async def _doubt(tx: Transaction, p: Any) -> int:
         row = await tx.lock(ITEMS, tenant, source, id_)
         if row is not None and row["in_doubt_since"] is not None:
             continue
-        doubted = {"in_doubt_since": stamp, "difference": kind}
+        marked = {"in_doubt_since": stamp, "difference": kind}
         if row is None:
-            after = changed(NEW_ITEM, version=version, swept_at=NEVER, **doubted)
+            after = changed(NEW_ITEM, version=version, swept_at=NEVER, **marked)
         else:
             highest = greatest(row["version"], version)
-            after = changed(row, version=highest, fingerprint=None, gone=False, **doubted)
+            after = changed(row, version=highest, fingerprint=None, gone=False, **marked)
         await tx.put(ITEMS, after, tenant, source, id_)
         count += 1
     return count

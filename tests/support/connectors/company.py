@@ -37,7 +37,8 @@ class Company:
     """For what is waited for."""
 
     async def results(self, who: str, query: str) -> list[Result]:
-        """What somebody finds, by one ranking after the other (nearness alone finds all that they read)."""
+        """Return the results of each ranking for a person. Vector search alone returns everything that the person may
+        read."""
         caller = await self.search.identify("acme", principals=[who])
         answers = [await self.search.search(query, caller, mode=mode, top=50) for mode in MODES]
         return [result for answer in answers for result in answer.results]

@@ -80,7 +80,7 @@ class Wiki:
         return {group.tag: group async for group in self.source.groups(tags)}
 
     async def events(self) -> list[Reaction]:
-        """What the source makes of everything that happened since the last call."""
+        """Read the changes of everything that happened since the last call."""
         happened, self.state.events = self.state.events, []
         return [await self.source.on_event(request) for request in requests(happened, SECRET, cloud=self.fake.cloud)]
 

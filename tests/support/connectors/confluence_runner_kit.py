@@ -24,7 +24,7 @@ class Office(Played[ConfluencePlayground]):
         return {item.id for item in self.play.state.current("page", "blogpost", "attachment")}
 
     async def deliver_events(self, instance: Instance, requests: Sequence[Request] | None = None) -> list[AnyMessage]:
-        """What is published once Confluence has told of it."""
+        """Deliver Confluence's events, and return what is published."""
         for request in self.play.sent() if requests is None else requests:
             await instance.on_event(request)
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What the tests of extraction share."""
+"""Shared parts of the tests of extraction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the folder connector's tests share: a producer that records, and a checkpoint of their own."""
+"""Shared parts of the folder connector's tests: a producer that records, and a checkpoint of their own."""
 
 from __future__ import annotations
 

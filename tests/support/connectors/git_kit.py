@@ -79,7 +79,7 @@ async def listed(source: Git) -> dict[str, str | None]:
 
 
 def texts(entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Of documents; ``gone`` of what is gone; its code of what cannot be read."""
+    """Return the texts of documents; ``gone`` for those that are gone, and the code of those that cannot be read."""
     return {
         external_id: entry.content if isinstance(entry, Document) else "gone" if isinstance(entry, Gone) else entry.code
         for external_id, entry in entries.items()

@@ -25,7 +25,7 @@ def made(kind: type[Source], play: Playground) -> Callable[[Context], Source]:
 
 @dataclass
 class Played(Generic[P]):
-    """What is played with, and a runner of it (``bench.make``), which does nothing by itself after its first load."""
+    """A playground, and a runner of its source (``bench.make``), which does nothing by itself after its first load."""
 
     bench: Bench
     play: P
@@ -55,7 +55,7 @@ class Played(Generic[P]):
         )
 
     async def run_action(self, action: str) -> list[AnyMessage]:
-        """What is published when the runner is asked for ``changes``, ``sweep``, ``groups`` …"""
+        """Have the runner do ``changes``, ``sweep``, ``groups`` …, and return what is published."""
         await self.bench.ask(action)
         return await self.bench.take()
 

@@ -1,4 +1,4 @@
-"""What the runner's tests share: a runner on real Kafka and Postgres, and what it published."""
+"""Shared parts of the runner's tests: a runner on real Kafka and Postgres, and what it published."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Bench:
     folder: Path
     consumer: AIOKafkaConsumer
     make: Callable[[Context], Source] | None = None
-    """Of the source that is run; None: one that reads ``world``."""
+    """Makes the source that is run; None for one that reads ``world``."""
     events_url: str | None = None
     world: World = field(default_factory=World)
     tenant: str = field(default_factory=lambda: uuid.uuid4().hex)

@@ -70,7 +70,7 @@ async def everything(slack: Slack, cursor: Any = None) -> dict[str, Entry]:
 
 
 async def changed(slack: Slack, cursor: Any) -> tuple[dict[str, Entry], Any]:
-    """What changed, and the cursor of the next poll."""
+    """Return the changes, and the cursor of the next poll."""
     results: dict[str, Entry] = {}
     async for page in slack.changes(cursor):
         results |= {entry.external_id: entry for entry in page.entries}

@@ -1,4 +1,5 @@
-"""What the tests of uploads share: instances of two tenants on real Kafka and Postgres, and a client of the API."""
+"""Shared parts of the tests of uploads: instances of two tenants on real Kafka and Postgres, and a client of the
+API."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 @dataclass(frozen=True, slots=True)
 class Command:
     line: int
-    """Of the guide."""
+    """The number of its line in the guide."""
     text: str
     prints: str
     eventually: bool
@@ -86,7 +86,7 @@ class Shell:
         )
 
     def run(self, command: Command) -> str:
-        """What it prints in the end. AssertionError if it ends with another code than 0, or prints something else."""
+        """Return the output of the command. Raises AssertionError if its exit code is not 0, or its output differs."""
         deadline = time.monotonic() + EVENTUALLY_SECONDS
         while True:
             printed, code = self._once(command.text)

@@ -1,4 +1,4 @@
-"""What is checked of every deployment file: names that the code must know."""
+"""Checks of every deployment file: the code must know the names in it."""
 
 from __future__ import annotations
 

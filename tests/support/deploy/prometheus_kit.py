@@ -35,12 +35,12 @@ from topics.messages import DocumentUpserted
 RULES = PROJECT / "deploy" / "prometheus"
 WORKERS = ("detect", "vectors", "keywords", "connectors", "canary")
 FASTER = 60
-"""An hour passes in a minute …"""
+"""The factor by which time is shortened: an hour passes in a minute."""
 LEAST_FOR, LEAST_WINDOW, LEAST_AGE = 4, 15, 20
-"""… but no patience, window or age is shorter than so many seconds, within which a busy machine still gets its work
-done and Prometheus, which looks every second, has seen enough."""
+"""The shortest time limit, window or age in seconds: within it a busy machine gets its work done, and Prometheus, which
+scrapes every second, has seen enough."""
 READER = "reader"
-"""Who searches: readers need something to find, or nothing is reranked."""
+"""The principal that searches: it must have results, or nothing is reranked."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SETTINGS = {
     "PENSTOCK_STREAM_VITALS_SECONDS": "1",
@@ -76,15 +76,16 @@ class Watched:
     query: httpx.AsyncClient
     prometheus: httpx.AsyncClient
     folder: Path
-    """Of Prometheus."""
+    """The folder of Prometheus."""
     notes: Path
-    """What the connector ``notes`` reads."""
+    """The notes that the connector ``notes`` reads."""
     model: FakeOpenAI
     reranker: FakeRerank
     _used: int = 0
 
     async def values(self, expression: str) -> list[float]:
-        """What it evaluates to now, without what is no number. Fails when it cannot be evaluated."""
+        """Return the present values of an expression, without those that are no numbers. Fails if it cannot be
+        evaluated."""
         answer = await self.prometheus.get("/api/v1/query", params={"query": expression})
         body: dict[str, Any] = answer.json()
         assert body["status"] == "success", f"{expression}: {body.get('error')}"

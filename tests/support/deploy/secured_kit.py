@@ -51,12 +51,12 @@ class Site(Processes):
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
     key: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Of the one who may ask."""
+    """The API key of the principal that may search."""
 
     # Who is told what
 
     def environment(self, login: str, **more: str) -> dict[str, str]:
-        """What a process of this login finds: addresses and files, no secret. ``more`` changes it."""
+        """Return the environment of a process with this login: addresses and files, no secret. more: changes of it."""
         shown = self.secured.logins[login].certificate
         endpoints = self.secured.stack.endpoints()
         home = self.home / "processes" / login

@@ -1,4 +1,5 @@
-"""What each login is refused in each server: one of every kind that its role might have been given by mistake."""
+"""The rights that each login must lack on each server: one of every kind that its role might have been given by
+mistake."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def copy_tree(tree: Path, change: Callable[[Path], None]) -> None:
 
 
 def next_version(tree: Path) -> None:
-    """What a version may change: its number, a migration that adds, a field in every message, outer and inner."""
+    """Change what a version may change: its number, a migration that adds, a field in every message, outer and
+    inner."""
 
     def edit(file: str, old: str, new: str) -> None:
         path = tree / file

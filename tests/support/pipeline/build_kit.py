@@ -168,7 +168,7 @@ class Site:
         return True
 
     async def hint(self, hints: Sequence[tuple[Identity, str, Lane]]) -> int:
-        """What a rebuild's hints do where workers run."""
+        """Queue the hints of a rebuild, as running workers would receive them."""
         for identity, generation, _ in hints:
             self.hints.waiting.append(
                 IndexHint(
@@ -222,7 +222,7 @@ class Site:
         return {name.removeprefix(prefix) for name in await self.es.indices.get(index=f"{prefix}*")}
 
     async def entries_of(self, document: UUID) -> set[UUID]:
-        """What stands in the active index of a document."""
+        """Return the entries of a document in the active index."""
         return {i for i, e in (await self.space.entries()).items() if e["document_id"] == str(document)}
 
     async def tables(self) -> set[str]:

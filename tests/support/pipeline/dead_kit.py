@@ -67,7 +67,7 @@ class Desk:
         self.next_offset += 1
         return Incoming(self.name(topic), 2, self.next_offset, key, value, headers or [], "live")
 
-    async def bury(self, record: Incoming, *, stage: str = "detect") -> str:
+    async def write_dead_letter(self, record: Incoming, *, stage: str = "detect") -> str:
         await self.dead.add(record, stage=stage, error=INVALID)
         return f"{record.topic}:{record.partition}:{record.offset}"
 

@@ -28,7 +28,7 @@ class Proxy:
     url: str = ""
     fault: Fault = lambda path, body: None
     requests: list[tuple[str, bytes]] = field(default_factory=list)
-    """What arrived: path and body."""
+    """The path and the body of each request that arrived."""
     put_off: int = 0
     """So many items of the next bulk requests are not sent on but answered by 429."""
 

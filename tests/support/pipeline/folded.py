@@ -1,4 +1,4 @@
-"""What the pipeline makes of messages, without running it."""
+"""Computes the state that the pipeline derives from messages, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ledger and both stores must hold, computed from the documents alone, and what they do hold.
+"""Computes what the ledger and both stores must hold from the documents alone, and compares it with what they hold.
 
 Every column and every field of the mapping is either compared here or named in NOT_COMPARED with its reason;
 ``tests/faults/test_oracle.py`` fails when one is added that nobody has decided about.
@@ -256,7 +256,7 @@ def _hour(moment: datetime) -> str:
 
 
 def _obey_the_laws_of_chunks(text: str, media_type: str, chunks: Sequence[Chunk], generation: Generation) -> None:
-    """What must hold of them wherever they are cut."""
+    """Check what must hold of chunks wherever they are cut."""
     held = [False] * len(text)
     for c in chunks:
         assert c.text == "".join(text[a:b] for a, b in c.spans), "a chunk's text is not what its spans hold"
@@ -279,7 +279,7 @@ _HEADING = re.compile(r"^(#{1,6})[ \t]+(\S.*)$", re.MULTILINE)
 
 
 def _headings(text: str, at: int) -> tuple[str, ...]:
-    """What stands over a place in plain Markdown, outermost first."""
+    """Return the headings above a place in plain Markdown, outermost first."""
     path: list[tuple[int, str]] = []
     for heading in _HEADING.finditer(text):
         if heading.start() > at:

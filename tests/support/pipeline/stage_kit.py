@@ -1,4 +1,4 @@
-"""What the tests of a review share: hints and events as records, and a stage at work in its lanes."""
+"""Shared parts of tests of stages: hints and events as records, and a stage at work in its lanes."""
 
 from __future__ import annotations
 

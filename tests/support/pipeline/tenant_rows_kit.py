@@ -40,7 +40,7 @@ def flat(text: str) -> str:
 
 
 def sites(*folders: str) -> set[Site]:
-    """Of every string in these modules that compares a tenant."""
+    """Return every string in these modules that compares a tenant."""
     results = set()
     for folder in folders:
         path = ROOT / folder
@@ -221,7 +221,7 @@ async def empty(library: Library, tenant: str) -> None:
 
 @dataclass(frozen=True)
 class Ids:
-    """Of both tenants together."""
+    """The ids of both tenants together."""
 
     documents: list[UUID]
     chunks: Mapping[UUID, UUID]

@@ -101,8 +101,8 @@ class World:
                 await asyncio.sleep(0.2)
 
     def census(self) -> dict[str, int]:
-        """What a request could leave behind in this process. The pools' connections to other servers are theirs to
-        keep, as many as they are allowed: what is looked at there is whether they are in use."""
+        """Count what a request could leave behind in this process. The pools may keep connections to other servers, up
+        to their limits; of those, only the ones in use are counted."""
         process, stats, metrics = psutil.Process(), self.service.pool.get_stats(), self.service.metrics
         sockets = process.net_connections("tcp")
         pooled = [
@@ -187,7 +187,7 @@ async def surrounded(settings: Settings) -> AsyncIterator[World]:
 
 
 async def to_the_end(world: World, sent: bytes) -> bytes:
-    """What is answered until the service ends the connection, which it must."""
+    """Read the response until the service closes the connection, which it must."""
     reader, writer = await asyncio.open_connection(urlsplit(world.address).hostname, urlsplit(world.address).port)
     answered = b""
     with suppress(ConnectionError):  # closed before all that was sent is read

@@ -81,7 +81,7 @@ def write_keys(path: Path, **keys: dict[str, Any]) -> Path:
 
 
 def token(file: Path = TOKEN_FILE) -> str:
-    """Of development mode."""
+    """Return the token of development mode."""
     made_development_token(file)
     return development_token(file)
 

@@ -61,7 +61,7 @@ TAGS = (
 SOURCES = ("wiki", "drive", "wiki staff", "*", "staff", "user:ann", "b", "Ünï", "s" * 60)
 PRINCIPALS = ("ann", "bob", "ANN", "staff", "wiki/ann", "*", "user:ann", "ann@example.org", "Ünï")
 NOWHERE = ("", "wiki/", "*/staff", "staff\x00", "\udcff", "/", "nosuch/staff")
-"""What a caller may claim and no document can carry, or not in this way."""
+"""Names that a caller may claim and that no document can have, or not in this way."""
 NAMES = ("report", "plan", "notes", "50%", "a_b", "ärger", "deep/er/file.md", "*", "x'; --")
 COMMON = "harbour ledger"
 """In every document, so that every question meets every document."""
@@ -85,7 +85,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks: a tenant, and any number of principals and tags."""
+    """A caller: a tenant, and any number of principals and tags."""
 
     tenant: str
     principals: tuple[str, ...]
@@ -112,7 +112,7 @@ class Living:
 
 
 class Model:
-    """What is known after some events, whatever their order."""
+    """The state after some events, independent of their order."""
 
     def __init__(self) -> None:
         self._documents: dict[DocumentKey, _Document] = {}

@@ -84,7 +84,7 @@ class Library:
 
     @classmethod
     def over(cls, own: Place, embedder: Embedder) -> Library:
-        """What is in a place already."""
+        """Return a library over a place that exists already."""
         return cls(
             own.settings,
             own.pool,

@@ -46,7 +46,7 @@ HOSTILE = (
 
 
 class Bearer(httpx2.Auth):
-    """Of whoever it is at the moment."""
+    """The credentials of the current caller."""
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -80,7 +80,7 @@ class Person:
 
 
 async def call(client: Client | Person, tool: str, **arguments: Any) -> dict[str, Any]:
-    """What a tool gives; a tool error fails the test."""
+    """Return the result of a tool; a tool error fails the test."""
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, line(result)
     assert isinstance(result.structured_content, dict)

@@ -1,4 +1,4 @@
-"""What canaries are called, what is published for them, and which the settings name."""
+"""Names of canaries, the messages that are published for them, and the canaries that the settings name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_pause_between_polls_grows_with_the_waiting_time() -> None:
 
 
 def answers(*response: bool | None) -> Callable[[], Awaitable[bool]]:
-    """What one look after the other says; None: it fails. The last one stands."""
+    """Return a function that gives these responses one after another; None: it fails. The last one is repeated."""
     left = list(response)
 
     async def look_once() -> bool:

@@ -1,4 +1,4 @@
-"""Who may read what is ingested, when it was said and when it was not."""
+"""Readers of ingested documents, with and without the options that name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What ``penstock status`` says of a system that is well, that is half down, and that needs somebody."""
+"""The screen of ``penstock status`` for a healthy system, for one that is half down, and for one that needs an
+operator."""
 
 from __future__ import annotations
 

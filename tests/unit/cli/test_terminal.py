@@ -1,4 +1,4 @@
-"""What commands show cannot control the terminal: a name may hold a sequence that fills the clipboard or hides text."""
+"""Output of commands cannot control the terminal: a name may hold a sequence that fills the clipboard or hides text."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ async def half_sent(client: httpx.AsyncClient, sent: int) -> tuple[asyncio.Strea
 
 
 async def test_event_bodies_in_transfer_hold_a_bounded_amount_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they sent is held as long as they may take, whatever they declared; more is sent away."""
+    """A body is held as long as its client may take, whatever size it declared; a larger one is refused."""
     monkeypatch.setattr(connectors.http, "EVENT_BYTES_PER_ADDRESS", 300_000)
     async with port() as (client, wiki, metrics):
         slow = [await half_sent(client, 100_000) for _ in range(4)]

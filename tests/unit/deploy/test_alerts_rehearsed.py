@@ -13,7 +13,7 @@ from tests.unit.deploy.test_alerts import OVERVIEW, ROOT, alerts
 
 
 def rows(chapter: str) -> list[list[str]]:
-    """Of the table in a chapter, without its head."""
+    """Return the rows of the table in a chapter, without its header."""
     text = OVERVIEW.read_text().partition(f"## {chapter}\n")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]

@@ -1,4 +1,4 @@
-"""What `python -m deploy.certificates` makes for one machine: a server's peers believe it, and no other."""
+"""Certificates of `python -m deploy.certificates` for one machine: a server's peers accept its own and no other."""
 
 from __future__ import annotations
 

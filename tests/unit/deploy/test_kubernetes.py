@@ -71,7 +71,7 @@ def pods() -> list[Object]:
 
 
 def values(container: Object, *settings: Object) -> dict[str, str]:
-    """What a process finds in its environment; a secret's value is made up."""
+    """Return the environment of a process; the values of secrets are made up."""
     results: dict[str, str] = {}
     for setting in settings:
         results |= setting["data"]

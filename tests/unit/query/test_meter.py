@@ -37,7 +37,7 @@ class Row:
 
 @dataclass
 class Table:
-    """What migration 0049's function does (tests/contract/query/test_budgets.py compares)."""
+    """A model of the function of migration 0049 (compared by tests/contract/query/test_budgets.py)."""
 
     now: datetime = NOON
     rows: dict[Subject, Row] = field(default_factory=dict)

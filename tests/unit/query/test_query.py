@@ -1,4 +1,4 @@
-"""What a search asks Elasticsearch, and how the command shows what it found."""
+"""Elasticsearch requests of a search, and the command's output of results."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ READ_ONLY = {
     "conversation.recorded.v1.minimal",
     "conversation.forgotten.v1.minimal",
 }
-"""What others may send and we never do: read, but not written alike."""
+"""Messages that others may send and we never do: they are read, but not written in the same form."""
 
 
 def golden(name: str) -> dict[str, Any]:

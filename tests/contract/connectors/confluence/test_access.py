@@ -1,4 +1,4 @@
-"""Who may read what is in Confluence: never wider than there."""
+"""Access to Confluence's content is never wider than in Confluence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed in Confluence since the last time, in both flavours."""
+"""Changes in Confluence since the last read, in both flavours."""
 
 from __future__ import annotations
 

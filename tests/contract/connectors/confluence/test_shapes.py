@@ -194,7 +194,7 @@ V2 = {
 
 
 async def requests_of_every_operation(one: Wiki) -> list[str]:
-    """What the source asks when it does everything that it can: method and path with query, each once."""
+    """Return every request of a source that uses all of its operations: method and path with query, each once."""
     top = one.page("Top")
     folder = one.page("Folder", parent=top.id, kind="folder") if one.fake.cloud else top
     page = one.page("Below", parent=folder.id)

@@ -1,4 +1,4 @@
-"""What is made to break its reader ends as what it is, within its limits."""
+"""Files that are made to break their reader end with the right error, within the reader's limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What native code can do that has taken over a reader, with the rights of an ordinary user: nothing."""
+"""Native code that has taken over a reader can do nothing with the rights of an ordinary user."""
 
 from __future__ import annotations
 
@@ -416,8 +416,8 @@ io_uring_register 427, open_tree 428, move_mount 429, fsopen 430, fsconfig 431, 
 setxattrat 463, removexattrat 466, file_setattr 469
 """,
 }
-"""What the kernel's own headers say: ``asm/unistd_64.h`` and ``asm-generic/unistd.h`` of Linux 6.1, and for the four
-calls that came since, with one number everywhere, those of 6.17. Numbers are never changed."""
+"""The numbers of the kernel's own headers: ``asm/unistd_64.h`` and ``asm-generic/unistd.h`` of Linux 6.1, and for the
+four later calls, which have one number everywhere, those of 6.17. Numbers are never changed."""
 
 
 def headers(machine: str) -> dict[str, int]:

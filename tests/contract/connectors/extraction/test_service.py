@@ -425,7 +425,7 @@ async def test_a_file_beyond_the_limit_is_refused_and_never_stored_whole(tmp_pat
 
 
 async def test_a_browser_page_of_another_origin_cannot_submit_files(at: str) -> None:
-    """What it may send without being let in: forms and plain text."""
+    """A page of another origin may send forms and plain text without permission."""
     async with httpx.AsyncClient(base_url=at) as client:
         for kind in ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", ""):
             response = await client.post("/v1/extract", content=PDF, headers={"content-type": kind})
@@ -471,7 +471,7 @@ async def test_the_service_reads_files_again_once_it_can_confine_its_readers(
 async def test_the_workers_metric_follows_the_state_of_the_extraction_service(
     at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the alerts ask for: of all states one is 1."""
+    """The alerts rely on exactly one state having the value 1."""
     metrics, service_status = Metrics(), dict[str, str]()
 
     async def states(url: str) -> dict[str, float | None]:

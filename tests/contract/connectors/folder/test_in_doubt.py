@@ -26,7 +26,8 @@ async def _unconfirmed(*_: object) -> None:
 
 
 async def published(desk: Desk, monkeypatch: pytest.MonkeyPatch, before: Change, there: Change, back: Change) -> State:
-    """What the ledger makes of everything sent: a change is acknowledged and never confirmed, and then taken back."""
+    """Return the state of the ledger after everything that was sent: a change that is acknowledged, never confirmed,
+    and then reverted."""
     sent: list[AnyMessage] = []
     before(desk)
     await desk.scan(allow_mass_delete=True)

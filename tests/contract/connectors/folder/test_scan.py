@@ -1,4 +1,4 @@
-"""What a scan of a folder publishes, over a real checkpoint."""
+"""A scan of a folder publishes its changes, over a real checkpoint."""
 
 from __future__ import annotations
 

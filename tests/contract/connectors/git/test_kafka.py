@@ -29,7 +29,7 @@ class Team(Played[GitPlayground]):
     """A team's repository, and a runner's surroundings."""
 
     async def deliver_events(self, instance: Instance, requests: Sequence[Request] | None = None) -> list[AnyMessage]:
-        """What is published once the server has told of a push: the event alone has the changes asked for."""
+        """Deliver the events of a push, and return what is published: the event alone starts a read of the changes."""
         changes = instance.activities["changes"].status
         before = changes.succeeded_at
         for request in self.play.sent() if requests is None else requests:

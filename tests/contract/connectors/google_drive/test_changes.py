@@ -1,4 +1,4 @@
-"""What happens in a Google Drive, as its log of changes tells it."""
+"""Changes in a Google Drive, as its log of changes reports them."""
 
 from __future__ import annotations
 

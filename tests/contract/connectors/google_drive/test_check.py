@@ -1,4 +1,4 @@
-"""What ``check`` says is missing, and that no secret is said with it."""
+"""``check`` reports what is missing, and no secret."""
 
 from __future__ import annotations
 

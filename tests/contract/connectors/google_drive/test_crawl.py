@@ -1,4 +1,4 @@
-"""Which files of a Google Drive are read, page by page, and what happens while Google is busy or broken."""
+"""The files of a Google Drive that are read, page by page, also while Google is busy or broken."""
 
 from __future__ import annotations
 

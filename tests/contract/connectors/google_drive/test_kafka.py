@@ -41,7 +41,8 @@ class Office(Played[GoogleDrivePlayground]):
     async def deliver_events(
         self, instance: Instance, count: int, requests: Sequence[Request] | None = None
     ) -> list[AnyMessage]:
-        """What is published once Google has told of it: so many messages, and whatever a poll then adds."""
+        """Deliver Google's notifications, and return what is published: ``count`` messages, and what a later poll
+        adds."""
         for request in self.play.sent() if requests is None else requests:
             await instance.on_event(request)
         results: list[AnyMessage] = []

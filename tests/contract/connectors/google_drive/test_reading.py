@@ -1,4 +1,4 @@
-"""What is read of a Google Drive: texts, what is said of them, and why a text cannot be had."""
+"""Reading of a Google Drive: texts, their properties, and reasons why a text cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may read what in a Google Drive: sharing as tags, and who holds them."""
+"""Access in a Google Drive: sharing as tags, and the principals that hold them."""
 
 from __future__ import annotations
 

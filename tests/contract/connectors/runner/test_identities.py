@@ -155,7 +155,7 @@ holding = st.tuples(
 Group = tuple[frozenset[str], frozenset[str]]
 Groups = dict[str, Group | None]
 Step = tuple[Groups, frozenset[str] | None]
-"""What changes at the source, and then which tags are listed (None: all of them)."""
+"""A change at the source, and the tags that are listed after it (None: all of them)."""
 CHAIN: Groups = {
     "t1": (frozenset({"ann"}), frozenset()),
     "t2": (frozenset({"bob"}), frozenset({"t1"})),

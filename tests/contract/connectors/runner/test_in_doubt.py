@@ -24,7 +24,7 @@ pytestmark = pytest.mark.stack
 
 
 async def ledger(bench: Bench) -> dict[str, State]:
-    """What the pipeline makes of everything published so far."""
+    """Return the state of the ledger after everything that was published so far."""
     await bench.take()
     return fold_all(bench.taken)
 

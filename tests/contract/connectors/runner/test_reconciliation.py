@@ -1,4 +1,4 @@
-"""What a connector published, what the ledger accepted and what the source says, when they have come apart."""
+"""Differences between what a connector published, what the ledger accepted and what the source has."""
 
 from __future__ import annotations
 
@@ -128,14 +128,14 @@ async def loaded(bench: Bench) -> AsyncIterator[Instance]:
 
 
 async def compare_twice(bench: Bench) -> dict[str, object]:
-    """What may be on its way counts when it is seen again after everything sent before has been handled."""
+    """A difference that may be in flight counts when it is seen again after everything sent before has been handled."""
     await bench.ask("reconcile")
     await mark_everything_handled(bench)
     return await bench.ask("reconcile")
 
 
 async def wait_until_idle(instance: Instance) -> None:
-    """What the comparison asked for has been done."""
+    """Wait until the work that the comparison requested is done."""
     await Bench.until(
         lambda: all(
             not activity.pending and activity.status.state != "running"
@@ -288,7 +288,7 @@ async def another_runner(bench: Bench) -> AsyncIterator[Instance]:
 async def test_a_connector_restarted_before_each_comparison_repairs_once_a_day(
     bench: Bench,
 ) -> None:
-    """What was seen, and what was repaired, is remembered whoever looks next."""
+    """Differences that were seen and repaired are remembered by every later comparison."""
     a_day_passes = "UPDATE connector_differences SET repaired_at = repaired_at - interval '1 day' WHERE tenant = %s"
     bench.world.fill(1)
     async with loaded(bench):

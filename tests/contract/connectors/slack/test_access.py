@@ -1,4 +1,5 @@
-"""Who may read: members of channels, of the workspace, guests and strangers; and what check says is missing."""
+"""Readers of Slack's channels: members of channels, members of the workspace, guests and strangers; and what ``check``
+reports as missing."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ async def groups(slack: Slack, tags: Collection[str] | None = None) -> dict[str,
 
 
 def readers(results: dict[str, Group], tag: str) -> set[str]:
-    """Who holds a tag, groups within groups resolved."""
+    """Return the holders of a tag, with groups within groups resolved."""
     if tag not in results:
         return set()
     return set(results[tag].members).union(*(readers(results, inner) for inner in results[tag].of))

@@ -25,7 +25,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 
 def write_export(fake: FakeSlack, path: Path) -> Path:
-    """What Slack's own export of the workspace would hold."""
+    """Write the archive that Slack itself would export of the workspace."""
     w = fake.workspace
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, private in (("channels.json", False), ("groups.json", True)):

@@ -1,4 +1,4 @@
-"""What a client of /v1/uploads says, sees, and may."""
+"""Requests and responses of /v1/uploads, and the rights of their clients."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ async def test_an_audit_page_queries_each_store_once_however_many_documents_it_h
         return await execute(cursor, query, *arguments, **more)
 
     async def page() -> dict[str, int]:
-        """What the first page of a new round asks."""
+        """Return the numbers of queries of the first page of a new round."""
         await audited.library.execute("DELETE FROM audit_runs")
         audit = background(audited, Metrics(), limits=LIMITS)
         with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""What the tests of conversations begin with."""
+"""Fixtures of the tests of conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators are shown of the pipeline, on the real servers: each part, and each part's absence."""
+"""The view of the pipeline for operators, on real servers: every part, and the absence of every part."""
 
 from __future__ import annotations
 

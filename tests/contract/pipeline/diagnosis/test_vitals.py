@@ -1,4 +1,4 @@
-"""What Prometheus is told about the whole system, from the real ledger and the real consumer groups."""
+"""Metrics about the whole system, from the real ledger and the real consumer groups."""
 
 from __future__ import annotations
 

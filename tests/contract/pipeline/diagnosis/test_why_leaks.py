@@ -1,4 +1,5 @@
-"""What else could tell of a document: why, the views for other teams, a store that lies about whose passage it has."""
+"""Nothing else reveals a document: neither ``why``, nor the views for other teams, nor a store that returns a passage
+of another document."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ async def cutover(site: Site) -> lifecycle.Switched:
 
 
 class Away:
-    """Of one generation the model is away; the others have theirs."""
+    """Replaces the models: that of one generation is unavailable, and those of the others are not."""
 
     def __init__(self, site: Site, error: Exception) -> None:
         self._present: Any = site.embedder

@@ -61,7 +61,7 @@ class Keeps(FinalStage):
 @dataclass
 class World:
     stack: Stack
-    """Of which only Kafka runs."""
+    """The stack, of which only Kafka runs."""
     space: Space
     topic: Topic
     kafka: KafkaSettings
@@ -168,7 +168,7 @@ class World:
         return Place(self.stack.home, "kafka").data / f"{self.full_name}-0"
 
     async def keep_a_copy(self) -> Path:
-        """Of the topic's data, as a disk holds it now."""
+        """Return the topic's data as they are on disk now."""
         copy = self.stack.home / f"copy-{self.full_name}-{uuid4().hex[:8]}"
         shutil.copytree(self.data, copy, ignore=shutil.ignore_patterns("*index"))  # Kafka makes them anew
         return copy

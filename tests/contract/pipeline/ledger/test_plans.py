@@ -1,4 +1,4 @@
-"""What a hot statement reads does not grow with the library: plans over a ledger of fifty thousand documents."""
+"""A frequent statement reads no more from a larger ledger: plans over fifty thousand documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept for a time is erased after it, in small batches, and nothing else is."""
+"""Expired rows are erased, in small batches, and no others."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_deleted_document_loses_its_personal_fields_after_the_retention_
 
 
 async def test_a_deleted_document_keeps_its_name_until_both_stores_have_followed(library: Library, tenant: str) -> None:
-    """Who repairs or announces it needs it."""
+    """Repairs and announcements need the row."""
     one = document("one.md", "text", tenant=tenant)
     await library.put(one)
     await library.put(deletion(one))
@@ -205,7 +205,7 @@ async def test_retention_erases_in_small_batches(library: Library, tenant: str) 
 
 
 def oldest_first(statement: str) -> str:
-    """What looks for the oldest rows in a statement of the retention."""
+    """Return the part of a statement of the retention that selects the oldest rows."""
     text = " ".join(statement.split()).replace("%(days)s", "30").replace("%(most)s", "500")
     text = text.replace("before", "now()").replace("LIMIT most", "LIMIT 500")
     match = re.search(r"\( ?(SELECT .* LIMIT 500)", text)

@@ -34,7 +34,7 @@ async def desk(space: Space) -> AsyncIterator[Desk]:
 async def test_a_dead_letter_holds_the_record_and_where_and_why_it_failed(desk: Desk) -> None:
     before = datetime.now(UTC)
     record = desk.record(value=b"{broken", headers=[("ce_type", b"x")])
-    await desk.bury(record)
+    await desk.write_dead_letter(record)
     [letter] = await desk.on_topic(DEAD_LETTERS)
     assert (letter.key, letter.value) == (b"acme/wiki/a.md", b"{broken")
     headers = dict(letter.headers)
@@ -75,7 +75,7 @@ RECORDS: list[tuple[bytes, bytes | None, Headers]] = [
 
 
 async def test_any_record_is_replayed_byte_for_byte(desk: Desk) -> None:
-    ids = [await desk.bury(desk.record(*parts)) for parts in RECORDS]
+    ids = [await desk.write_dead_letter(desk.record(*parts)) for parts in RECORDS]
     results = await desk.replay(*ids)
     assert [r.reason for r in results.values()] == [None] * len(RECORDS)
     replayed = {(r.partition, r.offset): r for r in await desk.on_topic(DOCUMENTS_LIVE)}
@@ -92,7 +92,7 @@ async def test_any_record_is_replayed_byte_for_byte(desk: Desk) -> None:
 async def test_a_record_that_fails_repeatedly_is_listed_as_one_dead_letter(desk: Desk) -> None:
     record = desk.record()
     for _ in range(3):
-        await desk.bury(record)
+        await desk.write_dead_letter(record)
     assert len(await desk.on_topic(DEAD_LETTERS)) == 1
     await desk.letters(60).add(record, stage="detect", error=INVALID)  # another process knows nothing of it
     assert len(await desk.on_topic(DEAD_LETTERS)) == 2
@@ -115,9 +115,9 @@ async def test_an_unexpected_exception_becomes_a_dead_letter_without_its_message
 
 
 async def test_an_oversized_record_becomes_a_dead_letter_with_only_its_size_and_digest(desk: Desk) -> None:
-    largest = await desk.bury(desk.record(b"k", b"x" * (MAX_MESSAGE_BYTES - 1)))
-    value = await desk.bury(desk.record(value=b"x" * (MAX_MESSAGE_BYTES + 1)))
-    headers = await desk.bury(desk.record(headers=[("h", b"x" * MAX_MESSAGE_BYTES)]))
+    largest = await desk.write_dead_letter(desk.record(b"k", b"x" * (MAX_MESSAGE_BYTES - 1)))
+    value = await desk.write_dead_letter(desk.record(value=b"x" * (MAX_MESSAGE_BYTES + 1)))
+    headers = await desk.write_dead_letter(desk.record(headers=[("h", b"x" * MAX_MESSAGE_BYTES)]))
     results = await desk.replay(largest, value, headers)
     assert results[largest].stored is not None
     assert "value: 27262977 bytes, sha256 " in (results[value].reason or "")
@@ -195,11 +195,11 @@ async def test_a_dead_letter_refused_by_kafka_is_retryable(desk: Desk) -> None:
     record = desk.record(value=bytes(range(256)) * 4_000)
     await desk.configure(DEAD_LETTERS, max_message_bytes="1000")
     with pytest.raises(Retryable) as away:
-        await desk.bury(record)
+        await desk.write_dead_letter(record)
     assert away.value.service == "kafka"
     assert await desk.on_topic(DEAD_LETTERS) == []
     await desk.configure(DEAD_LETTERS, max_message_bytes=str(MAX_MESSAGE_BYTES + 2**16))
-    id_ = await desk.bury(record)
+    id_ = await desk.write_dead_letter(record)
     assert (await desk.listed(id_)).letter_offset == 0
     assert [r.value for r in await desk.on_topic(DEAD_LETTERS)] == [record.value]
 
@@ -208,8 +208,8 @@ async def test_an_interrupted_dead_letter_is_written_by_the_next_attempt(desk: D
     record = desk.record()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.005):  # the producer gathers a batch for four times as long
-            await desk.bury(record)
-    id_ = await desk.bury(record)
+            await desk.write_dead_letter(record)
+    id_ = await desk.write_dead_letter(record)
     records = await desk.on_topic(DEAD_LETTERS)
     assert 1 <= len(records) <= 2
     assert {r.value for r in records} == {record.value}
@@ -225,19 +225,19 @@ async def test_an_outage_of_postgres_after_a_dead_letter_was_sent_neither_loses_
         connection.execute(f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS false')
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [database])
         with pytest.raises(Retryable) as away:
-            await desk.bury(record)
+            await desk.write_dead_letter(record)
         assert away.value.service == "postgres"
         assert len(await desk.on_topic(DEAD_LETTERS)) == 1
         connection.execute(f'ALTER DATABASE "{database}" ALLOW_CONNECTIONS true')
-    id_ = await _bury_after_outage(desk, record)
+    id_ = await _write_after_outage(desk, record)
     assert len(await desk.on_topic(DEAD_LETTERS)) == 1
     assert (await desk.listed(id_)).letter_offset == 0
 
 
-async def _bury_after_outage(desk: Desk, record: object) -> str:
+async def _write_after_outage(desk: Desk, record: object) -> str:
     for _ in range(50):
         try:
-            return await desk.bury(record)  # type: ignore[arg-type]
+            return await desk.write_dead_letter(record)  # type: ignore[arg-type]
         except Retryable:
             await asyncio.sleep(0.2)
     raise AssertionError("Postgres did not come back")
@@ -248,7 +248,7 @@ async def _bury_after_outage(desk: Desk, record: object) -> str:
 
 async def test_the_list_of_dead_letters_is_filtered_and_paged_newest_first(desk: Desk) -> None:
     for n in range(5):
-        await desk.bury(desk.record(key=f"acme/wiki/{n}.md".encode()))
+        await desk.write_dead_letter(desk.record(key=f"acme/wiki/{n}.md".encode()))
     await desk.dead.add(desk.record(key=b"other/drive/x"), stage="identities", error=Poison("wrong_topic", "x"))
     async with desk.pool.connection() as connection:
 

@@ -33,7 +33,7 @@ async def waiting(desk: Desk) -> list[str]:
 
 
 async def test_a_replayed_dead_letter_is_marked_and_no_longer_waits(desk: Desk) -> None:
-    one, two = [await desk.bury(desk.record()) for _ in range(2)]
+    one, two = [await desk.write_dead_letter(desk.record()) for _ in range(2)]
     results = await desk.replay(one, one)
     assert list(results) == [one]
     stored = results[one].stored
@@ -48,7 +48,7 @@ async def test_a_replayed_dead_letter_is_marked_and_no_longer_waits(desk: Desk) 
 
 
 async def test_a_replay_that_fails_again_is_a_new_dead_letter_that_refers_to_the_previous_one(desk: Desk) -> None:
-    chain = [await desk.bury(desk.record(value=b"{bad", headers=[("own", b"1")]))]
+    chain = [await desk.write_dead_letter(desk.record(value=b"{bad", headers=[("own", b"1")]))]
     for attempt in (2, 3):
         [result] = (await desk.replay(chain[-1])).values()
         assert result.stored is not None
@@ -60,7 +60,7 @@ async def test_a_replay_that_fails_again_is_a_new_dead_letter_that_refers_to_the
         again = Incoming(
             record.topic, record.partition, record.offset, record.key, record.value, list(record.headers), "live"
         )
-        chain.append(await desk.bury(again))
+        chain.append(await desk.write_dead_letter(again))
         old, new = await desk.listed(chain[-2]), await desk.listed(chain[-1])
         assert (new.attempt, new.replay_of, new.first_failed_at) == (attempt, chain[-2], old.first_failed_at)
         assert old.superseded_by == chain[-1]
@@ -76,7 +76,7 @@ async def test_a_replay_that_fails_again_is_a_new_dead_letter_that_refers_to_the
 
 async def test_dead_letters_that_cannot_be_replayed_are_named_and_the_others_replayed(desk: Desk) -> None:
     gone, kept, strange, foreign, moved = [
-        await desk.bury(record)
+        await desk.write_dead_letter(record)
         for record in (
             desk.record(),
             desk.record(),
@@ -104,9 +104,9 @@ async def test_dead_letters_that_cannot_be_replayed_are_named_and_the_others_rep
 
 async def test_dead_letters_are_replayed_in_the_order_they_were_written(desk: Desk) -> None:
     desk.dead = desk.letters(1_000)
-    buried = [await desk.bury(desk.record(value=b"%d" % n)) for n in range(250)]
-    assert await waiting(desk) == buried
-    results = await desk.replay(*buried)
+    letters = [await desk.write_dead_letter(desk.record(value=b"%d" % n)) for n in range(250)]
+    assert await waiting(desk) == letters
+    results = await desk.replay(*letters)
     assert all(r.stored for r in results.values())
     assert [r.value for r in await desk.on_topic(DOCUMENTS_LIVE)] == [b"%d" % n for n in range(250)]
 
@@ -127,7 +127,7 @@ async def test_replaying_an_older_identity_does_not_replace_the_newest_in_the_co
 
     old, newest = record(identity(["staff", "board"], -10)), record(identity(["staff"], -5))
     broken, newer = record(identity([], 0), b"{"), record(identity(["staff", "new"], -1))
-    letters = [await desk.bury(r, stage="identities") for r in (old, broken, newer)]
+    letters = [await desk.write_dead_letter(r, stage="identities") for r in (old, broken, newer)]
     await stage.handle([newest])
     results = await desk.replay(*letters)
     first, second, third = (results[id_] for id_ in letters)

@@ -77,7 +77,7 @@ class Site:
 
     @asynccontextmanager
     async def another_worker(self, **seconds: float) -> AsyncIterator[LateBulks]:
-        """What a keywords worker does beside its stage, with the given pauses."""
+        """Run the background work of a keywords worker with the given pauses."""
         late = LateBulks(self.library.pool, self.keywords, Metrics(), interval_seconds=0.1, **seconds)
         running = asyncio.create_task(late.run())
         try:

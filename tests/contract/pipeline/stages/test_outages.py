@@ -84,7 +84,7 @@ async def test_a_successful_announcement_closes_the_circuit_breaker_after_a_kafk
 
 
 async def test_while_the_index_is_read_only_no_document_counts_as_failed(site: Site, short_pauses: None) -> None:
-    """What has nothing to write gets through all the same, and proves nothing about the index."""
+    """A batch with nothing to write succeeds, and proves nothing about the index."""
     site.keywords.batch_size = 1
     settled = [f"{n}.md" for n in range(20)]
     await site.put(*(document(name, sections(name)) for name in settled))
@@ -114,8 +114,8 @@ async def test_a_full_disk_under_large_texts_makes_no_dead_letters(site: Site, s
         "CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON document_bodies FOR EACH ROW"
         " WHEN (length(NEW.text) > 2000) EXECUTE FUNCTION full_disk()"
     )
-    buried: list[Incoming] = []
-    site.detect.set_aside = lambda record, error: _append(buried, record)  # type: ignore[assignment, method-assign]
+    set_aside: list[Incoming] = []
+    site.detect.set_aside = lambda record, error: _append(set_aside, record)  # type: ignore[assignment, method-assign]
     site.detect.batch_size = 1
     async with Working(site.detect) as working:
         await working.lanes.put(event(document("large", sections(*"abcd"))), "large")
@@ -123,7 +123,7 @@ async def test_a_full_disk_under_large_texts_makes_no_dead_letters(site: Site, s
         for n in range(20):
             await working.lanes.put(event(document(f"{n}.md", "small")), f"{n}.md")
         await working.until(lambda: len(working.done) >= 20 and working.tries >= 12)
-        assert buried == []
+        assert set_aside == []
         await site.space.execute("DROP TRIGGER full_disk ON document_bodies")
         await working.until(lambda: "large" in working.done)
 

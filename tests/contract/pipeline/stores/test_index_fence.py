@@ -72,7 +72,7 @@ def result_ids(response: SearchResults) -> set[str]:
 
 
 async def entries(audited: Audited, name: str) -> dict[UUID, dict[str, Any]]:
-    """What somebody finds who reads the index without us."""
+    """Return the entries of a document that a client finds which reads the index directly."""
     await audited.library.es.indices.refresh(index=audited.index)
     query = {"term": {"document_id": str(document_id("acme", "wiki", name))}}
     answer = await audited.library.es.search(index=audited.index, query=query, size=100)

@@ -1,4 +1,4 @@
-"""What the pool of connections to Postgres does after a cut."""
+"""The pool of connections to Postgres after a cut connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What other teams' query services rely on in Postgres: the views, the two functions, and a role that has no more."""
+"""The interface for other teams' query services in Postgres: the views, the two functions, and a role with no further
+rights."""
 
 from __future__ import annotations
 

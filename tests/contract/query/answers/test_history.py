@@ -112,7 +112,7 @@ class Assistant:
             pass
 
     async def prompt(self, question: str) -> str:
-        """What the model reads of it: everything but the rules."""
+        """Ask, and return the whole prompt except the rules."""
         before = len(self.chat.requests)
         await self.ask(question)
         assert len(self.chat.requests) == before + 1, "the model was not asked"

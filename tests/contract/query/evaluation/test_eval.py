@@ -190,7 +190,8 @@ async def test_relevance_feedback_finds_documents_by_words_missing_from_the_ques
 async def test_relevance_feedback_scores_keyword_candidates_by_vector_too(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What pgvector did not offer, too; what it does not hold has no say there, and is shown all the same."""
+    """Relevance feedback also scores candidates that pgvector did not offer. Those that pgvector does not have are
+    returned unchanged."""
     walked = vectors.nearest
 
     async def nearest(*args: Any, **more: Any) -> Any:

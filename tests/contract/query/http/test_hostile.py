@@ -38,7 +38,7 @@ from tests.support.query.library import Library, WordEmbedder, document
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 EXAMPLES = 12
-"""Of each operation, well-formed ones, and as many that are not."""
+"""The number of well-formed requests of each operation, and of malformed ones."""
 AT_ONCE = 6
 ANN = "".join(f"{name}: {value}\r\n" for name, value in as_("ann").items())
 LONG = "".join(f"Line {n} of a report on pumps that nobody has ever read to its end.\n" for n in range(50_000))

@@ -52,7 +52,7 @@ async def test_a_search_response_matches_the_openapi_description(world: World, t
 
 
 def assert_described(path: str, method: str, response: Any) -> None:
-    """What was answered is what /openapi.json says of it."""
+    """Check that a response conforms to /openapi.json."""
     description = describe_app().openapi()
     schema = description["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"]
     Draft202012Validator({**schema, "components": description["components"]}).validate(response)

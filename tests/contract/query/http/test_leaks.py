@@ -119,7 +119,7 @@ class Asking:
         self.answer_modes = cycle(("hybrid", "long_context"))
         self.paths_by_id = cycle(("/v1/documents/{}", "/v1/documents/{}/why"))
         self.missing: dict[str, bytes] = {}
-        """What is answered where there is no document."""
+        """By path: the response for a document that does not exist."""
         self.passage_count = 0
 
     async def learn(self, part: str) -> list[UUID]:
@@ -159,7 +159,7 @@ class Asking:
         self.passage_count += len(response["results"])
 
     async def _answer(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
-        """Of found passages, or of everything that is readable."""
+        """Check an answer, which may be made from search results or from everything readable."""
         body = {"question": self.questions[id(caller.world)], "mode": next(self.answer_modes)}
         response = await request_ok(self.client, "POST", "/v1/answers", caller, body)
         seen = NamedDocuments(caller.asker)

@@ -66,7 +66,7 @@ async def served(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 
 def ids(response: dict[str, object]) -> set[str]:
-    """Of everything that an answer names."""
+    """Return the ids of everything that a response names."""
     results = response["results"]
     assert isinstance(results, list)
     named = {result["id"] for result in results}
@@ -162,7 +162,7 @@ async def test_the_mcp_endpoint_accepts_only_valid_tokens_and_keys(served: Serve
 
 
 async def test_each_mcp_call_is_authorised_by_its_own_token(served: Served) -> None:
-    """Whoever shows the next token on the same connection is who asks."""
+    """The caller of a request is determined by its own token, also on a reused connection."""
     issuer = served.issuer
     async with shared(served) as id_:
         proof = Bearer(issuer.token(email="ann"))

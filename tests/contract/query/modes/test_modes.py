@@ -1,4 +1,4 @@
-"""What an answer is made from, on the real servers: each mode, its limits, and what is said of what is missing."""
+"""The material of an answer, on real servers: every mode, its limits, and notes about what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What deciding on a mode reads does not grow with the library: plans over a ledger of twenty thousand documents."""
+"""The choice of a mode reads no more from a larger ledger: plans over twenty thousand documents."""
 
 from __future__ import annotations
 

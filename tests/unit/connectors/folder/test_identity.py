@@ -1,4 +1,4 @@
-"""Which document a file is."""
+"""The document ids of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files a folder holds, and who may read them: links, hidden files, ``.penstock.toml``."""
+"""The files of a folder, and their readers: links, hidden files, ``.penstock.toml``."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_include_and_exclude_patterns_match_the_expected_paths(pattern: str, yes
 
 @given(st.text("ab*/?[!]", min_size=1, max_size=9), st.text("ab/!\n", max_size=8))
 def test_patterns_with_many_wildcards_match_what_a_regular_expression_matches(pattern: str, path: str) -> None:
-    """Which is used depends on the number of wildcards alone."""
+    """The number of wildcards alone decides which of the two is used."""
     results = []
     for fast in (0, 1_000):
         with pytest.MonkeyPatch.context() as patch:
@@ -264,8 +264,8 @@ def test_patterns_with_many_wildcards_match_what_a_regular_expression_matches(pa
     ],
 )
 def test_a_name_that_nearly_matches_many_wildcards_is_matched_quickly(pattern: str, path: str) -> None:
-    """Whoever writes into a folder may write both: a regular expression would keep every connector of the process
-    busy for years."""
+    """A person who can write into a folder can write both: a regular expression would keep every connector of the
+    process busy for years."""
     before = process_time()
     compiled(pattern).fullmatch(path)
     assert process_time() - before < 1

@@ -104,8 +104,8 @@ def holders(corpus: Corpus, tags: frozenset[str], drive: str) -> set[str]:
 def test_tags_admit_exactly_the_readers_in_drive_and_never_more_after_someone_joins(
     members: list[Grant], done: list[tuple[Any, ...]], newcomer: Grant
 ) -> None:
-    """Whoever joins later may read less until the next sweep, and never more than Google lets them. (Who was there and
-    is shared with again changes its role: that is for the sweep.)"""
+    """A member who joins later may read less until the next sweep, and never more than Google permits. A member whose
+    role changes by being shared with again is left to the sweep."""
     assume((newcomer.type, newcomer.who) not in {(member.type, member.who) for member in members})
     corpus = Corpus()
     for person in (*PEOPLE, BOT):

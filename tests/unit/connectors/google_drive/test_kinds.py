@@ -1,4 +1,4 @@
-"""What is read of Drive's files, and by what they are told apart."""
+"""How Drive's files are read, and by what their kinds are recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source's answer leads to, against what was published last."""
+"""Decisions of a connector about a source's response, given what was published last."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_same_entry_twice_publishes_nothing_the_second_time(history: list[En
 
 @given(st.lists(entries, min_size=1, max_size=8))
 def test_the_published_events_end_in_the_sources_last_state(history: list[Entry]) -> None:
-    """Who folds the events as the ledger does has the last answer, and its readers."""
+    """Folding the events as the ledger does ends with the last response and its readers."""
     text: str | None = None
     access: tuple[list[str], list[str]] = ([], [])
     version, row = -1, None
@@ -107,7 +107,7 @@ def test_an_entry_read_earlier_than_the_row_publishes_nothing(history: list[Entr
 
 
 Fate = Literal["confirmed", "sent", "not sent"]
-"""What became of an intent: confirmed; sent, and the confirmation was lost; lost before anything was sent."""
+"""The fate of an intent: confirmed; sent, with the confirmation lost; lost before anything was sent."""
 
 
 def after_intent(row: Row | None, decision: Decision, at: datetime) -> Row:

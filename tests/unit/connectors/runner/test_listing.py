@@ -1,4 +1,4 @@
-"""What a sweep remembers of its listing."""
+"""The state that a sweep keeps about its listing."""
 
 from __future__ import annotations
 

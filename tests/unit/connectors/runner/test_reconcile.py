@@ -1,4 +1,4 @@
-"""What counts as a difference between what was published and what the ledger accepted."""
+"""Differences between what was published and what the ledger accepted."""
 
 from __future__ import annotations
 

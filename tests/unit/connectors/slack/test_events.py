@@ -1,4 +1,4 @@
-"""What Slack's events make the source read again, and who is who."""
+"""The reads that Slack's events cause, and the identities of users."""
 
 from __future__ import annotations
 

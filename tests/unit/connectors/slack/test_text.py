@@ -1,4 +1,4 @@
-"""What a Slack message says: mrkdwn, blocks, attachments, files."""
+"""The text of a Slack message: mrkdwn, blocks, attachments, files."""
 
 from __future__ import annotations
 

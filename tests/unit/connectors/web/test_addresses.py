@@ -1,4 +1,4 @@
-"""Which addresses a source's client may ask: every form in which a private address can be written is refused."""
+"""Addresses that a source's client may request: every form in which a private address can be written is refused."""
 
 from __future__ import annotations
 

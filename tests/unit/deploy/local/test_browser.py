@@ -1,4 +1,4 @@
-"""Which browser the page's tests use, and what is said when there is none."""
+"""The browser of the page's tests, and the message if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Maven hands out is compared with deploy/local/maven.sha256. Maven itself is a stand-in here."""
+"""Files from Maven are compared with deploy/local/maven.sha256. Maven itself is replaced here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Prometheus the tests use, and what is said when there is none."""
+"""The Prometheus of the tests, and the message if there is none."""
 
 from __future__ import annotations
 

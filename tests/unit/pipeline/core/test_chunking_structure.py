@@ -1,4 +1,4 @@
-"""What stays together and what is repeated, by media type."""
+"""Structure in chunks: units that stay together, and context that is repeated, by media type."""
 
 from __future__ import annotations
 

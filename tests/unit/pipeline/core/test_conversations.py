@@ -38,7 +38,7 @@ numbered = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), unique_by
 
 
 class Kept:
-    """What the tables hold of one member, changed as pipeline.conversations.record changes it."""
+    """The rows of one member, changed as pipeline.conversations.record changes them."""
 
     def __init__(self) -> None:
         self.pairs: dict[bytes, Pair] = {}

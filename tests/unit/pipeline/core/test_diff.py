@@ -1,4 +1,4 @@
-"""What a sink must do, from what is desired and what stands there, whatever was lost in between."""
+"""A sink's work, from the desired state and the present one, whatever was lost in between."""
 
 from __future__ import annotations
 

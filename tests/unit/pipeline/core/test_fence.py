@@ -1,4 +1,4 @@
-"""Who may use a ledger, by what answers and by what it remembers."""
+"""Uses of a ledger that are permitted, by its identity and the accepted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be found exactly, in questions and in texts."""
+"""Identifiers, which must be found exactly, in questions and in texts."""
 
 from __future__ import annotations
 

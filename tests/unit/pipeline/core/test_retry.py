@@ -1,4 +1,4 @@
-"""What heals, what does not, and how long we wait: literal answers."""
+"""Errors that a retry can resolve, errors that it cannot, and the pauses between retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``why`` concludes, for every state that a document can be in."""
+"""The conclusion of ``why`` for every state that a document can be in."""
 
 from __future__ import annotations
 

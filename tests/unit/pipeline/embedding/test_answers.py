@@ -1,4 +1,4 @@
-"""What servers answer, read from literal JSON."""
+"""Responses of servers, read from literal JSON."""
 
 from __future__ import annotations
 

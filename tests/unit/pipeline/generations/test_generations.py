@@ -1,4 +1,4 @@
-"""Which settings make a generation's own model, which key goes with them, and how a build keeps within its limits."""
+"""Settings of a generation's own model, its key, and the limits of a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a trace is made of: spans and their parents, a batch's records, requests and calls; and that off is off."""
+"""Parts of a trace: spans and their parents, a batch's records, requests and calls; and disabled tracing does
+nothing."""
 
 from __future__ import annotations
 

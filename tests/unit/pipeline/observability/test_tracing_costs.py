@@ -1,4 +1,4 @@
-"""What questions and answers cost: tokens as the servers count them, and money by the prices that are set."""
+"""Costs of questions and answers: tokens as the servers count them, and money by the configured prices."""
 
 from __future__ import annotations
 

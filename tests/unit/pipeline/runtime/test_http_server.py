@@ -1,4 +1,4 @@
-"""What a client may take of a port before it is known who it is, on real sockets: connections, time, bytes."""
+"""Limits of a client that is not authenticated yet, on real sockets: connections, time, bytes."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_a_body_that_arrives_too_slowly_is_answered_with_408() -> None:
 
 
 async def test_a_large_body_may_take_longer_as_its_bytes_arrive() -> None:
-    """What has arrived earns time: here, more than there will be."""
+    """Each received byte extends the time limit: here by more than there will be."""
     async with site(body_seconds=SHORT, bytes_per_second=1) as port:
         reader, writer = await port.connect(HEAD + b"Connection: close\r\nContent-Length: 5000\r\n\r\n" + b"x" * 4_000)
         await asyncio.sleep(3 * SHORT)

@@ -85,7 +85,7 @@ def _is_outdated(kept: Superseded, state: State) -> bool:
 
 
 def model(events: Sequence[Arrival]) -> tuple[object, ...]:
-    """What stands in the end, whatever came first."""
+    """Return the expected final state, which is the same for every order of arrival."""
     upserts = [a.event for a in events if isinstance(a.event, Upsert)]
     floor = max((a.event.observed_at for a in events if isinstance(a.event, Delete)), default=None)
     alive = [e for e in upserts if floor is None or e.observed_at > floor]

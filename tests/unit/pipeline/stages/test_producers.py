@@ -1,4 +1,4 @@
-"""Who may publish what: signatures of records, patterns, and when a key is in force."""
+"""Rights of producers: signatures of records, patterns, and the time in which a key is valid."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_degenerate_public_key_cannot_be_enrolled(y: int) -> None:
 
 
 def test_anybody_can_make_signatures_for_a_degenerate_public_key() -> None:
-    """Which is why it is refused: the point of order 1 accepts one signature of everything."""
+    """Such a key is refused because one signature with the point of order 1 is valid for every message."""
     point = (1).to_bytes(32, "little")
     assert is_valid(point, point + bytes(32), [LIVE], KEY, VALUE, TYPE)
     assert is_valid(point, point + bytes(32), [IDENTITIES], b"acme/wiki/ann", None, TYPE)

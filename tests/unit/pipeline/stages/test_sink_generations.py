@@ -1,4 +1,4 @@
-"""Which generation of a batch a sink serves first, and whose fault a failure is."""
+"""The order in which a sink serves the generations of a batch, and the generation that a failure belongs to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Lane:
         used(self.asks.get(generation.name, "kafka"))  # type: ignore[arg-type]
 
     async def serve(self, *names: str) -> list[str]:
-        """Which were reached."""
+        """Return the generations that were reached."""
         self.served.clear()
         batch = []
         for n, name in enumerate(names):

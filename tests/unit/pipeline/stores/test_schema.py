@@ -1,4 +1,4 @@
-"""Which database a version may work on, and that its migrations only add."""
+"""Databases that a version may work on, and migrations that only add."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TAKES_AWAY = re.compile(
     r"|\bALTER\s+COLUMN\s+\w+\s+(TYPE|SET\s+DATA|DROP\s+DEFAULT)|\bADD\s+COLUMN\s+[^,;]*NOT\s+NULL(?![^,;]*(DEFAULT|GENERATED))",
     re.IGNORECASE,
 )
-"""What a program that does not expect it may stumble over."""
+"""Matches the parts of a statement that may break a program which does not expect them."""
 MADE_ANEW = re.compile(r"DROP\s+\w+\s+IF\s+EXISTS\s+([\w.]+)[^;]*;\s*CREATE[^;(]*\1\b", re.IGNORECASE)
 """In the same transaction: nobody sees it gone."""
 

@@ -1,4 +1,5 @@
-"""What may be committed, whatever becomes of batches and partitions: the consuming module without its broker."""
+"""Offsets that may be committed, whatever happens to batches and partitions: the consuming module without its
+broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is shown of the material: within the budget, in an order, and only what a reader would see."""
+"""The material for a model: within the budget, in a stable order, and only text that a reader would see."""
 
 from __future__ import annotations
 

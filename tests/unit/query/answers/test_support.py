@@ -1,4 +1,4 @@
-"""Which sentences the checker takes for supported: the hand-made pairs that its thresholds were chosen on."""
+"""Sentences that the checker accepts as supported: the hand-made pairs that its thresholds were chosen on."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ NOT_SEEN = frozenset(
         "Flights are never allowed.",
     }
 )
-"""What words alone cannot tell, written down so that nobody believes otherwise."""
+"""Cases that words alone cannot decide, recorded as known limits."""
 
 
 def passes(text: str, cites: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a model wrote is shown without anything that loads, acts or points where no passage is."""
+"""Text that a model wrote is shown without anything that loads, acts or links to where no passage is."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ HARMLESS = frozenset({"class", "start", "title", "alt"})
 
 
 class _Pointing(HTMLParser):
-    """What a browser makes of a page: addresses that are followed, and everything that has an attribute or acts."""
+    """Collects what a browser would act on in a page: addresses that are followed, elements that act, and
+    attributes."""
 
     def __init__(self) -> None:
         super().__init__()

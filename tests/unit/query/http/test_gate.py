@@ -1,4 +1,4 @@
-"""What the gate lets a caller hold before its request is worked on."""
+"""Resources that the gate lets a caller hold before its request is processed."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_an_expired_api_key_is_rejected(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_key_file_rejects_every_key(tmp_path: Path) -> None:
-    """Which keys it took away is not known."""
+    """It is unknown which keys were removed."""
     path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
     good = path.read_text()
     keys = KeyFile(path)

@@ -1,4 +1,4 @@
-"""Who goes next: shares of tenants and callers, by the rules of query/limits/fair_queue.py."""
+"""The order of requests: shares of tenants and callers, by the rules of query/limits/fair_queue.py."""
 
 from __future__ import annotations
 

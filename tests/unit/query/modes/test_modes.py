@@ -1,4 +1,5 @@
-"""Which mode answers, how much fits, and that whole documents are read without what their chunks repeat."""
+"""The choice of a mode, the amount that fits, and reading of whole documents without the text that their chunks
+repeat."""
 
 from __future__ import annotations
 

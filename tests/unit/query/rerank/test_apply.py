@@ -1,4 +1,4 @@
-"""What reranking does to a ranking, and what it leaves alone."""
+"""Reranking changes a ranking only where it should."""
 
 from __future__ import annotations
 

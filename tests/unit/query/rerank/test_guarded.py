@@ -1,4 +1,4 @@
-"""What a search pays for a reranker: its time-box at most, little while it is down, nothing for what is known."""
+"""The time that a search spends on a reranker: its limit at most, little while it is down, nothing for known scores."""
 
 from __future__ import annotations
 
