@@ -56,8 +56,9 @@ _BODY = re.compile(
 )
 _LEADING = re.compile(r"comment|line_comment|block_comment|attribute_item|decorator|marginalia")
 
-_GAP = re.compile(r"\n{2,}(?=\S)")
-"""Blank lines before an unindented line: all that is known of code that cannot be parsed."""
+_GAP = re.compile(r"(?<!\n)\n{2,}+(?=\S)")
+"""Blank lines before an unindented line: all that is known of code that cannot be parsed. Each run is tried once: a
+megabyte of newlines would otherwise take hours."""
 _SIGNATURE_CHARS = 600
 _SIGNATURE_LINES = 12
 _MAX_DEPTH = 60

@@ -57,7 +57,8 @@ _PLAIN = re.compile(
 """Blocks that need no parser. A list ends with a line at the margin after a blank one: nothing further is in it."""
 _ITEM_START = re.compile(r"^ *(?:[-*+]|[0-9]{1,9}[.)]) ", re.MULTILINE)
 _LINE_END = re.compile("\n")
-_NEXT_PLAIN = re.compile(rf"\n(?:[ \t]*\n)+(?={_WORD}|#{{1,6}}[ \t])")
+_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)++")
+_PLAIN_START = re.compile(rf"{_WORD}|#{{1,6}}[ \t]")
 
 _parser = MarkdownIt("commonmark").enable("table")
 _parser.core.ruler.enableOnly(["normalize", "block"])
@@ -115,9 +116,11 @@ class _Walk:
 
     def difficult(self, start: int) -> int:
         """Read on with markdown-it; returns where the next plain block begins, or the end of the text."""
-        following = _NEXT_PLAIN.search(self.text, start)
-        if following is not None and self._read(start, following.end(), "x"):
-            return following.end()
+        # Two patterns, so that a long run of blank lines is tried once and not from each of its lines.
+        ends = (gap.end() for gap in _BLANK_LINES.finditer(self.text, start))
+        following = next((end for end in ends if _PLAIN_START.match(self.text, end)), None)
+        if following is not None and self._read(start, following, "x"):
+            return following
         self._read(start, len(self.text), "")
         return len(self.text)
 

@@ -302,3 +302,18 @@ def test_parsing_a_script_with_very_many_syntax_errors_is_abandoned_within_secon
     text, began = "=#\n0" * 100_000, time.process_time()
     assert len(parse(text, "text/x-python", 300, lambda: 5 * time.thread_time())) == 1
     assert time.process_time() - began < 4
+
+
+def test_a_script_that_is_too_large_to_parse_is_cut_quickly_whatever_its_blank_lines() -> None:
+    """They are all that is known of it. One run of them, tried from each of its lines, took hours."""
+    text, began = "x" + "\n" * 2_000_000 + " y\n\nz", time.process_time()
+    assert [block.start for block in parse(text, "text/x-python", 300)] == [0, len(text) - 1]
+    assert time.process_time() - began < 4
+
+
+@pytest.mark.parametrize("text", ["\n" * 300_000 + " ", "a\n" + " \n" * 150_000 + "> b", "~~~\n" + "\n" * 300_000])
+def test_a_page_of_very_many_blank_lines_is_cut_within_seconds(text: str) -> None:
+    """It took longer with the square of their number: four megabytes had kept a worker busy for hours."""
+    began = time.process_time()
+    assert cut(text, "text/markdown") is not None
+    assert time.process_time() - began < 10
