@@ -1,6 +1,6 @@
 """Computes the expected state of a document from the *set* of its events: pure, and independent of their order.
 
-Written from the proxy contract, not from ``pipeline.core.fold``, so that the two can disagree.
+Written from the wire contract, not from ``pipeline.core.fold``, so that the two can disagree.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ async def tcp_proxy(host: str, port: int, *, listening: int = 0) -> AsyncIterato
         await proxy.close()
 
 
-BROKER_PORT = "kafka-tcp_proxy"
+BROKER_PORT = "kafka-proxied"
 
 
 class ProxiedKafka(Kafka):
