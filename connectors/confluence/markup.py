@@ -10,6 +10,7 @@ position that it covers, so that each row can be read alone, as a chunk will be.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape, unescape
@@ -350,6 +351,8 @@ DROPPED = frozenset(
 LINKS = ("http://", "https://", "mailto:")
 FENCE = re.compile(r"`{3,}")
 GAPS = re.compile(r"\n{3,}")
+TRAILING_SPACE = re.compile(r"(?<![ \t\u00a0])[ \t\u00a0]++\n")
+"""Each run of spaces is tried once, and not from each of them."""
 LONG_GAP = re.compile(r"[ \t]{50,}")
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 
@@ -562,10 +565,25 @@ def _plain_text(element: Element) -> str:
 
 def _tidy(text: str) -> str:
     """Remove soft hyphens and zero-width characters, and runs of empty lines outside code."""
-    parts = re.split(r"(^(`{3,})[^\n]*\n.*?^\2$)", INVISIBLE.sub("", text), flags=re.DOTALL | re.MULTILINE)
-    prose_and_code = [part for n, part in enumerate(parts) if n % 3 != 2]
-    tidied = [
-        part if n % 2 else GAPS.sub("\n\n", re.sub(r"[ \t\u00a0]+\n", "\n", part))
-        for n, part in enumerate(prose_and_code)
-    ]
-    return "".join(tidied).strip()
+    lines = [f"{line}\n" for line in INVISIBLE.sub("", text).split("\n")]
+    closing: dict[str, list[int]] = {}
+    for row, line in enumerate(lines):
+        if FENCE.fullmatch(line[:-1]):
+            closing.setdefault(line[:-1], []).append(row)
+    tidied: list[str] = []
+    prose = row = 0
+    while row < len(lines):
+        fence = FENCE.match(lines[row])
+        rows = closing.get(fence[0], []) if fence else []
+        if (following := bisect_right(rows, row)) < len(rows):
+            end = rows[following]
+            tidied += [_tidy_prose("".join(lines[prose:row])), "".join(lines[row : end + 1])[:-1]]
+            lines[end] = "\n"  # what follows the code begins with the end of its last line
+            prose, row = end, end + 1
+        else:
+            row += 1
+    return "".join([*tidied, _tidy_prose("".join(lines[prose:]))]).strip()
+
+
+def _tidy_prose(text: str) -> str:
+    return GAPS.sub("\n\n", TRAILING_SPACE.sub("\n", text))

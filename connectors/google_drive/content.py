@@ -134,8 +134,9 @@ _ENDINGS = frozenset(
         "eml",
     }
 )
-_EMBEDDED_IMAGE = re.compile(r"^\[image\d+\]: *<data:image/[^>]*>[ \t]*\n?", re.M)
-_IMAGE_REFERENCE = re.compile(r"!\[([^\]\n]*)\]\[image\d+\]")
+_EMBEDDED_IMAGE = re.compile(r"^\[image\d+\]: *<data:image/[^>\n]*>[ \t]*\n?", re.M)
+_IMAGE_REFERENCE = re.compile(r"!\[([^\[\]\n]*)\]\[image\d+\]")
+"""Each place of a text is tried up to the next line or bracket at most: a hostile text takes linear time."""
 
 
 def conversion(file: File) -> Conversion | None:

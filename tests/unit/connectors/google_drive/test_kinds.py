@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import process_time
 from typing import Any
 
 import pytest
@@ -97,6 +98,13 @@ def test_embedded_images_are_removed_from_markdown_but_their_descriptions_stay()
     assert without_pictures(text) == "Before a map after .\n\n\n"
     other = "![kept](https://x.example/a.png) [image1] [note]: <https://x.example>\n"
     assert without_pictures(other) == other
+
+
+@pytest.mark.parametrize("text", ["![" * 400_000, "[image1]: <data:image/\n" * 40_000])
+def test_pictures_that_have_no_end_are_searched_in_linear_time(text: str) -> None:
+    began = process_time()
+    assert without_pictures(text) == text
+    assert process_time() - began < 2
 
 
 def test_author_version_size_and_metadata_are_read_from_a_file() -> None:
