@@ -62,7 +62,8 @@ _ATTEMPTS, _SUPERSEDED, _ACCESS = "pipeline.stream.attempts", "pipeline.ledger.d
 _IDENTITIES, _VERIFY, _RETRIEVAL = "pipeline.stages.identities", "query.access.verify", "query.retrieval.search"
 _COMPARE, _PUBLISH, _ROWS = "connectors.runner.compare", "connectors.runner.publish", "connectors.runner.rows"
 _MEMBERSHIP, _GROUPS = "connectors.runner.membership", "connectors.runner.identities"
-_ADMISSION, _GUARD = "pipeline.stages.admission", "pipeline.stream.logguard"
+_ADMISSION, _GUARD, _CONSUME = "pipeline.stages.admission", "pipeline.stream.logguard", "pipeline.stream.consume"
+_CRAWL, _LISTING = "connectors.runner.crawl", "connectors.runner.sweep"
 
 _SAFEGUARDS, _PUBLISHING = (
     "tests/unit/pipeline/stages/test_safeguards.py",
@@ -70,6 +71,7 @@ _SAFEGUARDS, _PUBLISHING = (
 )
 _COMPARING, _ORDERING = "tests/unit/connectors/runner/test_compare.py", "tests/unit/pipeline/stages/test_order.py"
 _FOLDED, _SEARCH = "tests/unit/pipeline/core/test_fold.py", "tests/contract/query/test_search.py"
+_READING, _CONSUMING = "tests/unit/connectors/runner/test_reading.py", "tests/unit/pipeline/stream/test_consume.py"
 _DOUBT, _AGAIN = "tests/contract/connectors/runner/test_in_doubt.py", "tests/contract/query/test_retrieval.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -442,6 +444,29 @@ MUTANTS: tuple[Mutant, ...] = (
         "read_from = log.end",
     ),
     Mutant(
+        "an offset is committed whose mark is not stored",
+        _CONSUME,
+        "for tp, offset in offsets.items() if tp in marked}",
+        "for tp, offset in offsets.items()}",
+        (_CONSUMING + "::test_only_offsets_whose_marks_are_stored_are_committed",),
+    ),
+    Mutant(
+        "a commit that was under way undoes an offset that was taken back",
+        _CONSUME,
+        "for tp, offset in offsets.items() if progress.last(tp) is not None}",
+        "for tp, offset in offsets.items()}",
+        (_CONSUMING + "::test_a_commit_that_began_before_an_offset_was_taken_back_does_not_undo_it",),
+    ),
+    Mutant(
+        "a worker that lost a partition replaces the mark of its next owner",
+        "pipeline.ledger.kafka_marks",
+        " WHERE m.owner <= excluded.owner",
+        "",
+        (
+            "tests/contract/pipeline/kafka/test_logs.py::test_a_worker_that_lost_its_partition_does_not_overwrite_the_next_owners_mark",
+        ),
+    ),
+    Mutant(
         "lag counts what the log no longer has",
         "pipeline.kafka.groups",
         "max(self.begin, committed or 0)",
@@ -540,6 +565,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "False or",
         (_AGAIN + "::test_a_cached_result_is_dropped_when_its_documents_change",),
     ),
+    Mutant(
+        "a remembered answer counts as of after the stores were asked",
+        _RETRIEVAL,
+        "        if not skipped_feedback:",
+        '        async with self._stores.connection(self._stores.timeouts.ledger, "search", scope.caller.tenant) as late:\n            scope = replace(scope, snapshot=await snapshot(late))\n        if not skipped_feedback:',
+        (_AGAIN + "::test_a_store_that_settles_during_a_search_invalidates_its_cached_result",),
+    ),
     # Connectors
     Mutant(
         "the source's answer outranks a later one",
@@ -634,9 +666,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a row is saved though Kafka has refused its event",
-        "pipeline.kafka.client",
-        '    except NotDelivered as error:\n        raise Retryable(str(error), service="kafka") from error',
-        "    except NotDelivered:\n        return",
+        _PUBLISH,
+        "                await deliver(self._producer.send(_topic(event, lane), event) for event in batch)",
+        "                with __import__('contextlib').suppress(Exception):\n                    await deliver(self._producer.send(_topic(event, lane), event) for event in batch)",
         (_PUBLISHING,),
     ),
     Mutant("a late answer is saved", _PUBLISH, ' and decision.outcome != "late"]', "]", (_PUBLISHING,)),
@@ -660,6 +692,13 @@ MUTANTS: tuple[Mutant, ...] = (
         'await require_lease(connection, self.holder)\n                await keep_stamp(connection, *self._me, stamp)\n                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
         'await keep_stamp(connection, *self._me, stamp)\n                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
         (_DOUBT + "::test_a_runner_that_lost_its_lease_publishes_no_old_text",),
+    ),
+    Mutant(
+        "the stamp of an intent is not kept",
+        _ROWS,
+        '                await keep_stamp(connection, *self._me, stamp)\n                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
+        '                await connection.execute(\n                    """\n                    INSERT INTO connector_items (tenant',
+        (_DOUBT + "::test_the_clock_of_the_next_runner_continues_after_the_stamp_of_an_intent",),
     ),
     Mutant(
         "rows are saved without the fence",
@@ -702,6 +741,50 @@ MUTANTS: tuple[Mutant, ...] = (
         "max(datetime.now(UTC), self.last + timedelta(microseconds=1))",
         "datetime.now(UTC)",
         (_PUBLISHING,),
+    ),
+    Mutant(
+        "a page is stamped when it has arrived",
+        _CRAWL,
+        "yield at, page",
+        "yield self._clock.stamp(), page",
+        (_READING + "::test_each_page_is_stamped_before_it_is_requested_and_after_the_one_before",),
+    ),
+    Mutant(
+        "the access in a listing is stamped when it has arrived",
+        _LISTING,
+        "publish_access(changed_access, at)",
+        "publish_access(changed_access, self._clock.stamp())",
+        (_READING + "::test_the_access_that_a_listing_shows_is_stamped_before_the_page_is_requested",),
+    ),
+    Mutant(
+        "access seen during an older request is not written where it is unchanged",
+        _LISTING,
+        "            or id_ in requested\n",
+        "",
+        (_READING + "::test_access_observed_during_an_older_request_is_saved_although_it_is_unchanged",),
+    ),
+    Mutant(
+        "changes are read from after the first load",
+        _CRAWL,
+        '        progress = await self._started()\n        if "again"',
+        '        progress = await self._state.read_progress()\n        if "again"',
+        (_READING + "::test_the_cursor_of_changes_is_older_than_the_first_load",),
+    ),
+    Mutant(
+        "two tasks publish one document at once",
+        _PUBLISH,
+        "async with self._locks.hold(by_id):",
+        "async with self._locks.hold(()):",
+        (_PUBLISHING + "::test_of_one_document_two_tasks_publish_one_after_the_other_and_of_two_at_once",),
+    ),
+    Mutant(
+        "a file is published under the rules that the listing read",
+        "connectors.folder.sweep",
+        "await asyncio.to_thread(walk.access_now, [candidate for candidate, _ in group])",
+        "[candidate for candidate, _ in group]",
+        (
+            "tests/contract/connectors/folder/test_scan.py::test_a_file_restricted_while_it_is_being_scanned_is_published_under_the_new_rules",
+        ),
     ),
     Mutant("versions may go back", "connectors.clock", "return max((last or 0) + 1,", "return max(0,", (_PUBLISHING,)),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -14,6 +15,7 @@ from query.access.filters import Filters
 from query.embedding.embedders import QueryEmbedder
 from query.model import SearchResults
 from query.retrieval.search import Search
+from query.retrieval.stores import Stores
 from query.settings import RetrievalSettings
 from query.telemetry import QueryMetrics
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
@@ -165,6 +167,24 @@ async def test_a_cached_result_is_recomputed_after_a_store_settled_in_an_older_t
     assert desk.hits() == 1, "worked out anew"
     assert await desk.ask("willows bend", "staff") == ["a.md"]
     assert desk.hits() == 2
+
+
+async def test_a_store_that_settles_during_a_search_invalidates_its_cached_result(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search had asked the stores by then, and lacks what they have now."""
+    await desk.library.put(document("a.md", "Teal on the mere.", tenant=desk.tenant))
+    offers = Stores.offers
+
+    async def then_settles(stores: Stores, *arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(Stores, "offers", offers)
+        before = await offers(stores, *arguments, **named)
+        await desk.library.put(document("b.md", "Teal and geese on the mere.", tenant=desk.tenant))
+        return before
+
+    monkeypatch.setattr(Stores, "offers", then_settles)
+    assert await desk.ask("teal mere", "staff") == ["a.md"]
+    assert await desk.ask("teal mere", "staff") == ["a.md", "b.md"]
 
 
 async def test_changes_of_unreadable_documents_do_not_invalidate_cached_results(desk: Desk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -239,6 +240,14 @@ async def test_a_runner_that_lost_its_lease_cannot_confirm_the_intents_of_its_su
     with pytest.raises(LeaseLost):
         await old.rows.save([Row(external_id="d", version=1, fingerprint=b"f")], stamp)
     assert await new.rows.in_doubt(10) == ["d"]
+
+
+async def test_the_clock_of_the_next_runner_continues_after_the_stamp_of_an_intent(bench: Bench) -> None:
+    """A runner whose clock was ahead has sent the events and was killed before it could save their rows."""
+    _, runner = await _taken_over(bench)
+    stamp = datetime.now(UTC) + timedelta(minutes=3)
+    await runner.rows.intend([Row(external_id="d", version=1)], stamp)
+    assert Clock(await runner.rows.last_stamp()).stamp() > stamp
 
 
 @pytest.mark.parametrize("row", ["missing", "gone"])
