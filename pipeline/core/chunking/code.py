@@ -107,11 +107,15 @@ def _tree(source: bytes, media_type: str, clock: Callable[[], float]) -> Node | 
     """The root node; None when the parser takes too much work."""
     steps, ends = 0, clock() + _PARSE_SECONDS
     reads = 64 + len(source) * _READS_PER_KILOBYTE // 1024
+    # The binding (0.26) keeps a reference to everything that it reads, for ever: to one buffer, which ends up empty.
+    buffer = bytearray()
 
-    def read(offset: int, _point: object) -> bytes:
+    def read(offset: int, _point: object) -> bytearray:
         nonlocal reads
         reads -= 1
-        return source[offset : offset + _READ]  # always: a parser that reads less than before writes beyond its memory
+        # Also after ``reads``: a parser that reads less than before writes beyond its memory.
+        buffer[:] = source[offset : offset + _READ]
+        return buffer
 
     def stop(offset: int, has_error: bool) -> bool:
         nonlocal steps
@@ -122,6 +126,8 @@ def _tree(source: bytes, media_type: str, clock: Callable[[], float]) -> Node | 
         tree = Parser(_language(media_type)).parse(read, progress_callback=stop)
     except ValueError:  # how the binding says that the parse was stopped
         return None
+    finally:
+        buffer.clear()
     return tree.root_node if reads > 0 else None
 
 

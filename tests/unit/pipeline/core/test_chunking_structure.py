@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -294,6 +296,21 @@ def test_a_script_that_overflows_the_parsers_lookahead_does_not_crash_the_proces
     )
     ended = subprocess.run([sys.executable, "-c", program], input=text, text=True, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout.strip()) == (0, "1"), ended.stderr
+
+
+def test_parsing_source_code_keeps_no_copy_of_it() -> None:
+    """The binding kept every kilobyte that it had read: a worker grew by each file that it cut."""
+    text = "def f(x):\n    return x + 1\n\n" * 8_000
+    parse(text, "text/x-python", 300)
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            parse(text, "text/x-python", 300)
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < len(text) / 4
 
 
 def test_parsing_a_script_with_very_many_syntax_errors_is_abandoned_within_seconds() -> None:
