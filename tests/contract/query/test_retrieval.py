@@ -73,7 +73,7 @@ async def test_a_repeated_question_is_answered_from_the_cache(desk: Desk) -> Non
     def step_facts(response: SearchResults) -> list[tuple[str, dict[str, object]]]:
         return sorted((step.name, dict(step.facts)) for step in response.steps)
 
-    assert step_facts(second) == step_facts(first), "whether somebody asked before is not told"
+    assert step_facts(second) == step_facts(first), "the steps do not show whether somebody searched before"
     assert await desk.ask("moss lock", "staff", filters=Filters(sources=("drive",))) == []
     assert await desk.ask("moss gates", "staff") == ["a.md"]
     assert desk.hits() == 1

@@ -320,7 +320,7 @@ async def test_ssh_uses_only_the_configured_key_known_hosts_and_options(
     programs = tmp_path / "bin"
     programs.mkdir()
     program = programs / "ssh"
-    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/told\nfor last; do :; done\nexec sh -c "$last"\n')
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/args\nfor last; do :; done\nexec sh -c "$last"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent")
@@ -330,7 +330,7 @@ async def test_ssh_uses_only_the_configured_key_known_hosts_and_options(
         known_hosts_file="/keys/known hosts",
     )
     assert texts(await crawled(source)) == {"a.md": "one"}
-    lines = (tmp_path / "told").read_text().splitlines()
+    lines = (tmp_path / "args").read_text().splitlines()
     assert lines[:4] == ["-F", "none", "-i", "/keys/one key"]
     assert {"StrictHostKeyChecking=yes", "BatchMode=yes", "IdentitiesOnly=yes"} <= set(lines)
     assert {'UserKnownHostsFile="/keys/known hosts"', "GlobalKnownHostsFile=/dev/null"} <= set(lines)

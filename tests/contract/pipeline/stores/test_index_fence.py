@@ -175,7 +175,7 @@ async def test_a_replaced_index_is_not_searched_until_it_matches_the_ledger_agai
         for _ in range(2):  # before any worker has noticed it, and after
             response = await search(audited)
             assert "not searched until" in str(next(s for s in response.steps if s.name == "keywords").facts["reason"])
-            assert response.degraded, "what was found by vectors alone is told to be half an answer"
+            assert response.degraded, "results of vectors alone are reported as degraded"
             with pytest.raises(IndexFenced, match="`penstock audit --repair`"):
                 await search(audited, mode="keyword")
             [known] = await guard.look()
