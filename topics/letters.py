@@ -8,6 +8,7 @@ same way.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +23,10 @@ OWN_HEADERS = "own-headers"
 MESSAGE_CHARACTERS = 500
 MAX_ATTEMPTS = 1_000_000
 """Replay headers with more attempts are ignored: anybody can write them, and no row could hold the number."""
+LETTER_ID = re.compile(r"[A-Za-z0-9._-]{1,249}:\d{1,10}:\d{1,19}")
+"""The ids of letters: a topic's name (which Kafka limits), a partition and an offset."""
+FIRST_YEAR, LAST_YEAR = 1971, 9998
+"""Replay headers with another time are ignored: a time at the edge of the calendar could be stored but not read."""
 HEADER_OVERHEAD_BYTES = 10
 """The two lengths of a header, as variable integers of five bytes each at most."""
 
@@ -147,7 +152,9 @@ def mark_replay(record: RawRecord, replay: Replay) -> RawRecord:
 
 
 def read_replay(headers: Headers) -> tuple[Headers, Replay | None]:
-    """Return a record's own headers, and the mark that ``mark_replay`` has added if it was replayed."""
+    """Return a record's own headers, and the mark that ``mark_replay`` has added if it was replayed. Anybody who may
+    write a topic can write such headers, and a signature does not cover them: a mark that ``mark_replay`` would not
+    write counts as the record's own headers."""
     own, marks = _split(headers, REPLAY)
     try:
         replay = Replay(
@@ -157,7 +164,8 @@ def read_replay(headers: Headers) -> tuple[Headers, Replay | None]:
         )
     except (KeyError, ValueError):
         return headers, None
-    if replay.first_failed_at.tzinfo is None or not 0 < replay.attempt < MAX_ATTEMPTS:
+    is_time = replay.first_failed_at.tzinfo is not None and FIRST_YEAR <= replay.first_failed_at.year <= LAST_YEAR
+    if not is_time or not 0 < replay.attempt < MAX_ATTEMPTS or not LETTER_ID.fullmatch(replay.letter):
         return headers, None
     return own, replay
 

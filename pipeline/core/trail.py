@@ -21,6 +21,8 @@ Credential = Literal["token", "key", "development", "command", "service"]
 """How the actor was authenticated. command: the user who runs `penstock` on a machine; service: a process of ours."""
 
 MOST_CHARACTERS = 500
+MOST_ACCESS = 1_000
+"""Names in the access of a record. The table refuses a record with more."""
 HEAD_SECONDS = 300.0
 """Time between two heads of a chain that grows."""
 UNANCHORED = timedelta(minutes=15)
@@ -55,7 +57,9 @@ class Record:
         object.__setattr__(self, "at", self.at.astimezone(UTC))
         for name in ("actor", "action", "tenant", "object", "reason", "address", "request"):
             object.__setattr__(self, name, storable(getattr(self, name)))
-        object.__setattr__(self, "access", tuple(map(storable, self.access)))
+        more = [f"and {left} more"] if (left := len(self.access) - MOST_ACCESS + 1) > 1 else []
+        named = self.access[: MOST_ACCESS - 1] if more else self.access
+        object.__setattr__(self, "access", (*map(storable, named), *more))
 
     @property
     def day(self) -> date:

@@ -17,6 +17,8 @@ from pipeline.stores.postgres import Connection
 
 MOST_ATTEMPTS = 100
 """The most attempts to add one head. Each failed one means that another process has added a head."""
+ROWS_AT_ONCE = 500
+"""Records in memory during a check; a hostile one has 4 MB (migration 0051)."""
 _COLUMNS: LiteralString = (
     "chain, number, at, tenant, actor, credential, access, action, object, documents, decision, reason, address,"
     " request, process, key_id, mac"
@@ -190,7 +192,7 @@ async def days(connection: Connection) -> list[date]:
 async def of_day(connection: Connection, day: date) -> AsyncIterator[Sealed]:
     """The records of a day in the order that a check needs. The caller holds a transaction. Raises psycopg.Error."""
     async with connection.cursor("trail") as cursor:
-        cursor.itersize = 5_000
+        cursor.itersize = ROWS_AT_ONCE
         await cursor.execute(_OF_DAY, [day])
         async for row in cursor:
             yield _sealed(row)
@@ -279,7 +281,7 @@ def _sealed(row: Sequence[Any]) -> Sealed:
         credential,
         action,
         tenant,
-        tuple(access),
+        tuple(map(str, access)),  # one from before migration 0051 may hold no text
         object_,
         tuple(documents),
         decision,

@@ -228,7 +228,9 @@ async def test_the_connectors_role_permits_comparing_documents_with_the_ledger(p
         await differences.save(seen, [("principal", "ada")])
         await differences.mark_repaired(seen)
         assert (await differences.load()).keys() == seen.keys()
-        await State(pool, Holder("compared", "wiki")).save_reconciliation({"found": {}})
+        await State(pool, Holder("compared", "wiki")).save_reconciliation(
+            {"found": {}, "documents": 0, "principals": 0}
+        )
 
 
 async def test_the_query_role_permits_all_work_of_the_query_service(place: Place) -> None:
@@ -324,6 +326,77 @@ async def test_no_login_can_insert_a_trail_head_that_blocks_later_records(
             await connection.execute(HEAD.format(*values).encode())
         await connection.rollback()
     await record_now(settings, "after", Record(datetime.now(UTC), "after", "command", "tried"))
+
+
+RECORD = (
+    "INSERT INTO trail.records (day, chain, number, at, tenant, actor, credential, access, action, object, documents,"
+    " decision, reason, address, request, process, key_id, mac) VALUES ((now() AT TIME ZONE 'UTC')::date,"
+    " gen_random_uuid(), {number}, now(), '', 'eve', '', {access}, '', '', {documents}, '', {reason}, '', '', '', '',"
+    " {mac})"
+)
+
+
+@pytest.mark.parametrize("role", [*INSIDERS, "penstock_trail_reader"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"access": "ARRAY[NULL]::text[]"},
+        {"access": "ARRAY[ARRAY['a']]"},
+        {"access": "array_fill('a'::text, ARRAY[1001])"},
+        {"access": "ARRAY[repeat('a', 2001)]"},
+        {"documents": "ARRAY[NULL]::uuid[]"},
+        {"documents": "array_fill(gen_random_uuid(), ARRAY[100001])"},
+        {"reason": "repeat('a', 2001)"},
+        {"mac": "decode(repeat('00', 65), 'hex')"},
+        {"number": "0"},
+    ],
+    ids=str,
+)
+async def test_no_login_can_add_a_record_that_makes_the_audit_trail_unreadable(
+    place: Place, role: str, field: dict[str, str]
+) -> None:
+    """One record with NULL among the names ended `penstock trail`, `trail verify` and `export` with an error, for as
+    long as the trail is kept."""
+    row = {"number": "1", "access": "'{}'", "documents": "'{}'", "reason": "''", "mac": "''", **field}
+    async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await connection.execute(RECORD.format(**row).encode())
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"activities": '{"sweep": {"state": "idle", "succeeded_at": "yesterday"}}'},
+        {"activities": '{"sweep": {"state": "idle", "succeeded_at": "2026-02-30T00:00:00+00:00"}}'},
+        {"activities": '{"sweep": {"state": "idle", "succeeded_at": "2026-02-01T00:00:00"}}'},
+        {"activities": '{"sweep": {"state": "idle", "since": "9999-12-31T23:59:59-14:00"}}'},
+        {"activities": '{"sweep": {"state": ["idle"]}}'},
+        {"activities": '{"sweep": "idle"}'},
+        {"activities": "[]"},
+        {"activities": "null"},
+        {"counts": "[]"},
+        {"counts": '{"upserts": "many"}'},
+        {"problems": '["many"]'},
+        {"guard": '"many"'},
+        {"guard": '{"missing": 3, "published": 4, "at": "yesterday"}'},
+        {"reconciliation": "{}"},
+        {"seen_at": "infinity"},
+        {"loaded_at": "infinity"},
+    ],
+    ids=str,
+)
+async def test_no_connector_can_report_what_makes_the_state_of_all_others_unreadable(
+    place: Place, field: dict[str, str]
+) -> None:
+    """A time that is none left all sources without their age, and the backlog without its metrics, so that no alert
+    was raised; `penstock status` and the page ended with an error."""
+    [(name, value)] = field.items()
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_connectors"]) as connection:
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await connection.execute(
+                f"INSERT INTO connectors (tenant, source, kind, {name}) VALUES ('acme', 'eve', 'notes', %s)".encode(),
+                [value],
+            )
 
 
 @pytest.mark.parametrize("mode", ["on", "required"])

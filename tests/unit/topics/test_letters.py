@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -75,8 +76,18 @@ def test_headers_of_a_record_without_replay_marks_are_unchanged(record: RawRecor
         [(f"{REPLAY}of", b"x"), (f"{REPLAY}own-headers", b"7")],
         [(f"{REPLAY}of", b"x"), (f"{REPLAY}own-headers", b"zero")],
         [*mark_replay(RawRecord(b"", b"", []), REPLAYED).headers, ("later", b"")],
-        mark_replay(RawRecord(b"", b"", []), Replay("x", -5, WHEN)).headers,
-        mark_replay(RawRecord(b"", b"", []), Replay("x", 1, WHEN.replace(tzinfo=None))).headers,
+        *(
+            mark_replay(RawRecord(b"", b"", []), replay).headers
+            for replay in (
+                replace(REPLAYED, attempt=-5),
+                replace(REPLAYED, first_failed_at=WHEN.replace(tzinfo=None)),
+                replace(REPLAYED, first_failed_at=datetime.fromisoformat("0001-01-01T00:00:00+14:00")),
+                replace(REPLAYED, first_failed_at=datetime.fromisoformat("9999-12-31T23:59:59-14:00")),
+                replace(REPLAYED, letter="Ann Lovelace"),
+                replace(REPLAYED, letter="documents.live.v1:3:" + "4" * 20),
+                replace(REPLAYED, letter="x" * 10_000 + ":3:41"),
+            )
+        ),
     ],
 )
 def test_invalid_replay_marks_are_treated_as_the_records_own_headers(headers: list[tuple[str, bytes]]) -> None:

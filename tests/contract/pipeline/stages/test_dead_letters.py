@@ -12,6 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pipeline.core.errors import Deferred, Poison, Retryable
+from pipeline.core.producers import Unauthorised
 from pipeline.ledger.letters import Filter, counts, page
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import MAX_RETRY_SECONDS
@@ -20,6 +21,7 @@ from tests.support.pipeline.dead_kit import INVALID, Desk, open_desk
 from tests.support.query.library import document
 from tests.support.space import Space
 from topics.codec import Headers, encode
+from topics.letters import RawRecord, Replay, mark_replay
 from topics.registry import DEAD_LETTERS, DOCUMENTS_LIVE, MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.stack
@@ -29,6 +31,18 @@ pytestmark = pytest.mark.stack
 async def desk(space: Space) -> AsyncIterator[Desk]:
     async with open_desk(space) as desk:
         yield desk
+
+
+@pytest.mark.parametrize("first_failed_at", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+async def test_a_forged_header_of_a_replay_does_not_make_the_list_of_dead_letters_unreadable(
+    desk: Desk, first_failed_at: str
+) -> None:
+    mark = Replay("documents.live.v1:3:41", 1, datetime.fromisoformat(first_failed_at))
+    forged = mark_replay(RawRecord(b"", b"", []), mark).headers
+    await desk.dead.add(desk.record(headers=forged), stage="detect", error=Unauthorised("unsigned", "it is not signed"))
+    async with desk.pool.connection() as connection:
+        [listed] = await page(connection, Filter(), after=None, limit=None)
+    assert (listed.code, listed.attempt, listed.replay_of) == ("unsigned", 1, None)
 
 
 async def test_a_dead_letter_holds_the_record_and_where_and_why_it_failed(desk: Desk) -> None:
