@@ -17,6 +17,7 @@ import typer
 from rich.progress import Progress, TaskID, TimeRemainingColumn
 
 from cli import generation_show as show
+from cli.extras import require
 from cli.output import Json, print_json, progress_bars, stderr, stdout
 from pipeline.core.model import EmbeddingProvider
 
@@ -101,6 +102,7 @@ def compare(
 async def _compared(
     name: str | None, dataset: Path | None, tenant: str, principals: list[str], tags: list[str]
 ) -> Comparison:
+    require("eval", "query")
     from pipeline.generations.lifecycle import candidate
     from pipeline.runtime.settings import load
     from pipeline.stores.postgres import open_pool
@@ -162,13 +164,15 @@ async def _cutover(
     from pipeline.generations.lifecycle import require_complete
     from pipeline.runtime.settings import load
     from pipeline.stores.postgres import translated
-    from query.evaluation.generations import NothingJudged
 
     settings = load()
     async with connect(settings.postgres, lock=False) as connection:
         await require_complete(connection)  # before minutes of questions
     compared = None
     if evaluation:
+        require("eval", "query")
+        from query.evaluation.generations import NothingJudged
+
         try:
             compared = await _compared(None, dataset, tenant, principals, tags)
         except NothingJudged as error:

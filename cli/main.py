@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from cli.extras import Extra, require, requiring
 from cli.terminal import harmless
 from pipeline.core.errors import PenstockError
 
@@ -56,6 +57,37 @@ COMMANDS: Mapping[str, str] = {
 }
 """By name, the module in ``cli`` and in it a function, or a Typer with commands of its own."""
 
+NEEDS: Mapping[str, tuple[Extra, ...]] = {
+    "up": ("local", "worker", "query"),
+    "down": ("local",),
+    "status": ("worker",),
+    "serve": ("query",),
+    "mcp": ("query",),
+    "ingest": ("connectors",),
+    "watch": ("connectors",),
+    "search": (),  # by the running service; without one it requires what it needs then
+    "ask": ("query",),
+    "why": ("query",),
+    "rebuild": ("worker",),
+    "recover": ("worker",),
+    "audit": ("worker",),
+    "plan": (),
+    "eval": ("eval", "query", "worker"),
+    "dead": ("worker",),
+    "connector": ("connectors",),
+    "extract": ("connectors",),
+    "document": ("worker",),
+    "tenant": ("worker",),
+    "forget": ("worker",),
+    "export": ("worker",),
+    "golden": ("eval", "query"),
+    "generation": ("worker",),
+    "producer": ("worker",),
+    "trail": ("worker",),
+    "budget": ("worker",),
+}
+"""The extras that a command needs when it runs. Its help needs none."""
+
 
 class Commands(TyperGroup):
     """The registered commands, then those of COMMANDS, which are imported on demand."""
@@ -81,16 +113,20 @@ class Commands(TyperGroup):
             else:
                 alone.command(name)(command)
             loaded = get_group(alone).commands
-            _join_lines(loaded.values())
+            _complete(loaded.values(), NEEDS[name])
             self.commands.update(loaded)
 
 
-def _join_lines(commands: Iterable[Command]) -> None:
-    """Join the lines of each paragraph of help: Typer wraps them to the terminal's width, but keeps line breaks."""
+def _complete(commands: Iterable[Command], needs: tuple[Extra, ...]) -> None:
+    """Join the lines of each paragraph of help, because Typer wraps them to the terminal's width but keeps line breaks;
+    and let each command require its extras before it runs. (A group's own callback runs before its commands' help.)"""
     for command in commands:
         if command.help:
             command.help = re.sub(r"(?<!\n)\n(?![\n -])", " ", cleandoc(command.help))
-        _join_lines(getattr(command, "commands", {}).values())
+        if isinstance(command, TyperGroup):
+            _complete(command.commands.values(), needs)
+        elif command.callback is not None:
+            command.callback = requiring(command.callback, needs)
 
 
 app = typer.Typer(
@@ -132,12 +168,17 @@ def migrate() -> None:
 
     Running it again is harmless.
     """
+    require("worker")
     import asyncio
 
     from cli.setup import prepare
 
     for line in asyncio.run(prepare()) or ["Everything is up to date."]:
         typer.echo(line)
+
+
+WORKER_NEEDS: Mapping[str, tuple[Extra, ...]] = {"connectors": ("connectors",), "canary": ("worker", "query")}
+"""The extras of the workers that need others than ``worker``."""
 
 
 @app.command()
@@ -148,6 +189,7 @@ def worker(
 
     Example: penstock worker detect
     """
+    require(*WORKER_NEEDS.get(name, ("worker",)))
     import asyncio
 
     from pipeline.observability.metrics import configure_logging

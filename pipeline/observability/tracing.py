@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
+from importlib.util import find_spec
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -195,7 +196,20 @@ def is_enabled(environment: Mapping[str, str] = os.environ) -> bool:
     if protocol not in (None, "", "http/protobuf"):
         log.error("traces_off", reason="spans leave by http/protobuf only: see OTEL_EXPORTER_OTLP_PROTOCOL")
         return False
+    if not _is_installed():
+        log.error("traces_off", reason="OpenTelemetry is not installed: pip install 'penstock[trace]'")
+        return False
     return True
+
+
+def _is_installed() -> bool:
+    try:
+        return (
+            find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+            and find_spec("opentelemetry.sdk") is not None
+        )
+    except ModuleNotFoundError:  # not even the folder that it would be in
+        return False
 
 
 @contextmanager

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, Protocol
 
-from pipeline.core.errors import Deferred, PenstockError, Retryable
+from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 from query.answers.model import Usage
 from query.answers.prompt import Message
 from query.settings import ChatSettings
 
 MAX_BACKOFF_SECONDS = 60.0
+MISSING_EXTRA = "a chat model is configured, but its client is not installed: pip install 'penstock[chat]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,12 @@ class Backoff:
 
 
 def by_settings(settings: ChatSettings) -> Chat | None:
-    """The configured chat model, or None. Raises Misconfigured when a server is set without a model."""
+    """The configured chat model, or None. Raises Misconfigured when a server is set without a model, or the extra
+    ``chat`` is not installed."""
     if not settings.base_url and not settings.api_key:
         return None
+    if find_spec("openai") is None:
+        raise Misconfigured(MISSING_EXTRA, service="chat")
     from query.answers.openai_chat import OpenAIChat  # here: openai takes half a second to import
 
     return OpenAIChat(settings)

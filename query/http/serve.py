@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
+from importlib.util import find_spec
 
 import structlog
 
@@ -87,6 +88,10 @@ async def _evaluate(service: Service) -> None:
     """Run the golden questions in the background. An error ends only the evaluation and is logged."""
     await service.following.warm.wait()  # after loading the model, which searches wait for
     await asyncio.to_thread(import_module, "query.mcp.transports")  # so that the first call over MCP need not wait
+    if find_spec("ir_measures") is None:
+        log.info("evaluation_not_installed", extra="eval")
+        gc.freeze()
+        return
     evaluation = await asyncio.to_thread(import_module, "query.evaluation.service")  # scipy takes seconds
     gc.freeze()  # else collections scan all modules, which took 0.1 s of every hundredth search
     try:

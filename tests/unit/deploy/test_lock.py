@@ -31,11 +31,18 @@ def test_every_dependency_of_pyproject_toml_is_pinned_in_its_requirements_file()
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     image, model, build = (set(lock.pins(FILES[name])) for name in ("image", "model", "build"))
-    assert {lock.name(line) for line in project["project"]["dependencies"]} <= image
+    assert {lock.name(line) for line in lock.requirements(project["project"], *lock.IMAGE_EXTRAS)} <= image
     assert set(lock.MODEL_EXTRAS) <= image | model
     assert {lock.name(line) for line in project["build-system"]["requires"]} <= build
-    everything = {lock.name(line) for extra in extras.values() for line in extra}
+    everything = {lock.name(line) for line in lock.requirements(project["project"], *extras)}
     assert everything <= set(KNOWN), "pin it in constraints.txt, then python -m deploy.lock"
+
+
+def test_an_extra_of_extras_has_the_requirements_of_them_all() -> None:
+    extras = {"a": ["penstock[b, c]", "one>=1"], "b": ["two"], "c": ["penstock[b]", "three[x]==3"], "d": ["four"]}
+    project = {"name": "penstock", "dependencies": ["zero"], "optional-dependencies": extras}
+    assert sorted(lock.requirements(project, "a")) == ["one>=1", "three[x]==3", "two", "zero"]
+    assert lock.requirements(project) == ["zero"]
 
 
 def test_every_pin_has_hashes_and_no_url() -> None:
