@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -19,10 +20,11 @@ from query.settings import EvalSettings
 from query.telemetry import QueryMetrics
 
 RULES = Path(__file__).parent
+BOARDS = RULES.with_name("grafana")
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 
 HEAD = """\
-# Metrics
+# Metrics and dashboards
 
 `python -m deploy.prometheus.catalogue > docs/metrics.md` writes this page from the code; a test compares. Every process
 serves its own metrics on `/metrics`: the workers on `PENSTOCK_STREAM_HEALTH_PORT`, the query service on its own port
@@ -42,16 +44,14 @@ cp deploy/prometheus/*.yml watch/
 python -m deploy.prometheus.targets > watch/targets.json
 prometheus --config.file=watch/local.yml --storage.tsdb.path=watch/data --web.listen-address=127.0.0.1:9090
 ```
+"""
 
-The dashboards are in `deploy/grafana`: import the JSON files, or provision the folder. Their variable `runbooks` is the
-address at which this repository can be read.
+DASHBOARDS = """
+## Dashboards
 
-![The overview](screenshots/dashboard-overview.png)
-
-`python -m deploy.grafana.picture PROMETHEUS FILE` drew this picture of the overview from the dashboard's own queries,
-without Grafana. It shows five minutes of the system that `tests/support/deploy/prometheus_kit.py` starts, where an
-hour of the alerts passes in a minute, on a machine that ran other tests meanwhile. Its searches were slow, and the
-alert says so.
+Grafana's dashboards are files in `deploy/grafana`: Compose loads them, elsewhere import them or provision the folder.
+Their variable `runbooks` is the address at which this repository can be read. A panel turns yellow and red at its
+thresholds, and links to the runbook of its alert.
 """
 
 
@@ -117,7 +117,24 @@ def document() -> str:
             parts.append(f"| `{shown}` | {entry.kind} | {labels} | {entry.help} |\n")
     parts.append("\n## Recorded series\n\nThese are written by `deploy/prometheus/recording.yml`:\n\n")
     parts.extend(f"- `{name}`\n" for name in recorded())
+    parts.append(DASHBOARDS)
+    parts.extend(_described(file) for file in sorted(BOARDS.glob("*.json")))
     return "".join(parts)
+
+
+def _described(file: Path) -> str:
+    """What a dashboard shows: a line for each of its rows."""
+    board = json.loads(file.read_text())
+    lines = [f"\n### {board['title']}\n\n`deploy/grafana/{file.name}`\n\n| row | panels |\n|---|---|\n"]
+    row, titles = "", list[str]()
+    for panel in [*board["panels"], {"type": "row", "title": ""}]:
+        if panel["type"] != "row":
+            titles.append(panel["title"])
+            continue
+        if titles:
+            lines.append(f"| {row} | {'; '.join(titles)} |\n")
+        row, titles = panel["title"], []
+    return "".join(lines)
 
 
 if __name__ == "__main__":
