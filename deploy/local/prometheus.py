@@ -1,7 +1,8 @@
-"""Prometheus and promtool for the tests: ``python -m deploy.local.prometheus`` finds them, or unpacks Debian's.
+"""Prometheus and Alertmanager for the tests: ``python -m deploy.local.prometheus`` finds them, or unpacks Debian's.
 
-``$PENSTOCK_PROMETHEUS`` names a folder with both; else they are looked for on the PATH; else Debian's package is
-downloaded by apt-get and unpacked among the local servers. It is not installed: that would start a service.
+``$PENSTOCK_PROMETHEUS`` and ``$PENSTOCK_ALERTMANAGER`` name folders with the programs of each; else they are looked for
+on the PATH; else Debian's packages are downloaded by apt-get and unpacked among the local servers. They are not
+installed: that would start services.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,74 +21,117 @@ from deploy.local.tools import run_debian, show
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime import settings
 
-PACKAGE = "prometheus"
-
-Program = Literal["prometheus", "promtool"]
-PROGRAMS: tuple[Program, ...] = ("prometheus", "promtool")
+Program = Literal["prometheus", "promtool", "alertmanager", "amtool"]
 
 
-def folder() -> Path:
-    """Where the package is unpacked."""
-    return settings.dist() / PACKAGE
+@dataclass(frozen=True, slots=True)
+class Package:
+    name: str
+    """Debian's name."""
+    variable: str
+    """Names a folder with the programs."""
+    programs: Mapping[Program, tuple[str, ...]]
+    """Their file names; Debian's may differ from the project's."""
+    data: str = ""
+    """A folder that the programs read and name absolutely. Unpacked, they read it below the folder they run in."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the package is unpacked."""
+        return settings.dist() / self.name
+
+    def executable(self, program: Program, folder: Path) -> Path | None:
+        paths = [folder / name for name in self.programs[program]]
+        return next((path for path in paths if os.access(path, os.X_OK)), None)
+
+
+PACKAGES = (
+    Package("prometheus", "PENSTOCK_PROMETHEUS", {"prometheus": ("prometheus",), "promtool": ("promtool",)}),
+    Package(
+        "prometheus-alertmanager",
+        "PENSTOCK_ALERTMANAGER",
+        {"alertmanager": ("alertmanager", "prometheus-alertmanager"), "amtool": ("amtool",)},
+        data="/usr/share/prometheus/alertmanager",
+    ),
+)
+
+
+def package_of(program: Program) -> Package:
+    return next(package for package in PACKAGES if program in package.programs)
 
 
 def find(program: Program) -> Path | None:
     """The one to use; None: there is none. Raises Misconfigured when the one that was named is not there."""
-    if named := os.environ.get("PENSTOCK_PROMETHEUS"):
-        path = Path(named) / program
-        if not os.access(path, os.X_OK):
+    package = package_of(program)
+    if named := os.environ.get(package.variable):
+        path = package.executable(program, Path(named))
+        if path is None:
             raise Misconfigured(
-                f"PENSTOCK_PROMETHEUS names {named}, where there is no {program}: correct it, or unset it"
+                f"{package.variable} names {named}, where there is no {program}: correct it, or unset it"
             )
         return path
-    if on_path := shutil.which(program):
-        return Path(on_path)
-    unpacked = folder() / "usr" / "bin" / program
-    return unpacked if os.access(unpacked, os.X_OK) else None
+    on_path = next(filter(None, map(shutil.which, package.programs[program])), None)
+    return Path(on_path) if on_path else package.executable(program, package.folder / "usr" / "bin")
 
 
 def require(program: Program) -> Path:
     """The one to use, unpacked now if need be. Raises Misconfigured with one line."""
+    package = package_of(program)
     if find(program) is None:
-        unpack()
+        unpack(package)
     path = find(program)
     if path is None:
         raise Misconfigured(
-            f"no {program} was found: `apt-get install prometheus` (and stop the service that it starts),"
-            " or name a folder that has it with PENSTOCK_PROMETHEUS"
+            f"no {program} was found: `apt-get install {package.name}` (and stop the service that it starts),"
+            f" or name a folder that has it with {package.variable}"
         )
     return path
 
 
-def unpack() -> None:
-    """Debian's package, into ``folder()``. Raises Misconfigured with the line that says why not."""
+def unpack(package: Package) -> None:
+    """Debian's package, into its folder. Raises Misconfigured with the line that says why not."""
     apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg")
     if apt is None or dpkg is None:
         return
-    place = folder()
+    place = package.folder
     place.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(place.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=place.parent) as made:
         work = Path(made)
-        if all(os.access(place / "usr" / "bin" / program, os.X_OK) for program in PROGRAMS):
+        if all(package.executable(program, place / "usr" / "bin") for program in package.programs):
             return  # somebody else was faster
         try:
-            run_debian(apt, "download", "-qq", PACKAGE, at=work)
+            run_debian(apt, "download", "-qq", package.name, at=work)
         except Misconfigured:
             if os.geteuid() != 0:
                 raise
             run_debian(apt, "update", "-qq")
-            run_debian(apt, "download", "-qq", PACKAGE, at=work)
+            run_debian(apt, "download", "-qq", package.name, at=work)
         whole = work / "whole"
-        [package] = work.glob("*.deb")
-        run_debian(dpkg, "-x", str(package), str(whole), at=work)
+        [archive] = work.glob("*.deb")
+        run_debian(dpkg, "-x", str(archive), str(whole), at=work)
+        if package.data:
+            _relocate(whole / "usr" / "bin", package.data)
         shutil.rmtree(place, ignore_errors=True)
         whole.rename(place)
 
 
+def _relocate(programs: Path, data: str) -> None:
+    """Make the path of a folder in programs relative, by as many bytes: ``/usr/share`` becomes ``usr//share``."""
+    relative = data.lstrip("/").replace("/", "//", 1)
+    for program in programs.iterdir():
+        program.write_bytes(program.read_bytes().replace(data.encode(), relative.encode()))
+
+
+def run_folder(program: Program) -> Path:
+    """The folder in which a program has to run, so that it reads what belongs to its package."""
+    return require(program).parents[2]
+
+
 def look() -> Iterator[tuple[str, Path]]:
     """Raises Misconfigured when one of them is not there in the end."""
-    for program in PROGRAMS:
-        yield program, require(program)
+    for package in PACKAGES:
+        for program in package.programs:
+            yield program, require(program)
 
 
 if __name__ == "__main__":

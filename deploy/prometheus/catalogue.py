@@ -123,7 +123,7 @@ def document() -> str:
 
 
 def _described(file: Path) -> str:
-    """What a dashboard shows: a line for each of its rows."""
+    """Describe what a dashboard shows, with a line for each of its rows."""
     board = json.loads(file.read_text())
     lines = [f"\n### {board['title']}\n\n`deploy/grafana/{file.name}`\n\n| row | panels |\n|---|---|\n"]
     row, titles = "", list[str]()

@@ -64,7 +64,7 @@ def faster(rules: str) -> str:
     )
 
 
-def port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -219,7 +219,7 @@ async def watched(stack: Stack, folder: Path, *, faults: Sequence[str] = ()) -> 
         )
         targets = {worker: f"127.0.0.1:{space.ports[worker]}" for worker in WORKERS}
         targets["query"] = url.removeprefix("http://")
-        client = await open_.enter_async_context(_watching(folder / "prometheus", targets))
+        client = await open_.enter_async_context(watching(folder / "prometheus", targets))
         world = Watched(space, query, client, folder / "prometheus", notes, model, reranker)
         async with asyncio.timeout(60):
             while await world.values(f'sum(up{{job="{JOB}"}})') != [len(targets)]:
@@ -254,17 +254,28 @@ async def _serving(space: Space, outside: Mapping[str, str]) -> AsyncIterator[st
         await asyncio.wait_for(process.wait(), 30)
 
 
-@asynccontextmanager
-async def _watching(folder: Path, targets: Mapping[str, str]) -> AsyncIterator[httpx.AsyncClient]:
-    """Prometheus as deploy/prometheus/local.yml says, only faster. targets: address by worker."""
-    folder.mkdir()
-    for rules in ("recording.yml", "alerts.yml"):
-        (folder / rules).write_text(faster((RULES / rules).read_text()))
-    (folder / "prometheus.yml").write_text((RULES / "local.yml").read_text().replace("_interval: 5s", "_interval: 1s"))
+def write_targets(folder: Path, targets: Mapping[str, str]) -> None:
+    """targets: address by worker. Prometheus reads them again within seconds."""
     (folder / "targets.json").write_text(
         json.dumps([{"targets": [at], "labels": {"job": JOB, "worker": worker}} for worker, at in targets.items()])
     )
-    address = f"127.0.0.1:{port()}"
+
+
+@asynccontextmanager
+async def watching(
+    folder: Path, targets: Mapping[str, str], alertmanager: str = ""
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Prometheus as deploy/prometheus/local.yml says, only faster. targets: address by worker. alertmanager: its
+    address."""
+    folder.mkdir()
+    for rules in ("recording.yml", "alerts.yml"):
+        (folder / rules).write_text(faster((RULES / rules).read_text()))
+    written = (RULES / "local.yml").read_text().replace("_interval: 5s", "_interval: 1s")
+    if alertmanager:
+        written += f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{alertmanager}']}}]}}]}}\n"
+    (folder / "prometheus.yml").write_text(written)
+    write_targets(folder, targets)
+    address = f"127.0.0.1:{free_port()}"
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             prometheus.require("prometheus"),
@@ -278,7 +289,7 @@ async def _watching(folder: Path, targets: Mapping[str, str]) -> AsyncIterator[h
     try:
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20, trust_env=False) as client:
             async with asyncio.timeout(60):
-                while not await _ready(client):
+                while not await is_ready(client):
                     assert process.returncode is None, (folder / "log").read_text()[-2000:]
                     await asyncio.sleep(0.1)
             yield client
@@ -287,7 +298,7 @@ async def _watching(folder: Path, targets: Mapping[str, str]) -> AsyncIterator[h
         await asyncio.wait_for(process.wait(), 30)
 
 
-async def _ready(client: httpx.AsyncClient) -> bool:
+async def is_ready(client: httpx.AsyncClient) -> bool:
     try:
         return (await client.get("/-/ready")).status_code == 200
     except httpx.ConnectError:

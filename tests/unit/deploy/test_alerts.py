@@ -127,6 +127,24 @@ def test_every_alert_has_a_test_that_it_fires_and_clears() -> None:
     assert tried == {alert["alert"]: ["fires", "clears"] for alert in alerts()}
 
 
+def checked_labels(name: str) -> set[str]:
+    """The labels that the alert has when it fires, as its promtool test checks them."""
+    tests = [
+        test["promql_expr_test"][0]["expr"]
+        for file in (PROMETHEUS / "tests").glob("*.yml")
+        for test in yaml.safe_load(file.read_text())["tests"]
+        if test["name"] == name
+    ]
+    return set(re.findall(r'(\w+)="[^"]+"', "".join(tests))) - {"alertname", "alertstate"}
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
+def test_the_promtool_test_checks_every_label_that_the_summary_shows(alert: dict[str, Any]) -> None:
+    """`absent(…)` of an expression has no labels: a summary said "No process of  responds"."""
+    shown = set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"]))
+    assert shown <= checked_labels(alert["alert"])
+
+
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
 def test_every_alert_has_a_severity_a_summary_and_a_runbook(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in {"page", "ticket"}

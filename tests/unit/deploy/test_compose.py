@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from connectors.extraction.settings import ExtractionSettings
+from deploy.alertmanager.settings import AlertingSettings
 from deploy.local.kafka import LARGEST_RECORD_BYTES
 from query.limits.quotas import NONE, parse
 from tests.support.deploy.deploy_kit import (
@@ -156,13 +157,43 @@ def test_prometheus_scrapes_every_process_where_it_serves_metrics() -> None:
     assert all((DEPLOY / "prometheus" / file).exists() for file in prometheus["rule_files"])
 
 
-def test_grafana_mounts_the_dashboards_and_names_prometheus_as_datasource() -> None:
+def test_grafana_loads_the_dashboards_and_shows_alerts_of_prometheus_and_alertmanager() -> None:
     [provider] = yaml.safe_load((DEPLOY / "image/grafana-dashboards.yml").read_text())["providers"]
     mounted = dict(volume.removesuffix(":ro").split(":") for volume in SERVICES["grafana"]["volumes"])
     [folder] = [source for source, target in mounted.items() if target == provider["options"]["path"]]
     assert list((ROOT / folder).glob("*.json"))
-    [source] = yaml.safe_load((DEPLOY / "image/grafana-datasource.yml").read_text())["datasources"]
-    assert source["url"] == "http://prometheus:9090"
+    prometheus, manager = yaml.safe_load((DEPLOY / "image/grafana-datasource.yml").read_text())["datasources"]
+    assert (prometheus["type"], manager["type"]) == ("prometheus", "alertmanager")
+    assert prometheus["jsonData"]["alertmanagerUid"] == manager["uid"]
+    scrapes = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    assert prometheus["jsonData"]["timeInterval"] == scrapes["global"]["scrape_interval"]
+    [target] = scrapes["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
+    assert (prometheus["url"], manager["url"]) == ("http://prometheus:9090", f"http://{target}")
+    for source in (prometheus, manager):
+        service = source["url"].removeprefix("http://").partition(":")[0]
+        assert set(SERVICES[service]["networks"]) & set(SERVICES["grafana"]["networks"])
+    assert set(SERVICES["prometheus"]["networks"]) & set(SERVICES["alertmanager"]["networks"])
+
+
+def test_alertmanager_reads_the_configuration_that_the_settings_name_and_nobody_else_can() -> None:
+    service, made = SERVICES["alertmanager"], SERVICES["alertmanager-config"]
+    file, option, owner = made["entrypoint"][3:]
+    assert made["entrypoint"][:3] == ["python", "-m", "deploy.alertmanager"]
+    assert f"--config.file={file}" in service["command"]
+    assert (option, service["user"]) == ("--owner", f"{owner}:{owner}")
+    for volumes in (service["volumes"], made["volumes"]):
+        mounted = dict(volume.removesuffix(":ro").split(":") for volume in volumes)
+        assert mounted["alertmanager-config"] == file.rpartition("/")[0]
+    variables = {*environment("alertmanager-config"), *secrets("alertmanager-config")}
+    fields = {f"PENSTOCK_ALERTING_{field}".upper() for field in AlertingSettings.model_fields}
+    assert {name for name in variables if name.startswith("PENSTOCK_ALERTING_")} == fields
+    assert {name for name, field in AlertingSettings.model_fields.items() if "SecretStr" in str(field.annotation)} == {
+        name.removeprefix("PENSTOCK_ALERTING_").lower() for name in secrets("alertmanager-config")
+    }
+    assert environment("alertmanager-config")["PENSTOCK_SECRETS_DIR"] == "/run/secrets"
+    assert [n for n, other in SERVICES.items() if "notifications" in other.get("networks", ())] == ["alertmanager"]
+    assert COMPOSE["networks"]["alerts"] == {"internal": True}
+    assert "ports" not in service, "it has no password"
 
 
 def test_each_service_uses_a_postgres_login_of_its_role() -> None:

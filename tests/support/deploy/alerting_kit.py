@@ -1,0 +1,85 @@
+"""A real Alertmanager with our configuration, in which time runs faster, and its receivers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deploy.alertmanager.config import config
+from deploy.alertmanager.settings import AlertingSettings
+from deploy.local import prometheus
+from tests.fakes.notifications import FakeReceiver
+from tests.support.deploy.prometheus_kit import FASTER, UNITS, free_port, is_ready
+
+SHORTEST_SECONDS = 2
+"""The shortest interval of Alertmanager here. It is longer than the tests' Prometheus needs to evaluate its rules once,
+so that a cause arrives with what follows from it."""
+
+
+def faster_routes(written: dict[str, Any]) -> dict[str, Any]:
+    """The same configuration with shorter intervals."""
+
+    def shortened(match: re.Match[str]) -> str:
+        return f'"{max(SHORTEST_SECONDS, int(match[1]) * UNITS[match[2]] // FASTER)}s"'
+
+    results: dict[str, Any] = json.loads(re.sub(r'"(\d+)([smhd])"', shortened, json.dumps(written)))
+    return results
+
+
+@dataclass
+class Alertmanager:
+    address: str
+    """Host and port."""
+    client: httpx.AsyncClient
+
+    async def states(self) -> dict[str, str]:
+        """Return the state of each alert: active, or suppressed (inhibited)."""
+        body = (await self.client.get("/api/v2/alerts")).json()
+        return {alert["labels"]["alertname"]: alert["status"]["state"] for alert in body}
+
+
+@asynccontextmanager
+async def alertmanager(folder: Path, settings: AlertingSettings) -> AsyncIterator[Alertmanager]:
+    folder.mkdir()
+    file = folder / "alertmanager.json"
+    file.write_text(json.dumps(faster_routes(config(settings))))
+    address = f"127.0.0.1:{free_port()}"
+    program = prometheus.require("alertmanager")
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            f"--config.file={file}",
+            f"--storage.path={folder / 'data'}",
+            f"--web.listen-address={address}",
+            "--cluster.listen-address=",
+            cwd=prometheus.run_folder("alertmanager"),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20, trust_env=False) as client:
+            async with asyncio.timeout(60):
+                while not await is_ready(client):
+                    assert process.returncode is None, (folder / "log").read_text()[-2000:]
+                    await asyncio.sleep(0.1)
+            yield Alertmanager(address, client)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await asyncio.wait_for(process.wait(), 30)
+
+
+def webhooks(receiver: FakeReceiver, **more: Any) -> AlertingSettings:
+    return AlertingSettings(
+        page_webhook_url=receiver.url("page"),
+        ticket_webhook_url=receiver.url("ticket"),
+        **more,
+    )
