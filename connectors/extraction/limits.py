@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.runtime.confinement import ResourceLimits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(ResourceLimits):
     """The limits of one reading process. Those without a source are many times what ordinary documents need."""
 
     memory_bytes: int = 1024**3

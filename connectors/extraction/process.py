@@ -23,9 +23,9 @@ from pkgutil import iter_modules
 from typing import IO
 
 from connectors.extraction.answer import encode, join_surrogates
-from connectors.extraction.confinement import Unconfined, confine, confine_program, forbid, limit
 from connectors.extraction.limits import Limits
 from connectors.extraction.result import Extracted, Unreadable
+from pipeline.runtime.confinement import Unconfined, confine, confine_program, forbid, limit
 
 Reader = Callable[[IO[bytes], Limits], "Extracted | str"]
 """Returns the text of a document, or the family of an Office file, which is the kind to read it as. Raises Unreadable,

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import IO
 
 from connectors.extraction import answer, kinds
-from connectors.extraction.confinement import available
 from connectors.extraction.kinds import Kind
 from connectors.extraction.limits import Limits
 from connectors.extraction.remote import RemoteJob
 from connectors.extraction.result import Extracted, Unreadable
 from connectors.extraction.settings import ExtractionSettings, from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
+from pipeline.runtime.confinement import available
 
 PROGRAM = (sys.executable, "-I", "-m", "connectors.extraction.process")
 MEMORY_SHARE = 0.6

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from connectors.extraction.confinement import available
 from connectors.extraction.limits import Limits
 from pipeline.core.errors import Misconfigured
+from pipeline.runtime.confinement import available
 
 _DEFAULT = Limits()
 WAIT_SECONDS = 30.0

@@ -93,6 +93,7 @@ LogEvent = Literal[
     "shadow_crashed",
     "shadow_not_recorded",
     "slack_socket_delayed",
+    "source_code_unparsed",
     "span_closed_elsewhere",
     "spans_lost",
     "spending_not_recorded",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from time import thread_time
 from uuid import UUID
 
 from pipeline.core.identity import chunk_ids
@@ -22,9 +21,13 @@ def build_manifest(
 ) -> Manifest:
     """Chunk a text as the generation prescribes. digest: the text's content hash. Runs in a thread, for it may take
     seconds."""
-    from pipeline.core.chunking import chunk  # here: importing the parsers takes 0.1 s, and sinks rarely need them
+    # Here, because importing the parsers takes 0.1 s, and sinks rarely need them.
+    from pipeline.core.chunking import chunk
+    from pipeline.stages.source_parser import source_parser
 
-    chunks = chunk(text, media_type, params=generation.params, count_tokens=count_tokens, clock=thread_time)
+    chunks = chunk(
+        text, media_type, params=generation.params, count_tokens=count_tokens, parse_code=source_parser().parse
+    )
     return Manifest(
         digest,
         chunk_ids(document, [c.text for c in chunks]),

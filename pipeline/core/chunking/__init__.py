@@ -18,6 +18,8 @@ from pipeline.core.model import Chunk, ChunkParams, CountTokens
 from pipeline.core.normalise import MESSAGES_TYPE
 
 Parse = Callable[[str], list[Block]]
+ParseCode = Callable[[str, str, int], list[Block]]
+"""Parses source code: text, media type and target size in tokens → blocks, as ``code.parse`` does."""
 
 PARSERS: dict[str, Parse] = {
     "text/plain": paragraphs,
@@ -41,18 +43,17 @@ def chunk(
     *,
     params: ChunkParams,
     count_tokens: CountTokens,
-    clock: Callable[[], float] | None = None,
+    parse_code: ParseCode = code.parse,
 ) -> list[Chunk]:
     """The chunks of a normalised text (``pipeline.core.normalise``), in reading order.
 
     Every character but white space is in the last span of a chunk; a chunk never has more than ``params.max_tokens``.
-    clock: bounds what parsers of source code may take (``code.parse``). Raises Misconfigured when the sizes contradict
+    parse_code: a parser for hostile texts runs in a process of its own. Raises Misconfigured when the sizes contradict
     each other.
     """
     check(params)
     kind = media_type.partition(";")[0].strip().lower()
-    grammar = kind in code.GRAMMARS
-    blocks = code.parse(text, kind, params.target, clock) if grammar else PARSERS.get(kind, paragraphs)(text)
+    blocks = parse_code(text, kind, params.target) if kind in code.GRAMMARS else PARSERS.get(kind, paragraphs)(text)
     return pack(text, blocks, params, count_tokens)
 
 

@@ -90,16 +90,22 @@ def parse(text: str, media_type: str, target: int, clock: Callable[[], float] | 
     source = text.encode()
     root = _tree(source, media_type, clock or (lambda: 0.0)) if len(source) <= _MAX_BYTES else None
     if root is None:
-        return [
-            Block(0, PARAGRAPH, prose=False),
-            *(Block(m.end(), PARAGRAPH, prose=False) for m in _GAP.finditer(text)),
-        ]
+        return cut_at_blank_lines(text)
     walk.members(root, 0, (), (), glued=False)
     return walk.blocks
 
 
+def cut_at_blank_lines(text: str) -> list[Block]:
+    """Blocks of code that cannot be parsed."""
+    return [
+        Block(0, PARAGRAPH, prose=False),
+        *(Block(m.end(), PARAGRAPH, prose=False) for m in _GAP.finditer(text)),
+    ]
+
+
 @cache
-def _language(media_type: str) -> Language:
+def language(media_type: str) -> Language:
+    """The grammar of a media type in GRAMMARS."""
     return Language(GRAMMARS[media_type]())
 
 
@@ -123,7 +129,7 @@ def _tree(source: bytes, media_type: str, clock: Callable[[], float]) -> Node | 
         return reads <= 0 or steps > _STEPS + offset * _STEPS_PER_KILOBYTE // 1024 or clock() > ends
 
     try:
-        tree = Parser(_language(media_type)).parse(read, progress_callback=stop)
+        tree = Parser(language(media_type)).parse(read, progress_callback=stop)
     except ValueError:  # how the binding says that the parse was stopped
         return None
     finally:

@@ -98,7 +98,7 @@ def test_the_python_audit_hook_forbids_connections_and_subprocesses(attempt: str
         attempt = attempt.format(port=listening.getsockname()[1])
         free = subprocess.run([sys.executable, "-c", attempt], check=False, capture_output=True)
         assert free.returncode == 0, "or the test proves nothing"
-        confined = f"from connectors.extraction import confinement; confinement.forbid(); {attempt}"
+        confined = f"from pipeline.runtime import confinement; confinement.forbid(); {attempt}"
         done = subprocess.run([sys.executable, "-c", confined], check=False, capture_output=True, text=True)
     assert done.returncode != 0
     assert "PermissionError" in done.stderr

@@ -18,7 +18,8 @@ import openpyxl
 import pytest
 from pptx import Presentation
 
-from connectors.extraction import confinement, sandbox
+from connectors.extraction import sandbox
+from pipeline.runtime import confinement
 from tests.support.connectors.extraction_kit import SMALL, Extract, saved
 from tests.support.connectors.hostile_office import plain_docx
 from tests.support.connectors.pdf_files import Line, Sheet, typeset
@@ -30,7 +31,7 @@ mode, folder, tcp, udp = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.arg
 kind = sys.argv[5] if len(sys.argv) > 5 else "mail"
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = libc.mmap.restype = ctypes.c_long
-from connectors.extraction import confinement, process
+from pipeline.runtime import confinement; from connectors.extraction import process
 from connectors.extraction.limits import Limits
 read, readable = process.prepare(kind)
 
@@ -263,7 +264,7 @@ async def test_a_file_is_not_read_if_the_kernel_refuses_the_confinement_calls(
     """As in a container whose own filter knows no such call."""
     number = {"landlock_create_ruleset": 444, "seccomp": 317 if os.uname().machine == "x86_64" else 277}[call]
     program = (
-        "from connectors.extraction import confinement, process;"
+        "from pipeline.runtime import confinement; from connectors.extraction import process;"
         f" confinement._NUMBERS['refused'] = ({number}, {number});"
         " confinement.refuse([confinement.Call('refused')]); process.main()"
     )
@@ -275,7 +276,7 @@ async def test_a_file_is_not_read_if_the_kernel_refuses_the_confinement_calls(
 def test_processes_started_by_ocr_cannot_create_namespaces() -> None:
     program = """
 import ctypes, os, subprocess, threading
-from connectors.extraction import confinement
+from pipeline.runtime import confinement
 confinement.refuse(confinement.FOREIGN)
 libc, machine = ctypes.CDLL(None, use_errno=True), confinement._MACHINES.index(os.uname().machine)
 for name, first in (("clone", 0x10000000 | 17), ("clone3", 0)):
@@ -297,7 +298,7 @@ import ctypes, json, os, resource, stat, sys, tempfile
 from pathlib import Path
 
 mode, folder, parent = sys.argv[1], sys.argv[2], os.getpid()
-from connectors.extraction import confinement
+from pipeline.runtime import confinement
 libc, machine = ctypes.CDLL(None, use_errno=True), confinement._MACHINES.index(os.uname().machine)
 libc.syscall.restype = ctypes.c_long
 if sys.argv[3] == "user" and os.geteuid() == 0:

@@ -25,7 +25,6 @@ from connectors.extraction import (
     ExtractionSettings,
     Unreadable,
     answer,
-    confinement,
     extract_file,
     remote,
     sandbox,
@@ -36,6 +35,7 @@ from connectors.folder import content as folder
 from connectors.runner import sweep
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.observability.metrics import EXTRACTION_STATES, Metrics
+from pipeline.runtime import confinement
 from tests.support.connectors.extraction_kit import SMALL
 from tests.support.connectors.hostile_office import MEGABYTE, plain_docx
 from tests.support.connectors.pdf_files import Line, Sheet, encrypted_pdf, typeset
@@ -602,7 +602,7 @@ def test_a_port_in_use_is_reported_with_the_name_of_its_setting(tmp_path: Path) 
 
 def test_the_kernel_kills_a_reader_before_its_parent_when_memory_runs_out() -> None:
     program = (
-        "from connectors.extraction import confinement; from connectors.extraction.limits import Limits;"
+        "from pipeline.runtime import confinement; from connectors.extraction.limits import Limits;"
         "confinement.limit(Limits()); print(open('/proc/self/oom_score_adj').read())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

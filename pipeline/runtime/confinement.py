@@ -1,4 +1,4 @@
-"""Takes all rights from the reading process that it does not need, by Landlock, seccomp and resource limits.
+"""Takes all rights from a process that reads hostile input, by Landlock, seccomp and resource limits.
 
 Landlock (landlock(7); Linux 5.13 and later): a process gives up access to files, TCP ports and other processes. A
 restriction holds for the thread that makes it, for what that thread starts, and for ever. It also prevents the process
@@ -25,8 +25,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-from connectors.extraction.limits import Limits
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """System call numbers, which are the same on every architecture."""
@@ -597,6 +595,22 @@ _DATA_PATTERNS = ("tessdata*", "tesseract*", "ghostscript*", "fonts*", "fontconf
 _PYTHON_PATTERNS = ("bin", "lib/python3*", "lib/lib*", "lib64/python3*", "lib64/lib*")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLimits:
+    """The resources that a reading process may use."""
+
+    memory_bytes: int
+    """RLIMIT_AS."""
+    cpu_seconds: int
+    """RLIMIT_CPU."""
+    wall_seconds: int
+    """Wall-clock time after which the process and its whole session are killed."""
+    written_bytes: int
+    """RLIMIT_FSIZE: the largest file it may write."""
+    open_files: int
+    """RLIMIT_NOFILE."""
+
+
 class Unconfined(Exception):
     """The kernel does not let a process confine itself. The message says what is missing."""
 
@@ -623,7 +637,7 @@ def available() -> Confinement:
     return Confinement(abi(), is_available())
 
 
-def limit(limits: Limits, *, may_start_programs: bool = False) -> None:
+def limit(limits: ResourceLimits, *, may_start_programs: bool = False) -> None:
     """Limit the resources of this process. may_start_programs: OCR runs several processes, which inherit the limits."""
     limited = [
         (resource.RLIMIT_AS, limits.memory_bytes),
