@@ -72,7 +72,7 @@ def main(*arguments: str) -> int:
     if arguments:
         upgrade = [f"--upgrade-package={package}" for package in arguments[1:]] or ["--upgrade"]
         everything = requirements(project, *project["optional-dependencies"])
-        CONSTRAINTS.write_text(_compile(everything, "-o", str(CONSTRAINTS), *upgrade))
+        _compile(everything, "-o", str(CONSTRAINTS), *upgrade)  # with -o, it prints nothing
     known = pins(CONSTRAINTS.read_text())
     image = _closure(image_only)
     model = _closure([*image_only, *(line for line in local if name(line) in MODEL_EXTRAS)])

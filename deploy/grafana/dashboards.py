@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from deploy.grafana.panels import Dashboard, Panel
@@ -811,10 +810,7 @@ ALL = (OVERVIEW, STAGES, QUERY, CONNECTORS)
 
 
 def files() -> dict[Path, str]:
-    return {
-        FOLDER / f"{dashboard.uid}.json": json.dumps(dashboard.json(), indent=1, ensure_ascii=False) + "\n"
-        for dashboard in ALL
-    }
+    return {FOLDER / f"{dashboard.uid}.json": dashboard.json() for dashboard in ALL}
 
 
 if __name__ == "__main__":

@@ -1,14 +1,35 @@
-"""Grafana's panels as plain values: what to ask, in which unit, and where it turns yellow and red."""
+"""Grafana's panels as plain values: what to ask, in which unit, and where it turns yellow and red.
+
+They are built with grafana-foundation-sdk, which knows Grafana's schema. It is installed for development only: whoever
+runs Penstock has the files that it wrote.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-WIDTH = 24
-"""Columns of Grafana's grid."""
+from grafana_foundation_sdk.builders import common, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    DataSourceRef,
+    GraphThresholdsStyleMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    TooltipDisplayMode,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+DATASOURCE = DataSourceRef("prometheus", "${datasource}")
+SCHEMA_VERSION = 41
+"""The schema of the Grafana in docker-compose.yml. The SDK is newer, and its own version is not migrated there."""
 
 Unit = Literal["s", "percentunit", "short", "none", "reqps", "ops", "dateTimeFromNow"]
 
@@ -32,48 +53,57 @@ class Panel:
     width: int = 8
     height: int = 7
 
-    def json(self, number: int, x: int, y: int) -> dict[str, Any]:
-        instant = self.kind != "timeseries"
-        shown: dict[str, Any] = {
-            "id": number,
-            "type": self.kind,
-            "title": self.title,
-            "description": self.says,
-            "datasource": DATASOURCE,
-            "gridPos": {"x": x, "y": y, "w": self.width, "h": self.height},
-            "targets": [
-                {
-                    "refId": chr(ord("A") + n),
-                    "datasource": DATASOURCE,
-                    "expr": expression,
-                    "legendFormat": legend,
-                    "instant": instant,
-                    "range": not instant,
-                    **({"format": "table"} if self.kind == "table" else {}),
-                }
-                for n, (expression, legend) in enumerate(self.queries)
-            ],
-            "fieldConfig": {"defaults": {"unit": self.unit, "thresholds": self._thresholds()}, "overrides": []},
-            "options": {},
-        }
-        if self.kind == "stat":
-            shown["options"] = {"colorMode": "background", "reduceOptions": {"calcs": ["lastNotNull"]}}
-        if self.kind == "timeseries" and (self.warn is not None or self.alarm is not None):
-            shown["fieldConfig"]["defaults"]["custom"] = {"thresholdsStyle": {"mode": "dashed"}}
+    def build(self, number: int) -> stat.Panel | table.Panel | timeseries.Panel:
+        panel = (
+            self._empty()
+            .id(number)
+            .title(self.title)
+            .description(self.says)
+            .datasource(DATASOURCE)
+            .span(self.width)
+            .height(self.height)
+            .unit(self.unit)
+            .thresholds(self._thresholds())
+        )
+        for target in self._targets():
+            panel = panel.with_target(target)
         if self.runbook is not None:
-            path = f"docs/runbooks/{self.runbook}.md"
-            shown["links"] = [{"title": "Runbook", "url": f"${{runbooks}}/{path}", "targetBlank": True}]
-        return shown
+            link = builders.DashboardLink("Runbook").url(f"${{runbooks}}/docs/runbooks/{self.runbook}.md")
+            panel = panel.links([link.target_blank(True)])
+        return panel
 
-    def _thresholds(self) -> dict[str, Any]:
-        steps: list[dict[str, Any]] = [{"color": "red" if self.falling else "green", "value": None}]
-        if self.falling:
-            steps += [{"color": "yellow", "value": self.alarm}] if self.alarm is not None else []
-            steps += [{"color": "green", "value": self.warn}] if self.warn is not None else []
-        else:
-            steps += [{"color": "yellow", "value": self.warn}] if self.warn is not None else []
-            steps += [{"color": "red", "value": self.alarm}] if self.alarm is not None else []
-        return {"mode": "absolute", "steps": steps}
+    def _empty(self) -> stat.Panel | table.Panel | timeseries.Panel:
+        match self.kind:
+            case "stat":
+                last = common.ReduceDataOptions().calcs(["lastNotNull"])
+                return stat.Panel().color_mode(BigValueColorMode.BACKGROUND).reduce_options(last)
+            case "table":
+                return table.Panel()
+            case "timeseries":
+                legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST)
+                legend = legend.placement(LegendPlacement.BOTTOM).show_legend(True)
+                tooltip = common.VizTooltipOptions().mode(TooltipDisplayMode.SINGLE).sort(SortOrder.NONE)
+                panel = timeseries.Panel().legend(legend).tooltip(tooltip)
+                if self.warn is None and self.alarm is None:
+                    return panel
+                return panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED))
+
+    def _targets(self) -> Iterator[prometheus.Dataquery]:
+        for n, (expression, legend) in enumerate(self.queries):
+            query = prometheus.Dataquery().datasource(DATASOURCE).ref_id(chr(ord("A") + n))
+            query = query.expr(expression).legend_format(legend)
+            if self.kind == "table":
+                query = query.format(PromQueryFormat.TABLE)
+            yield query.range() if self.kind == "timeseries" else query.instant()
+
+    def _thresholds(self) -> builders.ThresholdsConfig:
+        first, *others = ("red", "yellow", "green") if self.falling else ("green", "yellow", "red")
+        values = (self.alarm, self.warn) if self.falling else (self.warn, self.alarm)
+        steps = [models.Threshold(None, first)]
+        steps += [
+            models.Threshold(value, colour) for value, colour in zip(values, others, strict=True) if value is not None
+        ]
+        return builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,67 +114,53 @@ class Dashboard:
     by_source: bool = False
     """True: it has the variable ``$source``."""
 
-    def json(self) -> dict[str, Any]:
-        panels: list[dict[str, Any]] = []
-        y = 0
+    def json(self) -> str:
+        """Return the file that Grafana reads."""
+        board = (
+            builders.Dashboard(self.title)
+            .uid(self.uid)
+            .tags(["penstock"])
+            .version(1)
+            .readonly()
+            .timezone("browser")
+            .refresh("30s")
+            .time("now-3h", "now")
+            .link(builders.DashboardLink("Penstock").type(models.DashboardLinkType.DASHBOARDS).tags(["penstock"]))
+        )
+        for variable in self._variables():
+            board = board.with_variable(variable)
+        number = 0
         for title, row in self.rows:
-            panels.append(
-                {
-                    "id": len(panels) + 1,
-                    "type": "row",
-                    "title": title,
-                    "collapsed": False,
-                    "panels": [],
-                    "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1},
-                }
-            )
-            y += 1
-            x = tallest = 0
+            number += 1
+            board = board.with_row(builders.Row(title).id(number))
             for panel in row:
-                if x + panel.width > WIDTH:
-                    x, y, tallest = 0, y + tallest, 0
-                panels.append(panel.json(len(panels) + 1, x, y))
-                x, tallest = x + panel.width, max(tallest, panel.height)
-            y += tallest
-        return {
-            "uid": self.uid,
-            "title": self.title,
-            "tags": ["penstock"],
-            "schemaVersion": 41,
-            "version": 1,
-            "editable": False,
-            "timezone": "browser",
-            "refresh": "30s",
-            "time": {"from": "now-3h", "to": "now"},
-            "links": [{"type": "dashboards", "tags": ["penstock"], "asDropdown": False, "title": "Penstock"}],
-            "templating": {"list": self._variables()},
-            "panels": panels,
-        }
+                number += 1
+                board = board.with_panel(panel.build(number))
+        written = board.build()
+        written.schema_version = SCHEMA_VERSION
+        for shown in (written, *(written.panels or ())):
+            for link in getattr(shown, "links", None) or ():
+                link.placement = None  # visible; the SDK puts links into a menu
+        return json.dumps(written, cls=JSONEncoder, indent=1, ensure_ascii=False) + "\n"
 
-    def _variables(self) -> list[dict[str, Any]]:
-        panels: list[dict[str, Any]] = [
-            {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
-            {
-                "name": "runbooks",
-                "label": "Where the repository is shown",
-                "type": "textbox",
-                "query": ".",
-                "current": {"text": ".", "value": "."},
-            },
-        ]
+    def _variables(self) -> Iterator[Builder[models.VariableModel]]:
+        yield builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+        yield (
+            builders.TextBoxVariable("runbooks")
+            .label("Where the repository is shown")
+            .default_value(".")
+            .current(models.VariableOption(text=".", value="."))
+        )
         if self.by_source:
-            panels.append(
-                {
-                    "name": "source",
-                    "label": "Source",
-                    "type": "query",
-                    "datasource": DATASOURCE,
-                    "includeAll": True,
-                    "allValue": ".*",
-                    "multi": False,
-                    "refresh": 2,
-                    "current": {"text": "All", "value": "$__all"},
-                    "query": {"query": "label_values(penstock_connector_entries_total, source)", "refId": "source"},
-                }
+            values = "label_values(penstock_connector_entries_total, source)"
+            yield (
+                builders.QueryVariable("source")
+                .label("Source")
+                .datasource(DATASOURCE)
+                .query({"query": values, "refId": "source"})
+                .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+                .include_all(True)
+                .all_value(".*")
+                .multi(False)
+                .current(models.VariableOption(text="All", value="$__all"))
             )
-        return panels

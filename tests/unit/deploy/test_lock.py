@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,22 @@ def test_an_extra_of_extras_has_the_requirements_of_them_all() -> None:
     project = {"name": "penstock", "dependencies": ["zero"], "optional-dependencies": extras}
     assert sorted(lock.requirements(project, "a")) == ["one>=1", "three[x]==3", "two", "zero"]
     assert lock.requirements(project) == ["zero"]
+
+
+def test_an_upgrade_keeps_the_constraints_that_uv_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --quiet and -o, uv writes the file and prints nothing: what it printed replaced the file."""
+
+    def compiled(requirements: Iterable[str], *options: str) -> str:
+        if "-o" in options:
+            Path(options[1]).write_text("pump==2.0\n")
+        return "\n".join(requirements) if "--generate-hashes" in options else ""
+
+    monkeypatch.setattr(lock, "_compile", compiled)
+    monkeypatch.setattr(lock, "CONSTRAINTS", tmp_path / "constraints.txt")
+    monkeypatch.setattr(lock, "FOLDER", tmp_path / "requirements")
+    assert lock.main("--upgrade", "pump") == 0
+    assert lock.CONSTRAINTS.read_text() == "pump==2.0\n"
+    assert (lock.FOLDER / "develop.txt").read_text() == "pump==2.0\n"
 
 
 def test_every_pin_has_hashes_and_no_url() -> None:
