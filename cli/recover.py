@@ -163,7 +163,7 @@ def _audit() -> dict[str, Any]:
             sys.executable,
             "-P",
             "-m",
-            "cli.main",
+            "penstock",
             "audit",
             "--repair",
             "--generation",

@@ -15,14 +15,18 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
 from connectors.protocol import Problem
 from pipeline.core.errors import PenstockError
-from pipeline.stores.postgres import Pool
 from topics.messages import Metadata
+
+if TYPE_CHECKING:
+    from pipeline.stores.postgres import (
+        Pool,
+    )  # not at run time: who writes a source need not install a database's client
 
 Cursor = Mapping[str, Any]
 """How far a source was read: a small JSON object, which the source alone interprets."""

@@ -44,7 +44,7 @@ def start(home: Path, ports: Ports, *, env: Mapping[str, str]) -> QueryService:
         # Whoever listened on its old address may have been shown the old token.
         (home / DEVELOPMENT_FILE).unlink(missing_ok=True)
         port = _port(ports)
-        argv = [sys.executable, "-P", "-m", "cli.main", "serve", "--host", HOST, "--port", str(port)]
+        argv = [sys.executable, "-P", "-m", "penstock", "serve", "--host", HOST, "--port", str(port)]
         entry = replace(
             process.spawn(argv, log=log, env={**os.environ, **env, "PENSTOCK_HOME": str(home)}),
             address=f"http://{HOST}:{port}",

@@ -43,7 +43,7 @@ class Worker:
 
 def command(name: str) -> list[str]:
     """The worker's program. ``-P``: nothing is imported from the folder that it happens to be started in."""
-    return [sys.executable, "-P", "-m", "cli.main", "worker", name]
+    return [sys.executable, "-P", "-m", "penstock", "worker", name]
 
 
 def start(

@@ -24,7 +24,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 PARTS = {
-    "": ("cli.main", "topics.codec", *(f"cli.{command.partition(':')[0]}" for command in COMMANDS.values())),
+    "": (
+        "penstock.command",
+        "penstock.source",
+        "penstock.wire",
+        "cli.main",
+        *(f"cli.{command.partition(':')[0]}" for command in COMMANDS.values()),
+    ),
     "worker": ("pipeline.stream.worker", "cli.setup"),
     "query": ("query.http.serve", "query.mcp.transports", "query.service", "pipeline.embedding.choose"),
     "connectors": (
@@ -97,7 +103,7 @@ def names(path: Path, *, at_once: bool) -> frozenset[str]:
 
 def reached(part: str) -> Iterator[tuple[str, str]]:
     """(module, library) of everything that the modules of a part import."""
-    modules, ours = sources(), {"topics", "pipeline", "connectors", "query", "canary", "cli", "deploy"}
+    modules, ours = sources(), {"penstock", "topics", "pipeline", "connectors", "query", "canary", "cli", "deploy"}
     elsewhere = ELSEWHERE.keys() - set(OWN.get(part, ())) if part else ()
     todo, seen = list(PARTS[part]), set()
     while todo:
@@ -175,8 +181,11 @@ def test_the_marker_of_an_extra_is_installed_by_no_other(extra: str) -> None:
     assert {e for e in MARKERS if distributions & installed(e)} == {extra}
 
 
-def run_without(libraries: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``penstock`` in a process that cannot import these libraries."""
+RUN = "from penstock.command import main; main()"
+
+
+def run_without(libraries: list[str], *arguments: str, program: str = RUN) -> subprocess.CompletedProcess[str]:
+    """``penstock``, or another program, in a process that cannot import these libraries."""
     program = f"""
 import sys
 from importlib.abc import MetaPathFinder
@@ -188,9 +197,8 @@ sys.meta_path.insert(0, Missing())
 from importlib import util
 found = util.find_spec
 util.find_spec = lambda name, *more: None if name.split(".")[0] in {json.dumps(libraries)} else found(name, *more)
-from cli.main import main
 sys.argv = ["penstock", *{json.dumps(arguments)}]
-main()
+{program}
 """
     return subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
@@ -258,6 +266,12 @@ def test_help_of_one_command_needs_no_extra() -> None:
     for arguments in (("serve",), ("trail", "head"), ("extract", "serve"), ("up",)):
         done = run_without(list(outside_base()), *arguments, "--help")
         assert (done.returncode, done.stderr) == (0, ""), arguments
+
+
+def test_programs_that_publish_or_are_sources_need_no_extra() -> None:
+    program = "import penstock.source, penstock.wire; penstock.source.Document; penstock.wire.encode"
+    done = run_without(list(outside_base()), program=program)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_planning_needs_no_extra() -> None:

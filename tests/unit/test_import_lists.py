@@ -19,7 +19,7 @@ TRACING = ("opentelemetry.sdk",)
 
 WORKER = "cli.main, pipeline.runtime.settings, pipeline.observability.metrics, pipeline.stream.worker"
 UNNEEDED = {
-    "cli.main": (
+    "penstock.command, cli.main": (
         *PARSERS,
         *ANSWERS,
         "uvicorn",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy", "bench")
+PACKAGES = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy", "penstock", "bench")
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("topics",),
@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("canary",),
     ("deploy",),
     ("cli",),
+    ("penstock",),
     ("bench",),
 )
 """A module may import from the layers above its own line and from its own package; of the last match, the longest

@@ -12,7 +12,7 @@ import pytest
 from pipeline.observability.events import LOG_EVENTS
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy")
+PRODUCT = ("penstock", "topics", "pipeline", "connectors", "query", "canary", "cli", "deploy")
 
 REPLACED = {
     "told": "response, report or summary",

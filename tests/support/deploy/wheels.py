@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support.space import PROJECT
 
-PACKAGES = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy")
+PACKAGES = ("penstock", "topics", "pipeline", "connectors", "query", "canary", "cli", "deploy")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 
 EXPANSION = """

@@ -1,0 +1,89 @@
+"""The contract of a source of documents, for connectors of your own (docs/connectors/your-own.md).
+
+``Source`` is the contract and ``SmallSource`` optional defaults for it. A method raises ``Retryable`` (or ``Deferred``)
+while the source cannot respond, and ``Misconfigured`` when only a person can help. ``Web`` is an HTTP client that
+raises these by itself. ``extract_file`` reads the text of a file; it needs the extra ``connectors``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.packages import check
+
+check()
+
+from connectors.base import SmallSource, StrictOptions  # noqa: E402
+from connectors.extraction.result import Extracted  # noqa: E402
+from connectors.extraction.result import Unreadable as UnreadableFile  # noqa: E402
+from connectors.protocol import Problem  # noqa: E402
+from connectors.source import (  # noqa: E402
+    Context,
+    Cursor,
+    CursorExpired,
+    Document,
+    Entry,
+    Gone,
+    Group,
+    Listed,
+    Memory,
+    Page,
+    Playground,
+    Playing,
+    Reaction,
+    Refused,
+    Request,
+    Source,
+    Unreadable,
+)
+from connectors.web import Denied, Forbidden, Limits, Missing, Rejected, TooLarge, Web  # noqa: E402
+from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable  # noqa: E402
+
+if TYPE_CHECKING:
+    from connectors.extraction.sandbox import extract_file
+
+__all__ = [
+    "Context",
+    "Cursor",
+    "CursorExpired",
+    "Deferred",
+    "Denied",
+    "Document",
+    "Entry",
+    "Extracted",
+    "Forbidden",
+    "Gone",
+    "Group",
+    "Limits",
+    "Listed",
+    "Memory",
+    "Misconfigured",
+    "Missing",
+    "Page",
+    "PenstockError",
+    "Playground",
+    "Playing",
+    "Problem",
+    "Reaction",
+    "Refused",
+    "Rejected",
+    "Request",
+    "Retryable",
+    "SmallSource",
+    "Source",
+    "StrictOptions",
+    "TooLarge",
+    "Unreadable",
+    "UnreadableFile",
+    "Web",
+    "extract_file",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``extract_file`` when it is first used, because it needs the extra ``connectors``."""
+    if name != "extract_file":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from connectors.extraction.sandbox import extract_file
+
+    return extract_file
