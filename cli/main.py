@@ -134,7 +134,6 @@ app = typer.Typer(
     cls=Commands,
     help="Keeps a company's knowledge searchable: documents → Kafka → pgvector and Elasticsearch → hybrid search.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -177,13 +176,20 @@ def migrate() -> None:
         typer.echo(line)
 
 
+WORKERS = ("detect", "vectors", "keywords", "connectors", "canary")
 WORKER_NEEDS: Mapping[str, tuple[Extra, ...]] = {"connectors": ("connectors",), "canary": ("worker", "query")}
 """The extras of the workers that need others than ``worker``."""
 
 
 @app.command()
 def worker(
-    name: Annotated[str, typer.Argument(help="Kind of worker: detect, vectors, keywords, connectors or canary.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Kind of worker: detect, vectors, keywords, connectors or canary.",
+            autocompletion=lambda: list(WORKERS),
+        ),
+    ],
 ) -> None:
     """Run one worker until it is stopped. On SIGTERM it completes the work it has begun. Start more to go faster.
 
@@ -214,7 +220,7 @@ def worker(
 
 def main() -> None:
     try:
-        app()
+        app(prog_name="penstock")  # however it was started: completion and the lines of usage call it by its name
     except PenstockError as error:
         typer.echo(f"error: {harmless(str(error))}", err=True)
         sys.exit(1)
