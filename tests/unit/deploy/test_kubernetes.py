@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from ipaddress import ip_network
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,46 @@ def test_every_pod_drops_privileges_and_has_limits(o: Object) -> None:
         assert container["resources"]["requests"]
         assert container["resources"]["limits"]["memory"]
         assert "." not in container["image"].split("/")[0], "no registry"
+
+
+LOG_BYTES = 64 * 1024**2
+"""The kubelet keeps five files of 10 MiB of a container's output, and a little more until it begins the next."""
+
+
+@pytest.mark.parametrize("o", pods(), ids=name)
+def test_every_pod_may_fill_its_tmp_and_its_logs_before_it_is_evicted(o: Object) -> None:
+    spec = pod(o)
+    limits = {
+        key: [in_bytes(container["resources"]["limits"]["ephemeral-storage"]) for container in spec.get(key, ())]
+        for key in ("initContainers", "containers")
+    }
+    assert all(container["resources"]["requests"]["ephemeral-storage"] for container in spec["containers"])
+    of_the_pod = max(*limits["initContainers"], sum(limits["containers"]), 0)
+    volumes = sum(in_bytes(v["emptyDir"]["sizeLimit"]) for v in spec["volumes"] if "emptyDir" in v)
+    assert of_the_pod >= volumes + LOG_BYTES
+    assert all(limit >= LOG_BYTES for limit in (*limits["initContainers"], *limits["containers"]))
+
+
+def in_bytes(quantity: str) -> int:
+    return int(quantity[:-2]) * {"Gi": 1024**3, "Mi": 1024**2}[quantity[-2:]]
+
+
+def test_the_base_has_the_version_of_the_project_and_the_example_pins_every_image_by_digest() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    [base] = yaml.safe_load((BASE / "kustomization.yaml").read_text())["images"]
+    assert base == {"name": "penstock", "newTag": version}
+    [example] = yaml.safe_load((PRODUCTION / "kustomization.yaml").read_text())["images"]
+    assert example["newTag"] == version
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", example["digest"])
+    images = {c["image"] for o in pods() for c in [*pod(o).get("initContainers", ()), *pod(o)["containers"]]}
+    assert all("@sha256:" in image for image in images - {"penstock"})
+
+
+def test_every_ignored_finding_of_kube_score_has_its_reason_in_a_comment() -> None:
+    for file in (DEPLOY / "kubernetes").rglob("*.yaml"):
+        lines = file.read_text().splitlines()
+        for before, line in pairwise(lines):
+            assert "kube-score/ignore" not in line or before.strip().startswith("# "), f"{file.name}: {line}"
 
 
 @pytest.mark.parametrize("o", DEPLOYMENTS.values(), ids=name)
