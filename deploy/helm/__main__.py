@@ -1,0 +1,17 @@
+"""Write the Helm chart from the manifests of deploy/kubernetes: ``python -m deploy.helm``."""
+
+from __future__ import annotations
+
+import sys
+
+from deploy.helm.chart import CHART, files
+
+if __name__ == "__main__":
+    written = files()
+    for path, text in written.items():
+        file = CHART / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    for left_over in {*CHART.glob("templates/*")} - {CHART / path for path in written}:
+        left_over.unlink()
+    sys.stdout.write(f"{len(written)} files of {CHART.name}\n")
