@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from connectors.extraction.settings import ExtractionSettings
+from deploy.alertmanager.settings import AlertingSettings
 from pipeline.kafka.groups import group
 from pipeline.runtime.credentials import SECRETS_DIR
 from pipeline.stages.detect import Detect
@@ -48,6 +49,7 @@ def _objects(folder: Path, *, after: int = 0) -> list[Object]:
 
 OBJECTS = [*_objects(BASE, after=1), *_objects(COMPONENTS / "kafka-rights"), *_objects(COMPONENTS / "trail-verify")]
 TRACES = _objects(COMPONENTS / "traces")
+ALERTING = _objects(COMPONENTS / "alerting")
 EXAMPLE = list(
     chain.from_iterable(
         yaml.safe_load_all((PRODUCTION / name).read_text())
@@ -94,7 +96,7 @@ def validate(o: Object) -> None:
     kubernetes_validate.validate(o, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize("o", [o for o in (*OBJECTS, *TRACES) if "keda" not in o["apiVersion"]], ids=name)
+@pytest.mark.parametrize("o", [o for o in (*OBJECTS, *TRACES, *ALERTING) if "keda" not in o["apiVersion"]], ids=name)
 def test_every_object_is_valid_by_the_kubernetes_schema(o: Object) -> None:
     validate(o)
 
@@ -452,6 +454,33 @@ def test_the_trail_verification_job_reaches_only_postgres_and_has_an_alert() -> 
     assert [kind for kind, who in reach(of("NetworkPolicy")).items() if job["metadata"]["name"] in who] == ["postgres"]
     [rule] = [rule for rule in RULES if rule["alert"] == "PenstockTrailNotVerified"]
     assert f'cronjob="{job["metadata"]["name"]}"' in rule["expr"]
+
+
+def test_alertmanager_has_the_image_of_compose_a_configuration_of_the_secret_and_only_prometheus_as_client() -> None:
+    [stateful, service, ingress, egress] = ALERTING
+    spec = stateful["spec"]["template"]["spec"]
+    [made], [container] = spec["initContainers"], spec["containers"]
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["alertmanager"]
+    assert container["image"] == compose["image"]
+    assert container["args"] == compose["command"]
+    assert made["command"][:3] == ["python", "-m", "deploy.alertmanager"]
+    assert f"--config.file={made['command'][3]}" in container["args"]
+    assert values(made)[SECRETS_DIR] in {m["mountPath"] for m in made["volumeMounts"] if m["name"] == "secrets"}
+    assert not [m for m in container["volumeMounts"] if m["name"] == "secrets"]
+    assert spec["securityContext"]["runAsUser"] not in {10001, 10002}, "its configuration holds secrets"
+    for process in (made, container):
+        assert process["securityContext"] == pod(DEPLOYMENTS["penstock-query"])["containers"][0]["securityContext"]
+        assert {"memory", "ephemeral-storage"} <= set(process["resources"]["limits"])
+    labels = stateful["spec"]["template"]["metadata"]["labels"]
+    assert [o["spec"]["podSelector"]["matchLabels"] for o in (ingress, egress)] == [labels, labels]
+    assert service["spec"]["selector"] == labels
+    [rule] = ingress["spec"]["ingress"]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    assert [p["port"] for p in rule["ports"]] == [container["ports"][0]["containerPort"]]
+    assert egress["spec"] == {"podSelector": {"matchLabels": labels}, "policyTypes": ["Egress"], "egress": []}
+    guide = (ROOT / "docs/deploy.md").read_text()
+    named = {f"PENSTOCK_ALERTING_{field}".upper() for field in AlertingSettings.model_fields}
+    assert {name for name in named if f"`{name}`" in guide} == named - {"PENSTOCK_ALERTING_SMTP_REQUIRE_TLS"}
 
 
 def test_traces_are_off_by_default_and_their_policy_opens_only_the_collector() -> None:
