@@ -87,6 +87,7 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
+@functools.cache
 def place(module: str) -> tuple[int, str] | None:
     """Layer and package of a module of ours; None if it is not ours. KeyError: ours, but in no layer."""
     if module.split(".")[0] not in PACKAGES or module == "pipeline":  # pipeline: a folder of packages, without code
