@@ -10,7 +10,7 @@ from pipeline.core.errors import Poison
 from pipeline.core.fold import Access, Delete, Event, Upsert
 from pipeline.core.identity import content_hash, document_id, meta_hash, qualify
 from pipeline.core.model import Lane
-from pipeline.core.normalise import normalise
+from pipeline.core.normalise import clean, normalise
 from pipeline.ledger.documents import Fields, Identity
 from pipeline.stages.stage import Incoming
 from topics.codec import BadMessage, decode
@@ -75,9 +75,9 @@ def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arriva
     text, media_type = normalise(message.content, message.media_type)
     address = openable(message.source_url)
     fields = Fields(
-        message.title.replace("\x00", ""),
+        clean(message.title),
         address,
-        message.author,
+        message.author and clean(message.author),
         media_type,
         message.source_modified_at,
         dict(message.metadata),

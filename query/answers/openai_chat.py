@@ -175,7 +175,8 @@ def _read(answer: Any) -> tuple[str, Literal["stop", "length", "filtered"] | Non
         if choice.finish_reason is not None:
             stopped = _STOPPED.get(choice.finish_reason, "stop")
     if counted := getattr(answer, "usage", None):
-        usage = Usage(int(counted.prompt_tokens or 0), int(counted.completion_tokens or 0))
+        # A server that miscounts must not return anything to the caller's budget.
+        usage = Usage(max(0, int(counted.prompt_tokens or 0)), max(0, int(counted.completion_tokens or 0)))
     return text, stopped, usage
 
 

@@ -3,15 +3,19 @@
 export const $ = (id) => document.getElementById(id);
 
 const SVG = "http://www.w3.org/2000/svg";
+const OVERRIDES = /[\u202d\u202e]/g;
+
+/** A text without the characters that reverse what follows them: "exe.fdp" would be shown for a name that ends in "pdf.exe". */
+export const visible = (text) => (typeof text === "string" ? text.replace(OVERRIDES, "\ufffd") : text);
 
 function fill(node, properties, children) {
   for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "data") Object.assign(node.dataset, value);
-    else node.setAttribute(name, value === true ? "" : String(value));
+    else node.setAttribute(name, value === true ? "" : visible(String(value)));
   }
-  node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false && child !== ""));
+  node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false && child !== "").map(visible));
   return node;
 }
 

@@ -1,5 +1,7 @@
 // Highlights the words of the query in a text, compared by rough stems as in `penstock search`.
 
+import { visible } from "./dom.js";
+
 const COMMON = new Set(
   ("and are but can does for from how into not that the this was what when where which who why with").split(" "),
 );
@@ -19,7 +21,8 @@ function pattern(stems) {
 }
 
 /** A text as nodes, with the query's words in <mark>. */
-export function highlight(text, stems) {
+export function highlight(original, stems) {
+  const text = visible(original);
   const words = pattern(stems);
   const nodes = document.createDocumentFragment();
   let at = 0;

@@ -36,6 +36,19 @@ async def test_markup_in_a_document_is_shown_as_text_and_neither_runs_nor_loads(
 
 
 @pytest.mark.asyncio(loop_scope="session")
+async def test_no_name_of_a_document_is_shown_reversed(tab: Tab) -> None:
+    """An override of the direction made an id that ends in exe.fdp look like one that ends in pdf.exe."""
+    await tab.open("?q=turnips+beets+harvest+cellar")
+    await tab.results()
+    await tab.page.click("#results a.title")
+    await tab.page.wait_for_selector("#story .whole")
+    text = await tab.page.evaluate("document.documentElement.outerHTML")
+    assert "of fdp.exe" in text, "the title is cleaned when it is accepted"
+    assert "harm/\ufffdfdp.exe" in text
+    assert "\u202e" not in text
+
+
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("then", ["signs out", "signs in as somebody else"])
 async def test_nothing_that_a_person_was_shown_stays_for_the_next_one(tab: Tab, then: str) -> None:
     """On a screen that people share: results, an answer, a document, and values of filters."""

@@ -159,9 +159,9 @@ def documents() -> list[DocumentUpserted]:
             source_modified_at=_at(200),
         ),
         document(
-            "harm",
+            "harm/\u202efdp.exe",
             _flowing(HOSTILE),
-            title="Harvest <img src=x onerror=\"window.harmed='title'\">",
+            title="Harvest <img src=x onerror=\"window.harmed='title'\"> of \u202efdp.exe",
             source="outside",
             author="<b onmouseover=alert(1)>Mallory</b>",
             source_url="javascript:window.harmed='url'",

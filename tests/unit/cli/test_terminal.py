@@ -16,8 +16,8 @@ from cli import output
 from cli.console import SafeConsole
 from cli.terminal import harmless, harmless_json
 
-HOSTILE = "a\x1b]52;c;aGk=\x07b\x9b31mc\x7fd\re\nf\tg"
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+HOSTILE = "a\x1b]52;c;aGk=\x07b\x9b31mc\x7fd\re\nf\tg\u202efdp.exe\u2066h\u200f"
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 FOLDER = Path(output.__file__).parent
 
 

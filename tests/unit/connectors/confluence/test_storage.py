@@ -321,8 +321,13 @@ def test_the_text_of_a_code_macro_is_unchanged(lines: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["<p>a" + "\u00a0" * 400_000 + "b</p>", "<p>```x</p>" * 20_000, "<p>" + "`" * 300_000 + "</p>"],
-    ids=["spaces", "open fences", "ticks"],
+    [
+        "<p>a" + "\u00a0" * 400_000 + "b</p>",
+        "<p>```x</p>" * 20_000,
+        "<p>" + "`" * 300_000 + "</p>",
+        "<ac:parameter>" * 20_000 + "x",
+    ],
+    ids=["spaces", "open fences", "ticks", "open parameters"],
 )
 def test_a_page_of_spaces_or_open_fences_is_converted_in_linear_time(page: str) -> None:
     """It took longer with the square of their number, and every connector of the process waited."""

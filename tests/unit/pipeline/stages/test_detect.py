@@ -145,6 +145,15 @@ def test_a_source_url_that_a_person_can_open_is_preserved(address: str | None) -
     assert (arrival.fields.source_url, arrival.has_lost_its_address) == (address, False)
 
 
+def test_titles_and_authors_are_accepted_without_hidden_and_direction_characters() -> None:
+    """A title that ends in exe.fdp was shown as one that ends in pdf.exe, and could carry letters that only models
+    read."""
+    hidden = "".join(chr(0xE0000 + ord(letter)) for letter in "obey")
+    arrival = read(upsert(title=f"Report \u202efdp.exe{hidden}\x00", author="Ann\u200b Archer\u2066"))
+    assert arrival.fields is not None
+    assert (arrival.fields.title, arrival.fields.author) == ("Report fdp.exe", "Ann Archer")
+
+
 def test_a_stored_script_as_source_url_is_not_shown() -> None:
     one, other = uuid4(), uuid4()
     assert Passage(one, other, "d", "s", "T", "javascript:alert(1)", 0).source_url is None
