@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 _DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-"""The characters that change the direction in which others are shown (Unicode's property Bidi_Control): with them a name
-reads differently from what it is, and hides or moves the text beside it."""
+"""The characters that change the direction in which others are shown (Unicode's property Bidi_Control): with them a
+name reads differently from what it is, and hides or moves the text beside it."""
 _CONTROL = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTION}]")
-"""C0 without tab and newline, DEL, C1, which terminals take for the two-character sequences after ESC, and _DIRECTION."""
+"""C0 without tab and newline, DEL, C1, which terminals take for the two-character sequences after ESC, and
+_DIRECTION."""
 _LEFT_BY_JSON = re.compile(f"[\x7f-\x9f{_DIRECTION}]")
 
 

@@ -33,7 +33,8 @@ CDATA = re.compile(r"<!\[CDATA\[(.*?)(?:\]\]>|\Z)", re.DOTALL)
 NAMED_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]*);")
 BARE_AMPERSAND = re.compile(r"&(?!(?:[A-Za-z][A-Za-z0-9]*|#[0-9]+|#x[0-9A-Fa-f]+);)")
 PARAMETER = re.compile(r"<ac:parameter\b(?:[^<]|<(?!/?ac:parameter\b))*+</ac:parameter\s*>")
-"""One without another in it: from each of many that are never closed, a search for the end would read the whole page."""
+"""One without another in it: from each of many that are never closed, a search for the end would read the whole
+page."""
 TAG = re.compile(r"<[^<>]*>")
 RAW_TEXT = re.compile(r"</?(?:script|style|textarea|title|xmp|iframe|plaintext|noscript)\b[^<>]*>", re.IGNORECASE)
 """HTML reads everything inside these as text, so one that is never closed would hide the rest of the page."""

@@ -3,22 +3,28 @@
 Clients may render an answer as Markdown. If a document made the model write an image, the reader's browser would send
 data in the image's address without a click; a link would send it with one. Therefore images and active markup are
 removed, links stay only if they lead to sources of the passages, and addresses that no passage contains are removed.
-(The words of markup stay: ``<`` becomes ``‹``.) Citations get a uniform format, and those of passages that do not exist
-are removed.
+(The words of markup stay: ``<`` becomes ``‹``.) An address that a passage contains is shown as code, which no renderer
+turns into a link; where it cannot be known what a renderer takes for code, it is removed too. Citations get a uniform
+format, and those of passages that do not exist are removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field
+from html import unescape
 
 import regex
 
+from query.answers.markdown import CodeTracker
 from query.answers.model import NumberedPassage
 
 _SPAN = r"(?:[^()]|\([^()]{0,500}\)){0,4000}"
 _NUMBERS = r"\d{1,4}(?:[ \t]*[,;\u2013-][ \t]*\d{1,4}){0,20}"
-_URL = r"(?:(?:https?|ftp)://|www\.)[^\s<>\"'`]{0,4000}"
+_URL = r"(?:(?:https?|ftp)://|www\.|mailto:|xmpp:)[^\s<>\"'`]{0,4000}"
+_MAIL = r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]{1,200}@[a-z0-9.-]{1,255}"
+"""A mail address as Markdown takes it for a link, in angle brackets."""
 _SWALLOWING = (
     "script|style|textarea|title|template|xmp|plaintext|noscript|noembed|noframes|iframe|object|svg|math|select"
 )
@@ -32,13 +38,14 @@ _CONSTRUCT = regex.compile(
     r"(?:\(" + _SPAN + r"\)|(?P<open>(?=[(:])))?)"
     r"|(?P<link>\]\((?P<target>" + _SPAN + r")\))"
     r"|(?P<broken>\](?=[(:]))"
-    r"|(?P<auto><(?P<address>[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000})>)"
+    r"|(?P<auto><(?P<address>[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000}|" + _MAIL + r")>)"
     r"|(?P<unseen><think>.{0,200000}?(?:</think>\s*|\Z))"
-    r"|(?P<comment><!--)"
+    r"|(?P<comment><(?=[!?]))"
+    r"|(?P<entity>&(?=(?:#[0-9]{1,7}|#x[0-9a-f]{1,6}|[a-z][a-z0-9]{1,31});))"
+    r"|(?P<escape>\\(?=[:/.]))"
     r"|(?P<element><(?=/?(?:(?:" + _SWALLOWING + r")[\s/>]|[a-z][a-z0-9+.-]{1,31}:"
     rf"|[a-z][^\s/<>(]*+(?:[<(]|[\s/][^>=<(]{{0,{_ATTRIBUTES}}}+(?:=|[^>])))))"
-    r"|(?P<url>" + _URL + r")"
-    r"|(?P<ticks>`{1,20})",
+    r"|(?P<url>" + _URL + r")",
     regex.IGNORECASE | regex.DOTALL,
 )
 """A construct at a position; the first alternative that matches wins. An element is also what begins like one, or like
@@ -56,19 +63,27 @@ _PENDING = regex.compile(
     r"|[ \t]{0,8}[\[\u3010]" + r"[\d \t,;\u2013-]{0,150}(?:\u2020[^\]\u3011\n]{0,100})?"
     r"|[ \t]{0,8}[\[\u3010]"
     + _NUMBERS
-    + r"(?:\u2020[^\]\u3011\n]{0,100})?[\]\u3011](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?)?"
-    r"|\](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?)?"
-    rf"|</?(?:[a-z][^\s/>]*+(?:[\s/][^>=]{{0,{_ATTRIBUTES}}})?)?|<!-?"
-    r"|<[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000}"
+    + r"(?:\u2020[^\]\u3011\n]{0,100})?[\]\u3011](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?\)?)?"
+    r"|\](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?\)?)?"
+    rf"|</?(?:[a-z][^\s/>]*+(?:[\s/][^>=]{{0,{_ATTRIBUTES}}})?)?|<[^\s<>]{{1,456}}>?"
+    r"|<[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000}>?"
+    r"|&(?:#?[a-z0-9]{0,31})|\\"
     r"|<think>(?:(?!</think>).){0,200000}|<think>.{0,200000}?</think>\s*"
-    r"|(?:" + _prefixes("https://", "http://", "ftp://", "www.") + r"|" + _URL + r")"
-    r"|`{1,19})\Z",
+    r"|(?:" + _prefixes("https://", "http://", "ftp://", "www.", "mailto:", "xmpp:") + r"|" + _URL + r"))\Z",
     regex.IGNORECASE | regex.DOTALL,
 )
 """The beginning of a construct that the next piece may complete or extend."""
-_START = regex.compile(r"[!\[\]\u3010<`\t hfw]", regex.IGNORECASE)
+_START = regex.compile(r"[!\[\]\u3010<`&\\\t hfmwx]", regex.IGNORECASE)
 """Characters that may begin a construct. An address may begin within a word, because renderers differ."""
 _TRAILING = ".,;:!?)]}…*_"
+_ENTITY = regex.compile("&[^;]{1,33};")
+_OF_ADDRESSES = regex.compile(r"[\w:/.@+-]", regex.ASCII)
+"""Characters of addresses. Some renderers look for addresses after they have read entities and escapes."""
+_TICKS = regex.compile("`+")
+_INFO = regex.compile(r"[\w+#.: -]{0,40}")
+"""The rest of a line that begins a block of code: the name of a language, if any."""
+MAX_CODE_CHARACTERS = 2_000
+"""Backticks whose partner is further away count as having none: nothing is shown while it is searched for."""
 
 
 @dataclass(slots=True)
@@ -92,11 +107,15 @@ class AnswerSanitizer:
         self._sources = frozenset(p.result.passage.source_url for p in passages if p.result.passage.source_url)
         self._texts = [p.text for p in passages]
         self._buffer = ""
-        self._code = ""
-        """The backticks that opened the current code; empty outside of code."""
+        self._tracker = CodeTracker()
+        """Follows what was shown."""
+        self._is_in_span = self._is_in_cell = False
+        """Whether a code span is being sanitised, and whether it may be in two cells of a table."""
+        self._open_ticks = ""
+        """The backticks of what may be a code span over several lines."""
 
     def feed(self, piece: str) -> str:
-        self._buffer += piece
+        self._buffer += piece.replace("\r", "")  # which Markdown takes for the end of a line
         return self._scan(last=False)
 
     def end(self) -> str:
@@ -104,48 +123,138 @@ class AnswerSanitizer:
 
     def _scan(self, *, last: bool) -> str:
         text, at, out = self._buffer, 0, list[str]()
+
+        def show(shown: str) -> None:
+            out.append(shown)
+            self._tracker.feed(shown)
+
         while at < len(text):
             start = _START.search(text, at)
             if start is None:
-                out.append(text[at:])
+                show(text[at:])
                 at = len(text)
                 break
-            out.append(text[at : start.start()])
+            show(text[at : start.start()])
             at = start.start()
+            if text[at] == "`":
+                if (code := self._find_code(text, at, last=last)) is None:
+                    break
+                end, shown = code
+                show(shown)
+                at = end
+                continue
             if not last and _PENDING.match(text, at):
                 break
             match = _CONSTRUCT.match(text, at)
-            out.append(self._replacement(match) if match else text[at])
-            at = match.end() if match else at + 1
+            end = match.end() if match else at + 1
+            show(self._replacement(match, text[end : end + 1]) if match else text[at])
+            at = end
         self._buffer = text[at:]
         return "".join(out)
 
-    def _replacement(self, match: regex.Match[str]) -> str:
+    def _find_code(self, text: str, at: int, *, last: bool) -> tuple[int, str] | None:
+        """Return where the construct that begins with these backticks ends, and how it is shown; None: the text that
+        follows decides."""
+        window = text[at : at + MAX_CODE_CHARACTERS]
+        line, newline, _ = window.partition("\n")
+        is_known = last or bool(newline) or len(window) == MAX_CODE_CHARACTERS
+        runs = [(run.start(), run.end()) for run in _TICKS.finditer(line)]
+        if not is_known and runs[-1][1] == len(line):
+            return None
+        _, end = runs[0]
+        ticks = line[:end]
+        space = " " if self._tracker.last == "`" else ""  # two runs of backticks would be one
+        if self._tracker.in_block:
+            return at + end, space + ticks
+        partner = next((start for start, stop in runs[1:] if stop - start == end), None)
+        if partner is not None:
+            if (shown := self._span(ticks, line[end:partner])) is not None:
+                return at + partner + end, space + shown
+        elif not is_known:
+            return None
+        elif end >= 3 and self._tracker.may_open_block and len(runs) == 1 and _INFO.fullmatch(line, end):
+            return at + len(line), line
+        if not self._is_over_lines:
+            self._open_ticks = ticks
+        elif ticks == self._open_ticks:
+            self._open_ticks = ""
+        self._tracker.leave_open()
+        return at + end, space + ticks
+
+    def _span(self, ticks: str, content: str) -> str | None:
+        """A code span; None if a renderer may see it differently."""
+        if not self._tracker.is_certain or self._tracker.last == "\\" or "<think>" in content.lower():
+            return None
+        before = deepcopy(self.findings)
+        self._is_in_span, self._is_in_cell = True, "|" in content
+        inside, at = "", 0
+        while (start := _START.search(content, at)) is not None:
+            inside += content[at : start.start()]
+            match = _CONSTRUCT.match(content, start.start())
+            at = match.end() if match else start.end()
+            inside += self._replacement(match, content[at : at + 1]) if match else start[0]
+        inside += content[at:]
+        self._is_in_span = self._is_in_cell = False
+        if inside and inside.strip("`") == inside and ticks not in _TICKS.findall(inside):
+            return f"{ticks}{inside}{ticks}"
+        self.findings = before
+        return None
+
+    @property
+    def _is_code(self) -> bool:
+        """Whether this is code for every renderer."""
+        return self._is_in_span or (self._tracker.in_block and self._tracker.is_certain)
+
+    @property
+    def _seems_code(self) -> bool:
+        return self._is_in_span or self._tracker.in_block or self._is_over_lines
+
+    @property
+    def _is_over_lines(self) -> bool:
+        return bool(self._open_ticks) and self._tracker.has_open_ticks
+
+    def _replacement(self, match: regex.Match[str], after: str) -> str:
+        """after: the next character."""
         groups, whole = match.groupdict(), str(match[0])
-        if groups["ticks"]:
-            self._tick(whole)
-            return whole
         if groups["cite"]:
-            after = " " if groups["open"] is not None else ""
-            return (whole if self._code and not whole.endswith(")") else self._cite(whole, groups["numbers"])) + after
-        if groups["link"] and _address_in(groups["target"]) in self._sources:
-            return whole
+            is_unchanged = self._seems_code and not whole.endswith(")")
+            shown = whole if is_unchanged else self._cite(whole, groups["numbers"])
+            return shown + (" " if after and after in "(:" else "") if shown else self._gap(after)
+        if groups["link"] and (address := self._source_in(groups["target"])) is not None:
+            return f"]({address})"
         if groups["auto"] or groups["url"]:
-            return self._address(groups["address"] or groups["url"])
+            return self._address(groups["address"] or groups["url"], after)
         if groups["unseen"]:
             return " "  # not empty: the text before and after must not form one construct
         if groups["comment"]:
-            return "\u2039!--"  # visible, like the rest of the comment
+            return "\u2039"  # visible, like the rest of the comment
+        if groups["entity"]:
+            return "&amp;" if self._is_written_differently(match) else whole
+        if groups["escape"]:
+            is_dot = after == "." and self._tracker.line[-3:].lower() != "www"
+            return whole if is_dot or self._is_code else "\\\\"
         if groups["broken"] is not None:
             return "] "  # so that it is neither a link nor, before a colon, a link definition
         self.findings.removed += 1
-        return {"image": "", "link": "]"}.get(_kind(groups), "\u2039")
+        if groups["image"]:
+            return " " if self._tracker.last == "!" else ""
+        if groups["link"]:
+            return "] " if after and after in "(:" else "]"
+        return "\u2039"
 
-    def _tick(self, ticks: str) -> None:
-        if not self._code:
-            self._code = ticks
-        elif ticks == self._code or (len(self._code) >= 3 and len(ticks) >= len(self._code)):
-            self._code = ""
+    def _gap(self, after: str) -> str:
+        """Return the text in the place of a removed construct: a space, unless the end of a sentence follows, so that the
+        texts before and after it do not become one construct."""
+        before = self._tracker.last
+        is_word = after == "." and self._tracker.line[-3:].lower() == "www"
+        return "" if not before or before.isspace() or not after or (after in " \t\n.,;!?)" and not is_word) else " "
+
+    def _is_written_differently(self, match: regex.Match[str]) -> bool:
+        """Whether an entity stands for a character of an address."""
+        if self._is_code:
+            return False
+        entity = _ENTITY.match(match.string, match.start())
+        return entity is not None and bool(_OF_ADDRESSES.search(unescape(entity[0])))
 
     def _cite(self, whole: str, numbers: str) -> str:
         named = list(dict.fromkeys(_each(numbers)))
@@ -156,25 +265,28 @@ class AnswerSanitizer:
         shown = "".join(f"[{n}]" for n in named if n in self._numbers)
         return whole[: len(whole) - len(whole.lstrip())] + shown if shown else ""
 
-    def _address(self, address: str) -> str:
+    def _source_in(self, target: str) -> str | None:
+        """The address of a link, without its title, if it is that of a source. What follows it is not shown: if it is
+        no title, the whole is no link, and an address in it would become one."""
+        [written, *_] = regex.split(r"[ \t\n]+", target.strip(" \t\n"))  # other spaces are part of an address
+        is_bracketed = len(written) > 1 and written[0] == "<" and written[-1] == ">"
+        return str(written) if (written[1:-1] if is_bracketed else written) in self._sources else None
+
+    def _address(self, address: str, after: str) -> str:
+        """after: the next character."""
         bare = address.rstrip(_TRAILING)
         if address in self._sources or bare in self._sources:
-            return address
-        if any(bare in text for text in self._texts):
-            # An address from a passage is shown as code, which no renderer turns into a link.
-            return address if self._code else f"`{bare}`{address[len(bare) :]}"
+            # A renderer may take what follows for a part of the address.
+            return f"{address} " if after and after not in " \t\n" and not self._is_code else address
+        # Within a code span a backtick, and within a table a line, would end the code.
+        if any(bare in text for text in self._texts) and not {"`", "|"} & set(bare):
+            if self._is_code and not self._is_in_cell:
+                return address
+            if not self._seems_code and self._tracker.is_certain:
+                space = " " if self._tracker.last in ("`", "\\") else ""
+                return f"{space}`{bare}`{address[len(bare) :]}"
         self.findings.removed += 1
         return "(address removed)"
-
-
-def _kind(groups: dict[str, str | None]) -> str:
-    return next(name for name in ("image", "link", "element") if groups[name] is not None)
-
-
-def _address_in(target: str) -> str:
-    """The address of a link without its title."""
-    words = target.split()
-    return words[0].strip("<>") if words else ""
 
 
 def _each(numbers: str) -> Iterable[int]:

