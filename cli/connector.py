@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.extras import require
 from cli.output import Json, print_json, stderr, stdout
 from cli.recorded import record, recording
 
@@ -237,7 +238,8 @@ def conform(
 ) -> None:
     """Test that a connector obeys the laws of connectors, on its own playground and the running stack.
 
-    It uses a tenant of its own, which is removed afterwards. Exit code 0: every law holds. 1: one does not.
+    It uses a tenant of its own, which is removed afterwards. Exit code 0: every law holds. 1: one does not. It is
+    installed with the extra conform.
 
     Examples:
 
@@ -245,6 +247,7 @@ def conform(
 
       penstock connector conform mycompany.tickets:Tickets --law edit --law delete
     """
+    require("conform")
     from connectors.conform.run import conform_on
     from pipeline.runtime.settings import load as load_settings
 

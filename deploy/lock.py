@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 CONSTRAINTS, FOLDER = ROOT / "constraints.txt", ROOT / "requirements"
 PYTHON = "3.11.13"
 """The image's. It needs all that later ones need, and more."""
+OURS = frozenset({"penstock", "penstock-testing"})
+"""Distributions of this repository: in no index, and pinned nowhere."""
 IMAGE_EXTRAS = ("chat", "connectors", "eval", "query", "trace", "worker")
 """Extras of the image, whose command selects the process."""
 MODEL_EXTRAS = ("ctranslate2", "safetensors", "tokenizers")
@@ -51,15 +53,15 @@ def files(known: dict[str, str], image: set[str], model: set[str], build: set[st
 
 
 def requirements(project: Mapping[str, Any], *extras: str) -> list[str]:
-    """The project's own dependencies and those of some extras, with the extras that these name in turn."""
+    """The project's dependencies and those of some extras, with the extras that these name in turn; without OURS."""
     declared = project["optional-dependencies"]
     lines = [line for extra in extras for line in declared[extra]]
     inner = [match[1] for line in lines if (match := re.fullmatch(rf"{project['name']}\[(.+)]", line))]
     others = {extra.strip() for names in inner for extra in names.split(",")} - set(extras)
     if others:
         return requirements(project, *extras, *sorted(others))
-    own = [line for line in lines if name(line) != project["name"]]
-    return list(dict.fromkeys([*project["dependencies"], *own]))
+    foreign = [line for line in lines if name(line) not in OURS]
+    return list(dict.fromkeys([*project["dependencies"], *foreign]))
 
 
 def main(*arguments: str) -> int:

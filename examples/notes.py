@@ -3,37 +3,39 @@ import json
 
 from pydantic import SecretStr
 
-from connectors.base import SmallSource, StrictOptions
-from connectors.fakes.notes import playing
-from connectors.source import CursorExpired, Document, Group, Listed, Page, Reaction, Refused
-from connectors.web import Missing, Web
+from penstock import source
 
 
-class Options(StrictOptions):
+class Options(source.StrictOptions):
     url: str
     token: SecretStr
     secret: SecretStr
 
 
-class Notes(SmallSource):
+class Notes(source.SmallSource):
     Options = Options
-    playground = staticmethod(playing)
+
+    @staticmethod
+    def playground():
+        from connectors.fakes.notes import playing  # here: only its test needs it
+
+        return playing()
 
     def __init__(self, options, context):
         super().__init__(options, context)
         bearer = f"Bearer {options.token.get_secret_value()}"
-        self.web = Web(options.url, headers={"Authorization": bearer}, name=context.name)
+        self.web = source.Web(options.url, headers={"Authorization": bearer}, name=context.name)
 
     async def start(self):
         return {"since": (await self.web.json("GET", "/changes"))["next"]}
 
     async def full(self, cursor):
         async for notes, after in self.pages(cursor["after"] if cursor else ""):
-            yield Page([document(note) for note in notes], {"after": after})
+            yield source.Page([document(note) for note in notes], {"after": after})
 
     async def slim(self):
         async for notes, _ in self.pages(""):
-            yield [Listed(external_id=n["id"], revision=str(n["revision"]), **access(n)) for n in notes]
+            yield [source.Listed(external_id=n["id"], revision=str(n["revision"]), **access(n)) for n in notes]
 
     async def pages(self, after):
         while after is not None:
@@ -45,22 +47,22 @@ class Notes(SmallSource):
         try:
             while (changes := await self.web.json("GET", "/changes", params=cursor))["ids"]:
                 cursor = {"since": changes["next"]}
-                yield Page(await self.fetch(list(set(changes["ids"]))), cursor)
-        except Missing as error:
-            raise CursorExpired("the service no longer has changes that old") from error
+                yield source.Page(await self.fetch(list(set(changes["ids"]))), cursor)
+        except source.Missing as error:
+            raise source.CursorExpired("the service no longer has changes that old") from error
 
     async def read(self, external_id):
         return document(await self.web.json("GET", f"/notes/{external_id}"))
 
     async def groups(self, tags=None):
         for group in (await self.web.json("GET", "/groups"))["groups"]:
-            yield Group(group["name"], group["members"])
+            yield source.Group(group["name"], group["members"])
 
     async def on_event(self, request):
         ours = hmac.new(self.options.secret.get_secret_value().encode(), request.body, "sha256").hexdigest()
         if not hmac.compare_digest(ours, request.headers.get("x-notes-signature", "")):
-            raise Refused("the signature is not ours")
-        return Reaction(ids=[json.loads(request.body)["id"]])
+            raise source.Refused("the signature is not ours")
+        return source.Reaction(ids=[json.loads(request.body)["id"]])
 
 
 def access(note):
@@ -69,4 +71,4 @@ def access(note):
 
 def document(note):
     seen = {"title": note["title"], "content": note["text"], "revision": str(note["revision"])}
-    return Document(external_id=note["id"], **seen, **access(note))
+    return source.Document(external_id=note["id"], **seen, **access(note))

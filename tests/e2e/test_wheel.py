@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.runtime.home import DEVELOPMENT_FILE
 from pipeline.runtime.settings import dist
-from tests.support.deploy.wheels import PACKAGES, Installed, install
+from tests.support.deploy.wheels import PACKAGES, Installed, install, is_of_testing
 from tests.support.query.http_kit import bearer
 from tests.support.space import PROJECT, Space, now
 from topics.messages import DocumentUpserted, IdentityChanged
@@ -51,7 +51,7 @@ def test_the_wheel_contains_exactly_the_files_of_the_packages(installed: Install
         file.relative_to(PROJECT)
         for package in PACKAGES
         for file in (PROJECT / package).rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
+        if file.is_file() and "__pycache__" not in file.parts and not is_of_testing(file.relative_to(PROJECT))
     }
     there = {
         file.relative_to(installed.packages)

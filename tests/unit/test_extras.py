@@ -45,6 +45,16 @@ PARTS = {
         "connectors.uploads.source",
         "connectors.folder.connector",
     ),
+    "conform": (
+        "connectors.conform.run",
+        "connectors.confluence.playground",
+        "connectors.folder.playground",
+        "connectors.git.playground",
+        "connectors.google_drive.playground",
+        "connectors.slack.playground",
+        "connectors.uploads.playground",
+        "connectors.fakes.notes",
+    ),
 }
 """Extra → the modules in which its processes begin. "": what is always installed, of which only what is imported at
 once counts: what its functions import belongs to the extras that a command requires first."""
@@ -62,8 +72,15 @@ ELSEWHERE = {
     "query.rerank.cross_encoder": "the extra rerank",
 }
 """Modules that a part reaches and does not need, and why. A part that contains one reads it all the same."""
-OWN = {"worker": ("pipeline.core.chunking", "pipeline.core.html"), "connectors": ("pipeline.core.html",)}
+OWN = {
+    "worker": ("pipeline.core.chunking", "pipeline.core.html"),
+    "connectors": ("pipeline.core.html",),
+    "conform": ("connectors.conform", "connectors.fakes", "pipeline.core.html"),
+}
+TESTING = ("connectors", "aiohttp")
+"""Requirements of the distribution penstock-testing (packages/testing/hatch_build.py): an extra, and a library."""
 TRANSITIVE = {
+    "anyio": "starlette",
     "h11": "uvicorn",
     "httpcore": "httpx",
     "mcp-types": "mcp",
@@ -119,7 +136,8 @@ def reached(part: str) -> Iterator[tuple[str, str]]:
             target = full
             while target not in modules and target:
                 target = target.rpartition(".")[0]
-            if target and not any(target == e or target.startswith(f"{e}.") for e in elsewhere):
+            is_playground = target.endswith(".playground") and part != "conform"
+            if target and not is_playground and not any(target == e or target.startswith(f"{e}.") for e in elsewhere):
                 todo.append(target)
 
 
@@ -129,7 +147,8 @@ def installed(*extras: str) -> set[str]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_imports_only_libraries_of_its_extra(part: str) -> None:
-    known, allowed = packages_distributions(), installed(*([part] if part else []))
+    known = packages_distributions()
+    allowed = installed(TESTING[0]) | {TESTING[1]} if part == "conform" else installed(*([part] if part else []))
     missing = []
     for module, library in sorted(set(reached(part))):
         candidates = {name(distribution) for distribution in known.get(library, [library])}
@@ -159,8 +178,15 @@ def test_libraries_of_one_purpose_are_only_in_the_extra_of_it() -> None:
         assert library in installed("all")
 
 
+@pytest.mark.parametrize("part", ["worker", "connectors"])
+def test_a_part_that_reads_html_has_the_parser_that_beautifulsoup_finds_by_name(part: str) -> None:
+    """The worker dead-lettered every HTML document where only its extra was installed."""
+    assert '"lxml"' in (ROOT / "pipeline" / "core" / "html.py").read_text()
+    assert "lxml" in installed(part)
+
+
 def test_all_is_every_extra_but_the_tools_of_development() -> None:
-    assert installed("all") == installed(*(EXTRAS.keys() - {"dev"}))
+    assert installed("all") == installed(*(EXTRAS.keys() - {"dev", "conform"}))
 
 
 def test_the_image_pins_every_library_of_its_extras() -> None:
@@ -174,7 +200,7 @@ def test_every_command_names_the_extras_that_it_needs() -> None:
     assert {extra for needs in NEEDS.values() for extra in needs} <= MARKERS.keys() <= EXTRAS.keys()
 
 
-@pytest.mark.parametrize("extra", MARKERS)
+@pytest.mark.parametrize("extra", MARKERS.keys() - {"conform"})
 def test_the_marker_of_an_extra_is_installed_by_no_other(extra: str) -> None:
     distributions = {name(d) for d in packages_distributions()[MARKERS[extra]]}
     assert distributions <= installed(extra)
@@ -248,6 +274,7 @@ def test_help_of_every_command_needs_no_extra() -> None:
         (("up",), "local,worker,query"),
         (("search", "pumps", "--as", "ann"), "query"),
         (("connector", "list"), "connectors"),
+        (("connector", "conform", "folder"), "connectors"),
     ],
 )
 def test_a_command_without_its_extra_ends_with_one_line_that_names_it(

@@ -79,6 +79,11 @@ def install(folder: Path, change: Callable[[Path], None] | None = None) -> Insta
     return Installed(version.group(1), python, packages)
 
 
+def is_of_testing(file: Path) -> bool:
+    """Whether a file of a package belongs to penstock-testing. file: relative to the tree."""
+    return file.parts[:2] in (("connectors", "conform"), ("connectors", "fakes")) or file.name == "playground.py"
+
+
 def copy_tree(tree: Path, change: Callable[[Path], None]) -> None:
     """A copy of this tree at ``tree``, and ``change`` made to it."""
     for package in PACKAGES:
