@@ -44,14 +44,20 @@ FRESHNESS = ("FreshnessBurnsFast", "FreshnessBurns", "FreshnessBurnsSlowly")
 QUERY_ERRORS = ("QueryErrorsBurnsFast", "QueryErrorsBurns", "QueryErrorsBurnsSlowly")
 LATENCY = ("SearchLatencyBurnsFast", "SearchLatencyBurns", "SearchLatencyBurnsSlowly")
 WITHOUT_LEDGER = (
-    *("OldestPending", "ConsumerLag", "CanaryLate", "CanaryIdle", *FRESHNESS, *QUERY_ERRORS),
+    *("OldestPending", "ConsumerLag", "CanaryLate", "CanaryIdle", *FRESHNESS, *QUERY_ERRORS, *LATENCY),
     *("ConnectorSilent", "AccessOld", "ConnectorNotWorking", "EvalStale"),
 )
 """They follow from a ledger that cannot be read or written. ``TrailLost`` is missing: of that somebody has to know."""
 
 INHIBITIONS = (
-    Inhibition(alerts("LedgerFenced"), alerts(*WITHOUT_LEDGER)),
-    Inhibition(alerts("LedgerFenced"), alerts("BreakerOpen", service="postgres")),
+    *(
+        Inhibition(cause, consequence)
+        for cause in (alerts("Outage", service="postgres"), alerts("LedgerFenced"))
+        for consequence in (alerts(*WITHOUT_LEDGER), alerts("BreakerOpen", service="postgres"))
+    ),
+    Inhibition(alerts("Outage", service="postgres"), alerts("VitalsMissing", "TrailNotWritten")),
+    Inhibition(alerts("Outage", service="kafka"), alerts("CanaryLate", "ConnectorNotWorking", *FRESHNESS)),
+    Inhibition(alerts("Outage", service="kafka"), alerts("BreakerOpen", service="kafka")),
     Inhibition(alerts("WorkerAbsent"), alerts("WorkerDown"), equal=("worker",)),
     Inhibition(
         alerts("WorkerAbsent", worker="detect"),

@@ -17,7 +17,7 @@ import structlog
 from prometheus_client import Gauge
 
 from pipeline.core.canary import is_canary
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import Fenced, PenstockError, Retryable
 from pipeline.core.model import STORES, Lane
 from pipeline.diagnosis.lag import Logs, Offsets, StageTopics, read_progress
 from pipeline.ledger import skipped
@@ -98,12 +98,16 @@ class Vitals:
     async def run(self) -> BaseException:
         """Export the gauges until cancelled; waits while Postgres or Kafka is away."""
         while True:
+            is_outage = False
             try:
                 await self._lead()
             except PenstockError as error:
+                is_outage = isinstance(error, Retryable) and not isinstance(error, Fenced)
                 log.warning("vitals_failed", reason=str(error)[:200])
             self._forget_ledger()
             self._metrics.lag.clear()
+            self._metrics.outage.clear()  # a worker that does not export the lag does not read Kafka
+            self._metrics.outage.labels(service="postgres").set(is_outage)
             await asyncio.sleep(self._every)
 
     async def _lead(self) -> None:
@@ -126,6 +130,7 @@ class Vitals:
             for entry in await skipped.by_source(connection) or ():
                 unread[entry["source"]] += entry["documents"]
         took = monotonic() - began
+        self._metrics.outage.labels(service="postgres").set(0)
         self._forget_ledger()
         m = self._metrics
         waiting = {(store, lane): (0, 0.0) for store in STORES for lane in get_args(Lane)}
@@ -150,8 +155,10 @@ class Vitals:
             progress = await _undisturbed(read_progress(self._kafka, self._stages))
         except PenstockError as error:
             m.lag.clear()
+            m.outage.labels(service="kafka").set(isinstance(error, Retryable))
             log.warning("lag_not_measured", reason=str(error)[:200])
             return took
+        m.outage.labels(service="kafka").set(0)
         for stage in self._stages:
             for lane, records in progress.lag_by_lane(stage).items():
                 m.lag.labels(stage=stage, lane=lane).set(records)

@@ -78,6 +78,10 @@ class StageServiceLabels(NamedTuple):
     service: str
 
 
+class ServiceLabels(NamedTuple):
+    service: str
+
+
 class FilesLabels(NamedTuple):
     files: str
 
@@ -231,6 +235,13 @@ class Metrics:
             "penstock_breaker_open",
             "1 while a stage is stopped because a service is down",
             StageServiceLabels,
+            registry=r,
+        )
+        self.outage = gauge(
+            "penstock_outage",
+            "1 while a detect worker cannot read its figures because this server (postgres, kafka) does not respond; "
+            "the worker that exports the backlog reads Kafka, the others only Postgres",
+            ServiceLabels,
             registry=r,
         )
         self.ledger_fenced = Gauge(

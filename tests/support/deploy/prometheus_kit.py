@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from deploy.local import prometheus
 from deploy.local.stack import Stack
@@ -182,8 +183,11 @@ def page(n: int, version: int) -> DocumentUpserted:
 
 
 @asynccontextmanager
-async def watched(stack: Stack, folder: Path, *, faults: Sequence[str] = ()) -> AsyncIterator[Watched]:
-    """Every process runs and has been seen by Prometheus."""
+async def watched(
+    stack: Stack, folder: Path, *, postgres_port: int | None = None, alertmanager: str = ""
+) -> AsyncIterator[Watched]:
+    """Every process runs and has been seen by Prometheus. postgres_port: where they reach Postgres, if not directly.
+    alertmanager: the address that Prometheus reports to."""
     async with AsyncExitStack() as open_:
         model = await open_.enter_async_context(FakeOpenAI(dimensions=64))
         reranker = await open_.enter_async_context(FakeRerank())
@@ -201,6 +205,10 @@ async def watched(stack: Stack, folder: Path, *, faults: Sequence[str] = ()) -> 
             "sweep_seconds = 2\ngroups_seconds = 2\n"
         )
         space.environment |= SETTINGS | {"PENSTOCK_CONNECTORS_FILE": str(declared)}
+        if postgres_port is not None:
+            dsn = space.settings.postgres.dsn.get_secret_value()
+            proxied = make_conninfo(dsn, host="127.0.0.1", port=postgres_port)
+            space.environment["PENSTOCK_POSTGRES_DSN"] = proxied
         await asyncio.to_thread(space.start, *WORKERS)
         outside = {
             "PENSTOCK_RERANK_URL": reranker.url(),
@@ -219,7 +227,7 @@ async def watched(stack: Stack, folder: Path, *, faults: Sequence[str] = ()) -> 
         )
         targets = {worker: f"127.0.0.1:{space.ports[worker]}" for worker in WORKERS}
         targets["query"] = url.removeprefix("http://")
-        client = await open_.enter_async_context(watching(folder / "prometheus", targets))
+        client = await open_.enter_async_context(watching(folder / "prometheus", targets, alertmanager))
         world = Watched(space, query, client, folder / "prometheus", notes, model, reranker)
         async with asyncio.timeout(60):
             while await world.values(f'sum(up{{job="{JOB}"}})') != [len(targets)]:

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic import SecretStr
 
 from pipeline.core.model import Lane
 from pipeline.diagnosis.vitals import SINK_TOPICS, Vitals
@@ -13,6 +15,7 @@ from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import KafkaSettings
 from pipeline.stages.detect import Detect
 from pipeline.stores.postgres import open_pool
+from tests.faults.tcp_proxy import tcp_proxy
 from tests.support.space import Space, now
 from tests.support.waiting import until
 from topics.messages import DocumentUpserted
@@ -148,6 +151,30 @@ async def test_without_kafka_only_the_lag_metric_is_absent(space: Space) -> None
         await Vitals(pool, nowhere, topics, metrics, every_seconds=0.05).look(connection)
     assert value(metrics, "consumer_lag_records", stage="detect", lane="live") is None
     assert value(metrics, "oldest_pending_seconds", store="vectors", lane="live") == 0
+    assert value(metrics, "outage", service="kafka") == 1
+    assert value(metrics, "outage", service="postgres") == 0
+
+
+async def test_an_outage_of_postgres_is_exported_until_it_responds_again(space: Space) -> None:
+    metrics = Metrics()
+    dsn = space.settings.postgres.dsn.get_secret_value()
+    address = conninfo_to_dict(dsn)
+    async with tcp_proxy(str(address["host"]), int(str(address["port"]))) as proxy:
+        proxied = SecretStr(make_conninfo(dsn, host="127.0.0.1", port=proxy.listening))
+        async with open_pool(space.settings.postgres.model_copy(update={"dsn": proxied})) as pool:
+            watch = Vitals(pool, space.settings.kafka, STAGES, metrics, every_seconds=0.05)
+            running = asyncio.create_task(watch.run())
+            await until(lambda: value(metrics, "outage", service="kafka") == 0)
+            assert value(metrics, "outage", service="postgres") == 0
+            proxy.refusing = True
+            proxy.cut()
+            await until(lambda: value(metrics, "outage", service="postgres") == 1)
+            assert value(metrics, "outage", service="kafka") is None, "it is not read meanwhile"
+            assert value(metrics, "oldest_pending_seconds", store="vectors", lane="live") is None
+            proxy.refusing = False
+            await until(lambda: value(metrics, "outage", service="postgres") == 0)
+            running.cancel()
+            await asyncio.wait([running])
 
 
 async def test_the_handled_time_advances_only_after_records_sent_before_it_were_handled(space: Space) -> None:
