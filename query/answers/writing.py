@@ -243,8 +243,8 @@ class AnswerSanitizer:
         return "\u2039"
 
     def _gap(self, after: str) -> str:
-        """Return the text in the place of a removed construct: a space, unless the end of a sentence follows, so that the
-        texts before and after it do not become one construct."""
+        """Return the text in the place of a removed construct: a space, unless the end of a sentence follows, so that
+        the texts before and after it do not become one construct."""
         before = self._tracker.last
         is_word = after == "." and self._tracker.line[-3:].lower() == "www"
         return "" if not before or before.isspace() or not after or (after in " \t\n.,;!?)" and not is_word) else " "
