@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import httplib2
-import jsonschema
 from google.oauth2 import service_account
 from google_auth_httplib2 import AuthorizedHttp
 from googleapiclient import discovery
@@ -114,6 +113,8 @@ class Recorder:
         return "", None
 
     def _valid(self, name: str, document: Any, ref: Any, value: Any) -> None:
+        import jsonschema  # here, because it takes a second
+
         schema = {**strict(ref), "definitions": {id_: strict(schema) for id_, schema in document["schemas"].items()}}
         errors = jsonschema.Draft7Validator(schema).iter_errors(value)
         self.wrong += [f"{name}: {'/'.join(map(str, error.path))}: {error.message}" for error in errors]

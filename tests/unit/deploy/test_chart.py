@@ -6,19 +6,25 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
 from deploy.helm.chart import CHART, files
 from deploy.helm.values import Values, defaults
 
-SCHEMA = Draft202012Validator(json.loads((CHART / "values.schema.json").read_text()))
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 BY_HAND = {"production-values.yaml"}
+
+
+@cache
+def schema() -> Any:
+    from jsonschema import Draft202012Validator  # here, because its import takes a second
+
+    return Draft202012Validator(json.loads((CHART / "values.schema.json").read_text()))
 
 
 def test_the_chart_is_what_the_manifests_yield() -> None:
@@ -49,9 +55,9 @@ def test_the_values_schema_rejects_an_unknown_key_at_every_level(path: tuple[str
     part = values
     for key in path:
         part = part[key]
-    assert SCHEMA.is_valid(values)
+    assert schema().is_valid(values)
     part["unknwon"] = 1
-    [error] = SCHEMA.iter_errors(values)
+    [error] = schema().iter_errors(values)
     assert "'unknwon' was unexpected" in error.message
 
 
@@ -74,13 +80,13 @@ def test_the_values_schema_rejects_a_wrong_value(path: str, wrong: object) -> No
     for parent in parents:
         part = part[parent]
     part[key] = wrong
-    assert not SCHEMA.is_valid(values)
+    assert not schema().is_valid(values)
 
 
 def test_the_example_for_production_is_valid_and_pins_its_image() -> None:
     example = yaml.safe_load((CHART / "production-values.yaml").read_text())
     values = merged(DEFAULTS, example)
-    SCHEMA.validate(values)
+    schema().validate(values)
     assert Values.model_validate(values).image.digest
     assert all(values["egress"].values()), "a kind of server that cannot be reached"
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from jsonschema import Draft202012Validator
 
 from connectors.fakes.confluence import Flavour
 from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
@@ -220,6 +219,8 @@ async def requests_of_every_operation(one: Wiki) -> list[str]:
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 async def test_the_fakes_responses_match_the_published_schemas(tmp_path: Path, flavour: Flavour) -> None:
+    from jsonschema import Draft202012Validator  # here, because its import takes a second
+
     async with wiki(flavour, tmp_path) as one:
         requests = await requests_of_every_operation(one)
         token = next(iter(one.fake.credentials))

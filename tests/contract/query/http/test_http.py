@@ -14,7 +14,6 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from jsonschema import Draft202012Validator
 
 from query.http.app import describe_app
 from query.settings import FeedbackSettings
@@ -53,6 +52,8 @@ async def test_a_search_response_matches_the_openapi_description(world: World, t
 
 def assert_described(path: str, method: str, response: Any) -> None:
     """Check that a response conforms to /openapi.json."""
+    from jsonschema import Draft202012Validator  # here, because its import takes a second
+
     description = describe_app().openapi()
     schema = description["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"]
     Draft202012Validator({**schema, "components": description["components"]}).validate(response)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 import httpx
-import jsonschema
 import pytest
 import pytest_asyncio
 from mcp.shared.exceptions import MCPError
@@ -69,6 +68,8 @@ def doc(name: str, source: str = "wiki") -> str:
 
 
 async def test_the_tools_have_schemas_annotations_and_the_notice(served: Served) -> None:
+    import jsonschema  # here, because it takes a second
+
     async with connected(served.address, headers=as_("ann")) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert NOTICE in (client.instructions or "")
@@ -86,6 +87,8 @@ async def test_the_tools_have_schemas_annotations_and_the_notice(served: Served)
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_a_document_returned_by_search_can_be_fetched(served: Served, ann: Person, mode: str) -> None:
+    import jsonschema  # here, because it takes a second
+
     async with connected(served.address, headers=as_("ann"), mode=mode) as client:
         response = await client.call_tool("search", {"query": "harbour crane containers"})
         [content] = response.content
