@@ -80,6 +80,7 @@ _ENTITY = regex.compile("&[^;]{1,33};")
 _OF_ADDRESSES = regex.compile(r"[\w:/.@+-]", regex.ASCII)
 """Characters of addresses. Some renderers look for addresses after they have read entities and escapes."""
 _TICKS = regex.compile("`+")
+_OPEN_ELEMENT = regex.compile(r"</?[a-z][^>]*\Z", regex.IGNORECASE)
 _INFO = regex.compile(r"[\w+#.: -]{0,40}")
 """The rest of a line that begins a block of code: the name of a language, if any."""
 MAX_CODE_CHARACTERS = 2_000
@@ -192,10 +193,15 @@ class AnswerSanitizer:
             inside += content[at : start.start()]
             match = _CONSTRUCT.match(content, start.start())
             at = match.end() if match else start.end()
-            inside += self._replacement(match, content[at : at + 1]) if match else start[0]
+            if match:
+                inside += self._replacement(match, content[at : at + 1])
+            else:  # an element that is not closed goes on after the span for who reads the text as HTML
+                inside += "\u2039" if _OPEN_ELEMENT.match(content, start.start()) else start[0]
         inside += content[at:]
         self._is_in_span = self._is_in_cell = False
         if inside and inside.strip("`") == inside and ticks not in _TICKS.findall(inside):
+            if "|" in content:
+                self._tracker.leave_open()
             return f"{ticks}{inside}{ticks}"
         self.findings = before
         return None
