@@ -10,7 +10,7 @@ export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 # Where the environment forbids bytecode files, each of the hundreds of processes of a test run would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-slow test-servers faults simulate mutants bench bench-peers screenshots sbom check format unit up down clean
+.PHONY: help setup demo test test-slow test-servers test-programs faults simulate mutants cluster bench bench-peers screenshots sbom check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -37,8 +37,11 @@ test: test-servers  ## lint, types and every test but the slow ones, against rea
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
 
-test-slow: test-servers  ## the tests marked slow: every alert, guide, connector law, upgrade, failover, fault, delivery
+test-slow: test-servers test-programs  ## the tests marked slow: every alert, guide, connector law, upgrade, failover, fault, delivery
 	$(BIN)/pytest -m slow -n $(JOBS) --dist worksteal
+
+test-programs: setup  # what compares the chart with the manifests; without Go, that test is skipped
+	@if command -v go > /dev/null; then $(BIN)/python -m deploy.cluster.programs kubectl helm; fi
 
 test-servers: setup  # what the tests start beyond the local stack
 	$(BIN)/python -m deploy.local.browser
@@ -55,6 +58,9 @@ simulate: setup  ## random histories on virtual services (SIMULATE_HISTORIES or 
 
 mutants: setup  ## deliberate defects against the simulation: docs/mutants.md
 	$(BIN)/python -m tests.simulation.mutants
+
+cluster: setup  ## every Kubernetes object and the chart in a real API server; builds it with Go once (half an hour)
+	@$(BIN)/python -m deploy.cluster
 
 bench: setup  ## the benchmarks, an hour and a half on a quiet machine: bench/results/latest.json and docs/performance.md
 	$(BIN)/python -m bench
