@@ -1,7 +1,7 @@
 """The connectors that one TOML file declares; their secrets come from the environment, or from secret files.
 
 [connector.wiki]
-kind = "confluence"          # or "package.module:Class"
+kind = "confluence"          # or a kind that an installed package offers, or "package.module:Class"
 tenant = "acme"
 base_url = "https://acme.atlassian.net/wiki"
 # token: PENSTOCK_WIKI_TOKEN in the environment, or token = { env = "ANOTHER_VARIABLE" }
@@ -31,10 +31,12 @@ from connectors.runner.plan import Plan
 from connectors.source import Context, Source
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import Misconfigured
+from pipeline.runtime import plugins
 from pipeline.runtime.credentials import KeyExpiry
 from pipeline.runtime.credentials import environment as settings_environment
 from topics.messages import Segment
 
+PLUGINS: plugins.Group = "penstock.sources"
 BUILT_IN = {
     "folder": "connectors.folder.source:Folder",
     "confluence": "connectors.confluence.source:Confluence",
@@ -46,20 +48,23 @@ BUILT_IN = {
 
 
 def source_class(kind: str) -> type[Source]:
-    """Return the class of a built-in kind, or of ``package.module:Class``. Raises Misconfigured with one line."""
+    """Return the class of a built-in kind, of a kind that an installed distribution offers, or of
+    ``package.module:Class``. Raises Misconfigured with one line."""
     path = BUILT_IN.get(kind, kind)
     module, colon, name = path.partition(":")
-    if not colon or not module or not name:
-        known = ", ".join(sorted(BUILT_IN))
+    if not colon and kind in plugins.offered(PLUGINS):
+        source = plugins.load(PLUGINS, kind)
+    elif not colon or not module or not name:
+        known = ", ".join(sorted({*BUILT_IN, *plugins.offered(PLUGINS)}))
         raise Misconfigured(f"kind {kind!r}: one of {known}, or package.module:Class of your own")
-    try:
-        source = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise Misconfigured(f"kind {kind!r}: {module} cannot be imported ({error})") from error
+    else:
+        try:
+            source = getattr(importlib.import_module(module), name, None)
+        except ImportError as error:
+            raise Misconfigured(f"kind {kind!r}: {module} cannot be imported ({error})") from error
     if not isinstance(source, type) or not hasattr(source, "Options") or not hasattr(source, "slim"):
-        raise Misconfigured(
-            f"kind {kind!r}: {module} has no class {name} that implements a source (connectors/source.py)"
-        )
+        where = f"{module} has no class {name}" if colon else "its entry point is no class"
+        raise Misconfigured(f"kind {kind!r}: {where} that implements a source (penstock.source.Source)")
     return cast("type[Source]", source)
 
 

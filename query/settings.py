@@ -47,6 +47,8 @@ class RerankSettings(Part):
     model: str = ""
     onnx_path: Path | None = None
     """The folder of a cross-encoder (``model.onnx`` and ``tokenizer.json``) that runs in the service itself."""
+    plugin: str | None = None
+    """A reranker that an installed package offers in the group ``penstock.rerankers``, by its name."""
     pool: int = Field(50, ge=2, le=200)
     """How many passages are reranked."""
     top: int = Field(5, ge=1, le=20)

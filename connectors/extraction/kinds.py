@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NewType
 
 from connectors.extraction.result import Unreadable
+from pipeline.runtime import plugins
 
+Offered = NewType("Offered", str)
+"""An ending, with its dot, of files that an installed distribution reads (the group ``penstock.extractors``)."""
 Kind = Literal["text", "pdf", "office", "ole", "mail"]
 """``office``: a zip of XML; its content says whether it is a document, a deck or a workbook. ``ole``: the container of
 old Office formats, and of new ones that are encrypted."""
 
+PLUGINS: plugins.Group = "penstock.extractors"
 HEAD_BYTES = 1024
 OFFICE_ENDINGS = frozenset(
     {"docx", "docm", "dotx", "dotm", "pptx", "pptm", "potx", "ppsx", "ppsm", "xlsx", "xlsm", "xltx", "xltm"}
 )
+_OWN_ENDINGS = OFFICE_ENDINGS | {"pdf", "eml"}
 _OFFICE_TYPES = ("application/vnd.openxmlformats-officedocument.", "application/vnd.ms-")
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -21,18 +26,23 @@ _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
 """The stream in which Office keeps an encrypted file ([MS-OFFCRYPTO] 2.3.4.4); names in OLE are UTF-16."""
 
 
-def kind_of(head: bytes, name: str, media_type: str | None = None) -> Kind:
-    """Return the kind of a file. head: its first HEAD_BYTES. Raises Unreadable: broken."""
+def kind_of(head: bytes, name: str, media_type: str | None = None) -> Kind | Offered:
+    """Return the kind of a file. head: its first HEAD_BYTES. Raises Unreadable: broken. An extractor that is offered
+    comes before plain text and old binary formats, and after the formats that are read here."""
     ending = name.rpartition("/")[2].rpartition(".")[2].lower() if "." in name else ""
     declared = (media_type or "").partition(";")[0].strip().lower()
     office = ending in OFFICE_ENDINGS or declared.startswith(_OFFICE_TYPES)
     if is_pdf(head):
         return "pdf"
+    is_office = head.startswith(_ZIP) and (office or not ending)
+    is_mail = ending == "eml" or declared == "message/rfc822"
+    if ending and ending not in _OWN_ENDINGS and not is_office and not is_mail and ending in plugins.offered(PLUGINS):
+        return Offered(f".{ending}")
     if head.startswith(_OLE):
         return "ole"
-    if head.startswith(_ZIP) and (office or not ending):
+    if is_office:
         return "office"
-    if ending == "eml" or declared == "message/rfc822":
+    if is_mail:
         return "mail"
     if head and (ending == "pdf" or declared == "application/pdf") and b"\x00" in head:
         raise Unreadable("broken", "is named as a PDF but does not begin like one (damaged, or another format)")

@@ -77,6 +77,11 @@ def prepare(kind: str) -> tuple[Reader, list[Path]]:
             from connectors.extraction.sheets import read_sheets
 
             return lambda file, limits: read_sheets(BytesIO(file.read()), limits), []
+    if kind.startswith("."):
+        from pipeline.runtime.plugins import load
+
+        extractor: Reader = load("penstock.extractors", kind.removeprefix("."))
+        return extractor, [_folder_of(extractor.__module__.partition(".")[0])]
     from connectors.extraction.zips import family_of
 
     return lambda file, limits: family_of(BytesIO(file.read()), limits), []

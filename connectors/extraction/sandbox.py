@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from connectors.extraction import answer, kinds
-from connectors.extraction.kinds import Kind
+from connectors.extraction.kinds import Kind, Offered
 from connectors.extraction.limits import Limits
 from connectors.extraction.remote import RemoteJob
 from connectors.extraction.result import Extracted, Unreadable
@@ -98,7 +98,7 @@ def read_or_job(file: FileIO, name: str, media_type: str | None, settings: Extra
     if size > settings.max_file_bytes:
         raise Unreadable("too_large", f"is {size:,} bytes, the limit is {settings.max_file_bytes:,}")
     file.seek(0)
-    if kind in ("pdf", "office", "mail"):
+    if kind in ("pdf", "office", "mail") or kind.startswith("."):
         return RemoteJob(file, name, media_type, settings) if settings.url else Job(file, kind, settings)
     if kind == "ole":
         raise kinds.refuse_ole(file.read())
@@ -122,7 +122,7 @@ class Job:
     """Reads one document. ``run`` is called once, in a thread."""
 
     file: IO[bytes]
-    kind: Kind
+    kind: Kind | Offered
     settings: ExtractionSettings
     _killed: threading.Event = field(default_factory=threading.Event)
 

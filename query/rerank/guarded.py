@@ -15,6 +15,7 @@ from cachetools import TTLCache
 
 from pipeline.core.breaker import Breaker
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Poison, Retryable
+from pipeline.runtime import plugins
 from query.rerank.reranker import Reranker
 from query.settings import RerankSettings
 
@@ -145,8 +146,10 @@ async def open_reranker(
 ) -> Reranker | None:
     """None: reranking is not set up. To be closed by whoever opened it. Loads a local model in a thread. on_outcome:
     see ``Guarded``. Raises Misconfigured, naming the setting."""
-    if settings.url and settings.onnx_path:
-        raise Misconfigured("PENSTOCK_RERANK_URL and PENSTOCK_RERANK_ONNX_PATH are both set: choose one")
+    chosen = [name for name in ("url", "onnx_path", "plugin") if getattr(settings, name)]
+    if len(chosen) > 1:
+        both = " and ".join(f"PENSTOCK_RERANK_{name.upper()}" for name in chosen)
+        raise Misconfigured(f"{both} are {'both' if len(chosen) == 2 else 'all'} set: choose one")
     inner: Reranker
     if settings.url:
         from query.rerank.http import HttpReranker
@@ -156,6 +159,11 @@ async def open_reranker(
         from query.rerank.cross_encoder import CrossEncoder
 
         inner = await asyncio.to_thread(CrossEncoder, settings.onnx_path)
+    elif settings.plugin:
+        make: Callable[[RerankSettings], Reranker] = await asyncio.to_thread(
+            plugins.load, "penstock.rerankers", settings.plugin
+        )
+        inner = await asyncio.to_thread(make, settings)
     else:
         return None
     return Guarded(

@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("penstock.client", "penstock.source", "penstock.wire")
+MODULES = ("penstock.client", "penstock.extract", "penstock.rerank", "penstock.source", "penstock.wire")
 GOLDEN = ROOT / "tests" / "golden" / "public-api.txt"
 
 
