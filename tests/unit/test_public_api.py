@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,15 @@ def listing() -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
+def public_names() -> frozenset[str]:
+    return frozenset(name for module in MODULES for name in importlib.import_module(module).__all__)
+
+
 def _of(value: Any) -> str:
     if isinstance(value, type):
-        return f"({', '.join(base.__name__ for base in value.__bases__)})"
+        ancestors = [kind.__name__ for kind in value.__mro__[1:] if kind.__name__ in public_names()]
+        return f"({', '.join(ancestors)})" if ancestors else ""
     if inspect.isfunction(value):
         return _signature(value)
     return f": {value.name}" if hasattr(value, "name") else ""
