@@ -243,10 +243,11 @@ class translated:
 async def migrate(settings: PostgresSettings) -> list[str]:
     """Run the migrations that have not run yet, each in one transaction; returns their names. Safe to run twice, also
     at the same time, and while the version before is at work. Raises Misconfigured when pgvector is missing or older
-    than MINIMUM_PGVECTOR, Retryable when a table stays locked."""
+    than MINIMUM_PGVECTOR, or the database is not in UTF-8, Retryable when a table stays locked."""
     done = []
     with translated("migrate"):
         async with await AsyncConnection.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+            _check_encoding(connection)
             await _check_pgvector(connection)
             await connection.execute("SELECT pg_advisory_lock(%s)", [MIGRATIONS_LOCK])
             await connection.execute(
@@ -326,6 +327,16 @@ async def _change(connection: Connection, name: str, *statements: tuple[str, Seq
         " xact_start). Nothing is changed; run it again when that has ended",
         service="postgres",
     )
+
+
+def _check_encoding(connection: Connection) -> None:
+    """Workers cannot store their texts in another encoding, and that of a database cannot be changed."""
+    name, encoding = connection.info.dbname, connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise Misconfigured(
+            f"the database {name} has the encoding {encoding}: create one with UTF8"
+            f" (CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8')"
+        )
 
 
 async def _check_pgvector(connection: Connection) -> None:

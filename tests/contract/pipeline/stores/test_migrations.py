@@ -52,6 +52,21 @@ async def columns(settings: PostgresSettings) -> set[object]:
     return {name for (name,) in rows}
 
 
+async def test_a_database_in_another_encoding_is_refused_before_anything_is_created(database: PostgresSettings) -> None:
+    """As initdb makes one where no locale is set. It took every migration, and then no worker started."""
+    given = conninfo_to_dict(database.dsn.get_secret_value())
+    ascii_name = f"{given['dbname']}a"
+    options = "TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE_PROVIDER libc LOCALE 'C'"
+    await execute(database, f"CREATE DATABASE {ascii_name} {options}")
+    refused = PostgresSettings(dsn=SecretStr(make_conninfo(**{**given, "dbname": ascii_name})))
+    try:
+        with pytest.raises(Misconfigured, match=f"the database {ascii_name} has the encoding SQL_ASCII: create one"):
+            await migrate(refused)
+        assert await columns(refused) == set()
+    finally:
+        await execute(database, f"DROP DATABASE {ascii_name} WITH (FORCE)")
+
+
 async def test_a_database_that_lacks_a_migration_is_rejected_until_it_is_migrated(
     database: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
