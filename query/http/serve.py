@@ -92,7 +92,7 @@ async def _evaluate(service: Service) -> None:
         log.info("evaluation_not_installed", extra="eval")
         gc.freeze()
         return
-    evaluation = await asyncio.to_thread(import_module, "query.evaluation.service")  # scipy takes seconds
+    evaluation = await asyncio.to_thread(import_module, "query.evaluation.service")  # takes a second
     gc.freeze()  # else collections scan all modules, which took 0.1 s of every hundredth search
     try:
         await evaluation.run(service)

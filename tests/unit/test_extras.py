@@ -165,7 +165,6 @@ def test_tests_of_the_imports_would_see_a_library_that_is_missing() -> None:
 
 def test_libraries_of_one_purpose_are_only_in_the_extra_of_it() -> None:
     for library, extras in {
-        "scipy": {"eval"},
         "ir-measures": {"eval"},
         "openai": {"chat"},
         "gigatoken": {"worker"},

@@ -55,3 +55,18 @@ def test_equal_runs_do_not_differ() -> None:
     values = np.array([0.1, 0.9, 0.5])
     same = compare(values, values)
     assert (same.p_randomisation, same.p_t, same.wins, same.losses) == (1.0, 1.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([0.1, 0.3], 0.295167235301),
+        ([0.1, 0.3, -0.05], 0.368831255733),
+        ([0.2, 0.25, 0.1, 0.31], 0.016843642837),
+        ([0.02 * n for n in range(-3, 9)], 0.0351129192421),
+        ([0.01 * n for n in range(-30, 90)], 8.99064422624e-16),
+    ],
+)
+def test_the_t_test_agrees_with_scipys(differences: list[float], p: float) -> None:
+    values = np.array(differences)
+    assert compare(values, np.zeros(len(values))).p_t == pytest.approx(p, rel=1e-6, abs=1e-13)
