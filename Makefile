@@ -48,6 +48,7 @@ test-servers: setup  # what the tests start beyond the local stack
 	$(BIN)/python -m deploy.local.prometheus
 	$(BIN)/python -m deploy.local.postgres_tls
 	$(BIN)/python -m deploy.local.elasticsearch_users
+	$(BIN)/python -m deploy.local.compose
 
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} FAULTS_FIGURES=$${FAULTS_FIGURES:-tests/faults/figures.json} \

@@ -27,6 +27,17 @@ def show(find: Callable[[], Iterator[tuple[str, Path]]]) -> int:
     return 0
 
 
+def debian_mirror() -> str:
+    """The address from which this machine's apt installs Debian's packages. Raises Misconfigured."""
+    options = ("indextargets", "--format", "$(ORIGIN) $(CODENAME) $(REPO_URI)")
+    listed = subprocess.run(["apt-get", *options], capture_output=True, text=True, check=False).stdout
+    for line in listed.splitlines():
+        origin, codename, address = line.split(" ", 2)
+        if origin == "Debian" and codename and "-" not in codename:
+            return address
+    raise Misconfigured("apt knows no mirror of Debian: this needs a Debian machine, and `apt-get update` once")
+
+
 def run_debian(*command: str, at: Path | None = None) -> None:
     """Run apt-get or dpkg without questions, in the folder ``at``. Raises Misconfigured with the line that says why it
     failed."""
