@@ -1,0 +1,67 @@
+"""Remove from installed packages what nothing reads at run time: a step of deploy/Dockerfile. Argument: the folder.
+
+That is the symbols of compiled modules (67 MB in one of the local model alone), tests, and the sources of extensions.
+Needs ``strip``.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCES = frozenset({".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".h", ".hpp", ".a"})
+UNUSED = ("PIL/_avif.*", "pillow.libs/libavif-*", "numpy/f2py/*", "lxml/objectify.*")
+"""Parts of packages: a format of pictures that no document holds, a compiler, another way to read XML."""
+LOAD = 1
+"""Type of a program header: a segment that is mapped."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    [folder] = arguments
+    files = [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
+    before = sum(path.stat().st_size for path in files)
+    for path in files:
+        inside = path.relative_to(folder)
+        if path.suffix in SOURCES or is_test(inside) or any(inside.match(pattern) for pattern in UNUSED):
+            path.unlink()
+        elif ".so" in path.suffixes:
+            strip(path)
+    after = sum(path.stat().st_size for path in files if path.exists())
+    sys.stdout.write(f"{folder}: {before / 1e6:.0f} MB, now {after / 1e6:.0f}\n")
+    return 0
+
+
+def is_test(path: Path) -> bool:
+    """Tests and their data; other modules of a folder ``tests`` are imported by some packages."""
+    return "tests" in path.parts[:-1] and (path.name.startswith("test_") or "data" in path.parts)
+
+
+def strip(path: Path) -> None:
+    """Remove the symbols that are needed neither for loading nor for linking. A file whose segments would then not be
+    aligned, and which the loader would refuse, stays as it is: that happens where patchelf has changed it."""
+    stripped = path.with_name(f"{path.name}.stripped")
+    subprocess.run(["strip", "--strip-unneeded", "-o", stripped, path], check=True)
+    if aligned(stripped.read_bytes()):
+        stripped.chmod(path.stat().st_mode)
+        stripped.replace(path)
+    else:
+        stripped.unlink()
+
+
+def aligned(elf: bytes) -> bool:
+    """A 64-bit, little-endian ELF file can be mapped: each segment's offset and address agree within a page."""
+    [table] = struct.unpack_from("<Q", elf, 32)
+    size, count = struct.unpack_from("<HH", elf, 54)
+    for at in range(table, table + size * count, size):
+        kind, _flags, offset, address, *_, alignment = struct.unpack_from("<IIQQQQQQ", elf, at)
+        if kind == LOAD and (offset - address) % alignment:
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
