@@ -10,7 +10,7 @@ export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 # Where the environment forbids bytecode files, each of the hundreds of processes of a test run would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-slow test-servers test-programs faults simulate mutants cluster bench bench-peers screenshots sbom check format unit up down clean
+.PHONY: help setup demo test test-slow test-servers test-programs faults simulate mutants cluster bench bench-peers engines screenshots sbom check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -69,6 +69,11 @@ bench: setup  ## the benchmarks, an hour and a half on a quiet machine: bench/re
 
 bench-peers: setup  ## the same work by Penstock and by six peers, each in an environment of its own: docs/peers.md
 	$(BIN)/python -m bench.peers
+
+engines: setup  ## docker-compose.yml in a real Docker engine, on Debian as root, ten minutes from nothing (ENGINES=--json)
+	$(BIN)/python -m deploy.local.postgres_tls
+	$(BIN)/python -m deploy.local.elasticsearch_users
+	$(BIN)/python -m deploy.engines $(ENGINES)
 
 screenshots: setup  ## the page's pictures in docs/screenshots, made by its tests
 	$(BIN)/python -m deploy.local.browser
