@@ -134,7 +134,7 @@ class Stack:
 
     def kill(self, container: Mapping[str, Any]) -> None:
         """SIGKILL to a container's first process. ``docker kill`` would tell the engine not to restart it."""
-        done = self._engine.run("kill", "-KILL", str(container["State"]["Pid"]), seconds=20)
+        done = self._engine.run("sh", "-c", f"kill -KILL {int(container['State']['Pid'])}", seconds=20)
         if done.returncode != 0:
             raise CheckFailed(f"the process could not be killed: {last_line(done.stderr)}")
 
