@@ -23,6 +23,7 @@ RENDER_SECONDS = 60
 EVERY_COMPONENT = {
     "kafkaRights": {"usersSecret": "penstock-kafka-users"},
     "traces": {"enabled": True},
+    "alerting": {"enabled": True},
     "trailVerify": {"enabled": True},
     "ciliumNames": {"enabled": True},
 }
@@ -116,6 +117,8 @@ def pods(objects: list[Object]) -> list[Object]:
         if template is not None:
             metadata = {**template.get("metadata", {}), "name": o["metadata"]["name"]}
             spec = {"restartPolicy": "Always", **template["spec"]}
+            claims = [claim["metadata"]["name"] for claim in o["spec"].get("volumeClaimTemplates", ())]
+            spec["volumes"] = [*spec.get("volumes", ()), *({"name": name, "emptyDir": {}} for name in claims)]
             results.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     return results
 

@@ -29,6 +29,8 @@ def labelled(path: str) -> list[Object]:
         _label(o)
         if o["kind"] == "CronJob":
             _label(o["spec"]["jobTemplate"])
+        for claim in o.get("spec", {}).get("volumeClaimTemplates", ()):
+            _label(claim)
         template = template_of(o)
         if template is not None:
             _label(template)
@@ -64,6 +66,7 @@ def template_of(o: Object) -> Object | None:
     """The pod template of an object; None where it has none."""
     kinds: dict[str, tuple[str, ...]] = {
         "Deployment": ("spec", "template"),
+        "StatefulSet": ("spec", "template"),
         "Job": ("spec", "template"),
         "CronJob": ("spec", "jobTemplate", "spec", "template"),
     }

@@ -51,6 +51,12 @@ TEMPLATES = (
         ".Values.kafkaRights.enabled",
     ),
     Template(
+        "alerting",
+        "deploy/kubernetes/components/alerting",
+        _of("components/alerting/alertmanager.yaml", "components/alerting/network.yaml"),
+        ".Values.alerting.enabled",
+    ),
+    Template(
         "trail-verify",
         "deploy/kubernetes/components/trail-verify",
         _of("components/trail-verify/cronjob.yaml", "components/trail-verify/network.yaml"),
@@ -102,7 +108,9 @@ def render(template: Template) -> str:
 
 def _mark(o: Object, marks: Marks) -> str:
     """Mark what values may change in this object. Returns the condition for this object alone, or nothing."""
-    if template_of(o) is not None:
+    if o["kind"] == "StatefulSet":
+        _mark_alertmanager(o, marks)
+    elif template_of(o) is not None:
         _mark_workload(o, marks)
     match o["kind"], o["metadata"]["name"]:
         case "ConfigMap", "penstock-settings":
@@ -172,10 +180,7 @@ def _mark_workload(o: Object, marks: Marks) -> None:
             "{{- with .Values.certificateAuthority }}\n- name: ca\n  configMap:\n    name: {{ . | quote }}\n{{- end }}"
         )
     )
-    for key in ("nodeSelector", "tolerations"):
-        spec[
-            marks.lines(f"{{{{- with .Values.{key} }}}}\n{key}: {{{{- toYaml . | nindent INDENT }}}}\n{{{{- end }}}}")
-        ] = None
+    _mark_place(spec, marks)
     if name == "penstock-kafka-rights":
         _mark_users(spec, marks)
     elif name == "penstock-trail-verify":
@@ -208,6 +213,27 @@ def _mark_container(container: Object, values: str, marks: Marks) -> None:
     )
 
 
+def _mark_alertmanager(o: Object, marks: Marks) -> None:
+    spec = o["spec"]["template"]["spec"]
+    ours, server = containers(spec)
+    ours["image"] = marks.value('include "penstock.image" . | quote')
+    ours["resources"] = marks.tree(".Values.alerting.resources")
+    server["image"] = marks.value(".Values.alerting.image | quote")
+    server["resources"] = marks.tree(".Values.alerting.alertmanagerResources")
+    [secret] = [volume["secret"] for volume in spec["volumes"] if "secret" in volume]
+    secret["secretName"] = marks.value(".Values.alerting.secret | quote")
+    [claim] = o["spec"]["volumeClaimTemplates"]
+    claim["spec"]["resources"]["requests"]["storage"] = marks.value(".Values.alerting.storage")
+    _mark_place(spec, marks)
+
+
+def _mark_place(spec: Object, marks: Marks) -> None:
+    """Mark where a pod may run."""
+    for key in ("nodeSelector", "tolerations"):
+        lines = f"{{{{- with .Values.{key} }}}}\n{key}: {{{{- toYaml . | nindent INDENT }}}}\n{{{{- end }}}}"
+        spec[marks.lines(lines)] = None
+
+
 def _mark_users(spec: Object, marks: Marks) -> None:
     """Mark the places that the component kafka-users fills in the job of kafka-rights."""
     arguments, mount, volume = (change["value"] for change in read("components/kafka-users/passwords.yaml")[0])
@@ -230,7 +256,9 @@ def _mark_scaler(o: Object, values: str, marks: Marks) -> None:
 
 
 def _mark_policy(o: Object, name: str, marks: Marks) -> None:
-    if name.startswith("penstock-to-"):
+    if name == "penstock-to-receivers":
+        o["spec"]["egress"] = marks.tree(".Values.alerting.receivers")
+    elif name.startswith("penstock-to-"):
         o["spec"]["egress"] = marks.tree(f".Values.egress.{name.removeprefix('penstock-to-')}")
     elif name == "penstock-traces":
         [rule] = o["spec"]["egress"]

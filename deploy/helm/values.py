@@ -135,6 +135,17 @@ class KafkaRights(Part):
     resources: Resources
 
 
+class Alerting(Process):
+    enabled: bool = False
+    """Whether an Alertmanager notifies people; the secret has its receivers."""
+    image: str = Field(min_length=1)
+    alertmanager_resources: Resources
+    storage: Quantity
+    """The volume for what was sent and what is silenced."""
+    receivers: Rules = []
+    """The webhooks and the mail server, as in `egress`."""
+
+
 class TrailVerify(Process):
     enabled: bool = False
     """Whether the audit trail is checked every night."""
@@ -182,6 +193,7 @@ class Values(Part):
     certificate_authority: OptionalName = ""
     """A ConfigMap with ca.crt, which signed the servers' certificates: mounted as /etc/penstock-ca/ca.crt."""
     kafka_rights: KafkaRights
+    alerting: Alerting
     trail_verify: TrailVerify
     traces: Traces
     cilium_names: CiliumNames
@@ -212,6 +224,8 @@ def defaults() -> Values:
     scaler = objects["HorizontalPodAutoscaler", "penstock-query"]["spec"]
     [rights] = labelled("components/kafka-rights/job.yaml")
     [verify] = labelled("components/trail-verify/cronjob.yaml")
+    alertmanager, _ = labelled("components/alerting/alertmanager.yaml")
+    [volume_claim] = alertmanager["spec"]["volumeClaimTemplates"]
     [traces] = read("components/traces/settings.yaml")
     [collector] = read("components/traces/network.yaml")[0]["spec"]["egress"][0]["to"]
     _, sources, models = read("components/cilium-names/names.yaml")
@@ -241,6 +255,13 @@ def defaults() -> Values:
                 "limits": objects["ConfigMap", "penstock-limits"]["data"]["limits.toml"],
             },
             "kafka_rights": {"secret": _secret(rights, "secrets"), "resources": _resources(rights)},
+            "alerting": {
+                "secret": _secret(alertmanager, "secrets"),
+                "resources": _resources(alertmanager),
+                "image": _containers(alertmanager)[1]["image"],
+                "alertmanager_resources": _containers(alertmanager)[1]["resources"],
+                "storage": volume_claim["spec"]["resources"]["requests"]["storage"],
+            },
             "trail_verify": {
                 "secret": _secret(verify, "secrets"),
                 "resources": _resources(verify),
