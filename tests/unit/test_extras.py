@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.extras import MARKERS
+from cli.extras import MARKERS, require
 from cli.main import COMMANDS, NEEDS
 from deploy.lock import name, pins, requirements
 from tests.unit.test_imports import imported, sources
@@ -304,3 +304,10 @@ def test_planning_needs_no_extra() -> None:
     done = run_without(list(outside_base()), "plan", "--documents", "1000", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["chunks"] == 25_000
+
+
+def test_an_extra_whose_library_has_been_imported_is_installed() -> None:
+    """faust replaces its own module, and commands that ran in the same process failed."""
+    import faust  # noqa: F401
+
+    require("worker")
