@@ -57,6 +57,8 @@ class SourceParser:
     def parse(self, text: str, media_type: str, target: int) -> list[Block]:
         """Return the blocks of ``code.parse``; where that fails or crashes, the text is cut at its blank lines. Raises
         Retryable if no process can be started."""
+        if not text:
+            return []
         reason = ""
         for _ in range(_ATTEMPTS):
             with self._lock, _file() as source, _file() as result:
@@ -79,7 +81,7 @@ class SourceParser:
 
     def _request(self, request: str, source: IO[bytes], result: IO[bytes]) -> str:
         """Return the response, or how there came to be none."""
-        source.seek(0)
+        source.seek(0)  # which also writes what is buffered
         try:
             connection = self._connection or self._start()
         except OSError as error:
@@ -136,8 +138,8 @@ def source_parser() -> SourceParser:
 def _file() -> IO[bytes]:
     """An unnamed file, in memory where the system offers that."""
     if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("penstock"), "w+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
+        return open(os.memfd_create("penstock"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _blocks(result: IO[bytes], text: str) -> list[Block]:

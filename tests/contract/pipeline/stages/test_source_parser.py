@@ -60,6 +60,12 @@ def test_the_process_finds_the_same_blocks_as_the_parser_itself(parser: SourcePa
     assert len(parser.parse(sample, "text/x-python", 40)) > 50
 
 
+def test_an_empty_text_has_no_blocks_and_is_no_failure(parser: SourceParser) -> None:
+    with capture_logs() as logs:
+        assert parser.parse("", "text/x-python", 40) == code.parse("", "text/x-python", 40) == []
+    assert logs == []
+
+
 def test_a_text_that_crashes_the_parser_is_cut_at_its_blank_lines_and_the_next_is_parsed() -> None:
     parser = taken_over(
         "code.parse = lambda text, *rest: ctypes.string_at(0) if 'crash' in text else real(text, *rest)"
