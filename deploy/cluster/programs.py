@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local.lock import exclusive
-from deploy.local.tools import show
+from deploy.local.tools import run, show
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime import settings
 
@@ -152,20 +151,8 @@ def _go(arguments: list[str], folder: Path, seconds: float) -> str:
         raise Misconfigured(
             "Kubernetes' programs are built with Go, which is not on the PATH: install Go 1.26 or later"
         )
-    try:
-        done = subprocess.run(
-            ["go", *arguments],
-            cwd=folder,
-            env={**os.environ, "CGO_ENABLED": "0"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Misconfigured(f"go {arguments[0]} did not end within {seconds:.0f} s") from error
+    late = f"go {arguments[0]} did not end within {seconds:.0f} s"
+    done = run(["go", *arguments], seconds=seconds, late=late, at=folder, environment={"CGO_ENABLED": "0"})
     if done.returncode != 0:
         raise Misconfigured(f"go {arguments[0]} failed: {(done.stderr.strip() or 'no output').splitlines()[-1][:300]}")
     return done.stdout

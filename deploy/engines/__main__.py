@@ -24,7 +24,7 @@ from rich.console import Console
 
 from deploy.engines import checks, debian, images
 from deploy.engines.engine import Engine, packages, require_machine
-from deploy.engines.report import CheckFailed, Report
+from deploy.engines.report import Report
 from deploy.engines.stack import CHECKOUT, ROOT, SETTINGS, Stack, write_settings
 from deploy.local.lock import exclusive
 from pipeline.core.errors import Misconfigured
@@ -65,10 +65,7 @@ class Run:
             engine = Engine(self._root, self._place / "docker", self._log, self._mounts, offline=offline)
 
             def start() -> str:
-                try:
-                    stack.enter_context(engine)
-                except Misconfigured as error:
-                    raise CheckFailed(str(error)) from error
+                stack.enter_context(engine)
                 version = packages(self._root, "docker.io", "docker-compose")
                 return ", ".join(f"{name} {number}" for name, number in version.items())
 
@@ -80,11 +77,8 @@ class Run:
         with ThreadPoolExecutor() as pool:
             root = pool.submit(debian.engine_root, self._place)
             archive = pool.submit(debian.base_archive, self._place)
-            try:
-                self._root, self._archive = root.result(), archive.result()
-                self._mounts |= images.mounts(self._place)
-            except Misconfigured as error:
-                raise CheckFailed(str(error)) from error
+            self._root, self._archive = root.result(), archive.result()
+            self._mounts |= images.mounts(self._place)
         return f"{debian.ENGINE_SUITE}; {self._archive.stem}"
 
     def _images(self, engine: Engine) -> None:
@@ -108,29 +102,19 @@ class Run:
 
         run = self._report.run
         run("docker compose config", valid, needed=True)
-        run("third-party images", _image_step(third_party), needed=True)
+        run("third-party images", third_party, needed=True)
         merged = Stack(engine, [f"{SETTINGS}/{OVERRIDE}"])
-        run("image with the local model", _image_step(lambda: checks.build(merged)), needed=True)
-        run("its size", _image_step(lambda: checks.size(engine, "penstock:0.1.0", checks.LARGEST_WITH_MODEL)))
+        run("image with the local model", lambda: checks.build(merged), needed=True)
+        run("its size", lambda: checks.size(engine, "penstock:0.1.0", checks.LARGEST_WITH_MODEL))
         run(
             "image without it, and its size",
-            _image_step(lambda: checks.build_without_model(engine, WITHOUT_MODEL, stand_ins=self._stand_ins)),
+            lambda: checks.build_without_model(engine, WITHOUT_MODEL, stand_ins=self._stand_ins),
         )
 
     def _stack(self, engine: Engine) -> None:
         left_out = images.left_out(self._services, stand_ins=self._stand_ins)
         stack = Stack(engine, [f"{SETTINGS}/{OVERRIDE}"], left_out)
         checks.all(self._report, stack, self._services, self._key)
-
-
-def _image_step(step: Any) -> Any:
-    def converted() -> str:
-        try:
-            return str(step())
-        except images.ImageFailed as error:
-            raise CheckFailed(str(error)) from error
-
-    return converted
 
 
 @contextlib.contextmanager

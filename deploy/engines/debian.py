@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.local.tools import debian_mirror, run_debian
+from deploy.local.tools import NO_QUESTIONS, debian_mirror, run, run_debian
 from pipeline.core.errors import Misconfigured
 
 SECONDS = 900
@@ -183,20 +183,10 @@ def _make_slim(root: Path) -> None:
 def _run(*command: str) -> str:
     """Raises Misconfigured with the last line of the error."""
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=SECONDS,
-        )
+        late = f"{command[0]} did not end within {SECONDS} s"
+        done = run(command, seconds=SECONDS, late=late, environment=NO_QUESTIONS)
     except FileNotFoundError as error:
         raise Misconfigured(f"{command[0]} is not there: this needs a Debian machine") from error
-    except subprocess.TimeoutExpired as error:
-        raise Misconfigured(f"{command[0]} did not end within {SECONDS} s") from error
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
         raise Misconfigured(f"{command[0]} failed: {' / '.join(lines[-3:])[:600]}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from deploy.engines.debian import base_archive
 from deploy.engines.engine import Engine
+from deploy.engines.report import CheckFailed
 from deploy.local import dist, elasticsearch_users, postgres_tls
 
 HERE = Path(__file__).parent
@@ -46,10 +47,6 @@ STAND_INS = {
 """By repository. Services of any other image are left out."""
 
 
-class ImageFailed(Exception):
-    """An image could neither be pulled nor built; the message has the reason in one line."""
-
-
 def mounts(folder: Path) -> dict[str, Path]:
     """Folders of this machine that stand-ins are built from, by their path inside the engine. Raises Misconfigured."""
     return {
@@ -80,13 +77,13 @@ def registry_answers(engine: Engine, image: str) -> bool:
 
 
 def pull(engine: Engine, images: Iterable[str]) -> None:
-    """Raises ImageFailed."""
+    """Raises CheckFailed."""
     for image in images:
         _succeed(engine, f"pulling {image}", "docker", "pull", "--quiet", image, seconds=PULL_SECONDS)
 
 
 def build_stand_ins(engine: Engine, repositories: Iterable[str], archive: Path) -> None:
-    """The base image, and a stand-in for each repository that has one. Raises ImageFailed."""
+    """The base image, and a stand-in for each repository that has one. Raises CheckFailed."""
     imported = f"{BASE}:{archive.stem.lower()}"
     if engine.run("docker", "image", "inspect", imported, seconds=60).returncode != 0:
         path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -129,7 +126,7 @@ def left_out(services: Mapping[str, Mapping[str, Any]], *, stand_ins: bool) -> l
 
 
 def bytes_of(engine: Engine, image: str) -> int:
-    """The size of an image, as ``docker images`` shows it. Raises ImageFailed."""
+    """The size of an image, as ``docker images`` shows it. Raises CheckFailed."""
     command = ["docker", "image", "inspect", "--format", "{{.Size}}", image]
     return int(_succeed(engine, f"measuring {image}", *command, seconds=60))
 
@@ -138,8 +135,8 @@ def _succeed(engine: Engine, what: str, *command: str, seconds: float) -> str:
     try:
         done = engine.run(*command, seconds=seconds)
     except subprocess.TimeoutExpired as error:
-        raise ImageFailed(f"{what} took more than {seconds} s") from error
+        raise CheckFailed(f"{what} took more than {seconds} s") from error
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-        raise ImageFailed(f"{what} failed: {lines[-1][:300]}")
+        raise CheckFailed(f"{what} failed: {lines[-1][:300]}")
     return done.stdout.strip()

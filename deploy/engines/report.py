@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipeline.core.errors import Misconfigured
+
 Status = Literal["passed", "failed", "left out", "not run"]
 COLOURS: dict[Status, str] = {"passed": "green", "failed": "red", "left out": "yellow", "not run": "yellow"}
 
@@ -49,8 +51,8 @@ class Report:
         return bool(self.checks) and all(check.status in ("passed", "left out") for check in self.checks)
 
     def run(self, name: str, make: Callable[[], str], *, needed: bool = False) -> None:
-        """Make a check; ``make`` returns a detail for the table, or raises CheckFailed or LeftOut. needed: later checks
-        make no sense when it fails."""
+        """Make a check; ``make`` returns a detail for the table, or raises CheckFailed, Misconfigured or LeftOut.
+        needed: later checks make no sense when it fails."""
         if self._stopped:
             self._add(Check(name, "not run", 0.0, ""))
             return
@@ -61,7 +63,7 @@ class Report:
                 status, detail = "passed", make()
             except LeftOut as reason:
                 status, detail = "left out", str(reason)
-            except CheckFailed as reason:
+            except (CheckFailed, Misconfigured) as reason:
                 status, detail = "failed", str(reason)
                 self._stopped = needed
         self._add(Check(name, status, time.monotonic() - began, detail))

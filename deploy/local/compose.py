@@ -11,12 +11,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy.local.lock import exclusive
-from deploy.local.tools import debian_mirror, run_debian, show
+from deploy.local.tools import debian_mirror, run_debian, show, unpack_debian
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime import settings
 
@@ -57,33 +55,24 @@ def require() -> Path:
 
 def unpack() -> None:
     """Debian's package, into ``folder()``. Raises Misconfigured with the line that says why not."""
-    apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg")
-    if apt is None or dpkg is None:
-        return
-    place = folder()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(place.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=place.parent) as made:
-        work = Path(made)
-        if os.access(place / PROGRAM, os.X_OK):
-            return  # somebody else was faster
-        for name in ("lists/partial", "cache/archives/partial"):
-            (work / name).mkdir(parents=True)
-        (work / "sources.list").write_text(f"deb [signed-by={KEYRING}] {debian_mirror()} {SUITE} main\n")
-        options = {
-            "Dir::Etc::SourceList": work / "sources.list",
-            "Dir::Etc::SourceParts": "/dev/null",
-            "Dir::State::Lists": work / "lists",
-            "Dir::Cache": work / "cache",
-            "APT::Sandbox::User": "",
-        }
-        arguments = [f"--option={name}={value}" for name, value in options.items()]
-        run_debian(apt, "update", "-qq", *arguments, at=work)
-        run_debian(apt, "download", "-qq", *arguments, PACKAGE, at=work)
-        [package] = work.glob("*.deb")
-        whole = work / "whole"
-        run_debian(dpkg, "-x", str(package), str(whole), at=work)
-        shutil.rmtree(place, ignore_errors=True)
-        whole.rename(place)
+    unpack_debian(folder(), lambda: os.access(folder() / PROGRAM, os.X_OK), _download)
+
+
+def _download(apt: str, work: Path) -> None:
+    """With lists of its own, because the suite is not this machine's."""
+    for name in ("lists/partial", "cache/archives/partial"):
+        (work / name).mkdir(parents=True)
+    (work / "sources.list").write_text(f"deb [signed-by={KEYRING}] {debian_mirror()} {SUITE} main\n")
+    options = {
+        "Dir::Etc::SourceList": work / "sources.list",
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::State::Lists": work / "lists",
+        "Dir::Cache": work / "cache",
+        "APT::Sandbox::User": "",
+    }
+    arguments = [f"--option={name}={value}" for name, value in options.items()]
+    run_debian(apt, "update", "-qq", *arguments, at=work)
+    run_debian(apt, "download", "-qq", *arguments, PACKAGE, at=work)
 
 
 def _is_recent(program: str) -> bool:

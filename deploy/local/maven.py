@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from deploy.local import dist
+from deploy.local.tools import run
 from pipeline.core.errors import Misconfigured
 
 SECONDS = 600
@@ -41,19 +41,8 @@ def copy(artifact: str, to: Path, *, repository: Path | None = None) -> Path:
         *([f"-Dmaven.repo.local={repository}"] if repository else []),
         *(f"{plugin}:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={to}"),
     ]
-    try:
-        done = subprocess.run(
-            argv,
-            cwd=to,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=SECONDS,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Misconfigured(f"Maven did not fetch {artifact} within {SECONDS} s: is the network there?") from error
+    late = f"Maven did not fetch {artifact} within {SECONDS} s: is the network there?"
+    done = run(argv, seconds=SECONDS, late=late, at=to)
     if done.returncode != 0:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if "[ERROR]" in line] or ["no output"]
         raise Misconfigured(f"Maven could not fetch {artifact}: {lines[0][:400]}")

@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from deploy.local.lock import exclusive
-from deploy.local.tools import run_debian, show
+from deploy.local.tools import run_debian, show, unpack_debian
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime import settings
 
@@ -90,15 +88,11 @@ def require(program: Program) -> Path:
 
 def unpack(package: Package) -> None:
     """Debian's package, into its folder. Raises Misconfigured with the line that says why not."""
-    apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg")
-    if apt is None or dpkg is None:
-        return
-    place = package.folder
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(place.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=place.parent) as made:
-        work = Path(made)
-        if all(package.executable(program, place / "usr" / "bin") for program in package.programs):
-            return  # somebody else was faster
+
+    def is_there() -> bool:
+        return all(package.executable(program, package.folder / "usr" / "bin") for program in package.programs)
+
+    def download(apt: str, work: Path) -> None:
         try:
             run_debian(apt, "download", "-qq", package.name, at=work)
         except Misconfigured:
@@ -106,13 +100,12 @@ def unpack(package: Package) -> None:
                 raise
             run_debian(apt, "update", "-qq")
             run_debian(apt, "download", "-qq", package.name, at=work)
-        whole = work / "whole"
-        [archive] = work.glob("*.deb")
-        run_debian(dpkg, "-x", str(archive), str(whole), at=work)
+
+    def arrange(whole: Path) -> None:
         if package.data:
             _relocate(whole / "usr" / "bin", package.data)
-        shutil.rmtree(place, ignore_errors=True)
-        whole.rename(place)
+
+    unpack_debian(package.folder, is_there, download, arrange)
 
 
 def _relocate(programs: Path, data: str) -> None:

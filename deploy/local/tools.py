@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from deploy.local.lock import exclusive
 from pipeline.core.errors import Misconfigured
 
 DEBIAN_SECONDS = 600
+NO_QUESTIONS = {"DEBIAN_FRONTEND": "noninteractive"}
 console = Console(stderr=True, highlight=False)
 
 
@@ -38,25 +42,70 @@ def debian_mirror() -> str:
     raise Misconfigured("apt knows no mirror of Debian: this needs a Debian machine, and `apt-get update` once")
 
 
-def run_debian(*command: str, at: Path | None = None) -> None:
-    """Run apt-get or dpkg without questions, in the folder ``at``. Raises Misconfigured with the line that says why it
-    failed."""
-    name = f"{Path(command[0]).name} {command[1]}"
+def run(
+    command: Sequence[str | Path],
+    *,
+    seconds: float,
+    late: str,
+    at: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that asks nothing, with these variables in addition to this process's. Raises Misconfigured, with
+    the message ``late``, when it does not end in time; its exit code is the caller's to judge."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command,
             cwd=at,
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
             check=False,
-            timeout=DEBIAN_SECONDS,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired as error:
-        raise Misconfigured(f"{name} did not end within {DEBIAN_SECONDS} s: is the network there?") from error
+        raise Misconfigured(late) from error
+
+
+def run_debian(*command: str, at: Path | None = None) -> None:
+    """Run apt-get or dpkg without questions, in the folder ``at``. Raises Misconfigured with the line that says why it
+    failed."""
+    name = f"{Path(command[0]).name} {command[1]}"
+    done = run(
+        command,
+        seconds=DEBIAN_SECONDS,
+        late=f"{name} did not end within {DEBIAN_SECONDS} s: is the network there?",
+        at=at,
+        environment=NO_QUESTIONS,
+    )
     if done.returncode != 0:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no output"]
         errors = [line for line in lines if line.startswith("E:")]
         raise Misconfigured(f"{name} failed: {(errors or lines)[-1][:300]}")
+
+
+def unpack_debian(
+    place: Path,
+    is_there: Callable[[], bool],
+    download: Callable[[str, Path], None],
+    arrange: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """Unpack a package of Debian, which needs no root, as the folder ``place``. Does nothing if ``is_there`` once no
+    other process unpacks it, or where there is no apt-get. download: puts the package into a folder, with the apt-get
+    that it is given. arrange: changes what was unpacked before it takes its place. Raises Misconfigured."""
+    apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg")
+    if apt is None or dpkg is None:
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(place.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=place.parent) as made:
+        if is_there():
+            return  # somebody else was faster
+        work = Path(made)
+        download(apt, work)
+        [package] = work.glob("*.deb")
+        whole = work / "whole"
+        run_debian(dpkg, "-x", str(package), str(whole), at=work)
+        arrange(whole)
+        shutil.rmtree(place, ignore_errors=True)
+        whole.rename(place)

@@ -21,7 +21,7 @@ MEASURES = {"nDCG@5": nDCG @ 5, "nDCG@10": nDCG @ 10, "recall@50": R @ 50, "MRR"
 """MRR: over the whole ranking."""
 RESAMPLES = 10_000
 ROUNDING = 1e-14
-"""Within it, equal numbers may differ; as small a probability is not told from 0."""
+"""Equal numbers may differ by this share, and a probability as small cannot be distinguished from 0."""
 SEED = 20_261_121
 CONFIDENCE = 0.95
 

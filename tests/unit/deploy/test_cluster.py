@@ -20,7 +20,7 @@ WORKERS = labelled("base/workers.yaml")
 
 
 class Plane:
-    """An API server that answers as it is told to."""
+    """An API server that always gives the same answer."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
