@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -17,7 +16,7 @@ from deploy.alertmanager.config import config
 from deploy.alertmanager.settings import AlertingSettings
 from deploy.local import prometheus
 from tests.fakes.notifications import FakeReceiver
-from tests.support.deploy.prometheus_kit import FASTER, UNITS, free_port, is_ready
+from tests.support.deploy.prometheus_kit import FASTER, UNITS, free_port, started
 
 SHORTEST_SECONDS = 2
 """The shortest interval of Alertmanager here. It is longer than the tests' Prometheus needs to evaluate its rules once,
@@ -52,29 +51,10 @@ async def alertmanager(folder: Path, settings: AlertingSettings) -> AsyncIterato
     file = folder / "alertmanager.json"
     file.write_text(json.dumps(faster_routes(config(settings))))
     address = f"127.0.0.1:{free_port()}"
-    program = prometheus.require("alertmanager")
-    with (folder / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            f"--config.file={file}",
-            f"--storage.path={folder / 'data'}",
-            f"--web.listen-address={address}",
-            "--cluster.listen-address=",
-            cwd=prometheus.run_folder("alertmanager"),
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20, trust_env=False) as client:
-            async with asyncio.timeout(60):
-                while not await is_ready(client):
-                    assert process.returncode is None, (folder / "log").read_text()[-2000:]
-                    await asyncio.sleep(0.1)
-            yield Alertmanager(address, client)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await asyncio.wait_for(process.wait(), 30)
+    options = (f"--config.file={file}", f"--storage.path={folder / 'data'}", "--cluster.listen-address=")
+    cwd = prometheus.run_folder("alertmanager")
+    async with started("alertmanager", *options, address=address, log=folder / "log", cwd=cwd) as client:
+        yield Alertmanager(address, client)
 
 
 def webhooks(receiver: FakeReceiver, **more: Any) -> AlertingSettings:

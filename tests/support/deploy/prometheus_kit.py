@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import re
 import socket
 import sys
@@ -284,29 +283,37 @@ async def watching(
     (folder / "prometheus.yml").write_text(written)
     write_targets(folder, targets)
     address = f"127.0.0.1:{free_port()}"
-    with (folder / "log").open("wb") as log:
+    options = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}")
+    async with started("prometheus", *options, address=address, log=folder / "log") as client:
+        yield client
+
+
+@asynccontextmanager
+async def started(
+    program: prometheus.Program, *options: str, address: str, log: Path, cwd: Path | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    """One of Prometheus' servers, which listens on an address and is ready; yields a client of it."""
+    with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            prometheus.require("prometheus"),
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address={address}",
-            stdout=log,
-            stderr=log,
-            env={**os.environ},
+            *(prometheus.require(program), *options, f"--web.listen-address={address}"),
+            cwd=cwd,
+            stdout=output,
+            stderr=output,
         )
     try:
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20, trust_env=False) as client:
             async with asyncio.timeout(60):
-                while not await is_ready(client):
-                    assert process.returncode is None, (folder / "log").read_text()[-2000:]
+                while not await _is_ready(client):
+                    assert process.returncode is None, log.read_text()[-2000:]
                     await asyncio.sleep(0.1)
             yield client
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await asyncio.wait_for(process.wait(), 30)
 
 
-async def is_ready(client: httpx.AsyncClient) -> bool:
+async def _is_ready(client: httpx.AsyncClient) -> bool:
     try:
         return (await client.get("/-/ready")).status_code == 200
     except httpx.ConnectError:

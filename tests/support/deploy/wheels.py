@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.deploy.environments import run
 from tests.support.space import PROJECT
 
 PACKAGES = ("penstock", "topics", "pipeline", "connectors", "query", "canary", "cli", "deploy")
@@ -55,7 +54,7 @@ def install(folder: Path, change: Callable[[Path], None] | None = None) -> Insta
         tree = folder / "tree"
         copy_tree(tree, change)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    _run(
+    run(
         *pip,
         "wheel",
         "--no-deps",
@@ -68,9 +67,9 @@ def install(folder: Path, change: Callable[[Path], None] | None = None) -> Insta
     [wheel] = (folder / "wheel").glob("*.whl")
     if change is not None:
         shutil.rmtree(tree)
-    _run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
     python = folder / "venv" / "bin" / "python"
-    _run(*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    run(*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
     packages = folder / "venv" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     # A folder named in a .pth file is searched, and the .pth files in it are not read: not the one to our own tree.
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -110,12 +109,3 @@ def next_version(tree: Path) -> None:
     (tree / "pipeline" / "stores" / "migrations" / "9000_next.sql").write_text(EXPANSION)
     last = '    """When the source was *about to be* read. Grows per source."""\n'
     edit("topics/messages.py", last, last + '    next_tier: str = "gold"\n    """New."""\n')
-
-
-def _run(*command: str) -> None:
-    process = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", env=_environment())
-    assert process.returncode == 0, process.stderr[-3000:] + process.stdout[-1000:]
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
