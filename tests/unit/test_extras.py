@@ -199,7 +199,7 @@ def test_every_command_names_the_extras_that_it_needs() -> None:
     assert {extra for needs in NEEDS.values() for extra in needs} <= MARKERS.keys() <= EXTRAS.keys()
 
 
-@pytest.mark.parametrize("extra", MARKERS.keys() - {"conform"})
+@pytest.mark.parametrize("extra", sorted(MARKERS.keys() - {"conform"}))
 def test_the_marker_of_an_extra_is_installed_by_no_other(extra: str) -> None:
     distributions = {name(d) for d in packages_distributions()[MARKERS[extra]]}
     assert distributions <= installed(extra)
