@@ -75,6 +75,7 @@ def audit(
 
 async def _audit(options: AuditOptions, *, json_output: bool) -> bool:
     from pipeline.audit import runs
+    from pipeline.observability import lineage
     from pipeline.runtime.settings import load
     from pipeline.stores.elasticsearch import connect
     from pipeline.stores.postgres import open_pool, translated
@@ -82,6 +83,7 @@ async def _audit(options: AuditOptions, *, json_output: bool) -> bool:
     start = perf_counter()
     settings = load()
     async with AsyncExitStack() as stack:
+        stack.enter_context(lineage.running())
         pool = await stack.enter_async_context(open_pool(settings.postgres, "stores" if options.repair else "any"))
         es = connect(settings.elasticsearch)
         stack.push_async_callback(es.close)
@@ -90,7 +92,7 @@ async def _audit(options: AuditOptions, *, json_output: bool) -> bool:
             await _compare_changed(settings, pool, es, options, bars)
         with translated("audit"):
             begun = await _begin(pool, options)
-        reports = [await _audit_generation(settings, pool, es, g, run, options, bars) for g, run in begun]
+        reports = [await _reported(settings, pool, es, g, run, options, bars) for g, run in begun]
         bars.stop()
         with translated("audit"):
             async with pool.connection() as connection:
@@ -157,6 +159,28 @@ async def _begin(pool: Pool, options: AuditOptions) -> list[tuple[Generation, Ru
             since = await runs.last_finished(connection, g.name) if options.since_last else options.since
             begun.append((g, await runs.start(connection, g.name, "since" if since else "all", since)))
         return begun
+
+
+async def _reported(
+    settings: Settings,
+    pool: Pool,
+    es: AsyncElasticsearch,
+    generation: Generation,
+    run: Run,
+    options: AuditOptions,
+    bars: Bars,
+) -> Report:
+    """Audit a generation as a run in lineage. Differences are results: the run completes with them."""
+    from pipeline.audit.compare import KINDS
+    from pipeline.observability import lineage
+    from pipeline.stores import datasets
+
+    stores = datasets.vectors(settings.postgres, generation), datasets.keywords(settings.elasticsearch, generation)
+    ledger = datasets.ledger(settings.postgres)
+    with lineage.job(f"audit.{generation.name}", "AUDIT", inputs=[ledger, *stores]) as reported:
+        report = await _audit_generation(settings, pool, es, generation, run, options, bars)
+        reported.inputs = [ledger, *datasets.compared(*stores, report.counts, KINDS)]
+        return report
 
 
 async def _audit_generation(

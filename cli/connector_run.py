@@ -15,7 +15,7 @@ from connectors.runner.plan import Plan, Services
 from connectors.worker import FOLDER
 from pipeline.core.errors import Misconfigured
 from pipeline.kafka.client import publisher
-from pipeline.observability import tracing
+from pipeline.observability import lineage, tracing
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import Settings, home
 from pipeline.runtime.tasks import cancel_and_wait
@@ -78,6 +78,7 @@ async def _running(settings: Settings, pool: Pool, plan: Plan) -> AsyncIterator[
     """An instance that runs here; None: a worker has it."""
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("connectors"))
+        stack.enter_context(lineage.running())
         kafka = await stack.enter_async_context(publisher(settings))
         services = Services(
             postgres=settings.postgres,

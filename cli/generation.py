@@ -358,10 +358,11 @@ async def _build(
     from pipeline.generations.building import open_builder
     from pipeline.generations.limits import Limits
     from pipeline.generations.migration import Migration
+    from pipeline.observability import lineage
     from pipeline.runtime.settings import dist, load
 
     settings = load()
-    with shown(quiet=quiet) as (bars, tell, note):
+    with lineage.running(), shown(quiet=quiet) as (bars, tell, note):
         async with open_builder(settings, tell, note) as builder:
             work = Migration(builder, settings.embedding, dist() / "models")
             plan = await work.plan(change)
@@ -425,9 +426,10 @@ def rebuild(
 async def _rebuild(what: What, *, dry_run: bool, yes: bool, quiet: bool) -> RebuildPlan | RebuildResult | None:
     """None: the person at the terminal said no."""
     from pipeline.maintenance.rebuild import open_rebuild
+    from pipeline.observability import lineage
     from pipeline.runtime.settings import load
 
-    with shown(quiet=quiet) as (bars, tell, note):
+    with lineage.running(), shown(quiet=quiet) as (bars, tell, note):
         async with open_rebuild(load(), tell, note) as work:
             plan = await work.plan(what.value)
             if not quiet:

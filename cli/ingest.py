@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from connectors.folder.connector import FolderConnector
     from connectors.protocol import ScanReport
     from pipeline.ledger.arrivals import Arrival
+    from pipeline.observability.lineage import Run
     from pipeline.stores.postgres import Pool
 
 
@@ -131,15 +132,17 @@ async def _ingest(
     mass_delete: bool,
     quiet: bool,
 ) -> tuple[dict[str, object], ScanReport]:
-    from pipeline.observability import tracing
+    from pipeline.observability import lineage, tracing
 
     start = perf_counter()
     tally = Tally()
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("ingest"))
+        stack.enter_context(lineage.running())
         connector, source, checkpoint, pool = await _connector(
             stack, paths, acl, required, tenant, mass_delete=mass_delete
         )
+        run = stack.enter_context(await _reported(pool, paths, tenant, source, wait=wait))
         since = await _database_time(pool)
         before = await _known_before(checkpoint, tenant, source, paths) if wait else []
         embedded_before = await _embedded(pool, before)
@@ -154,6 +157,7 @@ async def _ingest(
             tally = await _until_searchable(pool, bars, tenant, source, report, since, timeout)
             gone = set(before) - set(_expected(tenant, source, report))
             tally.embedded += await _embedded(pool, list(gone)) - embedded_before
+        run.wrote(len(report.published), *([tally.chunks] * 2 if wait else []))
     result: dict[str, object] = {
         "published": len(report.published),
         "unchanged": len(report.unchanged),
@@ -164,6 +168,27 @@ async def _ingest(
         "seconds": round(perf_counter() - start, 3),
     }
     return result, report
+
+
+async def _reported(
+    pool: Pool, paths: list[Path], tenant: str, source: str, *, wait: bool
+) -> AbstractContextManager[Run]:
+    """The load as a run in lineage. It writes to the ledger, and with ``wait`` both stores are known to follow."""
+    from pipeline.ledger import generations
+    from pipeline.observability import lineage
+    from pipeline.runtime.settings import load
+    from pipeline.stores import datasets
+
+    name = f"load.{tenant}.{source}"
+    if not lineage.is_on():
+        return lineage.job(name, "LOAD")
+    settings = load()
+    outputs = [datasets.ledger(settings.postgres)]
+    if wait:
+        async with pool.connection() as connection:
+            active = await generations.active(connection)
+        outputs += [datasets.vectors(settings.postgres, active), datasets.keywords(settings.elasticsearch, active)]
+    return lineage.job(name, "LOAD", inputs=map(datasets.folder, paths), outputs=outputs)
 
 
 async def _database_time(pool: Pool) -> datetime:

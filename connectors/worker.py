@@ -18,7 +18,7 @@ from connectors.runner.instance import Instance
 from connectors.runner.plan import Services
 from pipeline.core.errors import Misconfigured
 from pipeline.kafka.client import publisher
-from pipeline.observability import tracing
+from pipeline.observability import lineage, tracing
 from pipeline.observability.metrics import EXTRACTION_STATES, Metrics
 from pipeline.runtime.health import health
 from pipeline.runtime.http_server import served
@@ -52,6 +52,7 @@ async def run(settings: Settings, declared: Declared) -> None:
 
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("connectors"))
+        stack.enter_context(lineage.running(metrics.lineage))
         await stack.enter_async_context(health(settings, metrics, lambda: bool(address), report))
         pool = await stack.enter_async_context(open_pool(settings.postgres, on_fence=metrics.ledger_fenced.set))
         kafka = await stack.enter_async_context(publisher(settings))

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +27,8 @@ from connectors.runner.sweep import Sweep
 from connectors.source import Context, Reaction, Request, Source
 from connectors.web import throttled
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.observability import lineage
+from pipeline.stores import datasets
 from pipeline.stores.postgres import translated
 
 log = structlog.get_logger()
@@ -67,6 +69,7 @@ class Instance:
         self.unpublishable: dict[str, int] = {}
         """Documents with a problem, by its code."""
         self._not_paused = asyncio.Event()
+        self._run: lineage.Run | None = None
 
     async def run(self) -> None:
         failures = 0
@@ -119,8 +122,9 @@ class Instance:
             await self._read_in_doubt(rows)
             self.start.enter("running")
             self.source = source
-            # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
-            await asyncio.create_task(self._run_activities(current, state), name=self.plan.name)
+            with self._reported("connector", "CONNECTOR") as self._run:
+                # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
+                await asyncio.create_task(self._run_activities(current, state), name=self.plan.name)
         except BaseExceptionGroup as failed:
             raise _first(failed) from failed
         finally:
@@ -153,6 +157,18 @@ class Instance:
                 row = await cursor.fetchone()
         if row is not None and not row[0]:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def _reported(self, name: str, type_: lineage.JobType) -> AbstractContextManager[lineage.Run]:
+        """A run in lineage. A load is a part of the connector's run, which lasts for as long as the lease."""
+        plan = self.plan
+        return lineage.job(
+            f"{name}.{plan.tenant}.{plan.name}",
+            type_,
+            inputs=[datasets.source(plan.kind, plan.tenant, plan.name)],
+            outputs=[datasets.ledger(self._services.postgres)],
+            parent=self._run if type_ == "LOAD" else None,
+            aborts=Paused,
+        )
 
     def _context(self) -> Context:
         folder = self._services.folder / self.plan.name
@@ -216,6 +232,15 @@ class Instance:
             read_again=read_again,
         )
 
+        async def load(arguments: frozenset[str]) -> Mapping[str, Any] | None:
+            is_due = lineage.is_on() and ("again" in arguments or (await state.read_progress()).full_state != "done")
+            if not is_due:
+                return await crawl.full(arguments)
+            with self._reported("load", "LOAD") as run:
+                tally = await crawl.full(arguments)
+                run.wrote((tally or {}).get("upserted", 0))
+                return tally
+
         async def listen(_arguments: frozenset[str]) -> None:
             await source.listen(self.react)
 
@@ -237,7 +262,7 @@ class Instance:
             activity.status.succeeded_at = before.get(name, {}).get("succeeded_at")
 
         plan = self.plan
-        add("full", crawl.full, None)
+        add("full", load, None)
         add("changes", crawl.changes, plan.poll_seconds, rests=True)
         first = seconds_until_due(before.get("sweep"), plan.sweep_seconds)
         add("sweep", sweep.run, plan.sweep_seconds, first=first, rests=True)

@@ -4,6 +4,7 @@ findings as a metric."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from time import monotonic
@@ -13,7 +14,7 @@ import structlog
 from elasticsearch import AsyncElasticsearch
 
 from pipeline.audit import runs
-from pipeline.audit.compare import KINDS, PLACES
+from pipeline.audit.compare import KINDS, PLACES, Kind, Place
 from pipeline.audit.examine import Examiner, Finding, ranges_end
 from pipeline.audit.reading import Limits
 from pipeline.audit.repair import Repairer
@@ -24,13 +25,17 @@ from pipeline.core.errors import PenstockError
 from pipeline.core.model import Generation
 from pipeline.kafka.producer import Producer
 from pipeline.ledger import generations
+from pipeline.observability import lineage
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import AuditSettings
+from pipeline.stores import datasets
 from pipeline.stores.keywords import Keywords
 from pipeline.stores.leader import lead_transaction
 from pipeline.stores.postgres import AUDIT_LOCK, Connection, Pool, translated
 
 log = structlog.get_logger()
+
+Counts = Mapping[tuple[Place, Kind], tuple[int, int]]
 
 LIMITS = Limits(documents=200, chunks=500, body_bytes=2_000_000, page=600)
 """The size of a page: the entries of its documents fit into one response of Elasticsearch, so that it is one request to
@@ -105,25 +110,45 @@ class BackgroundAudit:
 
     async def _page(self, connection: Connection) -> tuple[tuple[Examiner, Run, list[Finding]] | None, float]:
         run, due = await runs.background(connection)
+        began_round = False
         if run is None:
             name, due = await runs.next_round(connection)
             if name is not None and not due:
                 run = await runs.start(connection, name, "background")
+                began_round = True
         if run is None or due:
             return None, due
         generation = {g.name: g for g in await generations.writable(connection)}.get(run.generation)
         if generation is None:  # retired since the run was looked up
             return None, IDLE_SECONDS
+        if began_round:
+            self._reported(connection, run, generation).begin()
         examiner = Examiner(self._pool, self._es, generation, self._limits)
         began = monotonic()
         later, findings, waited_seconds = await self._look(examiner, run, generation)
-        await runs.save(connection, later, findings, finished=later.position == run.position)
+        finished = later.position == run.position
+        await runs.save(connection, later, findings, finished=finished)
         documents = later.documents - run.documents
         worked_seconds = monotonic() - began - waited_seconds
         wait = rest_seconds(documents, worked_seconds, self._settings.documents_per_second)
         await runs.put_off(connection, run.id, wait)
         self._metrics.audited.inc(documents)
+        if finished and lineage.is_on():
+            self._reported(connection, run, generation, await runs.counts(connection, run.id)).complete()
         return (examiner, later, findings), wait
+
+    def _reported(
+        self, connection: Connection, run: Run, generation: Generation, counts: Counts | None = None
+    ) -> lineage.Run:
+        """A round as a run in lineage: the leader that completes it need not be the one that began it."""
+        stores = datasets.vectors(connection, generation), datasets.keywords(self._es, generation)
+        ledger = datasets.ledger(connection)
+        return lineage.Run(
+            f"audit.{generation.name}.background",
+            "AUDIT",
+            lineage.shared_id("audit", ledger.namespace, ledger.name, run.id),
+            [ledger, *(stores if counts is None else datasets.compared(*stores, counts, KINDS))],
+        )
 
     async def _repair(self, examiner: Examiner, run: Run, findings: list[Finding]) -> None:
         """After the page is saved: log the findings, repair them if settings say so, and compare them again."""

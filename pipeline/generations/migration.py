@@ -16,12 +16,14 @@ from pipeline.core.model import CountTokens, Generation
 from pipeline.embedding import choose
 from pipeline.embedding.port import Embedder
 from pipeline.generations.building import Builder, holds_entries
-from pipeline.generations.limits import Feed, Limits
+from pipeline.generations.limits import Feed, Limits, Paused
 from pipeline.ledger import builds, generation_tables, generations
 from pipeline.ledger.builds import Build
 from pipeline.ledger.generation_tables import desired_counts, written
+from pipeline.observability import lineage
 from pipeline.runtime.settings import EmbeddingSettings
 from pipeline.stages.manifests import build_manifest
+from pipeline.stores import datasets
 from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.postgres import Connection, create_chunk_table, translated
 
@@ -114,13 +116,25 @@ class Migration:
                 elif new.service is not None and new.service != build.generation.service:
                     await generations.note_service(self._connection, new.name, new.service)
             feed = Feed(limits, ratio=ratio, name=f"generation {new.name}") if limits.any else None
-            await builder.fill(build, feed)
-            if wait:
-                await builder.converge(build)
-                await builder.complete(build)
-                await builder.converge(build)
-                await builds.mark_ready(self._connection, build)
-            documents, chunks, _ = await desired_counts(self._connection, build.generation)
+            with lineage.job(
+                "generation.build",
+                "MIGRATION",
+                inputs=[datasets.ledger(self._connection), datasets.vectors(self._connection, active)],
+                outputs=[
+                    datasets.vectors(self._connection, build.generation),
+                    datasets.keywords(builder.es, build.generation),
+                ],
+                aborts=Paused,
+            ) as reported:
+                await builder.fill(build, feed)
+                if wait:
+                    await builder.converge(build)
+                    await builder.complete(build)
+                    await builder.converge(build)
+                    await builds.mark_ready(self._connection, build)
+                documents, chunks, _ = await desired_counts(self._connection, build.generation)
+                if wait:
+                    reported.wrote(chunks, chunks)
             embedded = await written(self._connection, build.generation, "vectors")
             tokens = await builds.tokens(self._connection, build)
         return Result(new.name, active.name, wait, documents, chunks, embedded, tokens, round(monotonic() - start, 3))

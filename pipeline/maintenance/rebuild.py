@@ -13,7 +13,9 @@ from pipeline.generations.building import Builder, OnProgress, holds_entries, op
 from pipeline.ledger import builds, generation_tables, generations
 from pipeline.ledger.builds import Build
 from pipeline.ledger.generation_tables import desired_counts, rows, written
+from pipeline.observability import lineage
 from pipeline.runtime.settings import Settings
+from pipeline.stores import datasets
 from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.postgres import Connection, create_chunk_table, translated
 
@@ -75,11 +77,20 @@ class Rebuild:
             await builder.require_served(store)
             await builder.clear()  # what an earlier run was killed over: its disk space is needed now
             build = await self._under_way(store) or await self._begin(store)
-            await builder.fill(build)
-            await builder.converge(build)
-            await builder.complete(build)
-            await self._swap(build)
-            documents, _, _ = await desired_counts(self._connection, build.generation)
+            new = (
+                datasets.vectors(self._connection, build.generation)
+                if store == "vectors"
+                else datasets.keywords(builder.es, build.generation)
+            )
+            with lineage.job(
+                f"rebuild.{store}", "MIGRATION", inputs=[datasets.ledger(self._connection)], outputs=[new]
+            ) as reported:
+                await builder.fill(build)
+                await builder.converge(build)
+                await builder.complete(build)
+                await self._swap(build)
+                documents, chunks, _ = await desired_counts(self._connection, build.generation)
+                reported.wrote(chunks)
             made = await written(self._connection, build.generation, store)
             await builder.clear(after_queries=True)
         return Result(store, build.generation.name, build.origin.name, documents, made, round(monotonic() - start, 3))

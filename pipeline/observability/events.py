@@ -65,6 +65,8 @@ LogEvent = Literal[
     "ledger_fenced",
     "limits_file_read",
     "limits_file_unreadable",
+    "lineage_lost",
+    "lineage_off",
     "live_documents_deferred",
     "log_not_compared",
     "mark_refused",

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pipeline.core.model import Lane, Store
 from pipeline.observability.labels import counter, gauge, histogram
+from pipeline.observability.lineage import Outcome as LineageOutcome
 from pipeline.observability.logs import configure_logging as configure_logging
 
 FRESHNESS_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 450, 600, 1800, 7200)
@@ -174,6 +175,10 @@ class StageLaneLabels(NamedTuple):
 
 class TableLabels(NamedTuple):
     table: str
+
+
+class LineageLabels(NamedTuple):
+    outcome: LineageOutcome
 
 
 class PortMetrics:
@@ -352,6 +357,12 @@ class Metrics:
             "penstock_announced_documents",
             "Announcements on documents.indexed.v1, by state of the document",
             StateLabels,
+            registry=r,
+        )
+        self.lineage = counter(
+            "penstock_lineage_events",
+            "OpenLineage events by outcome: sent, lost (the receiver does not take them, or too many wait for it)",
+            LineageLabels,
             registry=r,
         )
         self.freshness = histogram(

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import Any
 
 import structlog
@@ -17,11 +17,12 @@ import structlog
 from pipeline.core.errors import Fenced, Misconfigured, Retryable
 from pipeline.core.fence import Use
 from pipeline.kafka.client import producer
-from pipeline.observability import tracing
+from pipeline.observability import lineage, tracing
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.health import health
 from pipeline.runtime.settings import Settings
 from pipeline.runtime.tasks import cancel_and_wait
+from pipeline.stores import datasets
 from pipeline.stores.postgres import FENCE_SECONDS, Pool, open_pool, translated
 from pipeline.stream.consume import Consumption
 from pipeline.stream.parts import Kind, Parts
@@ -55,6 +56,7 @@ async def run(name: str, settings: Settings) -> None:
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running(name))
+        stack.enter_context(lineage.running(metrics.lineage))
         consuming: list[Consumption] = []
         await stack.enter_async_context(
             health(
@@ -69,9 +71,8 @@ async def run(name: str, settings: Settings) -> None:
         if not await _admitted(pool, stop):
             deadline.cancel()
             return
-        kind = _kind(
-            name, Parts(settings, pool, await stack.enter_async_context(producer(settings.kafka)), metrics, stack)
-        )
+        parts = Parts(settings, pool, await stack.enter_async_context(producer(settings.kafka)), metrics, stack)
+        kind = _kind(name, parts)
         stages = await kind.stages()
         starting = [
             Consumption(stage, kafka=settings.kafka, stream=settings.stream, metrics=metrics, pool=pool)
@@ -79,6 +80,8 @@ async def run(name: str, settings: Settings) -> None:
         ]
         await _all_started(starting, stack)
         consuming += starting
+        if lineage.is_on() and name != "detect":
+            stack.enter_context(await _reported(name, parts))
         ending = [*(c.crashed() for c in consuming), *kind.background(consuming)]
         gc.freeze()  # excludes the modules from garbage collection, which took 3 % of a first load's processor time
         log.info("worker_started", worker=name)
@@ -91,6 +94,19 @@ async def run(name: str, settings: Settings) -> None:
         await asyncio.gather(*(c.drain() for c in consuming))
     deadline.cancel()
     log.info("worker_stopped", worker=name)
+
+
+async def _reported(name: str, parts: Parts) -> AbstractContextManager[lineage.Run]:
+    """A sink's work as a run in lineage, from the ledger to the stores of all generations of now."""
+    settings, written = parts.settings, (await parts.generations()).values()
+    stores = (
+        [datasets.vectors(settings.postgres, generation) for generation in written]
+        if name == "vectors"
+        else [datasets.keywords(settings.elasticsearch, generation) for generation in written]
+    )
+    return lineage.job(
+        f"worker.{name}", "WORKER", inputs=[datasets.ledger(settings.postgres)], outputs=dict.fromkeys(stores)
+    )
 
 
 async def _admitted(pool: Pool, stop: asyncio.Event) -> bool:
