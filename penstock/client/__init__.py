@@ -1,3 +1,73 @@
-"""The client of the query service. Nothing is public here yet."""
+"""The client of the query service (docs/clients.md): ``Client`` blocks, ``AsyncClient`` does not."""
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from penstock.packages import check
+
+check()
+
+from penstock.client.clients import AsyncClient, Client  # noqa: E402
+from penstock.client.errors import (  # noqa: E402
+    ClientError,
+    InvalidField,
+    InvalidResponse,
+    ProblemError,
+    TokenUnavailable,
+    Unreachable,
+)
+from penstock.client.models import (  # noqa: E402
+    AnswerEvent,
+    AnswerMode,
+    AnswerResponse,
+    CallerResponse,
+    ChunkReference,
+    Citation,
+    CitationEvent,
+    DeltaEvent,
+    DocumentResponse,
+    FacetsResponse,
+    NumberedResult,
+    PipelineResponse,
+    ReviewResponse,
+    SearchFilters,
+    SearchMode,
+    SearchResponse,
+    SearchResult,
+    SourcesEvent,
+    Step,
+    StoryResponse,
+)
+from penstock.client.token import AsyncToken, Token  # noqa: E402
+
+__all__ = [
+    "AnswerEvent",
+    "AnswerMode",
+    "AnswerResponse",
+    "AsyncClient",
+    "AsyncToken",
+    "CallerResponse",
+    "ChunkReference",
+    "Citation",
+    "CitationEvent",
+    "Client",
+    "ClientError",
+    "DeltaEvent",
+    "DocumentResponse",
+    "FacetsResponse",
+    "InvalidField",
+    "InvalidResponse",
+    "NumberedResult",
+    "PipelineResponse",
+    "ProblemError",
+    "ReviewResponse",
+    "SearchFilters",
+    "SearchMode",
+    "SearchResponse",
+    "SearchResult",
+    "SourcesEvent",
+    "Step",
+    "StoryResponse",
+    "Token",
+    "TokenUnavailable",
+    "Unreachable",
+]

@@ -19,7 +19,7 @@ from query.access.callers import Caller
 from query.answers.model import Cited, Delta, Done, Failed, Sources, answer_json, sources_json
 from query.http.audit_trail import EVENT_STREAM, note
 from query.http.dependencies import Authenticated, Reader, Serving, note_mode, release_search
-from query.http.schemas import AnswerRequest, AnswerResponse
+from query.http.schemas import ANSWER_EVENT, AnswerRequest, AnswerResponse
 from query.model import AnswerMode, CallerClass, shown_documents
 from query.modes.gather import SEARCHED, effective_filters
 from query.modes.material import Question
@@ -41,7 +41,15 @@ problem, ends a stream that cannot be completed.
     responses={
         200: {
             "description": f"The answer. With `stream`, server-sent events: {STREAM}",
-            "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
+            "content": {
+                EVENT_STREAM: {
+                    "schema": {
+                        "type": "string",
+                        "contentMediaType": EVENT_STREAM,
+                        "contentSchema": {"$ref": f"#/components/schemas/{ANSWER_EVENT}"},
+                    }
+                }
+            },
         }
     },
 )

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import APIKeyHeader, HTTPBearer
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from query.http import answers, documents, feedback, health, search
 from query.http.audit_trail import Recorder
 from query.http.gate import QUIET, Gate
 from query.http.health import Health
-from query.http.schemas import ProblemResponse
+from query.http.schemas import ANSWER_EVENT, STREAM_EVENTS, ProblemResponse
 from query.limits.budgets import Meter
 from query.limits.concurrency import Limits
 from query.limits.quotas import Quotas
@@ -128,9 +129,13 @@ def text() -> str:
 
 class _Described(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The description, with problem+json as the media type of errors: FastAPI declares application/json."""
+        """The description, with problem+json as the media type of errors, where FastAPI declares application/json, and
+        with the events of a stream, which it does not know."""
         if self.openapi_schema is None:
-            for path in super().openapi()["paths"].values():
+            description = super().openapi()
+            schemas = description["components"]["schemas"]
+            schemas |= {name: schema for name, schema in _event_schemas().items() if name not in schemas}
+            for path in description["paths"].values():
                 for operation in path.values():
                     for answer in operation["responses"].values():
                         content = answer.get("content", {})
@@ -139,6 +144,25 @@ class _Described(FastAPI):
                             content[MEDIA_TYPE] = content.pop("application/json")
         assert self.openapi_schema is not None
         return self.openapi_schema
+
+
+def _event_schemas() -> dict[str, Any]:
+    """Schemas of the server-sent events, by name. ``AnswerEvent`` is any of them, with its name and its data."""
+    _, described = models_json_schema(
+        [(model, "serialization") for model in STREAM_EVENTS.values()], ref_template="#/components/schemas/{model}"
+    )
+    events = [
+        {
+            "type": "object",
+            "properties": {"event": {"const": name}, "data": {"$ref": f"#/components/schemas/{model.__name__}"}},
+            "required": ["event", "data"],
+        }
+        for name, model in STREAM_EVENTS.items()
+    ]
+    return {
+        **described["$defs"],
+        ANSWER_EVENT: {"title": ANSWER_EVENT, "description": "A server-sent event of an answer.", "oneOf": events},
+    }
 
 
 async def _problem(_: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ nothing in a body can change them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -33,6 +34,8 @@ Time = Annotated[datetime, AfterValidator(_with_time_zone)]
 Names = Annotated[list[Name], Field(max_length=100)]
 Ids = Annotated[list[UUID], Field(max_length=100)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARACTERS)]
+WrittenTime = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+"""A time of a response, as it is written in JSON."""
 
 # Requests
 
@@ -160,7 +163,7 @@ class SearchResult(ChunkReference):
     also: list[ChunkReference] = Field(description="Other documents that contain the same text.")
     author: str | None
     media_type: str | None
-    source_modified_at: str | None
+    source_modified_at: WrittenTime | None
     headings: list[str] = Field(description="Headings above the best chunk, outermost first.")
 
 
@@ -194,6 +197,43 @@ class AnswerResponse(BaseModel):
     answer_id: str
 
 
+class NumberedResult(SearchResult):
+    n: int = Field(description="The number that `[n]` in the answer refers to.")
+
+
+class SourcesEvent(ResponseBody):
+    """The first event of a streamed answer: the passages that it is made from."""
+
+    passages: list[NumberedResult]
+    mode: AnswerMode
+    notes: list[str]
+    steps: list[Step]
+
+
+class DeltaEvent(ResponseBody):
+    """The next piece of a streamed answer, not checked yet."""
+
+    text: str
+
+
+class CitationEvent(ResponseBody):
+    """The streamed answer has cited a passage."""
+
+    n: int
+
+
+ANSWER_EVENT = "AnswerEvent"
+"""The name of the schema of any server-sent event of /v1/answers."""
+STREAM_EVENTS: Mapping[str, type[BaseModel]] = {
+    "sources": SourcesEvent,
+    "delta": DeltaEvent,
+    "citation": CitationEvent,
+    "done": AnswerResponse,
+    "error": ProblemResponse,
+}
+"""The data of each server-sent event of /v1/answers, by the event's name."""
+
+
 class DocumentResponse(ResponseBody):
     document_id: str
     external_id: str
@@ -202,7 +242,7 @@ class DocumentResponse(ResponseBody):
     source_url: str | None
     author: str | None
     media_type: str | None
-    source_modified_at: str | None
+    source_modified_at: WrittenTime | None
     text: str = Field(description="The whole normalised text, in reading order.")
 
 

@@ -25,6 +25,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 PARTS = {
     "": (
+        "penstock.client",
         "penstock.command",
         "penstock.source",
         "penstock.wire",
@@ -45,6 +46,8 @@ PARTS = {
         "connectors.uploads.source",
         "connectors.folder.connector",
     ),
+    "langchain": ("penstock.langchain",),
+    "llamaindex": ("penstock.llamaindex",),
     "conform": (
         "connectors.conform.run",
         "connectors.confluence.playground",
@@ -81,7 +84,7 @@ OWN = {
 TESTING = ("connectors", "aiohttp")
 """Requirements of the distribution penstock-testing (packages/testing/hatch_build.py): an extra, and a library."""
 TRANSITIVE = {
-    "anyio": "starlette",
+    "anyio": "httpx",
     "h11": "uvicorn",
     "httpcore": "httpx",
     "mcp-types": "mcp",
@@ -186,8 +189,8 @@ def test_a_part_that_reads_html_has_the_parser_that_beautifulsoup_finds_by_name(
     assert "lxml" in installed(part)
 
 
-def test_all_is_every_extra_but_the_tools_of_development() -> None:
-    assert installed("all") == installed(*(EXTRAS.keys() - {"dev", "conform"}))
+def test_all_is_every_extra_but_tools_of_development_and_libraries_of_clients() -> None:
+    assert installed("all") == installed(*(EXTRAS.keys() - {"dev", "conform", "langchain", "llamaindex"}))
 
 
 def test_the_image_pins_every_library_of_its_extras() -> None:
@@ -300,6 +303,17 @@ def test_programs_that_publish_or_are_sources_need_no_extra() -> None:
     program = "import penstock.source, penstock.wire; penstock.source.Document; penstock.wire.encode"
     done = run_without(list(outside_base()), program=program)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_asking_the_query_service_needs_no_extra_and_a_missing_library_is_named() -> None:
+    base = run_without(
+        list(outside_base()), program="import penstock.client; penstock.client.AsyncClient('http://x', 't')"
+    )
+    assert (base.returncode, base.stderr) == (0, "")
+    for extra in ("langchain", "llamaindex"):
+        done = run_without(list(outside_base()), program=f"import penstock.{extra}")
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].endswith(f": pip install 'penstock[{extra}]'")
 
 
 def test_planning_needs_no_extra() -> None:

@@ -1,0 +1,234 @@
+"""The part that both clients share, without I/O: requests, the parsing of responses, and the decision to retry."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlsplit
+from uuid import UUID
+
+import httpx
+from pydantic import BaseModel, ValidationError
+from tenacity import RetryCallState, retry_if_exception, stop_after_attempt
+
+from penstock.client.errors import ClientError, InvalidResponse, ProblemError, Unreachable, problem
+from penstock.client.models import (
+    AnswerEvent,
+    AnswerResponse,
+    CallerResponse,
+    CitationEvent,
+    DeltaEvent,
+    DocumentResponse,
+    FacetsResponse,
+    PipelineResponse,
+    ReviewResponse,
+    SearchFilters,
+    SearchResponse,
+    SourcesEvent,
+    StoryResponse,
+)
+from pipeline.core.retry import backoff
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+BASE_SECONDS = 0.5
+"""The first wait before sending again is at most this long; each further one may be twice as long."""
+REFUSED = frozenset({429, 503})
+"""Statuses after which a later attempt may succeed."""
+NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+EVENTS: Mapping[str, type[BaseModel]] = {
+    "sources": SourcesEvent,
+    "delta": DeltaEvent,
+    "citation": CitationEvent,
+    "done": AnswerResponse,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One operation of docs/openapi.json with its arguments."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    """Parses the body of a successful response. Raises InvalidResponse."""
+    json: Mapping[str, Any] | None = None
+    parameters: Mapping[str, str | int] | None = None
+    idempotent: bool = True
+    """Whether sending it twice has the same effect as sending it once."""
+
+    def may_repeat(self, error: BaseException) -> bool:
+        """Whether to send it again after this error. What is not idempotent is sent again only if the service has
+        certainly not begun to work on it."""
+        match error:
+            case ProblemError(status=status):
+                return status in REFUSED if self.idempotent else status == 429
+            case Unreachable(__cause__=cause):
+                return isinstance(cause, NEVER_SENT) or (
+                    self.idempotent and not isinstance(cause, httpx.TimeoutException)
+                )
+        return False
+
+
+def search(query: str, top: int, mode: str, filters: SearchFilters | None, rerank: bool) -> Call[SearchResponse]:
+    body = {"query": query, "top": top, "mode": mode, "rerank": rerank, **_filters(filters)}
+    return Call("POST", "/v1/search", _reader(SearchResponse), json=body)
+
+
+def answer(
+    question: str,
+    mode: str | None,
+    documents: Iterable[UUID | str],
+    collection: str | None,
+    filters: SearchFilters | None,
+    top: int | None,
+    history: bool,
+    *,
+    stream: bool = False,
+) -> Call[AnswerResponse]:
+    body = _present(question=question, mode=mode, collection=collection, top=top)
+    body |= {"documents": [str(document) for document in documents], "history": history, "stream": stream}
+    body |= _filters(filters)
+    return Call("POST", "/v1/answers", _reader(AnswerResponse), json=body, idempotent=False)
+
+
+def document(document_id: UUID | str) -> Call[DocumentResponse]:
+    return Call("GET", f"/v1/documents/{_segment(document_id)}", _reader(DocumentResponse))
+
+
+def story(document_id: UUID | str) -> Call[StoryResponse]:
+    return Call("GET", f"/v1/documents/{_segment(document_id)}/why", _reader(StoryResponse))
+
+
+def facets() -> Call[FacetsResponse]:
+    return Call("GET", "/v1/facets", _reader(FacetsResponse))
+
+
+def me() -> Call[CallerResponse]:
+    return Call("GET", "/v1/me", _reader(CallerResponse))
+
+
+def feedback(
+    verdict: str, answer_id: UUID | str | None, chunk_id: UUID | str | None, query: str | None, note: str | None
+) -> Call[None]:
+    """A later verdict replaces an earlier one, so that sending it twice does no harm."""
+    body = _present(verdict=verdict, answer_id=answer_id, chunk_id=chunk_id, query=query, note=note)
+    return Call("POST", "/v1/feedback", _nothing, json=body)
+
+
+def review(limit: int, before: datetime | None) -> Call[ReviewResponse]:
+    parameters = _present(limit=limit, before=before.isoformat() if before else None)
+    return Call("GET", "/v1/review", _reader(ReviewResponse), parameters=parameters)
+
+
+def resolve(answer_id: UUID | str, verdict: str) -> Call[None]:
+    path = f"/v1/review/{_segment(answer_id)}"
+    return Call("POST", path, _nothing, json={"verdict": verdict}, idempotent=False)
+
+
+def pipeline() -> Call[PipelineResponse]:
+    return Call("GET", "/v1/pipeline", _reader(PipelineResponse))
+
+
+def event(name: str, data: str, headers: Mapping[str, str]) -> AnswerEvent | None:
+    """A server-sent event; None: this version does not know it. headers: of the response. Raises ProblemError for
+    ``error``."""
+    if name == "error":
+        raise problem(_reader(_Status)(data).status, headers, data)
+    model = EVENTS.get(name)
+    return None if model is None else _reader(model)(data)  # type: ignore[return-value]
+
+
+def failure(response: httpx.Response) -> ClientError:
+    """The error of a response without success, whose body was read."""
+    if response.status_code >= 400:
+        return problem(response.status_code, response.headers, response.content)
+    return InvalidResponse(f"the service responded with status {response.status_code}: check its address")
+
+
+def unreachable(error: httpx.RequestError) -> Unreachable:
+    """To be raised from ``error``."""
+    if isinstance(error, httpx.TimeoutException):
+        return Unreachable(f"the service did not respond in time ({type(error).__name__})")
+    return Unreachable(f"no complete response from the service: {str(error) or type(error).__name__}")
+
+
+def interrupted() -> Unreachable:
+    return Unreachable("the stream ended before the answer was complete")
+
+
+def retrying(call: Call[Any], attempts: int, longest_wait_seconds: float) -> dict[str, Any]:
+    """Options of tenacity. Waits are random and grow, and are never shorter than the service asks for. A request for
+    which the service asks for a longer wait than ``longest_wait_seconds`` is not sent again."""
+
+    def wait(state: RetryCallState) -> float:
+        assert state.outcome is not None
+        return backoff(
+            state.attempt_number - 1,
+            base=BASE_SECONDS,
+            cap=longest_wait_seconds,
+            retry_after=_retry_after(state.outcome.exception()),
+            random=random.random(),  # noqa: S311
+        )
+
+    def is_worthwhile(error: BaseException) -> bool:
+        return call.may_repeat(error) and (_retry_after(error) or 0) <= longest_wait_seconds
+
+    return {
+        "retry": retry_if_exception(is_worthwhile),
+        "wait": wait,
+        "stop": stop_after_attempt(attempts),
+        "reraise": True,
+    }
+
+
+def base_url(url: str) -> str:
+    """Raises ValueError with one line."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("the address of the service begins with http:// or https://, such as https://search.example")
+    if parts.query or parts.fragment or parts.username:
+        raise ValueError("the address of the service has no user, query or fragment")
+    return url.rstrip("/")
+
+
+def _retry_after(error: BaseException | None) -> float | None:
+    return error.retry_after_seconds if isinstance(error, ProblemError) else None
+
+
+def _reader(model: type[M]) -> Callable[[str | bytes], M]:
+    def read(body: str | bytes) -> M:
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = "/".join(map(str, first["loc"])) or "the body"
+            raise InvalidResponse(f"this is not the response of a Penstock service: {place}: {first['msg']}") from None
+
+    return read
+
+
+def _nothing(_: bytes) -> None:
+    return None
+
+
+def _present(**fields: Any) -> dict[str, Any]:
+    return {
+        name: str(value) if isinstance(value, UUID) else value for name, value in fields.items() if value is not None
+    }
+
+
+def _filters(filters: SearchFilters | None) -> dict[str, Any]:
+    return {} if filters is None else {"filters": filters.model_dump(mode="json", exclude_defaults=True)}
+
+
+def _segment(value: UUID | str) -> str:
+    return quote(str(value), safe="")
+
+
+class _Status(BaseModel):
+    status: int

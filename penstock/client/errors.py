@@ -1,0 +1,100 @@
+"""Errors of the client, and reading the service's own (RFC 9457)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+
+from pipeline.core.retry import retry_after_seconds
+
+_KIND = "urn:penstock:problem:"
+
+
+class ClientError(Exception):
+    """A request that has no usable response. Its text is one line for people, without content of the request."""
+
+
+class Unreachable(ClientError):
+    """The service did not respond, or only with a part of a response: it refused the connection, closed it, or was
+    silent for longer than the time limit."""
+
+
+class InvalidResponse(ClientError):
+    """The response is not what docs/openapi.json describes. Usually something other than Penstock responded."""
+
+
+class TokenUnavailable(ClientError):
+    """The file of the token cannot be read or is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidField:
+    """A field of a request that the service refused."""
+
+    pointer: str
+    """JSON pointer into the request, such as ``/filters/since``."""
+    detail: str
+
+
+class ProblemError(ClientError):
+    """The service responded with an error. docs/http.md lists the kinds."""
+
+    def __init__(
+        self,
+        *,
+        status: int,
+        type: str,
+        title: str,
+        detail: str,
+        errors: Sequence[InvalidField] = (),
+        request_id: str | None = None,
+        trace_id: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        """type: a URI; ``about:blank`` if something other than Penstock responded, such as a proxy. request_id: as in
+        the audit trail. trace_id: of the trace, if traces are on."""
+        request = f" (request {request_id})" if request_id else ""
+        super().__init__(f"{status} {title}{f': {detail}' if detail else ''}{request}")
+        self.status = status
+        self.type = type
+        self.title = title
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.request_id = request_id
+        self.trace_id = trace_id
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def kind(self) -> str:
+        """The last part of Penstock's type, such as ``rate-limited``; "" for other types."""
+        return self.type.removeprefix(_KIND) if self.type.startswith(_KIND) else ""
+
+
+def problem(status: int, headers: Mapping[str, str], body: str | bytes) -> ProblemError:
+    """The error that a response with a status from 400 stands for. headers: case-insensitive."""
+    try:
+        read = json.loads(body)
+    except ValueError:
+        read = None
+    fields = read if isinstance(read, dict) and "type" in read else {}
+    invalid = [entry for entry in fields.get("errors") or () if isinstance(entry, dict)]
+    return ProblemError(
+        status=status,
+        type=str(fields.get("type", "about:blank")),
+        title=str(fields.get("title") or _phrase(status)),
+        detail=str(fields.get("detail", "")),
+        errors=[InvalidField(str(entry.get("pointer", "")), str(entry.get("detail", ""))) for entry in invalid],
+        request_id=headers.get("request-id"),
+        trace_id=headers.get("trace-id"),
+        retry_after_seconds=retry_after_seconds(headers, now=datetime.now(UTC)),
+    )
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown status"

@@ -1,0 +1,250 @@
+"""The shapes of requests and responses, with the names of docs/openapi.json, which a test compares with them.
+
+A response may have fields that this version does not know: they are in ``model_extra``. Where the description lists the
+values of a response's field, its type here is ``str``, because a later service may have more of them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SearchMode = Literal["hybrid", "vector", "keyword"]
+AnswerMode = Literal["focused", "long_context", "semantic", "hybrid", "keyword", "vector"]
+
+
+class SearchFilters(BaseModel):
+    """Restricts the documents that are searched. A document must match every filter that is set, and any one value of a
+    list."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sources: list[str] = []
+    authors: list[str] = []
+    media_types: list[str] = []
+    """``text/*`` matches every type that starts with ``text/``."""
+    since: datetime | None = None
+    """Changed at its source at or after this time. Without a time zone: UTC."""
+    before: datetime | None = None
+    documents: list[UUID] = []
+
+
+class _Response(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class Step(_Response):
+    """One step of a search or answer; further facts are in ``model_extra``."""
+
+    step: str
+    took_ms: float
+
+
+class ChunkReference(_Response):
+    """A chunk and the document that it belongs to."""
+
+    chunk_id: str
+    document_id: str
+    external_id: str
+    """The document's id at its source."""
+    source: str
+    title: str
+    source_url: str | None
+
+
+class SearchResult(ChunkReference):
+    """A passage: one chunk, or adjacent ones that were merged."""
+
+    chunk_index: int
+    """Position of the best chunk in the document, from 0."""
+    text: str
+    score: float
+    """Comparable within one response only."""
+    stores: list[str]
+    """``vector``, ``keyword`` or both."""
+    ranks: dict[str, int]
+    """Rank by store, from 1."""
+    rerank_score: float | None
+    chunk_ids: list[str]
+    also: list[ChunkReference]
+    """Other documents that contain the same text."""
+    author: str | None
+    media_type: str | None
+    source_modified_at: datetime | None
+    headings: list[str]
+    """Headings above the best chunk, outermost first."""
+
+    def citation(self) -> str:
+        """Where the passage stands, in one line for people: ``Title › Heading (address)``. The address is the URL, or
+        ``source/external_id``."""
+        return _citation(self, *self.headings)
+
+    def metadata(self) -> dict[str, Any]:
+        """The metadata that LangChain and LlamaIndex store with the text. Every value can be written as JSON."""
+        passage = {"chunk_id": self.chunk_id, "score": self.score, "headings": self.headings}
+        return {"citation": self.citation(), **_metadata(self), **passage}
+
+
+class NumberedResult(SearchResult):
+    """A passage that an answer is made from."""
+
+    n: int
+    """The number that ``[n]`` in the answer refers to."""
+
+
+class SearchResponse(_Response):
+    """Passages, the best first."""
+
+    results: list[SearchResult]
+    steps: list[Step]
+    took_ms: float
+    relevant: bool
+    """False if no passage is relevant to the query; ``results`` is then empty."""
+    degraded: list[str]
+    """Reasons why this response is incomplete, one for each failed part."""
+
+
+class Citation(ChunkReference):
+    """A passage that an answer cites."""
+
+    n: int
+    """The number that ``[n]`` in the answer refers to."""
+    chunk_index: int
+    text: str
+
+
+class AnswerResponse(_Response):
+    """A complete answer, whose citations were checked. It is also the last event of a streamed answer."""
+
+    answer: str
+    citations: list[Citation]
+    steps: list[Step]
+    grounded: bool
+    """Whether every claim is supported by the passages that it cites."""
+    mode: str
+    notes: list[str]
+    """The missing parts: passages left out, failed parts, texts not yet embedded."""
+    relevant: bool
+    model: str | None
+    """None if the service has no chat model; the answer then consists of quotes."""
+    unsupported: list[str]
+    """Sentences that the cited passages do not support."""
+    review: bool
+    answer_id: str
+
+
+class SourcesEvent(_Response):
+    """The first event of a streamed answer: the passages that it is made from."""
+
+    passages: list[NumberedResult]
+    mode: str
+    notes: list[str]
+    steps: list[Step]
+
+
+class DeltaEvent(_Response):
+    """The next piece of a streamed answer, not checked yet."""
+
+    text: str
+
+
+class CitationEvent(_Response):
+    """The streamed answer has cited passage ``n``."""
+
+    n: int
+
+
+AnswerEvent = SourcesEvent | DeltaEvent | CitationEvent | AnswerResponse
+
+
+class DocumentResponse(_Response):
+    """A document with its whole text, in reading order."""
+
+    document_id: str
+    external_id: str
+    source: str
+    title: str
+    source_url: str | None
+    author: str | None
+    media_type: str | None
+    source_modified_at: datetime | None
+    text: str
+
+    def citation(self) -> str:
+        """The title and the address in one line for people."""
+        return _citation(self)
+
+    def metadata(self) -> dict[str, Any]:
+        """The metadata that LlamaIndex stores with the text. Every value can be written as JSON."""
+        return {"citation": self.citation(), **_metadata(self)}
+
+
+class StoryResponse(_Response):
+    """The processing history of one document (docs/why.md). Operators see more of it than readers."""
+
+    document: dict[str, Any]
+    events: list[dict[str, Any]]
+    generations: list[dict[str, Any]]
+    access: dict[str, Any]
+    dead: list[dict[str, Any]]
+    searchable: bool
+    reason: str
+
+
+class FacetsResponse(_Response):
+    """Values that occur in documents that the caller may read, the most frequent first."""
+
+    sources: list[str]
+    authors: list[str]
+    media_types: list[str]
+
+
+class CallerResponse(_Response):
+    """The authenticated caller."""
+
+    tenant: str
+    principal: str | None
+    key: str | None
+    """Name of the API key, if the caller is a service."""
+    kind: str
+    """``token``, ``key`` or ``development``."""
+    caller_class: str = Field(alias="class")
+    """``standard`` or ``extended``."""
+    operator: bool
+
+
+class ReviewResponse(_Response):
+    """Answers that a person should review, the newest first."""
+
+    waiting: list[dict[str, Any]]
+
+
+class PipelineResponse(_Response):
+    """The state of the pipeline; its parts, which docs/page.md describes, are in ``model_extra``."""
+
+    at: str
+    away: list[str]
+    """The parts that could not be read."""
+
+
+def _citation(document: SearchResult | DocumentResponse, *headings: str) -> str:
+    address = document.source_url or f"{document.source}/{document.external_id}"
+    below = headings[1:] if headings[:1] == (document.title,) else headings  # many texts begin with their title
+    return f"{' › '.join([document.title, *below])} ({address})"
+
+
+def _metadata(document: SearchResult | DocumentResponse) -> dict[str, Any]:
+    modified = document.source_modified_at
+    return {
+        "url": document.source_url,
+        "document_id": document.document_id,
+        "title": document.title,
+        "source": document.source,
+        "external_id": document.external_id,
+        "author": document.author,
+        "media_type": document.media_type,
+        "source_modified_at": modified.isoformat() if modified else None,
+    }
