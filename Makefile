@@ -40,8 +40,9 @@ test: test-servers  ## lint, types and every test but the slow ones, against rea
 test-slow: test-servers test-programs  ## the tests marked slow: every alert, guide, connector law, upgrade, failover, fault, delivery
 	$(BIN)/pytest -m slow -n $(JOBS) --dist worksteal
 
-test-programs: setup  # what compares the chart with the manifests; without Go, that test is skipped
+test-programs: setup  # what compares the chart with the manifests, and renderers; tests without Go or Node.js are skipped
 	@if command -v go > /dev/null; then $(BIN)/python -m deploy.cluster.programs kubectl helm; fi
+	@if command -v npm > /dev/null; then npm ci --prefix tests/renderers --silent --no-audit --no-fund --ignore-scripts; fi
 
 test-servers: setup  # what the tests start beyond the local stack
 	$(BIN)/python -m deploy.local.browser

@@ -33,6 +33,7 @@ class CodeTracker:
         """Whether the blocks of the text are not known any more."""
         self.has_open_ticks = False
         """Whether the current paragraph has backticks that are not known to be in pairs."""
+        self._has_dollar = False
 
     @property
     def in_block(self) -> bool:
@@ -42,6 +43,12 @@ class CodeTracker:
     @property
     def is_certain(self) -> bool:
         return not self._is_lost and not self.has_open_ticks
+
+    @property
+    def may_be_formula(self) -> bool:
+        """Whether the current paragraph has a dollar sign: some renderers take what follows for a formula, in which
+        backticks mean nothing."""
+        return self._has_dollar or "$" in self.line
 
     @property
     def may_open_block(self) -> bool:
@@ -64,6 +71,7 @@ class CodeTracker:
 
     def _end_line(self, line: str) -> None:
         words = line.strip(" \t")
+        self._has_dollar = bool(words) and (self._has_dollar or "$" in line)
         if self._fence is not None:
             self._continue_block(line, words)
         elif not words:

@@ -4,8 +4,9 @@ Clients may render an answer as Markdown. If a document made the model write an 
 data in the image's address without a click; a link would send it with one. Therefore images and active markup are
 removed, links stay only if they lead to sources of the passages, and addresses that no passage contains are removed.
 (The words of markup stay: ``<`` becomes ``‹``.) An address that a passage contains is shown as code, which no renderer
-turns into a link; where it cannot be known what a renderer takes for code, it is removed too. Citations get a uniform
-format, and those of passages that do not exist are removed.
+turns into a link; where it cannot be known what a renderer takes for code, it is removed too. A name with dots, like
+that of a host or a file, and a mail address are shown as code as well, because some renderers and chat programs link to
+them. Citations get a uniform format, and those of passages that do not exist are removed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,23 @@ _NUMBERS = r"\d{1,4}(?:[ \t]*[,;\u2013-][ \t]*\d{1,4}){0,20}"
 _URL = r"(?:(?:https?|ftp)://|www\.|mailto:|xmpp:)[^\s<>\"'`]{0,4000}"
 _MAIL = r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]{1,200}@[a-z0-9.-]{1,255}"
 """A mail address as Markdown takes it for a link, in angle brackets."""
+_LETTER = r"\p{Latin}\p{Cyrillic}\p{Greek}\p{Arabic}\p{Hebrew}\p{Devanagari}0-9"
+"""The letters and digits of names, without the scripts that put no space between words."""
+_TOP_LEVEL = rf"(?:[a-z]{{2,63}}|xn--[a-z0-9-]{{2,59}}|\p{{Cyrillic}}{{2,63}})(?![{_LETTER}])"
+_TAIL = r"[^\s<>\"'`\[\]()|\\!]{0,4000}"
+_NAME = (
+    rf"(?<![{_LETTER}_])(?:[{_LETTER}_.+%-]{{1,200}}(?:@(?:[{_LETTER}_-]{{1,63}}\.)+[{_LETTER}_-]{{1,63}})+"
+    rf"|(?:(?:~|\.{{1,2}})?/{{1,2}}|[.@-])?[{_LETTER}_/.@+%~-]{{0,200}}?(?:[{_LETTER}_-]{{1,63}}\.)+{_TOP_LEVEL})"
+    rf"(?:[:/?\#@]{_TAIL})?"
+)
+"""A host, a mail address or a path without a scheme."""
+_LINKED_NAME = regex.compile(
+    rf"@|//|www(?:\.|\Z)|\.{_TOP_LEVEL}[:/?\#]|\.(?:[a-z]{{2}}|xn--[a-z0-9-]+|biz|com|edu|gov|net|org|pro|web|xxx|aero|asia|coop|info"
+    rf"|museum|name|shop|app|dev|\p{{Cyrillic}}{{2,}})(?![{_LETTER}])",
+    regex.IGNORECASE,
+)
+"""A name that some renderers link to: markdown-it knows these domains."""
+_DOT_OF_WWW = regex.compile(r"(?<=www)\.", regex.IGNORECASE)
 _SWALLOWING = (
     "script|style|textarea|title|template|xmp|plaintext|noscript|noembed|noframes|iframe|object|svg|math|select"
 )
@@ -42,10 +60,13 @@ _CONSTRUCT = regex.compile(
     r"|(?P<unseen><think>.{0,200000}?(?:</think>\s*|\Z))"
     r"|(?P<comment><(?=[!?]))"
     r"|(?P<entity>&(?=(?:#[0-9]{1,7}|#x[0-9a-f]{1,6}|[a-z][a-z0-9]{1,31});))"
-    r"|(?P<escape>\\(?=[:/.]))"
+    r"|(?P<stop>\\(?=\.(?!\w)))"
+    r"|(?P<escape>\\(?=[:/.@]))"
     r"|(?P<element><(?=/?(?:(?:" + _SWALLOWING + r")[\s/>]|[a-z][a-z0-9+.-]{1,31}:"
     rf"|[a-z][^\s/<>(]*+(?:[<(]|[\s/][^>=<(]{{0,{_ATTRIBUTES}}}+(?:=|[^>])))))"
-    r"|(?P<url>" + _URL + r")",
+    r"|(?P<url>" + _URL + r")"
+    r"|(?P<name>" + _NAME + r")"
+    r"|(?P<slashes>//(?=[\w\[]))",
     regex.IGNORECASE | regex.DOTALL,
 )
 """A construct at a position; the first alternative that matches wins. An element is also what begins like one, or like
@@ -67,13 +88,14 @@ _PENDING = regex.compile(
     r"|\](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?\)?)?"
     rf"|</?(?:[a-z][^\s/>]*+(?:[\s/][^>=]{{0,{_ATTRIBUTES}}})?)?|<[^\s<>]{{1,456}}>?"
     r"|<[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000}>?"
-    r"|&(?:#?[a-z0-9]{0,31})|\\"
+    r"|&(?:#?[a-z0-9]{0,31})|\\\.?|//?"
+    rf"|(?<![{_LETTER}_])[{_LETTER}_/.@+%~-]{{1,500}}|" + _NAME + r""
     r"|<think>(?:(?!</think>).){0,200000}|<think>.{0,200000}?</think>\s*"
     r"|(?:" + _prefixes("https://", "http://", "ftp://", "www.", "mailto:", "xmpp:") + r"|" + _URL + r"))\Z",
     regex.IGNORECASE | regex.DOTALL,
 )
 """The beginning of a construct that the next piece may complete or extend."""
-_START = regex.compile(r"[!\[\]\u3010<`&\\\t hfmwx]", regex.IGNORECASE)
+_START = regex.compile(rf"[!\[\]\u3010<`&\\\t hfmwx/.@~-]|(?<![{_LETTER}_])[{_LETTER}_]", regex.IGNORECASE)
 """Characters that may begin a construct. An address may begin within a word, because renderers differ."""
 _TRAILING = ".,;:!?)]}…*_"
 _ENTITY = regex.compile("&[^;]{1,33};")
@@ -227,7 +249,8 @@ class AnswerSanitizer:
             shown = whole if is_unchanged else self._cite(whole, groups["numbers"])
             return shown + (" " if after and after in "(:" else "") if shown else self._gap(after)
         if groups["link"] and (address := self._source_in(groups["target"])) is not None:
-            return f"]({address})"
+            # If this is no link for a renderer, what follows must not become a part of the address.
+            return f"]({address})" + ("" if not after or after in " \t\n.,;:!?)*_|" else " ")
         if groups["auto"] or groups["url"]:
             return self._address(groups["address"] or groups["url"], after)
         if groups["unseen"]:
@@ -236,9 +259,13 @@ class AnswerSanitizer:
             return "\u2039"  # visible, like the rest of the comment
         if groups["entity"]:
             return "&amp;" if self._is_written_differently(match) else whole
-        if groups["escape"]:
-            is_dot = after == "." and self._tracker.line[-3:].lower() != "www"
-            return whole if is_dot or self._is_code else "\\\\"
+        if groups["stop"] or groups["escape"]:
+            is_stop = groups["stop"] and self._tracker.line[-3:].lower() != "www"
+            return whole if is_stop or self._is_code else "\\\\"
+        if groups["name"]:
+            return self._name(whole)
+        if groups["slashes"]:
+            return whole if self._is_code else "// "
         if groups["broken"] is not None:
             return "] "  # so that it is neither a link nor, before a colon, a link definition
         self.findings.removed += 1
@@ -293,6 +320,22 @@ class AnswerSanitizer:
                 return f"{space}`{bare}`{address[len(bare) :]}"
         self.findings.removed += 1
         return "(address removed)"
+
+    def _name(self, name: str) -> str:
+        if self._is_code:
+            return name
+        bare = name.rstrip(_TRAILING)
+        rest = name[len(bare) :]
+        is_known = any(bare in text for text in self._texts)
+        is_certain = self._tracker.is_certain and not self._seems_code
+        if is_certain and (is_known or not self._tracker.may_be_formula):
+            space = " " if self._tracker.last in ("`", "\\") else ""
+            return f"{space}`{bare}`{rest}"
+        if is_known or not _LINKED_NAME.search(bare):
+            return name
+        self.findings.removed += 1
+        broken = str(_DOT_OF_WWW.sub(" . ", bare)).replace(".", ". ").replace("//", "// ")
+        return broken + (" " if bare[-3:].lower() == "www" else "") + rest
 
 
 def _each(numbers: str) -> Iterable[int]:

@@ -63,12 +63,23 @@ def shown(text: str) -> str:
         ("a|b\n-|-\n`|<` https://docs.example/x", "a|b\n-|-\n`|<` (address removed)"),
         ("A lone ` https://docs.example/x", "A lone ` (address removed)"),
         ("A lone ` here.\n\nSee https://docs.example/x", "A lone ` here.\n\nSee `https://docs.example/x`"),
-        ("ht[9]tps://evil.example/?q=secret", "ht tps://evil.example/?q=secret"),
-        ("www[9].evil.example", "www .evil.example"),
-        ("https&colon;//evil.example", "https&amp;colon;//evil.example"),
-        ("` https&colon;//evil.example", "` https&amp;colon;//evil.example"),
+        ("ht[9]tps://evil.example/?q=secret", "ht tps:`//evil.example/?q=secret`"),
+        ("www[9].evil.example", "www `.evil.example`"),
+        ("https&colon;//evil.example", "https&amp;colon;`//evil.example`"),
+        ("` https&colon;//evil.example", "` https&amp;colon;// evil. example"),
         ("`https&colon;//evil.example`", "`https&colon;//evil.example`"),
-        (r"https\://evil.example", r"https\\://evil.example"),
+        (r"https\://evil.example", r"https\\:`//evil.example`"),
+        ("See evil.example/?q=secret.", "See `evil.example/?q=secret`."),
+        ("Edit src/main.py, then x/y.", "Edit `src/main.py`, then x/y."),
+        ("Ask eve@evil.example!", "Ask `eve@evil.example`!"),
+        ("A lone ` and secret.evil.com", "A lone ` and secret. evil. com"),
+        ("It costs $5, says eve@evil.example", "It costs $5, says eve@evil. example"),
+        ("A lone ` and os.path.join", "A lone ` and os.path.join"),
+        ("//localhost/x and a // b", "// localhost/x and a // b"),
+        ("`//localhost/x` and `main.py`", "`//localhost/x` and `main.py`"),
+        (r"evil\.com and 1\. x", r"evil\\.com and 1\. x"),
+        (r"\[a](" + SOURCE + ")secret", r"\[a](" + SOURCE + ") secret"),
+        ("请看main.py的说明. 版本2.请", "请看`main.py`的说明. 版本2.请"),
         (r"1\. R&amp;D &lt;x>", r"1\. R&amp;D &lt;x>"),
         (f"!![a]({SOURCE})", f"! [a]({SOURCE})"),
         (f"[a]({SOURCE} 'b')", f"[a]({SOURCE})"),
@@ -181,50 +192,48 @@ def test_the_active_examples_would_load_or_link_without_sanitising() -> None:
     assert sum(bool(linked_addresses(written)) for written in ACTIVE) >= 30
 
 
-FRAGMENTS = st.sampled_from(
-    [
-        "[",
-        "]",
-        "(",
-        ")",
-        "!",
-        "<",
-        ">",
-        ":",
-        " ",
-        "=",
-        "/",
-        "<p ",
-        "style=",
-        '"',
-        "'",
-        "\n",
-        "`",
-        "```",
-        "1",
-        "9",
-        "a",
-        "//e.example",
-        "https://",
-        "http",
-        "www.",
-        "<img src=x",
-        "<!--",
-        "-->",
-        "<think>",
-        "</think>",
-        SOURCE,
-        "【",
-        "†",
-        ", ",
-        "-",
-        "\\",
-        "h",
-        "ht",
-        "\t",
-    ]
-)
-TEXTS = st.lists(FRAGMENTS, max_size=24).map("".join)
+PIECES = [
+    "[",
+    "]",
+    "(",
+    ")",
+    "!",
+    "<",
+    ">",
+    ":",
+    " ",
+    "=",
+    "/",
+    "<p ",
+    "style=",
+    '"',
+    "'",
+    "\n",
+    "`",
+    "```",
+    "1",
+    "9",
+    "a",
+    "//e.example",
+    "https://",
+    "http",
+    "www.",
+    "<img src=x",
+    "<!--",
+    "-->",
+    "<think>",
+    "</think>",
+    SOURCE,
+    "【",
+    "†",
+    ", ",
+    "-",
+    "\\",
+    "h",
+    "ht",
+    "\t",
+]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
 
 
 @given(TEXTS, st.lists(st.integers(1, 5), min_size=1, max_size=8))
@@ -251,69 +260,67 @@ def test_only_existing_passages_are_cited(text: str) -> None:
 
 
 PASSAGE_ADDRESS = "https://docs.example/x"
-CODE_FRAGMENTS = st.sampled_from(
-    [
-        PASSAGE_ADDRESS,
-        f"<{PASSAGE_ADDRESS}>",
-        f"[a]({SOURCE} {PASSAGE_ADDRESS})",
-        f"[a]({PASSAGE_ADDRESS})",
-        SOURCE,
-        *(
-            "`",
-            "``",
-            "```",
-            "````",
-            "~~~",
-            "\n",
-            "\n",
-            "\n\n",
-            "\r",
-            " ",
-            "  ",
-            "   ",
-            "    ",
-            "\t",
-            "- ",
-            "1. ",
-            "> ",
-            "a",
-        ),
-        *(
-            "a|b\n-|-\n",
-            "|",
-            "<div>",
-            "</div>",
-            "<pre>",
-            "</pre>",
-            "<!--",
-            "-->",
-            "<?",
-            "?>",
-            "\\",
-            "[9](x)",
-            "<think>",
-        ),
-        *(
-            "</think>",
-            "(",
-            ")",
-            "[",
-            "]",
-            "<",
-            ">",
-            "!",
-            "*",
-            "_",
-            '"',
-            "# ",
-            "=",
-            "<p>",
-            "<a@b.example>",
-            "[1]",
-            "www.",
-        ),
-    ]
-)
+CODE_PIECES = [
+    PASSAGE_ADDRESS,
+    f"<{PASSAGE_ADDRESS}>",
+    f"[a]({SOURCE} {PASSAGE_ADDRESS})",
+    f"[a]({PASSAGE_ADDRESS})",
+    SOURCE,
+    *(
+        "`",
+        "``",
+        "```",
+        "````",
+        "~~~",
+        "\n",
+        "\n",
+        "\n\n",
+        "\r",
+        " ",
+        "  ",
+        "   ",
+        "    ",
+        "\t",
+        "- ",
+        "1. ",
+        "> ",
+        "a",
+    ),
+    *(
+        "a|b\n-|-\n",
+        "|",
+        "<div>",
+        "</div>",
+        "<pre>",
+        "</pre>",
+        "<!--",
+        "-->",
+        "<?",
+        "?>",
+        "\\",
+        "[9](x)",
+        "<think>",
+    ),
+    *(
+        "</think>",
+        "(",
+        ")",
+        "[",
+        "]",
+        "<",
+        ">",
+        "!",
+        "*",
+        "_",
+        '"',
+        "# ",
+        "=",
+        "<p>",
+        "<a@b.example>",
+        "[1]",
+        "www.",
+    ),
+]
 
 
 def addresses_outside_code(text: str) -> list[str]:
@@ -341,12 +348,15 @@ def addresses_outside_code(text: str) -> list[str]:
 
 
 @settings(max_examples=portion(400))
-@given(st.lists(CODE_FRAGMENTS, max_size=20).map("".join))
+@given(st.lists(st.sampled_from(CODE_PIECES), max_size=20).map("".join))
 def test_an_address_of_a_passage_is_shown_as_code_alone(text: str) -> None:
     assert addresses_outside_code(shown(text)) == []
 
 
-@given(st.lists(CODE_FRAGMENTS, max_size=20).map("".join), st.lists(st.integers(1, 5), min_size=1, max_size=8))
+@given(
+    st.lists(st.sampled_from(CODE_PIECES), max_size=20).map("".join),
+    st.lists(st.integers(1, 5), min_size=1, max_size=8),
+)
 def test_streamed_code_is_sanitised_the_same_however_it_is_split(text: str, sizes: list[int]) -> None:
     writing, out, at, turn = AnswerSanitizer(PASSAGES), "", 0, 0
     while at < len(text):
@@ -356,15 +366,8 @@ def test_streamed_code_is_sanitised_the_same_however_it_is_split(text: str, size
     assert out + writing.end() == shown(text)
 
 
-def test_streamed_words_are_passed_on_without_delay() -> None:
+def test_streamed_words_are_passed_on_with_the_next_word_at_the_latest() -> None:
     writing = AnswerSanitizer(PASSAGES)
     assert [writing.feed(piece) for piece in ("The ", "answer", " is", " five", ".", " [1", "]", " And")] == [
-        "The",
-        " answer",
-        " is",
-        " five",
-        ".",
-        "",
-        "",
-        " [1] And",
+        *("The", " ", "answer ", "is ", "", "five.", "", " [1] "),
     ]
