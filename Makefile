@@ -44,12 +44,13 @@ test-programs: setup  # what compares the chart with the manifests, and renderer
 	@if command -v go > /dev/null; then $(BIN)/python -m deploy.cluster.programs kubectl helm; fi
 	@if command -v npm > /dev/null; then npm ci --prefix tests/renderers --silent --no-audit --no-fund --ignore-scripts; fi
 
-test-servers: setup  # what the tests start beyond the local stack
+test-servers: setup  # what the tests start beyond the local stack; without Node, tests of the TypeScript client are skipped
 	$(BIN)/python -m deploy.local.browser
 	$(BIN)/python -m deploy.local.prometheus
 	$(BIN)/python -m deploy.local.postgres_tls
 	$(BIN)/python -m deploy.local.elasticsearch_users
 	$(BIN)/python -m deploy.local.compose
+	@if command -v node > /dev/null; then $(BIN)/python -m deploy.local.typescript; fi
 
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} FAULTS_FIGURES=$${FAULTS_FIGURES:-tests/faults/figures.json} \
