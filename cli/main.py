@@ -54,6 +54,7 @@ COMMANDS: Mapping[str, str] = {
     "producer": "producer:producer",
     "trail": "trail:trail",
     "budget": "budget:budget",
+    "webhook": "webhook:webhook",
 }
 """By name, the module in ``cli`` and in it a function, or a Typer with commands of its own."""
 
@@ -85,6 +86,7 @@ NEEDS: Mapping[str, tuple[Extra, ...]] = {
     "producer": ("worker",),
     "trail": ("worker",),
     "budget": ("worker",),
+    "webhook": ("connectors",),
 }
 """The extras that a command needs when it runs. Its help needs none."""
 
@@ -204,9 +206,10 @@ def worker(
     configure_logging()
     if name == "connectors":
         from connectors import worker as connectors
-        from connectors.declared import load as declared
+        from connectors.declared import declared_or_none
 
-        asyncio.run(connectors.run(load(), declared()))
+        settings = load()
+        asyncio.run(connectors.run(settings, declared_or_none(needed=settings.webhooks.key is None)))
         return
     if name == "canary":
         from canary import worker as canary

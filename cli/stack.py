@@ -175,11 +175,13 @@ def _query_environment() -> dict[str, str]:
 
 
 def _connectors() -> tuple[str, ...]:
-    """The worker of the connectors, where any are declared. It looks for the file where we found it."""
+    """The worker of the connectors, where any are declared, or where it sends webhooks. It looks for the file where we
+    found it."""
     from connectors.declared import VARIABLE, file_of, load
+    from pipeline.runtime.settings import load as settings
 
     if not file_of().is_file():
-        return ()
+        return ("connectors",) if settings().webhooks.key is not None else ()
     load()  # what is wrong with it is said before anything is started
     os.environ[VARIABLE] = str(file_of().absolute())  # the workers get our environment
     return ("connectors",)

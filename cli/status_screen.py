@@ -226,6 +226,15 @@ def _fact_lines(report: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
             f"{producers['enrolled']} enrolled, signatures: {producers['mode']}",
             (f", {refused} records refused since yesterday" if refused else "", "yellow"),
         )
+    if webhooks := report["webhooks"]:
+        yield (
+            "webhooks",
+            ", ".join(
+                f"{webhook['webhook']} {webhook['state']} ({webhook['waiting']:,} wait"
+                + (f", {webhook['parked']:,} parked)" if webhook["parked"] else ")")
+                for webhook in webhooks[:MAX_ROWS]
+            ),
+        )
     if (canaries := report["canaries"]) is not None:
         ages = ", ".join(
             f"{printable(canary['source'])} {duration(max(canary['found_seconds_ago'].values(), default=0.0))} ago"

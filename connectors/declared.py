@@ -127,6 +127,14 @@ def file_of(file: Path | None = None) -> Path:
     return file or Path(os.environ.get(VARIABLE) or DEFAULT)
 
 
+def declared_or_none(*, needed: bool) -> Declared:
+    """The declarations, or none where there is no file and none is needed: a worker may only send webhooks. Raises
+    Misconfigured."""
+    if needed or VARIABLE in os.environ or file_of().is_file():
+        return load()
+    return Declared(file_of(), {}, {})
+
+
 def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> Declared:
     """Read the declarations. Raises Misconfigured with one line that names file, table and key."""
     path = file_of(file)

@@ -16,6 +16,7 @@ from connectors.extraction.remote import condition
 from connectors.http import PORT, Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Services
+from connectors.webhooks.worker import Webhooks
 from pipeline.core.errors import Misconfigured
 from pipeline.kafka.client import publisher
 from pipeline.observability import lineage, tracing
@@ -79,6 +80,8 @@ async def run(settings: Settings, declared: Declared) -> None:
         instances.update({name: Instance(plan, services) for name, plan in declared.plans.items()})
         _show_quotas(instances, metrics)
         running = [asyncio.create_task(instance.run(), name=name) for name, instance in instances.items()]
+        webhooks = Webhooks(pool, settings.kafka, settings.webhooks, metrics)
+        running.append(asyncio.create_task(webhooks.run(), name="webhooks"))
         running.append(asyncio.create_task(_watch_extraction(metrics, extraction, settings.stream.vitals_seconds)))
         log.info(
             "worker_started",

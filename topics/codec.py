@@ -41,13 +41,18 @@ def encode(message: AnyMessage, *, traceparent: str | None = None) -> Record:
         ("ce_specversion", b"1.0"),
         ("ce_id", hashlib.blake2b(message.kind.encode() + value, digest_size=16).hexdigest().encode()),
         ("ce_type", f"{CE_TYPE_PREFIX}{message.kind}".encode()),
-        ("ce_source", f"/{quote(message.tenant)}/{quote(message.source)}".encode()),
+        ("ce_source", ce_source(message.tenant, message.source).encode()),
         ("ce_time", message.observed_at.isoformat().encode()),
         ("content-type", CONTENT_TYPE.encode()),
     ]
     if traceparent:
         headers.append(("traceparent", traceparent.encode()))
     return Record(message.key.encode(), value, headers)
+
+
+def ce_source(tenant: str, source: str) -> str:
+    """Return the CloudEvents attribute ``source``."""
+    return f"/{quote(tenant)}/{quote(source)}"
 
 
 def header_map(headers: Iterable[tuple[str, bytes]] | Mapping[str, bytes] | None) -> dict[str, bytes]:

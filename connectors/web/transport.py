@@ -101,9 +101,10 @@ class Hosts:
     port), which may be private because a person has named them exactly.
     """
 
-    def __init__(self, base: httpx.URL, also: Collection[str]) -> None:
+    def __init__(self, base: httpx.URL, also: Collection[str], *, base_may_be_private: bool = True) -> None:
         """Raises Misconfigured."""
         self.base = origin(base)
+        self._base_may_be_private = base_may_be_private
         self._names: set[str] = set()
         self._suffixes: set[str] = set()
         self._exact: set[tuple[str, int]] = set()
@@ -145,7 +146,8 @@ class Hosts:
 
     def check_address(self, host: str, port: int, address: str) -> None:
         """Raise Forbidden when ``host``, which resolved to ``address``, must be public and is not."""
-        named = (host, port) == (self.base.host, self.base.port) or (host, port) in self._exact
+        is_base = (host, port) == (self.base.host, self.base.port)
+        named = (is_base and self._base_may_be_private) or (host, port) in self._exact
         if not named and not is_public(address):
             raise Forbidden(f"{host[:100]} resolves to an address that is not public: not requested")
 

@@ -51,6 +51,7 @@ LEDGER_PARTS = (
     "audit",
     "embedding",
     "producers",
+    "webhooks",
 )
 CANARY_SUCCESS_METRIC = "penstock_canary_success_timestamp_seconds"
 NOT_RUNNING: dict[str, Any] = {"url": None, "pid": None, "ready": False}

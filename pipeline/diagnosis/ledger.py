@@ -125,6 +125,7 @@ def _parts(
         "embedding": lambda: _embedding(connection),
         "freshness": lambda: _freshness(connection),
         "producers": lambda: _producers(connection, mode),
+        "webhooks": lambda: _webhooks(connection),
     }
 
 
@@ -282,6 +283,13 @@ async def _producers(connection: Connection, mode: Producers) -> dict[str, Any]:
     )
     [(enrolled, refused)] = await cursor.fetchall()
     return {"mode": mode, "enrolled": enrolled, "refused_in_a_day": refused}
+
+
+async def _webhooks(connection: Connection) -> list[dict[str, Any]]:
+    """The receivers of webhooks, and how much waits for each: counted up to 10,000."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute("SELECT * FROM overview_webhooks ORDER BY webhook")
+        return await cursor.fetchall()
 
 
 async def _embedding(connection: Connection) -> list[dict[str, Any]]:

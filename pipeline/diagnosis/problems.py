@@ -56,6 +56,13 @@ def problems(report: Report) -> list[str]:
         for canary in report["canaries"] or ()
         if max(canary["found_seconds_ago"].values(), default=0.0) > LATE_SECONDS
     ]
+    lines += [
+        f"webhook {webhook['webhook']} is paused"
+        if webhook["state"] == "paused"
+        else f"{webhook['parked']} events of webhook {webhook['webhook']} are parked"
+        for webhook in report["webhooks"] or ()
+        if webhook["state"] == "paused" or webhook["parked"]
+    ]
     unread = sum(entry["documents"] for entry in report["skipped"] or () if entry["code"] == "unconfined")
     if unread:
         lines.append(f"{unread} files wait for a connectors worker that can confine their readers")

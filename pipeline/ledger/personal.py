@@ -323,6 +323,23 @@ PLACES: tuple[Place, ...] = (
     ),
     Place("connector_sources", free="tenant source observed_at"),
     Place(
+        "webhooks",
+        free=(
+            "name tenant sources url private salt salt_check old_salt old_salt_check old_until created_at paused_at "
+            "reason failing_since failures next_at delivered delivered_at"
+        ),
+    ),
+    Place(
+        "webhook_deliveries",  # erased by age by the connectors worker. Receivers must learn what they have to drop
+        personal="event",
+        free=("id webhook tenant document_id state event_id created_at attempts failed_at due_at reason parked_at"),
+        erase={
+            "document": "DELETE FROM webhook_deliveries WHERE document_id = ANY(%(ids)s) AND (state <> 'retired'"
+            " OR parked_at IS NOT NULL)",
+            "tenant": f"DELETE FROM webhook_deliveries {_OF_TENANT} AND (state <> 'retired' OR parked_at IS NOT NULL)",
+        },
+    ),
+    Place(
         "uploads",  # the file itself goes when the connectors' worker next looks for originals that nothing needs
         personal="external_id file_name title acl_tags required_tags metadata problem",
         free=(

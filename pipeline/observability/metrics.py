@@ -177,6 +177,19 @@ class TableLabels(NamedTuple):
     table: str
 
 
+WebhookOutcome = Literal["delivered", "failed", "parked"]
+"""The outcome of one request to the receiver of a webhook; parked: it is not tried again."""
+
+
+class WebhookOutcomeLabels(NamedTuple):
+    webhook: str
+    outcome: WebhookOutcome
+
+
+class WebhookLabels(NamedTuple):
+    webhook: str
+
+
 class LineageLabels(NamedTuple):
     outcome: LineageOutcome
 
@@ -358,6 +371,34 @@ class Metrics:
             "Announcements on documents.indexed.v1, by state of the document",
             StateLabels,
             registry=r,
+        )
+        self.webhook_deliveries = counter(
+            "penstock_webhook_deliveries",
+            "Requests to receivers of webhooks by outcome: delivered, failed (it is tried again), parked (it is not)",
+            WebhookOutcomeLabels,
+            registry=r,
+        )
+        self.webhook_seconds = histogram(
+            "penstock_webhook_seconds",
+            "Time of a request to the receiver of a webhook",
+            WebhookLabels,
+            buckets=WORK_BUCKETS,
+            registry=r,
+        )
+        self.webhook_waiting = gauge(
+            "penstock_webhook_waiting_events", "Events that wait for their webhook", WebhookLabels, registry=r
+        )
+        self.webhook_parked = gauge(
+            "penstock_webhook_parked_events",
+            "Events that their webhook has refused for too long, and that wait for an operator",
+            WebhookLabels,
+            registry=r,
+        )
+        self.webhook_oldest = gauge(
+            "penstock_webhook_oldest_seconds", "Age of the oldest event that waits", WebhookLabels, registry=r
+        )
+        self.webhook_paused = gauge(
+            "penstock_webhook_paused", "1 while nothing is sent to a webhook", WebhookLabels, registry=r
         )
         self.lineage = counter(
             "penstock_lineage_events",

@@ -302,7 +302,8 @@ def _beyond_replays(days: float) -> float:
 
 Days = Annotated[float, Field(ge=0, le=36_500)]
 """0: for ever."""
-TRAIL_KEY_CHARACTERS = 32
+KEY_CHARACTERS = 32
+"""The least length of a key that our own signatures are made with."""
 TRAIL_DAYS = 30
 """The audit trail is retained for at least so long, whatever the settings say (migration 0039)."""
 DEAD_LETTER_DAYS = 90
@@ -362,8 +363,29 @@ class TrailSettings(Part):
 
     @model_validator(mode="after")
     def _is_long(self) -> Self:
-        if self.key is not None and len(self.key.get_secret_value()) < TRAIL_KEY_CHARACTERS:
-            raise ValueError(f"KEY is too short: give at least {TRAIL_KEY_CHARACTERS} random characters")
+        if self.key is not None and len(self.key.get_secret_value()) < KEY_CHARACTERS:
+            raise ValueError(f"KEY is too short: give at least {KEY_CHARACTERS} random characters")
+        return self
+
+
+class WebhookSettings(Part):
+    """Webhooks to other systems (docs/events.md)."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_WEBHOOKS_", frozen=True, extra="forbid")
+
+    key: Annotated[SecretStr | None, BeforeValidator(lambda value: value or None)] = None
+    """The key from which the secret of each endpoint is derived, at least 32 characters. The connectors worker and
+    `penstock webhook` need the same one. Without it nothing is sent."""
+    give_up_seconds: float = Field(86_400.0, gt=0)
+    """An event that fails for so long while others of its endpoint succeed is parked; an endpoint that fails for so
+    long is paused."""
+    keep_seconds: float = Field(1_209_600.0, gt=0)
+    """An event that its endpoint has not taken for so long is deleted: as long as Kafka keeps it."""
+
+    @model_validator(mode="after")
+    def _is_long(self) -> Self:
+        if self.key is not None and len(self.key.get_secret_value()) < KEY_CHARACTERS:
+            raise ValueError(f"KEY is too short: give at least {KEY_CHARACTERS} random characters")
         return self
 
 
@@ -388,6 +410,7 @@ class Settings(Part):
     trail: Trail = "on"
     """The record of who searched, read, was shown, changed or inspected what (docs/trail.md)."""
     trail_keys: TrailSettings = Field(default_factory=TrailSettings)
+    webhooks: WebhookSettings = Field(default_factory=WebhookSettings)
 
 
 def load() -> Settings:
@@ -406,6 +429,7 @@ def load() -> Settings:
             retention=RetentionSettings(),
             ports=PortSettings(),
             trail_keys=TrailSettings(),
+            webhooks=WebhookSettings(),
         )
     except ValidationError as error:
         raise explained(error) from error

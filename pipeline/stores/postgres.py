@@ -52,6 +52,8 @@ GRAPH_LOCK = 7_300_007
 INDEX_LOCK = 7_300_008
 """Held by the one worker that compares a page of the ledger with a keyword index that changed."""
 
+WEBHOOKS_LOCK = 7_300_011
+"""Lock of the one connectors worker that sends webhooks."""
 RETENTION_LOCK = 7_300_038
 """Held by the one worker that erases rows whose retention has passed."""
 

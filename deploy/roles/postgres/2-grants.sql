@@ -72,6 +72,11 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     connector_memory, connector_differences, uploads
     TO penstock_connectors;
 GRANT USAGE, SELECT ON SEQUENCE uploads_changed TO penstock_connectors;
+-- Webhooks: only the owner adds receivers. The salts are no secrets without PENSTOCK_WEBHOOKS_KEY.
+GRANT SELECT ON webhooks TO penstock_connectors;
+GRANT UPDATE (paused_at, reason, failing_since, failures, next_at, delivered, delivered_at) ON webhooks
+    TO penstock_connectors;
+GRANT SELECT, INSERT, UPDATE, DELETE ON webhook_deliveries TO penstock_connectors;
 GRANT SELECT ON handled TO penstock_connectors;
 GRANT EXECUTE ON FUNCTION ledger_documents, ledger_lacks, ledger_letters, ledger_members, ledger_lacks_members
     TO penstock_connectors;
@@ -91,7 +96,7 @@ GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance TO penstock_query;
 -- `penstock why --as` reads what a person may read, with any login.
 GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
 -- Shown for all tenants together: numbers, and names of sources.
-GRANT SELECT ON overview_documents, overview_canaries, overview_letters TO penstock_worker, penstock_query;
+GRANT SELECT ON overview_documents, overview_canaries, overview_letters, overview_webhooks TO penstock_worker, penstock_query;
 GRANT EXECUTE ON FUNCTION overview_chunks TO penstock_worker, penstock_query;
 -- Budgets are counted by a function, so that recorded use cannot be reduced, and a process returns at most what it was
 -- given. `use_budget` is the function of the previous version. `penstock budget` reads today's use of all tenants.
@@ -136,13 +141,13 @@ BEGIN
             connector_memory, connector_differences,
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_floors,
             conversation_provenance, answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements,
-            query_use
+            query_use, webhook_deliveries
             TO penstock_operator;
         GRANT DELETE ON
             access_sets, superseded, manifests, memberships, dead_letters, dead_letter_trail, audit_differences, uploads,
             connector_items, connector_asks, connector_groups, connector_principals, connector_memory, connector_differences,
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance,
-            answer_reviews, answer_feedback, eval_queries, query_use
+            answer_reviews, answer_feedback, eval_queries, query_use, webhook_deliveries
             TO penstock_operator;
         GRANT UPDATE (external_id, title, source_url, author, source_modified_at, erased_at, access_id) ON documents
             TO penstock_operator;

@@ -23,14 +23,16 @@ from connectors.runner.state import State
 from deploy.local.stack import Stack
 from pipeline.audit.background import BackgroundAudit
 from pipeline.audit.refill import IndexGuard
+from pipeline.core.identity import document_id
 from pipeline.core.kafka_log import Mark, Witness
 from pipeline.core.model import ChunkParams, Generation
 from pipeline.core.trail import Keys, Record
-from pipeline.diagnosis import story
+from pipeline.core.webhooks import Secret
+from pipeline.diagnosis import ledger, story
 from pipeline.diagnosis.health import LEDGER_PARTS
 from pipeline.diagnosis.ledger import ledger_report
 from pipeline.diagnosis.pipeline_view import pipeline_view
-from pipeline.ledger import generations, kafka_marks
+from pipeline.ledger import generations, kafka_marks, webhooks
 from pipeline.ledger import trail as trail_table
 from pipeline.runtime.settings import AuditSettings, PostgresSettings
 from pipeline.stages.dead import DeadLetters
@@ -74,6 +76,7 @@ OWNERS_ALONE = {
     "fence",
     "producers",
     "producer_keys",
+    "webhooks",
     "tenant_readers",
     "query_use",
 }
@@ -487,6 +490,37 @@ async def _owner(dsns: dict[str, str]) -> None:
         assert held[table, "penstock_connectors"] is None
 
 
+async def test_the_connectors_role_permits_to_send_webhooks_and_others_to_see_their_state(place: Place) -> None:
+    secret = Secret.new("k" * 32, b"s" * 16)
+    async with place.library.pool.connection() as connection:
+        await webhooks.add(connection, "shop", "acme", [], "https://shop.example.com", secret, private=False)
+    id_ = document_id("acme", "wiki", "a")
+    async with place.as_("penstock_connectors") as library, library.pool.connection() as connection:
+        event = webhooks.Event("shop", "acme", id_, "searchable", "1", "{}")
+        await webhooks.enqueue(connection, [event, replace(event, event_id="2")])
+        [due] = await webhooks.due(connection, "shop", 8)
+        failure = webhooks.Failure(due.id, "it answered 500", 60.0, parks=True)
+        await webhooks.record(connection, "shop", [], [failure], wait_seconds=1.0, pause="it is gone")
+        assert (await webhooks.waiting(connection))["shop"][:2] == (1, 1)
+        assert await webhooks.expire(connection, 86_400, 100) == 0
+        [endpoint] = await webhooks.endpoints(connection)
+        assert endpoint.reason == "it is gone"
+    for role in ("penstock_worker", "penstock_query"):
+        async with place.as_(role) as library, library.pool.connection() as connection:
+            assert await ledger._webhooks(connection) == [
+                {
+                    "webhook": "shop",
+                    "tenant": "acme",
+                    "state": "paused",
+                    "reason": "it is gone",
+                    "waiting": 1,
+                    "parked": 1,
+                }
+            ]
+    async with place.library.pool.connection() as connection:
+        await webhooks.remove(connection, "shop")
+
+
 # What none of them may
 
 
@@ -510,7 +544,12 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
     written = {role: await _writable(place.library, role) for role in INSIDERS}
     assert set.union(*written.values()) == tables - OWNERS_ALONE
     assert sum(map(len, written.values())) == len(tables - OWNERS_ALONE)
-    assert {t.partition("_")[0] for t in written["penstock_connectors"]} == {"connector", "connectors", "uploads"}
+    assert {t.partition("_")[0] for t in written["penstock_connectors"]} == {
+        "connector",
+        "connectors",
+        "uploads",
+        "webhook",
+    }
     assert {t.partition("_")[0] for t in written["penstock_query"]} == {"answer", "eval", "shadow"}
 
 
@@ -537,6 +576,12 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
         ("penstock_query", "SELECT ledger_documents('t', 's', md5('')::uuid, 9)"),
         ("penstock_worker", "SELECT ledger_members('t', 's', '', 9)"),
         ("penstock_connectors", "SELECT FROM readers.chunks"),
+        ("penstock_connectors", "UPDATE webhooks SET url = 'https://another.example.com'"),
+        ("penstock_connectors", "INSERT INTO webhooks SELECT * FROM webhooks"),
+        ("penstock_worker", "SELECT salt FROM webhooks"),
+        ("penstock_worker", "DELETE FROM webhook_deliveries"),
+        ("penstock_query", "SELECT event FROM webhook_deliveries"),
+        ("penstock_query", "SELECT url FROM webhooks"),
         ("penstock_query", "DELETE FROM documents"),
         ("penstock_query", "UPDATE access_sets SET acl_tags = '{everyone}'"),
         ("penstock_query", "INSERT INTO memberships VALUES ('t', 's', 'me', '{board}', now())"),

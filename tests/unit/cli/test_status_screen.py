@@ -110,6 +110,7 @@ WELL: dict[str, Any] = {
     },
     "embedding": [{"purpose": "document", "tokens": 120_000, "cost": 1.25}],
     "producers": {"mode": "enforce", "enrolled": 3, "refused_in_a_day": 2},
+    "webhooks": [{"webhook": "shop", "tenant": "acme", "state": "working", "reason": None, "waiting": 3, "parked": 0}],
     "canaries": [{"source": "wiki", "found_seconds_ago": {"vectors": 12.0, "keywords": 11.0}}],
     "extraction": {"files": "confined", "kernel": "Landlock 7, seccomp", "of": "the connectors worker"},
     "away": [],
@@ -275,3 +276,21 @@ def test_control_sequences_in_names_do_not_reach_the_terminal() -> None:
 
 def test_lines_are_shortened_to_fit_a_narrow_terminal() -> None:
     assert all(len(row) <= 60 for row in text(WELL, width=60).splitlines())
+
+
+def test_a_paused_webhook_and_parked_events_are_problems() -> None:
+    shop = {
+        "webhook": "shop",
+        "tenant": "acme",
+        "state": "paused",
+        "reason": "it wants no more",
+        "waiting": 9,
+        "parked": 0,
+    }
+    drive = {**shop, "webhook": "drive", "state": "working", "parked": 2}
+    shown = text(changed_report(webhooks=[shop, drive]))
+    assert "webhook shop is paused" in shown
+    assert "2 events of webhook drive are parked" in shown
+    assert "shop paused (9 wait), drive working (9 wait, 2 parked)" in shown
+    assert "webhooks" not in text(changed_report(webhooks=[]))
+    assert "webhooks" not in text(changed_report(webhooks=None))

@@ -41,6 +41,7 @@ NOT_ABOUT_ONE_PERSON = {
     "connector_asks": "external ids of documents",
     "connector_memory": "what a source remembers",
     "eval_judgements": "external ids of documents",
+    "webhook_deliveries": "external ids of documents",
 }
 """Tables with personal columns that `forget person` and `export` do not read, and what they hold instead."""
 KEPT_ALTHOUGH_EXPORTED = {

@@ -109,7 +109,7 @@ def test_the_kafka_acls_name_exactly_the_existing_topics_groups_and_operations()
     said = json.loads((DEPLOY / "roles/kafka/acls.json").read_text())
     rules = [rule for rules in said.values() for rule in rules]
     assert {topic for rule in rules for topic in rule.get("topics", ())} == {topic.name for topic in TOPICS}
-    stages = ("detect", "identities", "conversations", "vectors", "keywords")
+    stages = ("detect", "identities", "conversations", "vectors", "keywords", "webhooks")
     assert {name for rule in rules for name in rule.get("groups", ())} == {group(stage) for stage in stages}
     assert {operation for rule in rules for operation in rule["may"]} == OPERATIONS.keys()
 
