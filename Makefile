@@ -6,6 +6,7 @@ VENV := .venv
 # Processes of `make test`; each starts services of its own (2 GB).
 JOBS ?= 3
 BIN := $(VENV)/bin
+CLIENT := packages/typescript
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 # Where the environment forbids bytecode files, each of the hundreds of processes of a test run would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -44,13 +45,17 @@ test-programs: setup  # what compares the chart with the manifests, and renderer
 	@if command -v go > /dev/null; then $(BIN)/python -m deploy.cluster.programs kubectl helm; fi
 	@if command -v npm > /dev/null; then npm ci --prefix tests/renderers --silent --no-audit --no-fund --ignore-scripts; fi
 
-test-servers: setup  # what the tests start beyond the local stack; without Node, tests of the TypeScript client are skipped
+test-servers: setup $(if $(shell command -v npm),$(CLIENT)/node_modules/.package-lock.json)  # what tests start beyond the local stack
 	$(BIN)/python -m deploy.local.browser
 	$(BIN)/python -m deploy.local.prometheus
 	$(BIN)/python -m deploy.local.postgres_tls
 	$(BIN)/python -m deploy.local.elasticsearch_users
 	$(BIN)/python -m deploy.local.compose
-	@if command -v node > /dev/null; then $(BIN)/python -m deploy.local.typescript; fi
+
+# What the TypeScript client is generated and checked with; without Node.js, its tests are skipped.
+$(CLIENT)/node_modules/.package-lock.json: $(CLIENT)/package-lock.json
+	npm ci --prefix $(CLIENT) --silent --no-audit --no-fund --ignore-scripts
+	@touch $@
 
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} FAULTS_FIGURES=$${FAULTS_FIGURES:-tests/faults/figures.json} \

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import UUID
 
-from penstock.client import AsyncClient, Client, DocumentResponse, SearchFilters, SearchMode, SearchResponse
+from penstock.client import (
+    AsyncClient,
+    Client,
+    DocumentResponse,
+    SearchFilters,
+    SearchMode,
+    SearchResponse,
+    SearchResult,
+)
 
 try:
     from llama_index.core.base.base_retriever import BaseRetriever
@@ -25,8 +33,8 @@ except ModuleNotFoundError as error:
 
 __all__ = ["PenstockReader", "PenstockRetriever"]
 
-NOT_FOR_MODELS = ["document_id", "chunk_id", "score", "external_id", "media_type"]
-"""Metadata that LlamaIndex does not put before a text in a prompt or an embedding."""
+FOR_MODELS = frozenset({"citation"})
+"""The metadata that LlamaIndex puts before a text in a prompt or an embedding."""
 
 
 class PenstockRetriever(BaseRetriever):
@@ -132,10 +140,8 @@ def _nodes(response: SearchResponse) -> list[NodeWithScore]:
             node=TextNode(
                 id_=result.chunk_id,
                 text=result.text,
-                metadata=result.metadata(),
-                excluded_embed_metadata_keys=NOT_FOR_MODELS,
-                excluded_llm_metadata_keys=NOT_FOR_MODELS,
                 relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=result.document_id)},
+                **_metadata(result),
             ),
             score=result.score,
         )
@@ -144,10 +150,14 @@ def _nodes(response: SearchResponse) -> list[NodeWithScore]:
 
 
 def _document(document: DocumentResponse) -> Document:
-    return Document(
-        id_=document.document_id,
-        text=document.text,
-        metadata=document.metadata(),
-        excluded_embed_metadata_keys=NOT_FOR_MODELS,
-        excluded_llm_metadata_keys=NOT_FOR_MODELS,
-    )
+    return Document(id_=document.document_id, text=document.text, **_metadata(document))
+
+
+def _metadata(of: SearchResult | DocumentResponse) -> dict[str, Any]:
+    metadata = of.metadata()
+    excluded = [name for name in metadata if name not in FOR_MODELS]
+    return {
+        "metadata": metadata,
+        "excluded_embed_metadata_keys": excluded,
+        "excluded_llm_metadata_keys": excluded,
+    }

@@ -86,7 +86,8 @@ class Client:
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Raises ValueError if the address is not one of HTTP. Connects at the first request."""
+        """Raises ValueError if the address is not one of HTTP or the token is the name of a file. Connects at the first
+        request."""
         self._http = httpx.Client(**_options(url, token, timeout_seconds, headers, ssl_context))
         self._attempts, self._longest_wait_seconds = attempts, longest_wait_seconds
 
@@ -252,7 +253,7 @@ class Client:
 
 class AsyncClient:
     """The query service, with asynchronous methods: those of ``Client``, with the same arguments and errors. It belongs
-    to one event loop (asyncio or trio), and is closed by ``aclose()`` or as a context manager.
+    to one event loop, and is closed by ``aclose()`` or as a context manager.
 
     token: as for ``Client``, or an asynchronous function. Others are called in the event loop.
     """
@@ -268,7 +269,8 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Raises ValueError if the address is not one of HTTP. Connects at the first request."""
+        """Raises ValueError if the address is not one of HTTP or the token is the name of a file. Connects at the first
+        request."""
         self._http = httpx.AsyncClient(**_options(url, token, timeout_seconds, headers, ssl_context))
         self._attempts, self._longest_wait_seconds = attempts, longest_wait_seconds
 

@@ -11,6 +11,8 @@ from http import HTTPStatus
 from pipeline.core.retry import retry_after_seconds
 
 _KIND = "urn:penstock:problem:"
+NOT_OURS = "this is not a response of Penstock: check the address of the service, and the proxy before it"
+"""The detail of an error that another server has sent."""
 
 
 class ClientError(Exception):
@@ -54,7 +56,7 @@ class ProblemError(ClientError):
         trace_id: str | None = None,
         retry_after_seconds: float | None = None,
     ) -> None:
-        """type: a URI; ``about:blank`` if something other than Penstock responded, such as a proxy. request_id: as in
+        """type: a URI; ``about:blank`` if another server responded, such as a proxy. request_id: as in
         the audit trail. trace_id: of the trace, if traces are on."""
         request = f" (request {request_id})" if request_id else ""
         super().__init__(f"{status} {title}{f': {detail}' if detail else ''}{request}")
@@ -85,7 +87,7 @@ def problem(status: int, headers: Mapping[str, str], body: str | bytes) -> Probl
         status=status,
         type=str(fields.get("type", "about:blank")),
         title=str(fields.get("title") or _phrase(status)),
-        detail=str(fields.get("detail", "")),
+        detail=str(fields.get("detail", "")) if fields else NOT_OURS,
         errors=[InvalidField(str(entry.get("pointer", "")), str(entry.get("detail", ""))) for entry in invalid],
         request_id=headers.get("request-id"),
         trace_id=headers.get("trace-id"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 import json
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -29,6 +30,9 @@ class BearerToken(httpx.Auth):
     ``exp``, and after a response with 401; the request is then repeated once if the token is another one."""
 
     def __init__(self, source: AsyncToken) -> None:
+        """Raises ValueError if the token is the name of a file."""
+        if isinstance(source, str) and os.path.isfile(source):
+            raise ValueError("the token is the name of a file: give it as a pathlib.Path")
         self._source = source
         self._token: str | None = None
         self._lock = threading.Lock()

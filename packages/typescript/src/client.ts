@@ -76,13 +76,15 @@ export class ProblemError extends ClientError {
 
   constructor(problem: Partial<Problem>, status: number, headers: Headers) {
     const title = problem.title ?? `HTTP status ${status}`;
-    super(`${problem.status ?? status} ${title}${problem.detail ? `: ${problem.detail}` : ""}`);
-    this.status = problem.status ?? status;
+    const detail = problem.type === undefined ? NOT_OURS : (problem.detail ?? "");
+    const requestId = headers.get("request-id");
+    super(`${status} ${title}${detail && `: ${detail}`}${requestId === null ? "" : ` (request ${requestId})`}`);
+    this.status = status;
     this.type = problem.type ?? "about:blank";
     this.title = title;
-    this.detail = problem.detail ?? "";
+    this.detail = detail;
     this.errors = problem.errors ?? [];
-    this.requestId = headers.get("request-id");
+    this.requestId = requestId;
     this.retryAfterSeconds = retryAfterSeconds(headers.get("retry-after"));
   }
 
@@ -101,7 +103,11 @@ export class Client {
   readonly #api: Api<paths>;
   readonly #transport: Transport;
 
+  /** Throws TypeError if the address is not one of HTTP. Connects at the first request. */
   constructor(options: Options) {
+    if (!/^https?:\/\/[^/]/.test(options.url)) {
+      throw new TypeError("the address of the service begins with http:// or https://, such as https://search.example");
+    }
     this.#transport = new Transport(options);
     this.#api = createApi<paths>({
       baseUrl: options.url,
@@ -143,7 +149,8 @@ export class Client {
         const { done, value } = await events.read().catch(fail);
         if (done) throw new Unreachable("the stream ended before the answer was complete");
         if (value.event === "error") {
-          throw new ProblemError(parsed(value.data) as Problem, response.status, response.headers);
+          const problem = parsed(value.data) as Problem;
+          throw new ProblemError(problem, problem.status, response.headers);
         }
         if (value.event === undefined || !KNOWN_EVENTS.has(value.event)) continue; // of a later service
         const event = { event: value.event, data: parsed(value.data) } as AnswerEvent;
@@ -196,6 +203,7 @@ export class Client {
   }
 }
 
+const NOT_OURS = "this is not a response of Penstock: check the address of the service, and the proxy before it";
 const EVENT_STREAM = "text/event-stream";
 const KNOWN_EVENTS: ReadonlySet<string> = new Set<AnswerEvent["event"]>(["sources", "delta", "citation", "done"]);
 /** The first wait before sending again is at most this long; each further one may be twice as long. */
@@ -332,7 +340,8 @@ function mayRepeat(error: unknown, isIdempotent: boolean): boolean {
 function fail(error: unknown): never {
   if (error instanceof ClientError) throw error;
   if (error instanceof Error && error.name === "AbortError") throw error; // the caller's own
-  throw new Unreachable("no complete response from the service", { cause: error });
+  const reason = error instanceof Error && error.cause instanceof Error ? error.cause : error;
+  throw new Unreachable(`no complete response from the service: ${String(reason)}`, { cause: error });
 }
 
 function problemIn(body: string): Partial<Problem> {

@@ -13,7 +13,7 @@ type Reply = (request: IncomingMessage, response: ServerResponse) => void;
 async function replying(
   script: Reply[],
   options: Partial<Options>,
-  run: (client: Client, requests: IncomingMessage[]) => Promise<void>,
+  run: (client: Client, requests: IncomingMessage[], url: string) => Promise<void>,
 ): Promise<void> {
   const requests: IncomingMessage[] = [];
   const server = createServer((request, response) => {
@@ -25,7 +25,7 @@ async function replying(
   await new Promise<void>((listening) => server.listen(0, "127.0.0.1", listening));
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
   try {
-    await run(new Client({ url, ...options }), requests);
+    await run(new Client({ url, ...options }), requests, url);
   } finally {
     server.closeAllConnections();
     await new Promise((closed) => server.close(closed));
@@ -81,8 +81,11 @@ test("a service that asks for too much patience is not waited for", async () => 
 });
 
 test("a server that does not listen is unreachable", async () => {
-  const client = new Client({ url: "http://127.0.0.1:9", attempts: 2 });
-  await assert.rejects(client.me(), Unreachable);
+  let url = "";
+  await replying([caller], {}, async (_, __, address) => void (url = address)); // which is closed then
+  const client = new Client({ url, attempts: 2 });
+  await assert.rejects(client.me(), (error: Unreachable) => /ECONNREFUSED/.test(error.message));
+  assert.throws(() => new Client({ url: "127.0.0.1:9" }), /begins with http/);
 });
 
 test("a silent service is late, and is not asked again", async () => {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from deploy.certificates import Authority
 from penstock.client import (
     AnswerResponse,
     CitationEvent,
@@ -370,3 +372,15 @@ async def test_a_stream_without_its_last_event_raises_and_unknown_events_are_pas
         [delta] = await client.stream(QUESTION, at_most=1)
     assert isinstance(delta, DeltaEvent)
     assert delta.text == "a"
+
+
+async def test_another_authority_than_the_systems_is_trusted_where_it_is_named(kind: Kind, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = authority.issue("server")
+    async with served(Starlette(routes=[Route("/v1/me", caller)]), tls=(server.certificate, server.key)) as url:
+        trusting = ssl.create_default_context(cafile=str(authority.ca))
+        async with either(kind, url, "t", ssl_context=trusting) as client:
+            assert (await client.call("me")).principal == "ann"
+        async with either(kind, url, "t", **QUICK) as client:
+            with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.call("me")

@@ -12,26 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local import typescript
 from tests.contract.penstock.conftest import QueryService
 from tests.contract.penstock.test_examples import QUESTION, output
 from tests.support.query.http_kit import TOKEN_FILE
 from tests.support.space import PROJECT
 
 pytestmark = pytest.mark.stack
+PACKAGE = PROJECT / "packages" / "typescript"
 
 
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package, generated and built anew."""
-    modules = typescript.find()
-    if modules is None:
-        pytest.skip("Node or its packages are missing: python -m deploy.local.typescript")
+    modules = PACKAGE / "node_modules"
+    if not shutil.which("npm") or not modules.is_dir():
+        pytest.skip("needs Node.js, and `make test-servers` with it")
     root = tmp_path_factory.mktemp("typescript")
     (root / "docs").mkdir()
     shutil.copy(PROJECT / "docs" / "openapi.json", root / "docs")
     package = root / "packages" / "typescript"
-    shutil.copytree(typescript.PACKAGE, package, ignore=shutil.ignore_patterns("node_modules", "dist"))
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("node_modules", "dist"))
     (package / "node_modules").symlink_to(modules)
     npm(package, "run", "generate")
     npm(package, "run", "build")
@@ -47,7 +47,7 @@ def npm(at: Path, *arguments: str) -> str:
 
 
 def test_the_committed_types_equal_newly_generated_ones(package: Path) -> None:
-    committed = typescript.PACKAGE / "src" / "openapi.ts"
+    committed = PACKAGE / "src" / "openapi.ts"
     assert (package / "src" / "openapi.ts").read_text() == committed.read_text(), "stale: npm run generate"
 
 
@@ -78,8 +78,8 @@ async def test_the_example_is_type_checked_and_searches_and_asks(service: QueryS
 
 def test_both_packages_have_one_version_and_the_lock_file_no_address() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    described = json.loads((typescript.PACKAGE / "package.json").read_text())
-    locked = json.loads((typescript.PACKAGE / "package-lock.json").read_text())["packages"]
+    described = json.loads((PACKAGE / "package.json").read_text())
+    locked = json.loads((PACKAGE / "package-lock.json").read_text())["packages"]
     assert (described["version"], described["license"]) == (project["version"], project["license"])
     assert [name for name, entry in locked.items() if "resolved" in entry or (name and "integrity" not in entry)] == []
     pins = {**described["dependencies"], **described["devDependencies"]}

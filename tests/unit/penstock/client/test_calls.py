@@ -99,9 +99,10 @@ def test_an_error_of_the_service_has_all_its_parts() -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[]", b"\xff", b'{"error": "no"}'])
-def test_an_error_of_a_proxy_is_an_error_without_details(body: bytes) -> None:
+def test_an_error_of_another_server_says_so(body: bytes) -> None:
     error = problem(502, httpx.Headers(), body)
-    assert (error.type, error.kind, str(error)) == ("about:blank", "", "502 Bad Gateway")
+    assert (error.type, error.kind, error.status) == ("about:blank", "", 502)
+    assert str(error).startswith("502 Bad Gateway: this is not a response of Penstock: check the address")
 
 
 def test_a_response_that_is_not_penstocks_is_named_without_its_content() -> None:

@@ -94,3 +94,11 @@ def test_an_asynchronous_function_with_the_blocking_client_is_named() -> None:
     auth = BearerToken(renew)
     with pytest.raises(TypeError, match="use AsyncClient"):
         sent(auth, 200)
+
+
+def test_a_token_that_is_the_name_of_a_file_is_refused_at_once(tmp_path: Path) -> None:
+    """The service called it an unknown or expired token."""
+    file = tmp_path / "token"
+    file.write_text("abc")
+    with pytest.raises(ValueError, match=r"pathlib\.Path"):
+        BearerToken(str(file))
