@@ -77,16 +77,21 @@ Api = Literal["uploads", "conversations"]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
-class _Common(BaseModel):
+class Common(BaseModel):
     """The keys that every connector's table may have in addition to its kind's own options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     kind: str
+    """A built-in kind, a kind that an installed package offers, or ``package.module:Class``."""
     tenant: Segment = "default"
+    """The tenant that owns the documents."""
     poll_seconds: Seconds = 150.0
+    """The interval at which the source is polled for changes."""
     sweep_seconds: Seconds = 600.0
+    """The interval of sweeps, which list everything and find what no event and no poll reported."""
     groups_seconds: Seconds = 600.0
+    """The interval at which all memberships are read."""
 
 
 class Key(BaseModel):
@@ -190,7 +195,7 @@ def _plan(path: Path, name: str, table: Mapping[str, Any], environ: Mapping[str,
     if is_canary(name):
         raise Misconfigured(f"{where}: choose another name (names that begin so belong to canaries)")
     try:
-        common = _Common.model_validate(table)
+        common = Common.model_validate(table)
     except ValidationError as error:
         raise Misconfigured(f"{where} {_first(error)}") from error
 

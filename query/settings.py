@@ -26,8 +26,9 @@ class RetrievalSettings(Part):
     cached_queries: int = Field(2_000, ge=0)
     """The most embedded queries, and the most results, that are cached; 0 disables both caches."""
     standard_tokens: int = Field(30_000, ge=1)
+    """How many tokens of a model's window documents may fill for callers of the standard class (counted as cl100k)."""
     extended_tokens: int = Field(150_000, ge=1)
-    """How many tokens of a model's window documents may fill, by the caller's class (counted as cl100k)."""
+    """The same for callers of the extended class."""
     personal_sources: frozenset[str] = frozenset()
     """Sources that hold one person's own documents, which are searched by meaning and by time."""
 
@@ -44,7 +45,9 @@ class RerankSettings(Part):
     flavour: Flavour = "cohere"
     """The dialect of the requests. The responses of all dialects are understood."""
     api_key: SecretStr | None = None
+    """The key of that server."""
     model: str = ""
+    """The name of the model that the server is asked for."""
     onnx_path: Path | None = None
     """The folder of a cross-encoder (``model.onnx`` and ``tokenizer.json``) that runs in the service itself."""
     plugin: str | None = None
@@ -68,17 +71,23 @@ class ChatSettings(Part):
     """The address of an OpenAI-compatible server, with ``/v1``. With neither this nor an api_key, `ask` returns cited
     passages and says so."""
     api_key: SecretStr | None = None
+    """The key of that server."""
     model: str = ""
+    """The name of the model that the server is asked for."""
     window_tokens: int = Field(128_000, ge=2_048)
+    """The model's window: the most tokens of a prompt and its answer."""
     answer_tokens: int = Field(1_024, ge=16)
+    """The most tokens of an answer."""
     context_tokens: int = Field(6_000, ge=256)
     """How many tokens retrieved passages may fill (counted as cl100k)."""
     temperature: float | None = Field(None, ge=0, le=2)
     """None: the model's default (some models refuse any other value)."""
     price_per_million_prompt_tokens: float = Field(0.0, ge=0)
+    """The provider's price of what it reads, in any currency: the unit of ``penstock_query_answer_cost_total``."""
     price_per_million_answer_tokens: float = Field(0.0, ge=0)
-    """The provider's prices, in any currency: the unit of ``penstock_query_answer_cost_total``."""
+    """The provider's price of what it writes, in the same currency."""
     first_token_seconds: float = Field(20.0, gt=0)
+    """The time limit until the first token of an answer arrives."""
     timeout_seconds: float = Field(60.0, gt=0)
     """The time limit of the whole answer."""
 
@@ -92,6 +101,7 @@ class ServeSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_SERVE_", frozen=True, extra="forbid")
 
     host: str = "127.0.0.1"
+    """The address on which the service listens."""
     port: int = Field(8080, ge=0, le=65535)
     """0: any free port."""
     development: bool = False
@@ -101,6 +111,7 @@ class ServeSettings(Part):
     """This file is created at start, readable by this user alone, and is read at each request. None:
     ``development-token`` in PENSTOCK_HOME."""
     max_body_bytes: int = Field(1_000_000, ge=1_000)
+    """The largest body of a request."""
     body_seconds: float = Field(10.0, gt=0)
     """The time limit for a request's headers to arrive, for its body to arrive, and for a client to read any piece of a
     response."""
@@ -144,8 +155,11 @@ class AuthSettings(Part):
     """The address at which the issuer publishes its keys: https, or http on loopback. It requires ``issuer`` and
     ``audience``."""
     issuer: str | None = None
+    """The ``iss`` that a token must have."""
     audience: str | None = None
+    """The ``aud`` that a token must have."""
     algorithms: tuple[Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"], ...] = ("RS256",)
+    """The signature algorithms that are accepted."""
     leeway_seconds: float = Field(30.0, ge=0, le=300)
     """How far the issuer's clock may differ from ours."""
     jwks_keep_seconds: float = Field(86_400.0, gt=0)
@@ -153,6 +167,7 @@ class AuthSettings(Part):
     tenant: str | None = None
     """The tenant of every token, for a service of one tenant. None: the token's ``tenant_claim`` names it."""
     tenant_claim: str = "tenant"
+    """The claim that names the tenant."""
     principal_claim: str = "email"
     """The claim that holds the principal, which equals that of `identities.v1` code point by code point."""
     unverified_email: Literal["refuse", "accept"] = "refuse"
@@ -161,6 +176,7 @@ class AuthSettings(Part):
     max_token_hours: float = Field(24.0, gt=0)
     """The longest validity of a token that is accepted, from ``iat`` to ``exp``."""
     roles_claim: str = "roles"
+    """The claim that lists the roles of the caller."""
     operator_role: str = "penstock-operator"
     """A caller with this role may see the pipeline, the review queue and every document's history."""
     extended_role: str = "penstock-extended"
@@ -215,7 +231,9 @@ class EvalSettings(Part):
     every_seconds: float = Field(900.0, gt=0)
     """The interval between two runs of the golden questions."""
     ndcg_floor: float = Field(0.82, ge=0, le=1)
+    """An alert fires while the golden questions' mean nDCG@5 is lower."""
     faithfulness_floor: float = Field(0.90, ge=0, le=1)
+    """An alert fires while the mean faithfulness of their answers is lower."""
     answers: int = Field(20, ge=0)
     """How many golden questions each run also answers and judges; the next run takes the next ones. 0: none."""
 

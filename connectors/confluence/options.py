@@ -15,6 +15,7 @@ class ConfluenceOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     flavour: Literal["cloud", "data-center"] = "cloud"
+    """The edition of Confluence."""
     base_url: str
     """Cloud: ``https://NAME.atlassian.net/wiki``; with OAuth or a scoped token
     ``https://api.atlassian.com/ex/confluence/CLOUD-ID/wiki``. Data Center: the base URL of its general settings."""
@@ -29,13 +30,17 @@ class ConfluenceOptions(BaseModel):
     spaces: tuple[str, ...] = ()
     """The keys of the spaces to read. Empty: every global space that the account may view."""
     exclude_spaces: tuple[str, ...] = ()
+    """The keys of spaces that are never read."""
     personal_spaces: bool = False
     """Whether to read personal spaces too, where ``spaces`` is empty."""
     blog_posts: bool = True
+    """Whether to read blog posts."""
     comments: bool = True
     """Whether to read comments, as a part of their page's document."""
     attachments: bool = True
+    """Whether to read attached files, each as a document of its own."""
     max_attachment_bytes: int = Field(default=50_000_000, gt=0)
+    """Largest attachment that is downloaded."""
     overlap_minutes: int = Field(default=10, ge=2, le=24 * 60)
     """How far each poll overlaps the one before: the search index lags, and knows times by the minute."""
     page_size: int = Field(default=50, ge=1, le=200)

@@ -35,10 +35,15 @@ class ExtractionSettings(BaseSettings):
     max_file_bytes: int = Field(50_000_000, ge=1)
     """Largest PDF, Office or mail file. A larger one is refused unread."""
     memory_bytes: int = Field(_DEFAULT.memory_bytes, ge=256 * 1024**2)
+    """The memory of one reading process."""
     cpu_seconds: int = Field(_DEFAULT.cpu_seconds, ge=1)
+    """The processor time of one reading process."""
     wall_seconds: int = Field(_DEFAULT.wall_seconds, ge=1)
+    """The time after which a reading process is killed."""
     pages: int = Field(_DEFAULT.pages, ge=1)
+    """The most pages of a PDF, or slides of a deck, that are read."""
     cells: int = Field(_DEFAULT.cells, ge=1)
+    """The most cells in all tables of a document that are read."""
     unconfined: Literal["refuse", "allow"] = "refuse"
     """How files are treated where the kernel offers no confinement (Landlock and seccomp): ``allow`` reads them in a
     process that, if a file takes it over, may do whatever its user may."""

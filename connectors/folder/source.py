@@ -47,13 +47,17 @@ class FolderSettings(StrictOptions):
     """acl_tags and required_tags hold for every file for which no ``.penstock.toml`` says otherwise."""
 
     paths: list[Path] = Field(min_length=1)
+    """The folders and files to read."""
     acl_tags: tuple[str, ...] = ()
+    """A reader needs any of these tags. Empty: nobody may read."""
     required_tags: tuple[str, ...] = ()
+    """Tags that every reader must hold as well."""
     members: Mapping[str, list[str]] = {}
     """Principals by tag."""
     members_file: Path | None = None
     """A TOML file of principals by tag, read anew every time; it takes precedence over ``members``."""
     page_files: int = Field(50, ge=1, le=500)
+    """The number of files in one page of a full read."""
 
 
 @dataclass(frozen=True, slots=True)

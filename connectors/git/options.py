@@ -91,6 +91,7 @@ class GitOptions(BaseModel):
     """Sent with the token. GitHub and GitLab accept any for most kinds of token; Bitbucket requires
     ``x-token-auth``."""
     ssh_key_file: Path | None = None
+    """The private key for ssh."""
     known_hosts_file: Path | None = None
     """The host's public keys; nothing is fetched over ssh from a host that is not in it."""
     ca_file: Path | None = None
@@ -99,11 +100,16 @@ class GitOptions(BaseModel):
     include: list[str] = []
     """Patterns (``docs/**``, ``*.md``); empty: everything that is not excluded."""
     exclude: list[str] = list(DEFAULT_EXCLUDE)
+    """Patterns of files that are not read."""
 
     acl_tags: AclTags = []
+    """Access of every file that no rule matches. Empty: nobody may read it."""
     required_tags: RequiredTags = []
+    """Tags that every reader of these files must hold as well."""
     members: dict[Tag, list[Member]] = {}
+    """Members of the tags that do not begin with ``user:``."""
     rules: list[Rule] = []
+    """Other access for files that match a pattern. Only the last rule that matches a file counts."""
     access_file: Path | None = None
     """A TOML file with ``acl_tags``, ``required_tags``, ``members`` and ``rules``, instead of these options. It is read
     again at every page and sweep. It is not in the repository, so that users who may push cannot change access."""
@@ -113,10 +119,13 @@ class GitOptions(BaseModel):
     authors: bool = True
     """Whether to walk the history for each file's last author and time. Takes a minute for 100,000 commits."""
     webhook_secret: SecretStr | None = None
+    """The secret that signs events; None: events are refused."""
     max_repository_bytes: int = Field(4 * 1024**3, ge=1024)
     """Largest mirror on disk, including all history."""
     max_file_bytes: int = Field(50_000_000, ge=1)
+    """Largest file that is read."""
     page_documents: int = Field(50, ge=1, le=50)
+    """The number of documents in one page of a full read."""
     fetch_seconds: float = Field(1800.0, gt=0)
     """Longest fetch, including the first one of everything."""
 

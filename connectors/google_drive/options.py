@@ -47,10 +47,13 @@ class GoogleDriveOptions(BaseModel):
     page_size: int = Field(default=50, ge=1, le=1000)
     """Files, or changes, on a page; their texts (at most 4 MiB each) are in memory at the same time."""
     sweep_page_size: int = Field(default=1000, ge=1, le=1000)
+    """Files on a page of a listing without texts."""
     max_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
     """Largest file that is downloaded."""
     api_url: str = "https://www.googleapis.com"
+    """The address of the Drive API."""
     directory_url: str = "https://admin.googleapis.com"
+    """The address of the Admin SDK."""
 
     @field_validator("anyone_tag")
     @classmethod

@@ -19,6 +19,7 @@ class SlackOptions(BaseModel):
     app_token: SecretStr | None = None
     """An app-level token (``xapp-…``, scope connections:write) turns Socket Mode on."""
     base_url: str = "https://slack.com/api"
+    """The address of the Web API."""
 
     channels: tuple[str, ...] = ()
     """Names (wildcards allowed) or ids of channels; empty: every channel that the app is a member of."""

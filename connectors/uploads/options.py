@@ -21,11 +21,13 @@ class UploadsQuota(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_UPLOADS_", frozen=True, extra="forbid")
 
     tenant_bytes: int = Field(50_000_000_000, ge=0)
+    """The size of one tenant's files."""
     tenant_files: int = Field(100_000, ge=0)
-    """Quotas of each tenant."""
+    """The number of one tenant's files."""
     all_bytes: int = Field(200_000_000_000, ge=0)
+    """The size of all tenants' files together."""
     all_files: int = Field(500_000, ge=0)
-    """Quotas of all tenants together."""
+    """The number of all tenants' files together."""
 
     @classmethod
     def load(cls) -> Self:
@@ -50,6 +52,7 @@ class UploadsOptions(BaseModel):
     """Access of files in ``folder`` for which no ``.penstock.toml`` states another. Empty: such files are not
     uploaded."""
     required_tags: RequiredTags = []
+    """Tags that every reader of these files must hold as well."""
     done: Path | None = None
     """Folder to which files of ``folder`` are moved after they have been read; None: they stay where they are."""
     failed: Path | None = None
@@ -57,6 +60,7 @@ class UploadsOptions(BaseModel):
     settle_seconds: Annotated[float, Field(gt=0, le=3_600)] = 2.0
     """A file is complete when its size and modification time have not changed for so long."""
     scan_seconds: Annotated[float, Field(gt=0, le=3_600)] = 2.0
+    """The interval at which ``folder`` is scanned."""
 
     members: dict[Tag, list[Member]] = {}
     """Members of each tag, by e-mail address. (``user:ada@example.org`` always has Ada as its only member.)"""
@@ -64,6 +68,7 @@ class UploadsOptions(BaseModel):
     """Further members, in a TOML file that is read whenever it is needed: ``[members]``, then ``staff =
     ["ada@example.org"]``."""
     page_size: Annotated[int, Field(ge=1, le=50)] = 20
+    """The number of documents in one page of a full read."""
 
     @model_validator(mode="after")
     def _require_separate_folders(self) -> Self:

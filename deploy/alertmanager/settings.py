@@ -23,13 +23,17 @@ class AlertingSettings(Part):
     ticket_webhook_url: SecretStr | None = None
     """Receives what can wait for working hours."""
     page_mail_to: str | None = None
-    """Addresses, separated by commas."""
+    """Addresses that receive the same by mail, separated by commas."""
     ticket_mail_to: str | None = None
+    """Addresses that receive tickets by mail, separated by commas."""
     mail_from: str | None = None
+    """The sender's address."""
     smtp_server: str | None = None
     """``HOST:PORT``. Both mail settings above need it and ``mail_from``."""
     smtp_username: str | None = None
+    """The login at that server."""
     smtp_password: SecretStr | None = None
+    """The password of that login."""
     smtp_require_tls: bool = True
     """Refuse to send mail to a server that does not offer STARTTLS."""
 

@@ -84,10 +84,15 @@ class KafkaSettings(Part):
     topic_prefix: str = ""
     """Put before every topic and consumer group, for a cluster shared with others."""
     replication: int = 1
+    """How many brokers hold each partition of the topics that `penstock migrate` creates."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """How connections are protected and authenticated."""
     sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    """How the password is proved, with SASL."""
     sasl_username: str | None = None
+    """The login, which SASL requires."""
     sasl_password: SecretStr | None = None
+    """The password of that login."""
     ssl_cafile: str | None = None
     """A file with the authorities (PEM) that signed the brokers' certificates. Default: those that this machine
     trusts."""
@@ -96,6 +101,7 @@ class KafkaSettings(Part):
     ssl_keyfile: str | None = None
     """The key of our client certificate (PEM)."""
     ssl_key_password: SecretStr | None = None
+    """The password of that key, if it is encrypted."""
     signing_key_file: str | None = None
     """An Ed25519 private key (PEM) with which this process signs what it publishes: `penstock producer add`."""
 
@@ -113,10 +119,13 @@ class PostgresSettings(Part):
     """The address of the server and TLS options: ``…?sslmode=verify-full&sslrootcert=FILE``, with ``sslcert`` and
     ``sslkey`` for a client certificate."""
     username: str | None = None
-    password: SecretStr | None = None
     """The login, instead of the one in ``dsn``."""
+    password: SecretStr | None = None
+    """The password of that login, instead of the one in ``dsn``."""
     pool_max_size: int = 10
+    """The most connections of one process."""
     statement_timeout_seconds: float = 60.0
+    """A statement that takes longer is cancelled."""
 
     @model_validator(mode="after")
     def _with_login(self) -> Self:
@@ -129,11 +138,15 @@ class ElasticsearchSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_ELASTICSEARCH_", frozen=True, extra="forbid")
 
     url: str = "http://127.0.0.1:9200"
+    """The address of the server."""
     index_prefix: str = ""
     """Put before every index name, for a cluster shared with others."""
     username: str | None = None
+    """The login, with ``password``, instead of ``api_key``."""
     password: SecretStr | None = None
+    """The password of that login."""
     api_key: SecretStr | None = None
+    """An encoded API key of Elasticsearch."""
     ca_certs: str | None = None
     """A file with the authorities (PEM) that signed the server's certificate. Default: those that this machine
     trusts."""
@@ -142,8 +155,11 @@ class ElasticsearchSettings(Part):
     client_key: str | None = None
     """The key of our client certificate (PEM)."""
     request_timeout_seconds: float = 30.0
+    """The time limit of a request."""
     shards: int = 1
+    """The number of primary shards of an index that is created."""
     replicas: int = 0
+    """The number of copies of each shard of an index that is created."""
 
 
 class EmbeddingSettings(Part):
@@ -158,21 +174,30 @@ class EmbeddingSettings(Part):
     dimensions: int | None = None
     """Default: 384 (local), 1536 (openai)."""
     base_url: str | None = None
+    """The address of an OpenAI-compatible server, with ``/v1``. Default: OpenAI's own."""
     api_key: SecretStr | None = None
+    """The key of that server. Default: ``OPENAI_API_KEY``."""
     api_keys: dict[str, SecretStr] = Field(default_factory=dict)
     """Keys of other services, while generations of several models exist: JSON, ``{"host:port": "key"}`` (the port only
     where the address names it). Each is sent to its host alone."""
     input_window: int | None = None
     """Most tokens of one input. Default: 254 (local: 256 with its two special tokens), 8191 (openai)."""
     document_prefix: str = ""
+    """Put before every passage that is embedded, for models that need it."""
     query_prefix: str = ""
+    """Put before every query that is embedded, for models that need it."""
     send_dimensions: bool = True
     """Whether requests carry ``dimensions`` (only some models take it)."""
     encoding_format: Literal["float", "base64"] = "base64"
+    """The form in which the server is asked to return vectors."""
     timeout_seconds: float = 30.0
+    """The time limit of a request."""
     parallel_requests: int = 4
+    """The most concurrent requests of one process."""
     batch_inputs: int = 512
+    """The most texts in a request."""
     batch_tokens: int = 250_000
+    """The most tokens in a request."""
     price_per_million_tokens: float = Field(0.0, ge=0)
     """The provider's price, in any currency, from which ``penstock_embedding_cost_total`` is computed."""
     daily_budget: float = Field(0.0, ge=0)
@@ -209,6 +234,7 @@ class StreamSettings(Part):
     session_timeout_seconds: float = 45.0
     """How long Kafka waits for a silent worker before its partitions go to another one."""
     sweep_interval_seconds: float = 1.0
+    """Between two looks of the sweeper for work that is pending too long."""
     sweep_after_seconds: float = 30.0
     """How long live work may stay pending before the sweeper hints again (backfill: ten times as long)."""
     vitals_seconds: float = Field(15.0, gt=0)
@@ -216,6 +242,7 @@ class StreamSettings(Part):
     health_port: int = 0
     """Port of /livez, /readyz, /status and /metrics on health_host; 0 finds a free one."""
     health_host: str = "127.0.0.1"
+    """The address on which a worker listens for health checks and Prometheus."""
 
 
 def _network(value: str) -> str:
@@ -273,6 +300,7 @@ class ConnectorSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_CONNECTORS_", frozen=True, extra="forbid")
 
     http_host: str = "127.0.0.1"
+    """The address on which the worker listens for events, uploads and conversations."""
     http_port: int = Field(0, ge=0, le=65535)
     """The port for events, uploads and conversations; 0 finds a free one (`penstock connector status` shows it)."""
     events_url: str | None = None
@@ -330,7 +358,9 @@ class RetentionSettings(Part):
     dead_letters_days: Days = 90.0
     """The list of dead letters. Kafka's copy goes by its topic's retention."""
     reviews_days: Days = 30.0
+    """Answers that wait for a review, and what reviewers decided."""
     feedback_days: Days = 30.0
+    """Feedback about answers and passages."""
     budgets_days: Days = 30.0
     """Names of callers beside what they last used of their day's budget of requests."""
     golden_days: Days = 0.0
