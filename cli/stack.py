@@ -16,6 +16,7 @@ from rich.console import Console
 
 from cli.console import SafeConsole
 from pipeline.core.errors import PenstockError
+from pipeline.runtime.home import TRAIL_FILE, made_secret
 
 if TYPE_CHECKING:
     from deploy.local.stack import Stack
@@ -122,6 +123,8 @@ def local_outages() -> dict[str, str]:
 
 def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, ...]) -> list[str]:
     """Services, then what they must hold, then workers. Returns what was started; stops it again on any failure."""
+    if stack.is_new():  # later there may be records without a key, which a key cannot verify
+        made_secret(stack.home / TRAIL_FILE)
     before = stack.endpoints()
     started = stack.up(progress)
     try:

@@ -165,6 +165,10 @@ class Stack:
         """Remember that topics, tables and indexes were made for the services as they run now."""
         process.write_atomically(self._prepared_file, json.dumps(self._incarnations()) + "\n")
 
+    def is_new(self) -> bool:
+        """Whether there is no database yet."""
+        return not self._place("postgres").data.exists()
+
     def is_prepared(self) -> bool:
         """Whether that was done since the services were last started."""
         try:

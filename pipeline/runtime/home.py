@@ -22,6 +22,9 @@ mode that its own user calls. A token on a command line could be read by everybo
 FEEDBACK_FILE = "feedback-key"
 """A file in the state folder with the key under which a service in development mode stores the author of feedback."""
 
+TRAIL_FILE = "trail-key"
+"""A file in the state folder with the key of the audit trail, which `penstock up` creates for a new local stack."""
+
 BEARER = "Authorization: Bearer "
 SHORTEST_SECRET = 32
 """Characters. Guesses are not slowed down."""

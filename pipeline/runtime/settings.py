@@ -22,6 +22,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.core.model import EmbeddingProvider
 from pipeline.runtime.credentials import SecretFilesSource, whole_dsn
 from pipeline.runtime.home import ENDPOINTS_FILE as ENDPOINTS_FILE
+from pipeline.runtime.home import TRAIL_FILE, secret
 from pipeline.runtime.home import home as home
 
 
@@ -379,14 +380,24 @@ Trail = Literal["off", "on", "required"]
 """on: records are written within a second. required: nothing is shown before its record is committed."""
 
 
+def _local_trail_key() -> SecretStr | None:
+    try:
+        return SecretStr(secret(home() / TRAIL_FILE))
+    except FileNotFoundError:
+        return None
+
+
 class TrailSettings(Part):
     """The keys of the audit trail (docs/trail.md)."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_TRAIL_", frozen=True, extra="forbid")
 
-    key: Annotated[SecretStr | None, BeforeValidator(lambda value: value or None)] = None
-    """The key that chains its records, at least 32 characters. Without one, anybody who may write its tables can forge
-    a chain."""
+    key: Annotated[SecretStr | None, BeforeValidator(lambda value: value or None)] = Field(
+        default_factory=_local_trail_key
+    )
+    """The key that chains its records, at least 32 characters. Default: the one in ``trail-key`` in PENSTOCK_HOME,
+    which `penstock up` creates for a new local stack. Without one, anybody who may write its tables can forge a
+    chain."""
     previous_keys: tuple[SecretStr, ...] = ()
     """The keys that chained older records, for `penstock trail verify`: JSON, ``["KEY"]``; ``""`` stands for records
     that were chained without a key."""

@@ -1,0 +1,39 @@
+"""Settings that have a default in the state folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import Misconfigured
+from pipeline.runtime.home import TRAIL_FILE, made_secret
+from pipeline.runtime.settings import TrailSettings
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    monkeypatch.delenv("PENSTOCK_TRAIL_KEY", raising=False)
+    return tmp_path
+
+
+def test_the_key_of_the_trail_is_the_local_stacks_unless_one_is_set(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert TrailSettings().key is None
+    made_secret(home / TRAIL_FILE)
+    key = TrailSettings().key
+    assert key is not None
+    assert key.get_secret_value() == (home / TRAIL_FILE).read_text().strip()
+    monkeypatch.setenv("PENSTOCK_TRAIL_KEY", "x" * 32)
+    assert TrailSettings().key.get_secret_value() == "x" * 32  # type: ignore[union-attr]
+    monkeypatch.setenv("PENSTOCK_TRAIL_KEY", "")
+    assert TrailSettings().key is None
+
+
+def test_a_key_of_the_trail_that_others_can_read_is_refused(home: Path) -> None:
+    made_secret(home / TRAIL_FILE)
+    (home / TRAIL_FILE).chmod(0o644)
+    with pytest.raises(Misconfigured, match="only its owner"):
+        TrailSettings()
