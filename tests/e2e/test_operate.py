@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.deploy.console import commands, shell
+from tests.support.deploy.console import clean_environment, commands, shell
 from tests.support.space import PROJECT
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 GUIDE = PROJECT / "docs" / "operate.md"
-
-
-def clean_environment(home: Path) -> dict[str, str]:
-    """A person's environment: none of ours is set, but where the environment with everything in it is."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTEST_", "PYTHON"))
-    }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {**kept, "HOME": str(home), "PROMETHEUS_PORT": str(port), "TERM": "dumb", "COLUMNS": "160"}
 
 
 @pytest.mark.timeout(1500)

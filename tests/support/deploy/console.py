@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -35,6 +36,17 @@ class Command:
         return re.fullmatch(_pattern(self.prints), _tidy(printed), re.DOTALL) is not None
 
 
+def clean_environment(home: Path) -> dict[str, str]:
+    """A person's environment: none of ours is set, but where the environment with everything in it is."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTEST_", "PYTHON"))
+    }
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {**kept, "HOME": str(home), "PROMETHEUS_PORT": str(port), "TERM": "dumb", "COLUMNS": "160"}
+
+
 def commands(guide: str) -> list[Command]:
     results = []
     for block in _BLOCK.finditer(guide):
@@ -47,7 +59,7 @@ def commands(guide: str) -> list[Command]:
                 if text:
                     results.append(Command(started, "\n".join(text), "\n".join(prints), block.group(1) is not None))
                 text, prints, started = [line[2:]], [], n
-            elif line.startswith("> ") and not prints:
+            elif line.startswith(">") and text and not prints and (line == ">" or line[1] == " "):
                 text.append(line[2:])
             else:
                 assert text, f"line {n}: what prints this?"
