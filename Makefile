@@ -11,7 +11,7 @@ export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 # Where the environment forbids bytecode files, each of the hundreds of processes of a test run would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-slow test-servers test-programs faults simulate mutants cluster bench bench-peers engines screenshots sbom check format unit up down clean
+.PHONY: help setup demo test test-slow test-servers test-programs faults simulate mutants cluster bench bench-peers engines screenshots docs sbom check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -85,6 +85,9 @@ engines: setup  ## docker-compose.yml in a real Docker engine, on Debian as root
 screenshots: setup  ## the page's pictures in docs/screenshots, made by its tests
 	$(BIN)/python -m deploy.local.browser
 	PENSTOCK_SCREENSHOTS=docs/screenshots $(BIN)/pytest tests/web
+
+docs: setup  ## the documentation site in build/docs, strictly; SERVE=1 also serves it on 127.0.0.1:8000
+	$(BIN)/python -m docs.site $(if $(SERVE),--serve)
 
 sbom: setup  ## what is delivered and under which licences (CycloneDX): build/sbom.json
 	$(BIN)/python -m deploy.sbom build/sbom.json
