@@ -82,7 +82,7 @@ class Client:
         *,
         timeout_seconds: float = 60.0,
         attempts: int = 4,
-        longest_wait_seconds: float = 30.0,
+        longest_wait_seconds: float = 60.0,
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
@@ -265,7 +265,7 @@ class AsyncClient:
         *,
         timeout_seconds: float = 60.0,
         attempts: int = 4,
-        longest_wait_seconds: float = 30.0,
+        longest_wait_seconds: float = 60.0,
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:

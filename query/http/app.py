@@ -92,7 +92,7 @@ def app(service: Service, authenticator: Authenticator, quotas: Quotas, meter: M
             allow_origins=list(origins),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
-            expose_headers=["Retry-After", "Trace-Id"],
+            expose_headers=["Request-Id", "Retry-After", "Trace-Id"],
             max_age=600,
         )
     return application

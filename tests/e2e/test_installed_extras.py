@@ -19,6 +19,7 @@ import pytest
 from deploy.local.stack import Stack
 from pipeline.runtime.home import DEVELOPMENT_FILE, ENDPOINTS_FILE
 from pipeline.runtime.settings import dist
+from query.auth.authenticator import local_user
 from tests.fakes.openai import FakeOpenAI
 from tests.support.deploy.environments import UV, Environment, build, install, outside_the_tree, run
 from tests.support.query.http_kit import bearer
@@ -29,6 +30,8 @@ from topics.registry import IDENTITIES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LARGEST_QUERY_MEGABYTES = 200
+EXAMPLES = {"": "ask.py", "langchain": "ask_langchain.py", "llamaindex": "ask_llamaindex.py"}
+"""Extra → the program that asks the query service with it and the base alone."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> dict[str, Environment]:
     folder = tmp_path_factory.mktemp("environments")
-    extras = ("", "worker", "query", "connectors", "conform")
+    extras = ("", "worker", "query", "connectors", "conform", "langchain", "llamaindex")
     return {
         extra: install(folder / (extra or "base"), wheels, f"penstock[{extra}]" if extra else "penstock")
         for extra in extras
@@ -118,7 +121,7 @@ async def test_workers_query_and_the_command_run_with_their_extras_alone(
             title="Wheels",
             content='def heron() -> str:\n    """A heron is painted on every wheel."""\n    return "heron"\n',
             media_type="text/x-python",
-            acl_tags=("readers",),
+            acl_tags=("readers", f"user:{local_user()}"),
         )
         ann = IdentityChanged(tenant="default", source="wiki", principal="ann", observed_at=now(), groups=["readers"])
         await space.publish(ann, topic=IDENTITIES)
@@ -166,6 +169,11 @@ async def test_workers_query_and_the_command_run_with_their_extras_alone(
             over_http = await asyncio.to_thread(command, base, space, "search", "heron on a wheel", "--as", "ann")
             assert over_http.returncode == 0, over_http.stderr
             assert "Wheels" in over_http.stdout
+            for extra, example in EXAMPLES.items():
+                program = (environments[extra].python, "-P", str(PROJECT / "examples" / example))
+                arguments = (url, str(space.home / DEVELOPMENT_FILE), "heron on a wheel")
+                done = await asyncio.to_thread(run, *program, *arguments)
+                assert "Wheels" in done.stdout, (extra, done.stdout)
         assert "evaluation_not_installed" in (space.home / "serve.log").read_text()
 
 
@@ -227,6 +235,7 @@ def test_extras_install_what_they_need_and_no_more(environments: dict[str, Envir
     }
     assert not have["worker"] & {"scipy", "openai", "fastapi", "slack-sdk", "pdfplumber"}
     assert not have["connectors"] & {"scipy", "openai", "faust-streaming", "elasticsearch", "tree-sitter"}
+    assert not have["langchain"] & {"numpy", "psycopg", "openai"}
     assert environments["query"].megabytes() < LARGEST_QUERY_MEGABYTES
 
 
@@ -250,12 +259,15 @@ def test_a_program_is_type_checked_against_the_installed_public_package(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(
+        "from penstock.client import Client\n"
         "from penstock.source import Document, Page\n"
         "from penstock.wire import Record, encode\n"
         "page = Page([Document(external_id='1', title='t', content='c', acl_tags=['a'])], {})\n"
         "reveal_type(page.entries)\n"
         "reveal_type(encode)\n"
         "Document(external_id=1, title='t', content='c', acl_tags=['a'])\n"
+        "reveal_type(Client('http://x').search('q').results[0].headings)\n"
+        "Client('http://x').search('q', mode='fuzzy')\n"
     )
     mypy = (str(UV.with_name("mypy")), "--strict", "--python-executable", environments[""].python)
     checked = subprocess.run(
@@ -271,7 +283,9 @@ def test_a_program_is_type_checked_against_the_installed_public_package(
     ), checked.stdout
     assert 'Argument "external_id" to "Document" has incompatible type "int"' in checked.stdout
     assert "-> topics.codec.Record" in checked.stdout
-    assert checked.stdout.count(": error:") == 1
+    assert 'Revealed type is "list[str]"' in checked.stdout.replace("builtins.", "")
+    assert 'Argument "mode" to "search" of "Client" has incompatible type' in checked.stdout
+    assert checked.stdout.count(": error:") == 2
 
 
 def test_the_wheel_runs_without_being_installed(wheels: Path) -> None:

@@ -39,7 +39,7 @@ export interface Options {
   token?: Token;
   /** How often a request is sent if the service does not respond, or responds with 429 or 503. Default: 4. */
   attempts?: number;
-  /** If the service asks for a longer wait, the error is thrown at once. Default: 30. */
+  /** If the service asks for a longer wait, the error is thrown at once. Default: 60. */
   longestWaitSeconds?: number;
   /** The longest time for a response; for a streamed answer, the longest silence. Default: 60. */
   timeoutSeconds?: number;
@@ -224,7 +224,7 @@ class Transport {
   constructor(options: Options) {
     this.#options = options;
     this.#attempts = options.attempts ?? 4;
-    this.#longestWaitSeconds = options.longestWaitSeconds ?? 30;
+    this.#longestWaitSeconds = options.longestWaitSeconds ?? 60;
     this.#timeoutMilliseconds = (options.timeoutSeconds ?? 60) * 1000;
   }
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -15,35 +13,15 @@ import pytest
 from tests.contract.penstock.conftest import QueryService
 from tests.contract.penstock.test_examples import QUESTION, output
 from tests.support.query.http_kit import TOKEN_FILE
+from tests.support.query.typescript import PACKAGE, build, npm
 from tests.support.space import PROJECT
 
 pytestmark = pytest.mark.stack
-PACKAGE = PROJECT / "packages" / "typescript"
 
 
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package, generated and built anew."""
-    modules = PACKAGE / "node_modules"
-    if not shutil.which("npm") or not modules.is_dir():
-        pytest.skip("needs Node.js, and `make test-servers` with it")
-    root = tmp_path_factory.mktemp("typescript")
-    (root / "docs").mkdir()
-    shutil.copy(PROJECT / "docs" / "openapi.json", root / "docs")
-    package = root / "packages" / "typescript"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("node_modules", "dist"))
-    (package / "node_modules").symlink_to(modules)
-    npm(package, "run", "generate")
-    npm(package, "run", "build")
-    return package
-
-
-def npm(at: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["npm", *arguments], cwd=at, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return build(tmp_path_factory.mktemp("typescript"))
 
 
 def test_the_committed_types_equal_newly_generated_ones(package: Path) -> None:
