@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from importlib.resources import files
 from time import monotonic
 from typing import Any
@@ -14,10 +15,12 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from pgvector.psycopg import register_vector_async
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection, DataError, sql
+from psycopg.abc import Buffer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import PipelineStatus
 from psycopg.rows import TupleRow
+from psycopg.types.datetime import DateLoader, TimestamptzLoader
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from pipeline.core.errors import Deferred, Fenced, Misconfigured, Poison, Retryable
@@ -26,6 +29,37 @@ from pipeline.core.model import Generation
 from pipeline.core.retry import classify_sqlstate
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import fence
+
+EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
+LATEST = datetime(9999, 12, 30, tzinfo=UTC)
+
+
+class _BoundedTimestamptz(TimestamptzLoader):
+    """Reads infinity, and times that Python cannot express, as ``EARLIEST`` or ``LATEST``: a row with such a time must
+    not keep its readers from all other rows."""
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except DataError:
+            return EARLIEST if _is_early(data) else LATEST
+
+
+class _BoundedDate(DateLoader):
+    def load(self, data: Buffer) -> date:
+        try:
+            return super().load(data)
+        except DataError:
+            return (EARLIEST if _is_early(data) else LATEST).date()
+
+
+def _is_early(data: Buffer) -> bool:
+    text = bytes(data)
+    return text.startswith(b"-") or text.endswith(b"BC")
+
+
+psycopg.adapters.register_loader("timestamptz", _BoundedTimestamptz)
+psycopg.adapters.register_loader("date", _BoundedDate)
 
 MINIMUM_PGVECTOR = (0, 8, 4)
 """Below it, concurrent insert and vacuum can corrupt an HNSW index."""

@@ -31,7 +31,7 @@ _LETTER = r"\p{Latin}\p{Cyrillic}\p{Greek}\p{Arabic}\p{Hebrew}\p{Devanagari}0-9"
 _TOP_LEVEL = rf"(?:[a-z]{{2,63}}|xn--[a-z0-9-]{{2,59}}|\p{{Cyrillic}}{{2,63}})(?![{_LETTER}])"
 _TAIL = r"[^\s<>\"'`\[\]()|\\!]{0,4000}"
 _NAME = (
-    rf"(?<![{_LETTER}_])(?:[{_LETTER}_.+%-]{{1,200}}(?:@(?:[{_LETTER}_-]{{1,63}}\.)+[{_LETTER}_-]{{1,63}})+"
+    rf"(?<![{_LETTER}_])(?:[{_LETTER}_.+%-]{{1,200}}(?:@[{_LETTER}_-]{{0,63}}(?:\.[{_LETTER}_-]{{1,63}})+)+"
     rf"|(?:(?:~|\.{{1,2}})?/{{1,2}}|[.@-])?[{_LETTER}_/.@+%~-]{{0,200}}?(?:[{_LETTER}_-]{{1,63}}\.)+{_TOP_LEVEL})"
     rf"(?:[:/?\#@]{_TAIL})?"
 )

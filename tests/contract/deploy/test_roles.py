@@ -402,6 +402,92 @@ async def test_no_connector_can_report_what_makes_the_state_of_all_others_unread
             )
 
 
+REVIEW = {
+    "answer_id": "gen_random_uuid()",
+    "tenant": "'acme'",
+    "question": "''",
+    "mode": "''",
+    "model": "''",
+    "support": "1",
+    "density": "1",
+    "reasons": "'{}'",
+    "documents": "'{}'",
+    "chunks": "'{}'",
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        ("answer_reviews", REVIEW | {"asked_at": "'infinity'"}),
+        ("answer_reviews", REVIEW | {"resolved_at": "'-infinity'", "resolved_as": "'right'"}),
+        ("answer_reviews", REVIEW | {"support": "'NaN'"}),
+        ("answer_reviews", REVIEW | {"reasons": "ARRAY[NULL]::text[]"}),
+        ("answer_reviews", REVIEW | {"documents": "ARRAY[[gen_random_uuid()]]"}),
+        ("answer_reviews", REVIEW | {"answer": "''", "unsupported": "ARRAY[NULL]::text[]"}),
+        (
+            "answer_feedback",
+            {
+                "tenant": "'acme'",
+                "giver": "'\\x00'",
+                "subject": "'\\x00'",
+                "answer_id": "gen_random_uuid()",
+                "verdict": "'up'",
+                "given_at": "now() + interval '2 days'",
+            },
+        ),
+        (
+            "answer_provenance",
+            {"tenant": "'acme'", "answer_id": "gen_random_uuid()", "documents": "ARRAY[NULL]::uuid[]"},
+        ),
+        (
+            "answer_provenance",
+            {"tenant": "'acme'", "answer_id": "gen_random_uuid()", "documents": "'{}'", "made_at": "'infinity'"},
+        ),
+        (
+            "eval_queries",
+            {
+                "id": "gen_random_uuid()",
+                "tenant": "'acme'",
+                "text": "''",
+                "principals": "ARRAY[NULL]::text[]",
+                "tags": "'{}'",
+            },
+        ),
+        (
+            "eval_runs",
+            {
+                "started_at": "now()",
+                "generation": "''",
+                "slice": "''",
+                "measure": "''",
+                "value": "'NaN'",
+                "queries": "1",
+            },
+        ),
+    ],
+    ids=str,
+)
+async def test_no_query_service_can_write_rows_that_others_cannot_read_or_erase(
+    place: Place, table: str, row: dict[str, str]
+) -> None:
+    """`penstock export` and the copies of a conversation's answers read them, and retention erases them by age."""
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_query"]) as connection:
+        await connection.execute("SELECT set_config('penstock.tenant', 'acme', true)")
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await connection.execute(
+                f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join(row.values())})".encode()
+            )
+
+
+async def test_rows_with_times_that_python_cannot_express_are_readable(place: Place) -> None:
+    async with place.as_("penstock_worker") as worker, worker.pool.connection() as connection:
+        times = "('infinity'), ('-infinity'), ('4000-01-01 BC'), ('20000-01-01'), ('2026-01-02Z')"
+        for kind in ("timestamptz", "date"):
+            rows = await connection.execute(f"SELECT at::{kind} FROM (VALUES {times}) v (at)".encode())
+            assert [row[0].year for row in await rows.fetchall()] == [9999, 1, 1, 9999, 2026]
+
+
 @pytest.mark.parametrize("mode", ["on", "required"])
 @pytest.mark.parametrize("held", ["the next head", "the next record"])
 async def test_an_open_transaction_of_another_login_blocks_no_trail_record(place: Place, mode: str, held: str) -> None:

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.unit.query.answers.test_written import ACTIVE, CODE_PIECES, PIECES, SOURCE, shown
+from tests.unit.query.answers.test_written import ACTIVE, CODE_PIECES, PASSAGE_ADDRESS, PIECES, SOURCE, shown
 
 RENDERERS = Path(__file__).parents[3] / "renderers"
 pytestmark = [
@@ -87,5 +87,10 @@ def test_answers_lead_to_no_foreign_host_in_any_renderer() -> None:
         few = random.sample(pieces, random.randint(4, 14)) if random.random() < 0.6 else pieces
         texts.append("".join(random.choices(few, k=random.randint(1, 20))))
     for text, pairs in zip(texts, effects([shown(text) for text in texts]), strict=True):
-        foreign = [(name, effect) for name, effect in pairs if not is_of_source(effect)]
+        foreign = [
+            (name, effect)
+            for name, effect in pairs
+            # Within a formula a code span is none: an address that a passage contains becomes a link.
+            if not (is_of_source(effect) or ("formulas" in name and effect.startswith(PASSAGE_ADDRESS)))
+        ]
         assert not foreign, f"seed {seed}: {text!r} is shown as {shown(text)!r}"
