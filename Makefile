@@ -11,7 +11,7 @@ export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 # Where the environment forbids bytecode files, each of the hundreds of processes of a test run would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-slow test-servers test-programs faults simulate mutants cluster bench bench-peers engines screenshots docs sbom check format unit up down clean
+.PHONY: help setup demo test test-slow test-servers test-programs faults simulate mutants cluster bench bench-peers engines screenshots docs sbom release check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -91,6 +91,9 @@ docs: setup  ## the documentation site in build/docs, strictly; SERVE=1 also ser
 
 sbom: setup  ## what is delivered and under which licences (CycloneDX): build/sbom.json
 	$(BIN)/python -m deploy.sbom build/sbom.json
+
+release: setup  ## a release of this commit in dist/, byte for byte reproducible (RELEASE=--no-image without a container engine)
+	$(BIN)/python -m deploy.release dist $(RELEASE)
 
 check: setup  ## format, lint, strict types, unit tests: a minute and a half on two cores
 	$(BIN)/ruff format .

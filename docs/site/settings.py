@@ -41,6 +41,7 @@ PARTS: Mapping[type[BaseSettings], tuple[str, str]] = {
     worker_settings.ConnectorSettings: ("Connectors", "the worker connectors"),
     ExtractionSettings: ("Extraction", "the worker connectors, `penstock ingest`, and `penstock extract serve`"),
     UploadsQuota: ("Uploads", "the worker connectors"),
+    worker_settings.WebhookSettings: ("Webhooks", "the worker connectors and `penstock webhook`"),
     worker_settings.ConversationSettings: ("Conversations", "the workers detect and vectors"),
     worker_settings.AuditSettings: ("Audit", "the workers detect and keywords"),
     worker_settings.RetentionSettings: ("Retention", "the worker detect, `penstock forget` and `penstock trail`"),

@@ -41,7 +41,7 @@ def test_compose_accepts_the_file_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_every_service_of_our_image_can_build_it(tmp_path: Path) -> None:
-    """`docker compose up -d --build` looked for penstock:0.1.0 in a registry first, and one service alone failed."""
+    """`docker compose up -d --build` looked for its own image in a registry first, and one service alone failed."""
     services: dict[str, Any] = json.loads(config(FILE, tmp_path, "--format=json").stdout)["services"]
     ours = {name: service.get("build") for name, service in services.items() if service["image"].startswith("penstock")}
     assert len(ours) > 10
