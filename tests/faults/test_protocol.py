@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 BLOCK = 10
 """The number of scenarios of one seed."""
-BLOCKS = -(-tally.SCENARIOS // BLOCK) or 3
+BLOCKS = -(-tally.SCENARIOS // BLOCK) or 1
 
 
 @pytest.fixture(scope="module")
