@@ -31,8 +31,9 @@ default_role = "code"  # single backticks in docstrings
 
 myst_heading_anchors = 4  # the anchors that GitHub makes
 myst_fence_as_directive: list[str] = []
-copybutton_prompt_text = "$ "
-copybutton_line_continuation_character = "\\"
+# A command and the lines that continue it; not a line of an answer, which is quoted too and ends with a citation.
+copybutton_prompt_text = r"\$ |>(?: |$)(?!.*\[\d+\]$)"
+copybutton_prompt_is_regexp = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -16,8 +16,10 @@ $ echo one
 one
 $ cat <<END
 > two
+>
 > END
 two
+
 ```
 
 ```
@@ -34,8 +36,8 @@ $ date
 def test_commands_of_a_guide_are_read_with_their_lines_and_expected_output() -> None:
     assert commands(GUIDE) == [
         Command(5, "echo one", "one", eventually=False),
-        Command(7, "cat <<END\ntwo\nEND", "two", eventually=False),
-        Command(18, "date", "…", eventually=True),
+        Command(7, "cat <<END\ntwo\n\nEND", "two\n", eventually=False),
+        Command(20, "date", "…", eventually=True),
     ]
 
 
