@@ -39,7 +39,7 @@ BASE_SECONDS = 0.5
 """The first wait before sending again is at most this long; each further one may be twice as long."""
 REFUSED = frozenset({429, 503})
 """Statuses after which a later attempt may succeed."""
-NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 EVENTS: Mapping[str, type[BaseModel]] = {
     "sources": SourcesEvent,
     "delta": DeltaEvent,

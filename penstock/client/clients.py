@@ -47,14 +47,15 @@ def _options(
     timeout_seconds: float,
     headers: Mapping[str, str] | None,
     ssl_context: ssl.SSLContext | None,
+    connections: int,
 ) -> dict[str, Any]:
     """Options of httpx's clients."""
     return {
         "base_url": calls.base_url(url),
         "auth": None if token is None else BearerToken(token),
-        "timeout": httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
+        "timeout": httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds), pool=None),
         "headers": {"User-Agent": f"penstock-client/{version('penstock')}", **(headers or {})},
-        "limits": httpx.Limits(max_connections=100, keepalive_expiry=KEEPALIVE_SECONDS),
+        "limits": httpx.Limits(max_connections=connections, keepalive_expiry=KEEPALIVE_SECONDS),
         "verify": True if ssl_context is None else ssl_context,
     }
 
@@ -66,9 +67,10 @@ class Client:
     url: the address of the service. token: a token or API key, a file that contains one, or a function that returns
     one. timeout_seconds: the longest time for which the service may be silent. attempts: how often a request is sent
     if the service does not respond, or responds with 429 or 503. Waits grow, and are as long as the service asks for;
-    if it asks for more than longest_wait_seconds, the error is raised at once. headers: further headers of each
-    request. ssl_context: trusts other authorities than the system's, or holds the client's certificate. Proxies are
-    those of the environment (``HTTPS_PROXY``, ``NO_PROXY``).
+    if it asks for more than longest_wait_seconds, the error is raised at once. connections: how many requests are
+    under way at once; others wait for them. The service refuses more than 8 of one caller, unless it is configured
+    otherwise. headers: further headers of each request. ssl_context: trusts other authorities than the system's, or
+    holds the client's certificate. Proxies are those of the environment (``HTTPS_PROXY``, ``NO_PROXY``).
 
     All methods raise ProblemError (the service responded with an error), Unreachable (it did not respond),
     InvalidResponse (the response is not Penstock's) and TokenUnavailable; all are ClientError. An exception of the
@@ -83,12 +85,13 @@ class Client:
         timeout_seconds: float = 60.0,
         attempts: int = 4,
         longest_wait_seconds: float = 60.0,
+        connections: int = 8,
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         """Raises ValueError if the address is not one of HTTP or the token is the name of a file. Connects at the first
         request."""
-        self._http = httpx.Client(**_options(url, token, timeout_seconds, headers, ssl_context))
+        self._http = httpx.Client(**_options(url, token, timeout_seconds, headers, ssl_context, connections))
         self._attempts, self._longest_wait_seconds = attempts, longest_wait_seconds
 
     def search(
@@ -266,12 +269,13 @@ class AsyncClient:
         timeout_seconds: float = 60.0,
         attempts: int = 4,
         longest_wait_seconds: float = 60.0,
+        connections: int = 8,
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         """Raises ValueError if the address is not one of HTTP or the token is the name of a file. Connects at the first
         request."""
-        self._http = httpx.AsyncClient(**_options(url, token, timeout_seconds, headers, ssl_context))
+        self._http = httpx.AsyncClient(**_options(url, token, timeout_seconds, headers, ssl_context, connections))
         self._attempts, self._longest_wait_seconds = attempts, longest_wait_seconds
 
     async def search(

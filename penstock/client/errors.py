@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from pipeline.core.retry import retry_after_seconds
 
@@ -68,6 +70,10 @@ class ProblemError(ClientError):
         self.request_id = request_id
         self.trace_id = trace_id
         self.retry_after_seconds = retry_after_seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, by which an error reaches another process. Its own way gives the constructor no names."""
+        return partial(type(self), **{name: value for name, value in vars(self).items() if name[0] != "_"}), ()
 
     @property
     def kind(self) -> str:

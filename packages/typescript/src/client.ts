@@ -43,6 +43,8 @@ export interface Options {
   longestWaitSeconds?: number;
   /** The longest time for a response; for a streamed answer, the longest silence. Default: 60. */
   timeoutSeconds?: number;
+  /** How many requests are under way at once; the service refuses more than 8 of one caller by default. Default: 8. */
+  connections?: number;
   /** Further headers of each request. */
   headers?: Record<string, string>;
 }
@@ -219,6 +221,8 @@ class Transport {
   readonly #attempts: number;
   readonly #longestWaitSeconds: number;
   readonly #timeoutMilliseconds: number;
+  readonly #waiting: (() => void)[] = [];
+  #free: number;
   #token: Promise<string | undefined> | undefined; // of all requests
 
   constructor(options: Options) {
@@ -226,13 +230,14 @@ class Transport {
     this.#attempts = options.attempts ?? 4;
     this.#longestWaitSeconds = options.longestWaitSeconds ?? 60;
     this.#timeoutMilliseconds = (options.timeoutSeconds ?? 60) * 1000;
+    this.#free = options.connections ?? 8;
   }
 
   /** A successful response. What is not idempotent is sent again only if the service has not begun to work on it. */
   async send(request: Request): Promise<Response> {
     for (let attempt = 0; ; attempt++) {
       try {
-        return await this.#once(request);
+        return await this.#inTurn(() => this.#once(request));
       } catch (error) {
         const asked = error instanceof ProblemError ? (error.retryAfterSeconds ?? 0) : 0;
         const isLast = attempt + 1 >= this.#attempts || asked > this.#longestWaitSeconds;
@@ -259,6 +264,18 @@ class Transport {
         flush: () => clearTimeout(timer),
       }),
     );
+  }
+
+  async #inTurn<T>(work: () => Promise<T>): Promise<T> {
+    if (this.#free > 0) this.#free--;
+    else await new Promise<void>((turn) => this.#waiting.push(turn));
+    try {
+      return await work();
+    } finally {
+      const next = this.#waiting.shift();
+      if (next) next();
+      else this.#free++;
+    }
   }
 
   async #once(request: Request): Promise<Response> {

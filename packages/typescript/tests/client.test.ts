@@ -80,6 +80,23 @@ test("a service that asks for too much patience is not waited for", async () => 
   });
 });
 
+test("no more requests are under way at once than the service accepts", async () => {
+  let now = 0;
+  let most = 0;
+  const slow: Reply = (request, response) => {
+    most = Math.max(most, ++now);
+    setTimeout(() => {
+      now--;
+      caller(request, response);
+    }, 20);
+  };
+  await replying([slow], {}, async (client, requests) => {
+    await Promise.all(Array.from({ length: 30 }, () => client.me()));
+    assert.equal(requests.length, 30);
+    assert.equal(most, 8);
+  });
+});
+
 test("a server that does not listen is unreachable", async () => {
   let url = "";
   await replying([caller], {}, async (_, __, address) => void (url = address)); // which is closed then

@@ -319,6 +319,13 @@ async def test_a_limit_that_asks_for_more_patience_than_the_client_has_is_raised
     assert error.retry_after_seconds
 
 
+async def test_many_requests_at_once_stay_below_the_limit_of_a_caller(service: QueryService, kind: Kind) -> None:
+    """Sixty searches at once were refused and repeated until the rate limit was exhausted, too: they took a minute."""
+    async with asking(kind, service, attempts=1) as client:
+        responses = await asyncio.gather(*(client.call("search", f"harbour {n}") for n in range(30)))
+    assert all(response.relevant for response in responses)
+
+
 @asynccontextmanager
 async def through_a_proxy(service: QueryService) -> AsyncIterator[tuple[str, TcpProxy]]:
     place = urlsplit(service.url)

@@ -16,6 +16,8 @@ KINDS: tuple[Kind, ...] = ("blocking", "asynchronous")
 class EitherClient:
     def __init__(self, kind: Kind, url: str, token: Any = None, **options: Any) -> None:
         self.client = Client(url, token, **options) if kind == "blocking" else AsyncClient(url, token, **options)
+        self._left: list[object] = []
+        """The streams, which otherwise the garbage collector would close."""
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method; the blocking client's in a thread, because the service runs in this one."""
@@ -29,16 +31,17 @@ class EitherClient:
             return await asyncio.to_thread(self._stream, self.client, question, at_most, options)
         received: list[AnswerEvent] = []
         async with self.client.stream_answer(question, **options) as events:
+            self._left.append(events)
             async for event in events:
                 received.append(event)
                 if len(received) == at_most:
                     break
         return received
 
-    @staticmethod
-    def _stream(client: Client, question: str, at_most: int | None, options: dict[str, Any]) -> list[AnswerEvent]:
+    def _stream(self, client: Client, question: str, at_most: int | None, options: dict[str, Any]) -> list[AnswerEvent]:
         received: list[AnswerEvent] = []
         with client.stream_answer(question, **options) as events:
+            self._left.append(events)
             for event in events:
                 received.append(event)
                 if len(received) == at_most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from uuid import UUID
 
 import httpx
@@ -96,6 +97,14 @@ def test_an_error_of_the_service_has_all_its_parts() -> None:
     assert [(field.pointer, field.detail) for field in error.errors] == [("/top", "too many")]
     assert (error.request_id, error.trace_id, error.retry_after_seconds) == ("r1", "t1", 3)
     assert str(error) == "422 Invalid request: /top: too many (request r1)"
+
+
+def test_an_error_of_the_service_can_be_raised_in_another_process() -> None:
+    """The pool of processes broke instead."""
+    error = refused(503, **{"Retry-After": "3", "Request-Id": "r1"})
+    error.add_note("while reading the handbook")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.status, copy.retry_after_seconds) == (str(error), 503, 3)
 
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[]", b"\xff", b'{"error": "no"}'])
