@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs.site import diagram  # noqa: E402
 
-project, author, release = "Penstock", "The Penstock authors", version_of("penstock")
+project, release = "Penstock", version_of("penstock")
 version = release
 
 extensions = ["myst_parser", "sphinx_external_toc", "sphinx_copybutton", "sphinx.ext.autodoc"]
@@ -66,12 +66,11 @@ html_theme_options: dict[str, Any] = {
     "show_toc_level": 2,
     "show_nav_level": 1,
     "secondary_sidebar_items": ["page-toc"],
-    "footer_start": ["copyright"],
+    "footer_start": [],
     "footer_end": [],
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-project_copyright = "Apache-2.0"
 
 GENERATED: Mapping[str, str] = {
     "settings": "settings:document",
