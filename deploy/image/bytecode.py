@@ -1,12 +1,15 @@
 """Write the bytecode of what Penstock's processes import, and of nothing else: a step of deploy/Dockerfile.
 
 Compiling all that is installed would double the size of every package. Importing every module also shows that the image
-lacks none of ours, and that what deploy/image/slim.py changed can be loaded.
+lacks none of ours, and that what deploy/image/slim.py changed can be loaded. Bytecode is valid whatever the time of its
+source, because the times of a release's files are rewritten (deploy/release.py).
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import py_compile
 import sys
 from importlib.metadata import packages_distributions
 from pkgutil import walk_packages
@@ -26,6 +29,7 @@ def main() -> int:
                 _import(module.name, own, left_out)
     for name in PROGRAMS:
         _import(name, own, left_out)
+    _compile_loaded()
     sys.stdout.write(f"{len(sys.modules)} modules compiled; not in the image: {', '.join(sorted(left_out)) or '-'}\n")
     return 0
 
@@ -34,10 +38,19 @@ def _import(name: str, own: set[str], left_out: set[str]) -> None:
     """A module of an extra that the image does without names a package that is not there."""
     try:
         importlib.import_module(name)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if error.name is None or error.name.partition(".")[0] in own:
             raise
         left_out.add(error.name)
+
+
+def _compile_loaded() -> None:
+    """Write the bytecode of all modules that are loaded anew, without the times of their sources."""
+    for _, module in sorted(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if spec is not None and spec.origin and spec.cached and os.path.exists(spec.cached):
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(spec.origin, spec.cached, doraise=True, invalidation_mode=mode)
 
 
 def _ignore(_package: str) -> None:

@@ -23,6 +23,7 @@ from deploy.local.secured import OWNER
 from pipeline.core.errors import PenstockError
 from pipeline.kafka.client import security
 from pipeline.kafka.producer import NotDelivered
+from tests.fakes.webhooks import FakeWebhook
 from tests.support.deploy.secured_kit import Site, secured_site
 from tests.support.deploy.secured_knocks import (
     certified_port,
@@ -118,6 +119,29 @@ async def test_records_without_a_valid_signature_change_nothing_and_become_dead_
         assert admin.execute("SELECT count(*) FROM access_sets WHERE 'folder/user:eve' = ANY(acl_tags)").fetchall() == [
             (0,)
         ]
+
+
+@pytest.mark.slow
+async def test_the_connectors_login_may_send_webhooks(site: Site) -> None:
+    key = {"PENSTOCK_WEBHOOKS_KEY": "a key of thirty-two characters and more"}
+    async with FakeWebhook() as receiver:
+        arguments = ("webhook", "add", "shop", receiver.url, "--allow-private", "--json")
+        code, added, errors = await asyncio.to_thread(site.penstock, OWNER, *arguments, **key)
+        assert code == 0, errors
+        receiver.secrets.append(json.loads(added)["secret"])
+        more = {
+            **key,
+            "PENSTOCK_PRODUCERS": "enforce",
+            "PENSTOCK_KAFKA_SIGNING_KEY_FILE": str(site.home / "folder.pem"),
+        }
+        await asyncio.to_thread(site.start, "connectors", "penstock_connect", "worker", "connectors", **more)
+        (site.home / "folder" / "quoll.md").write_text("The quoll is awake at night.")
+        deadline = time.monotonic() + 120
+        while not any(event["external_id"].endswith("quoll.md") for event in receiver.events()):
+            assert time.monotonic() < deadline, site.log("connectors")[-2000:]
+            await asyncio.sleep(0.3)
+        assert receiver.forged == 0
+        assert not [word for word in DENIED if word in site.log("connectors")]
 
 
 # What is refused, and how that is said

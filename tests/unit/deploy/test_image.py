@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
+import subprocess
+import sys
 import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -95,3 +98,25 @@ def test_the_base_image_is_pinned_by_digest_without_a_registry(line: str) -> Non
     minor = int(tag.split(".")[1])
     [oldest] = re.findall(r">=3\.(\d+)", PROJECT["project"]["requires-python"])
     assert minor >= int(oldest)
+
+
+def test_bytecode_of_the_image_does_not_depend_on_the_time_of_its_source(tmp_path: Path) -> None:
+    """The times of a release's files are rewritten: bytecode that names the former time would be compiled at every
+    start."""
+    folders = [str(DEPLOY / "image"), str(tmp_path)]
+    program = (
+        f"import sys; sys.path[:0] = {folders!r}; import bytecode, json, module_of_ours;"
+        " bytecode._import('module_of_an_extra', {'module_of_ours'}, set()); bytecode._compile_loaded()"
+    )
+    (tmp_path / "module_of_an_extra.py").write_text("raise ImportError('install it', name='another')\n")
+    source, written = tmp_path / "module_of_ours.py", []
+    for seconds in (1_000_000_000, 1_700_000_000):
+        source.write_text("NAMES = {'a', 'b', 'c'}\ndef one(name):\n    return name in {'x', 'y', 'z'}\n")
+        os.utime(source, (seconds, seconds))
+        cache = tmp_path / f"cache{seconds}"
+        environment = {"PYTHONPYCACHEPREFIX": str(cache), "PYTHONHASHSEED": "0"}
+        subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=60)
+        [compiled] = cache.rglob("module_of_ours.*.pyc")
+        written.append(compiled.read_bytes())
+        assert int.from_bytes(written[-1][4:8], "little") == 0b01, "unchecked, by the hash of the source"
+    assert written[0] == written[1]
