@@ -8,10 +8,12 @@ source, because the times of a release's files are rewritten (deploy/release.py)
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import py_compile
 import sys
 from importlib.metadata import packages_distributions
+from pathlib import Path
 from pkgutil import walk_packages
 
 PROGRAMS = ("deploy.alertmanager", "deploy.certificates", "deploy.roles.kafka")
@@ -29,7 +31,7 @@ def main() -> int:
                 _import(module.name, own, left_out)
     for name in PROGRAMS:
         _import(name, own, left_out)
-    _compile_loaded()
+    _compile_again()
     sys.stdout.write(f"{len(sys.modules)} modules compiled; not in the image: {', '.join(sorted(left_out)) or '-'}\n")
     return 0
 
@@ -44,13 +46,14 @@ def _import(name: str, own: set[str], left_out: set[str]) -> None:
         left_out.add(error.name)
 
 
-def _compile_loaded() -> None:
-    """Write the bytecode of all modules that are loaded anew, without the times of their sources."""
-    for _, module in sorted(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
-        if spec is not None and spec.origin and spec.cached and os.path.exists(spec.cached):
-            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-            py_compile.compile(spec.origin, spec.cached, doraise=True, invalidation_mode=mode)
+def _compile_again() -> None:
+    """Write all bytecode that the imports have left anew, without the times of its sources; also of modules that could
+    not be imported."""
+    roots = [sys.pycache_prefix] if sys.pycache_prefix else [folder for folder in sys.path if os.path.isdir(folder)]
+    for cached in sorted({path for root in roots for path in Path(root).rglob("*.pyc")}):
+        source = importlib.util.source_from_cache(str(cached))
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(source, str(cached), doraise=True, invalidation_mode=mode)
 
 
 def _ignore(_package: str) -> None:

@@ -106,17 +106,20 @@ def test_bytecode_of_the_image_does_not_depend_on_the_time_of_its_source(tmp_pat
     folders = [str(DEPLOY / "image"), str(tmp_path)]
     program = (
         f"import sys; sys.path[:0] = {folders!r}; import bytecode, json, module_of_ours;"
-        " bytecode._import('module_of_an_extra', {'module_of_ours'}, set()); bytecode._compile_loaded()"
+        " bytecode._import('module_of_an_extra', {'module_of_ours'}, set()); bytecode._compile_again()"
     )
     (tmp_path / "module_of_an_extra.py").write_text("raise ImportError('install it', name='another')\n")
-    source, written = tmp_path / "module_of_ours.py", []
+    source, written = tmp_path / "module_of_ours.py", list[dict[str, bytes]]()
     for seconds in (1_000_000_000, 1_700_000_000):
         source.write_text("NAMES = {'a', 'b', 'c'}\ndef one(name):\n    return name in {'x', 'y', 'z'}\n")
         os.utime(source, (seconds, seconds))
+        os.utime(tmp_path / "module_of_an_extra.py", (seconds, seconds))
         cache = tmp_path / f"cache{seconds}"
         environment = {"PYTHONPYCACHEPREFIX": str(cache), "PYTHONHASHSEED": "0"}
         subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=60)
-        [compiled] = cache.rglob("module_of_ours.*.pyc")
-        written.append(compiled.read_bytes())
-        assert int.from_bytes(written[-1][4:8], "little") == 0b01, "unchecked, by the hash of the source"
+        compiled = {file.name.partition(".")[0]: file.read_bytes() for file in cache.rglob("module_of_*.pyc")}
+        assert compiled.keys() == {"module_of_ours", "module_of_an_extra"}
+        for content in compiled.values():
+            assert int.from_bytes(content[4:8], "little") == 0b01, "unchecked, by the hash of the source"
+        written.append(compiled)
     assert written[0] == written[1]

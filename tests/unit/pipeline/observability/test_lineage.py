@@ -7,6 +7,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,8 @@ def test_without_the_extra_a_process_runs_and_says_what_to_install(
 
 
 def test_events_beyond_the_queue_are_lost_and_counted_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT", json.dumps({"type": "http", "url": "http://127.0.0.1:1"}))
+    transport = {"type": "http", "url": "http://127.0.0.1:1", "timeout": 0.3, "retry": {"total": 0}}
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT", json.dumps(transport))
     monkeypatch.setattr(lineage, "QUEUE_EVENTS", 3)
     monkeypatch.setattr(lineage, "FLUSH_SECONDS", 0.0)
     metrics = Metrics()
@@ -181,3 +183,6 @@ def test_events_beyond_the_queue_are_lost_and_counted_and_nobody_waits(monkeypat
     assert metrics.registry.get_sample_value("penstock_lineage_events_total", {"outcome": "lost"}) >= 16
     assert [line["event"] for line in logs] == ["lineage_lost"]
     assert not lineage.is_on()
+    for thread in threading.enumerate():  # it still reads the variables
+        if thread.name == "lineage":
+            thread.join(60)
