@@ -13,8 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = frozenset({".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".h", ".hpp", ".a"})
-UNUSED = ("PIL/_avif.*", "pillow.libs/libavif-*", "numpy/f2py/*", "lxml/objectify.*")
-"""Parts of packages: a format of pictures that no document holds, a compiler, another way to read XML."""
+UNUSED = (
+    *("PIL/_avif.*", "pillow.libs/libavif-*", "lxml/objectify.*", "lxml/html/diff.*"),
+    *("numpy/f2py/*", "numpy/_core/_simd.*", "numpy/_core/_*_tests.*"),
+    "pygments/lexers/_*_builtins.*",
+)
+"""Parts of packages: a format of pictures that no document holds, another way to read XML, a compiler, what numpy tests
+itself with, and the names that highlight other languages than Python."""
 LOAD = 1
 """Type of a program header: a segment that is mapped."""
 
