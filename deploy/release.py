@@ -33,8 +33,8 @@ def release(folder: Path, *, with_image: bool, allow_dirty: bool = False, root: 
     commit = _git(root, "rev-parse", "HEAD")
     if not allow_dirty and _git(root, "status", "--porcelain"):
         raise Misconfigured("there are uncommitted changes, and a release is made from a commit: commit them first")
-    if with_image and shutil.which("docker") is None:
-        raise Misconfigured("no container engine is here (docker with buildx): --no-image leaves the image out")
+    if with_image and not _has_engine():
+        raise Misconfigured("no container engine answers here (docker with buildx): --no-image leaves the image out")
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _git(root, "log", "-1", "--format=%ct", commit))
     with tempfile.TemporaryDirectory() as made:
         tree, parts = Path(made) / "tree", Path(made) / "parts"
@@ -86,6 +86,13 @@ def image(tree: Path, target: Path, version: str, commit: str, epoch: int) -> No
         *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),
         ".",
     )
+
+
+def _has_engine() -> bool:
+    try:
+        return subprocess.run(["docker", "buildx", "inspect"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def _distributions(tree: Path, parts: Path, epoch: int) -> None:

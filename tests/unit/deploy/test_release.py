@@ -172,7 +172,7 @@ def test_uncommitted_changes_and_a_missing_engine_are_refused_before_anything_is
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").symlink_to(shutil.which("git") or "")
     without = run(first, *command, PATH=str(tmp_path / "bin"))
-    assert (without.returncode, without.stderr.startswith("error: no container engine is here")) == (1, True)
+    assert (without.returncode, without.stderr.startswith("error: no container engine answers")) == (1, True)
     assert [file.name for file in (tmp_path / "dist").iterdir()] == ["before"]
 
 
