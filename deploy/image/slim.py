@@ -14,12 +14,14 @@ from pathlib import Path
 
 SOURCES = frozenset({".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".h", ".hpp", ".a"})
 UNUSED = (
-    *("PIL/_avif.*", "pillow.libs/libavif-*", "lxml/objectify.*", "lxml/html/diff.*"),
+    *("PIL/_avif.*", "pillow.libs/libavif-*"),
+    *("PIL/_imagingft.*", "pillow.libs/libfreetype-*", "pillow.libs/libharfbuzz-*"),
+    *("lxml/objectify.*", "lxml/html/diff.*", "lxml/html/_difflib.*"),
     *("numpy/f2py/*", "numpy/_core/_simd.*", "numpy/_core/_*_tests.*"),
-    "pygments/lexers/_*_builtins.*",
+    *("elasticsearch/dsl/*", "elasticsearch/esql/*"),
 )
-"""Parts of packages: a format of pictures that no document holds, another way to read XML, a compiler, what numpy tests
-itself with, and the names that highlight other languages than Python."""
+"""Parts of packages: a format of pictures that no document holds, fonts to draw with, another way to read XML, the
+comparison of pages, a compiler, what numpy tests itself with, and another way to write queries."""
 LOAD = 1
 """Type of a program header: a segment that is mapped."""
 
