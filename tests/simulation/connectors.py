@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import connectors.runner.instance as instance
@@ -236,6 +237,8 @@ class _Address:
 
     def __init__(self, process: Process) -> None:
         self.dsn = self
+        self.info = SimpleNamespace(dsn="host=simulation")
+        """The connection's, for the names in lineage."""
         self._process = process
 
     def get_secret_value(self) -> Process:
