@@ -15,12 +15,13 @@ import queue
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID, uuid4, uuid5
 
@@ -192,6 +193,8 @@ class _Sender:
         self._events = events
         self._queue: queue.Queue[tuple[Run, State, str | None, datetime] | None] = queue.Queue(QUEUE_EVENTS)
         self._has_failed = False
+        self._is_closed = False
+        """Set when the last events are given up."""
         self._thread = threading.Thread(target=self._send_all, name="lineage", daemon=True)
         self._thread.start()
 
@@ -202,17 +205,19 @@ class _Sender:
             self._lost("too many events wait for the receiver")
 
     def close(self, seconds: float) -> None:
-        try:
-            self._queue.put_nowait(None)
-        except queue.Full:
-            return
-        self._thread.join(seconds)
+        until = monotonic() + seconds
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=seconds)
+            self._thread.join(max(0.0, until - monotonic()))
         if self._thread.is_alive():
+            self._is_closed = True
+            with suppress(queue.Full):
+                self._queue.put_nowait(None)  # wakes the thread
             self._lost("the receiver did not answer before the process ended")
 
     def _send_all(self) -> None:
         client: OpenLineageClient | None = None
-        while (item := self._queue.get()) is not None:
+        while not self._is_closed and (item := self._queue.get()) is not None:
             try:
                 client = client or _client()
                 client.emit(_event(*item))
