@@ -7,7 +7,6 @@ they are made, with the versions of requirements/. docs/release.md says how a us
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
 import shutil
@@ -20,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from deploy.local.maven import sha256
 from deploy.version import ROOT, current, stale
 from pipeline.core.errors import Misconfigured, PenstockError
 
@@ -48,7 +48,7 @@ def release(folder: Path, *, with_image: bool, allow_dirty: bool = False, root: 
         _run(tree, epoch, sys.executable, "-m", "deploy.sbom", str(parts / f"penstock-{version}.cdx.json"))
         if with_image:
             image(tree, parts / f"penstock-{version}.oci.tar", version, commit, epoch)
-        (parts / SUMS).write_text("".join(f"{_digest(file)}  {file.name}\n" for file in sorted(parts.iterdir())))
+        (parts / SUMS).write_text("".join(f"{sha256(file)}  {file.name}\n" for file in sorted(parts.iterdir())))
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return [Path(shutil.copy(file, folder)) for file in sorted(parts.iterdir())]
@@ -138,11 +138,6 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
 def main(
     folder: Annotated[Path, typer.Argument(help="Where the parts are written; its content is replaced.")],
     with_image: Annotated[bool, typer.Option("--image/--no-image", help="Build the image, with docker buildx.")] = True,
@@ -157,7 +152,7 @@ def main(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     for file in files:
-        typer.echo(f"{_digest(file)[:16]}  {file.stat().st_size:>12,}  {file.name}")
+        typer.echo(f"{sha256(file)[:16]}  {file.stat().st_size:>12,}  {file.name}")
     if not with_image:
         typer.echo("The image was left out (--no-image).", err=True)
 
