@@ -316,10 +316,13 @@ class AnswerSanitizer:
             if self._is_code and not self._is_in_cell:
                 return address
             if not self._seems_code and self._tracker.is_certain:
-                space = " " if self._tracker.last in ("`", "\\") else ""
-                return f"{space}`{bare}`{address[len(bare) :]}"
+                return self._as_code(bare) + address[len(bare) :]
         self.findings.removed += 1
         return "(address removed)"
+
+    def _as_code(self, text: str) -> str:
+        space = " " if self._tracker.last in ("`", "\\") else ""
+        return f"{space}`{text}`"
 
     def _name(self, name: str) -> str:
         if self._is_code:
@@ -329,8 +332,7 @@ class AnswerSanitizer:
         is_known = any(bare in text for text in self._texts)
         is_certain = self._tracker.is_certain and not self._seems_code
         if is_certain and (is_known or not self._tracker.may_be_formula):
-            space = " " if self._tracker.last in ("`", "\\") else ""
-            return f"{space}`{bare}`{rest}"
+            return self._as_code(bare) + rest
         if is_known or not _LINKED_NAME.search(bare):
             return name
         self.findings.removed += 1
