@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 webhook = typer.Typer(
     name="webhook",
-    help="Webhooks: who is told over HTTP what became searchable or was withdrawn (docs/events.md).",
+    help="Webhooks: report over HTTP what became searchable or was withdrawn (docs/events.md).",
     no_args_is_help=True,
 )
 

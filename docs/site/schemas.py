@@ -18,7 +18,7 @@ LIMITS = {
     "minItems": "at least {} entries",
     "maxItems": "at most {} entries",
 }
-"""Keyword → how a reader is told of it."""
+"""Keyword → its meaning in words."""
 
 
 def fields(schema: Mapping[str, Any]) -> str:
