@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import yaml
@@ -13,6 +11,7 @@ from deploy.cluster import manifests, programs, score
 from deploy.cluster.control_plane import Answer, ControlPlane
 from deploy.cluster.manifests import CHART, NAMESPACE, Rendered
 from deploy.helm.source import Object
+from deploy.report import CheckFailed
 from pipeline.core.errors import Misconfigured
 
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
@@ -25,30 +24,6 @@ MISSPELT = (
 """Kinds, a field of each, and what it becomes in the negative case."""
 Check = tuple[str, Callable[[], str]]
 """The name of a check, and the check."""
-
-
-class CheckFailed(Exception):
-    """The cluster, or a program, did what it must not, or did not what it must."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of one check."""
-
-    check: str
-    passed: bool
-    seconds: float
-    detail: str
-
-
-def perform(name: str, check: Callable[[], str]) -> Result:
-    """Run one check."""
-    started = time.monotonic()
-    try:
-        detail, passed = check(), True
-    except (CheckFailed, Misconfigured) as error:
-        detail, passed = str(error), False
-    return Result(name, passed, round(time.monotonic() - started, 1), detail)
 
 
 def build(name: str) -> str:

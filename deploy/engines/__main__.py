@@ -24,9 +24,9 @@ from rich.console import Console
 
 from deploy.engines import checks, debian, images
 from deploy.engines.engine import Engine, packages, require_machine
-from deploy.engines.report import Report
 from deploy.engines.stack import CHECKOUT, ROOT, SETTINGS, Stack, write_settings
 from deploy.local.lock import exclusive
+from deploy.report import Report
 from deploy.version import current
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime import settings
@@ -150,13 +150,9 @@ def main(
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(130) from error
-    if as_json:
-        sys.stdout.write(f"{report.as_json()}\n")
-    else:
-        report.print(Console(highlight=False))
     if not report.passed:
         progress.print(f"log: {place / 'engine.log'}", markup=False, soft_wrap=True)
-        raise typer.Exit(1)
+    report.end(as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from typing import Any
 
 from deploy.engines import images
 from deploy.engines.engine import Engine
-from deploy.engines.report import CheckFailed, LeftOut, Report
 from deploy.engines.stack import CHECKOUT, DOCUMENTS_LATER, LATER, TAG, Stack, last_line, service_of
+from deploy.report import CheckFailed, LeftOut, Report
 
 BUILD_SECONDS, HEALTHY_SECONDS, DEMO_SECONDS = 900.0, 480.0, 300.0
 LARGEST_WITH_MODEL, LARGEST_WITHOUT_MODEL = 700_000_000, 400_000_000

@@ -14,8 +14,8 @@ from typing import Any
 
 from deploy.engines.debian import base_archive
 from deploy.engines.engine import Engine
-from deploy.engines.report import CheckFailed
 from deploy.local import dist, elasticsearch_users, postgres_tls
+from deploy.report import CheckFailed
 
 HERE = Path(__file__).parent
 BASE = "penstock-stand-in/base"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.engines.engine import Engine
-from deploy.engines.report import CheckFailed
+from deploy.report import CheckFailed
 
 ROOT = Path(__file__).parents[2]
 CHECKOUT, SETTINGS = "/penstock", "/settings"

@@ -1,19 +1,15 @@
-"""Decisions of `make engines` that need no engine: stand-ins, the report, when a container is as it should be."""
+"""Decisions of `make engines` that need no engine: stand-ins, when a container is as it should be."""
 
 from __future__ import annotations
 
-import json
 import re
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
 from deploy.engines import images
-from deploy.engines.report import CheckFailed, LeftOut, Report
 from deploy.engines.stack import _what_is_missing, write_settings
 from tests.support.deploy.deploy_kit import ROOT
 
@@ -42,39 +38,6 @@ def test_a_stand_in_copies_only_files_and_contexts_that_there_are(name: str) -> 
     text = (folder / "Dockerfile").read_text()
     assert set(re.findall(r"^COPY --from=(\w+)", text, re.M)) == set(stand_in.contexts)
     assert all((folder / file).stat().st_mode & 0o111 for file in re.findall(r"^COPY (\w\S+) ", text, re.M))
-
-
-def check(outcome: Exception | str) -> str:
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
-
-
-def test_the_report_runs_no_check_after_a_needed_one_has_failed() -> None:
-    report = Report(Console(file=StringIO()))
-    report.run("one", lambda: check("as wanted"))
-    report.run("two", lambda: check(LeftOut("no registry")))
-    assert report.passed
-    report.run("three", lambda: check(CheckFailed("no answer")))
-    report.run("four", lambda: check("as wanted"))
-    report.run("five", lambda: check(CheckFailed("did not start")), needed=True)
-    report.run("six", lambda: check("never made"))
-    assert [entry.status for entry in report.checks] == ["passed", "left out", "failed", "passed", "failed", "not run"]
-    assert not report.passed
-    written = json.loads(report.as_json())
-    assert written["passed"] is False
-    assert written["checks"][2] == {"name": "three", "status": "failed", "seconds": 0.0, "detail": "no answer"}
-
-
-def test_the_table_is_plain_in_a_pipe_and_has_a_line_for_each_check() -> None:
-    report, out = Report(Console(file=StringIO())), StringIO()
-    report.run("a check [with] brackets", lambda: check("d" * 300))
-    report.run("another", lambda: check(""))
-    report.print(Console(file=out))
-    first, second, summary = out.getvalue().splitlines()
-    assert first == f"a check [with] brackets  passed        0.0 s  {'d' * 300}"
-    assert second == "another                  passed        0.0 s"
-    assert summary.startswith("2 of 2 checks passed in 0 s (")
 
 
 def container(status: str, code: int = 0, health: str | None = None) -> dict[str, Any]:

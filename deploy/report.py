@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -72,6 +74,15 @@ class Report:
         self.checks.append(check)
         line = f"{check.status}: {check.name} ({check.seconds:.1f} s) {check.detail}".rstrip()
         self._progress.print(line, style=COLOURS[check.status], markup=False, soft_wrap=True)
+
+    def end(self, *, as_json: bool) -> None:
+        """Print the result to standard output. Raises typer.Exit with code 1 unless ``passed``."""
+        if as_json:
+            sys.stdout.write(f"{self.as_json()}\n")
+        else:
+            self.print(Console(highlight=False))
+        if not self.passed:
+            raise typer.Exit(1)
 
     def print(self, console: Console) -> None:
         """As a table, with one line for each check where the output is not a terminal."""
