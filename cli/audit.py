@@ -92,7 +92,7 @@ async def _audit(options: AuditOptions, *, json_output: bool) -> bool:
             await _compare_changed(settings, pool, es, options, bars)
         with translated("audit"):
             begun = await _begin(pool, options)
-        reports = [await _reported(settings, pool, es, g, run, options, bars) for g, run in begun]
+        reports = [await _audit_generation(settings, pool, es, g, run, options, bars) for g, run in begun]
         bars.stop()
         with translated("audit"):
             async with pool.connection() as connection:
@@ -161,28 +161,6 @@ async def _begin(pool: Pool, options: AuditOptions) -> list[tuple[Generation, Ru
         return begun
 
 
-async def _reported(
-    settings: Settings,
-    pool: Pool,
-    es: AsyncElasticsearch,
-    generation: Generation,
-    run: Run,
-    options: AuditOptions,
-    bars: Bars,
-) -> Report:
-    """Audit a generation as a run in lineage. Differences are results: the run completes with them."""
-    from pipeline.audit.compare import KINDS
-    from pipeline.observability import lineage
-    from pipeline.stores import datasets
-
-    stores = datasets.vectors(settings.postgres, generation), datasets.keywords(settings.elasticsearch, generation)
-    ledger = datasets.ledger(settings.postgres)
-    with lineage.job(f"audit.{generation.name}", "AUDIT", inputs=[ledger, *stores]) as reported:
-        report = await _audit_generation(settings, pool, es, generation, run, options, bars)
-        reported.inputs = [ledger, *datasets.compared(*stores, report.counts, KINDS)]
-        return report
-
-
 async def _audit_generation(
     settings: Settings,
     pool: Pool,
@@ -192,29 +170,38 @@ async def _audit_generation(
     options: AuditOptions,
     bars: Bars,
 ) -> Report:
+    """Audit a generation as a run in lineage. Differences are results: the run completes with them."""
     from pipeline.audit import runs
+    from pipeline.audit.compare import KINDS
     from pipeline.audit.examine import Examiner
     from pipeline.audit.sample import sample
     from pipeline.audit.walk import Walk
+    from pipeline.observability import lineage
+    from pipeline.stores import datasets
     from pipeline.stores.postgres import translated
 
-    with translated("audit"):
-        async with pool.connection() as connection:
-            total = await runs.total(connection, run)
-    task = bars.add_task(f"comparing {generation.name}", total=total, completed=run.documents)
-    examiner = Examiner(pool, es, generation)
-    walk = Walk(examiner, run, progress=lambda n: bars.update(task, completed=n))
-    run = await walk.run()
-    sampled = None
-    if options.sample and generation.state != "building":
-        sampled = await sample(pool, generation, options.sample)
+    stores = datasets.vectors(settings.postgres, generation), datasets.keywords(settings.elasticsearch, generation)
+    ledger = datasets.ledger(settings.postgres)
+    with lineage.job(f"audit.{generation.name}", "AUDIT", inputs=[ledger, *stores]) as job:
         with translated("audit"):
             async with pool.connection() as connection:
-                await runs.add(connection, run.id, sampled.unreachable)
-    repaired = await _repair(settings, es, examiner, run, options, bars) if options.repair else None
-    with translated("audit"):
-        async with pool.connection() as connection:
-            return Report(run, await runs.counts(connection, run.id), sampled, repaired, walk.pending)
+                total = await runs.total(connection, run)
+        task = bars.add_task(f"comparing {generation.name}", total=total, completed=run.documents)
+        examiner = Examiner(pool, es, generation)
+        walk = Walk(examiner, run, progress=lambda n: bars.update(task, completed=n))
+        run = await walk.run()
+        sampled = None
+        if options.sample and generation.state != "building":
+            sampled = await sample(pool, generation, options.sample)
+            with translated("audit"):
+                async with pool.connection() as connection:
+                    await runs.add(connection, run.id, sampled.unreachable)
+        repaired = await _repair(settings, es, examiner, run, options, bars) if options.repair else None
+        with translated("audit"):
+            async with pool.connection() as connection:
+                report = Report(run, await runs.counts(connection, run.id), sampled, repaired, walk.pending)
+        job.inputs = [ledger, *datasets.compared(*stores, report.counts, KINDS)]
+        return report
 
 
 async def _repair(
