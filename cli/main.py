@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -178,20 +178,14 @@ def migrate() -> None:
         typer.echo(line)
 
 
-WORKERS = ("detect", "vectors", "keywords", "connectors", "canary")
+Worker = Literal["detect", "vectors", "keywords", "connectors", "canary"]
 WORKER_NEEDS: Mapping[str, tuple[Extra, ...]] = {"connectors": ("connectors",), "canary": ("worker", "query")}
 """The extras of the workers that need others than ``worker``."""
 
 
 @app.command()
 def worker(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="Kind of worker: detect, vectors, keywords, connectors or canary.",
-            autocompletion=lambda: list(WORKERS),
-        ),
-    ],
+    name: Annotated[Worker, typer.Argument(help="Kind of worker.")],
 ) -> None:
     """Run one worker until it is stopped. On SIGTERM it completes the work it has begun. Start more to go faster.
 

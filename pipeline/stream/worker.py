@@ -10,11 +10,11 @@ import sys
 import threading
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
-from pipeline.core.errors import Fenced, Misconfigured, Retryable
+from pipeline.core.errors import Fenced, Retryable
 from pipeline.core.fence import Use
 from pipeline.kafka.client import producer
 from pipeline.observability import lineage, tracing
@@ -29,18 +29,17 @@ from pipeline.stream.parts import Kind, Parts
 
 log = structlog.get_logger()
 
-WORKERS = ("detect", "vectors", "keywords")
+Stream = Literal["detect", "vectors", "keywords"]
+"""The workers that consume the streams of documents."""
 STOP_SECONDS = 28.0
 """The longest time from the signal to the end of the process; Kubernetes kills it after 30. Without this limit a
 library that waits for Kafka would delay the end for minutes. What is not drained by then is left to the next worker, as
 after any kill."""
 
 
-async def run(name: str, settings: Settings) -> None:
+async def run(name: Stream, settings: Settings) -> None:
     """Run one worker until SIGTERM or SIGINT. Raises Misconfigured when the settings make its work impossible, and
     RuntimeError when a part of it has failed; the supervisor then starts the process again."""
-    if name not in WORKERS:
-        raise Misconfigured(f"no worker is called {name!r}: choose one of {', '.join(WORKERS)}")
     stop = asyncio.Event()
     deadline = threading.Timer(STOP_SECONDS, _end_anyway, [name])
     deadline.daemon = True

@@ -1,12 +1,16 @@
-"""Completion, in a real shell."""
+"""The names that the command line knows: completion in a real shell, and usage errors."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from cli.main import Worker, app
 from tests.support.space import PROJECT
 
 PENSTOCK = f"{sys.executable} -m penstock"
@@ -42,3 +46,9 @@ def test_completion_is_installed_into_the_shells_own_files(tmp_path: Path) -> No
     assert "completion installed" in bash(f"{PENSTOCK} --install-completion", tmp_path)
     assert "_penstock_completion penstock" in (tmp_path / ".bash_completions" / "penstock.sh").read_text()
     assert "penstock.sh" in (tmp_path / ".bashrc").read_text()
+
+
+def test_an_unknown_worker_is_a_usage_error_that_names_all_of_them() -> None:
+    result = CliRunner().invoke(app, ["worker", "nonsense"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert all(name in result.output for name in typing.get_args(Worker))
