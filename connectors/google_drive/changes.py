@@ -1,4 +1,4 @@
-"""Push channels, and the work that an instance starts by itself: sweeps, groups and documents whose grants expire.
+"""Push channels.
 
 https://developers.google.com/workspace/drive/api/guides/push. A channel lives a week at most and cannot be prolonged:
 before it expires, another one with a new id replaces it.
@@ -6,24 +6,20 @@ before it expires, another one with a new id replaces it.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import structlog
-
 from connectors.google_drive.client import Api
-from connectors.google_drive.reading import AccessMemory, Corpus
+from connectors.google_drive.reading import Corpus
 from connectors.source import Memory, Reaction, Refused, Request
 from connectors.web import Answered, Missing
-from pipeline.core.errors import Misconfigured, Retryable
 
 CHANNELS = "channels"
 CHANNEL_LIFETIME = timedelta(days=7)
@@ -152,75 +148,3 @@ class Channels:
             return Reaction()
         seen.append(number)
         return Reaction(changes=True)
-
-
-log = structlog.get_logger()
-
-React = Callable[[Reaction], Awaitable[None]]
-Renew = Callable[[], Awaitable[datetime | None]]
-"""Renews the channels, and returns when to call it again."""
-
-EXPIRY_CHECK_SECONDS = 15.0
-"""Time between two checks for expired grants; a reader keeps an expired grant for about so long."""
-RETRY_AFTER = timedelta(minutes=5)
-"""Time until a document whose grant has expired is requested again, and a refused channel is retried."""
-
-
-class Listener:
-    """Collects requests for groups and sweeps, and passes them to the runner with documents whose grants expire."""
-
-    def __init__(self) -> None:
-        self._groups: set[str] = set()
-        self._sweep = False
-        self._wakeup = asyncio.Event()
-        self._requested: dict[str, datetime] = {}
-
-    def groups(self, tags: Collection[str]) -> None:
-        self._groups |= set(tags)
-        self._wakeup.set()
-
-    def sweep(self) -> None:
-        self._sweep = True
-        self._wakeup.set()
-
-    async def run(
-        self,
-        react: React,
-        memory: AccessMemory,
-        now: Callable[[], datetime],
-        renew: Renew | None,
-        *,
-        source: str,
-        expiry_check_seconds: float = EXPIRY_CHECK_SECONDS,
-    ) -> None:
-        """Run until cancelled. renew: None if the instance has no address for notifications."""
-        renewal: datetime | None = None
-        while True:
-            if renew is not None and (renewal is None or renewal <= now()):
-                renewal = await _try_renew(renew, source) or now() + RETRY_AFTER
-            expired = self._new_requests(await memory.expired(now()), now())
-            groups, sweep = self._groups, self._sweep
-            self._groups, self._sweep = set(), False
-            self._wakeup.clear()
-            if expired or groups or sweep:
-                await react(Reaction(ids=expired, groups=groups, sweep=sweep))
-            try:
-                async with asyncio.timeout(expiry_check_seconds):
-                    await self._wakeup.wait()
-            except TimeoutError:
-                continue
-
-    def _new_requests(self, ids: Sequence[str], now: datetime) -> list[str]:
-        self._requested = {id_: at for id_, at in self._requested.items() if now - at < RETRY_AFTER}
-        new = [id_ for id_ in ids if id_ not in self._requested]
-        self._requested |= dict.fromkeys(new, now)
-        return new
-
-
-async def _try_renew(renew: Renew, source: str) -> datetime | None:
-    """Renew the channels, or return None if that fails: polling continues in any case."""
-    try:
-        return await renew()
-    except (Retryable, Misconfigured, Answered) as error:
-        log.warning("google_drive_problem_reported", source=source, code="channel", problem=str(error))
-        return None

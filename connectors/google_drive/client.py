@@ -8,15 +8,13 @@ https://developers.google.com/identity/protocols/oauth2/service-account#httprest
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import httpx
 import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -24,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.source import CursorExpired
 from connectors.web import Answered, Denied, Limits, Missing, Rejected, TooLarge, Web
+from connectors.web.token import RenewedToken
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 
 SCOPES = "https://www.googleapis.com/auth/"
@@ -34,8 +33,6 @@ USER_SCOPE = f"{SCOPES}admin.directory.user.readonly"
 GRANT_TYPE = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 ASSERTION_SECONDS = 3600
 """The longest lifetime that Google accepts."""
-TOKEN_MARGIN_SECONDS = 120
-"""A token is renewed so long before it expires."""
 
 
 class ServiceAccount:
@@ -97,22 +94,20 @@ def _private_key(pem: str) -> RSAPrivateKey | None:
     return key if isinstance(key, RSAPrivateKey) else None
 
 
-class Bearer(httpx.Auth):
-    """Adds an access token to every request, and renews it shortly before it expires or when it is refused.
+class Bearer(RenewedToken):
+    """The access tokens of a service account.
 
     Raises Misconfigured when Google issues none; the message says what has to be granted where.
     """
 
     def __init__(self, account: ServiceAccount, scope: str, subject: str | None, name: str, limits: Limits) -> None:
+        super().__init__()
         self._account = account
         self._scope = scope
         self._subject = subject
         parts = urlsplit(account.token_uri)
         self._path = parts.path
         self._web = Web(f"{parts.scheme}://{parts.netloc}", name=name, limits=limits)
-        self._lock = asyncio.Lock()
-        self._token: str | None = None
-        self._expires_at = 0.0
 
     def __repr__(self) -> str:
         return f"Bearer({self._account!r}, {self._scope!r}, {self._subject!r})"
@@ -120,29 +115,7 @@ class Bearer(httpx.Auth):
     async def close(self) -> None:
         await self._web.close()
 
-    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        token = await self.token()
-        request.headers["Authorization"] = f"Bearer {token}"
-        response = yield request
-        if response.status_code == 401:
-            request.headers["Authorization"] = f"Bearer {await self.token(refused=token)}"
-            yield request
-
-    async def token(self, refused: str | None = None) -> str:
-        async with self._lock:
-            if (
-                self._token is None
-                or self._token == refused
-                or time.monotonic() > self._expires_at - TOKEN_MARGIN_SECONDS
-            ):
-                self._token = None
-                requested_at = time.monotonic()
-                answer = await self._request_token()
-                self._token = str(answer["access_token"])
-                self._expires_at = requested_at + float(answer.get("expires_in", 3599))
-            return self._token
-
-    async def _request_token(self) -> dict[str, Any]:
+    async def request_token(self) -> tuple[str, float]:
         assertion = self._account.assertion(self._scope, self._subject, time.time())
         form = {"grant_type": GRANT_TYPE, "assertion": assertion}
         try:
@@ -151,7 +124,7 @@ class Bearer(httpx.Auth):
             raise Misconfigured(self._refusal(error)) from None
         if not isinstance(answer, dict) or not answer.get("access_token"):
             raise Retryable("Google's token endpoint answered without a token")
-        return answer
+        return str(answer["access_token"]), float(answer.get("expires_in", 3599))
 
     def _refusal(self, error: Answered) -> str:
         who = f"service account {self._account.email}"

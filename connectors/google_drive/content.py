@@ -5,22 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from connectors.extraction import extract_file
-from connectors.extraction import result as extraction
+from connectors.files import Downloads, FileType, NoText, file_type, publishable
 from connectors.google_drive.access import Access
 from connectors.google_drive.client import Api, Json
 from connectors.source import Document, Unreadable
 from connectors.web import Denied, Rejected, TooLarge
-from topics.messages import MAX_CONTENT_BYTES, Metadata
+from topics.messages import Metadata
 
 File = Mapping[str, Any]
 
@@ -40,9 +36,7 @@ class TextExport:
 class Download:
     """The file is downloaded and its text extracted."""
 
-    media_type: str
-    """Empty: the name's ending says it."""
-    ending: str = ""
+    type: FileType
     export: str | None = None
     """The format to which Google converts its own formats; None: the file's own bytes."""
 
@@ -52,88 +46,9 @@ Conversion = TextExport | Download
 _GOOGLE_FORMATS: Mapping[str, Conversion] = {
     f"{GOOGLE}document": TextExport(("text/markdown", "text/html")),
     # CSV holds the first sheet only; the workbook has all of them.
-    f"{GOOGLE}spreadsheet": Download(XLSX, ".xlsx", XLSX),
+    f"{GOOGLE}spreadsheet": Download(FileType(XLSX, ".xlsx"), XLSX),
     f"{GOOGLE}presentation": TextExport(("text/plain",)),
 }
-_BINARY = {
-    "application/pdf": ".pdf",
-    f"{_OFFICE}wordprocessingml.document": ".docx",
-    f"{_OFFICE}presentationml.presentation": ".pptx",
-    XLSX: ".xlsx",
-    "message/rfc822": ".eml",
-    # Old formats are not supported; extraction says so.
-    "application/msword": ".doc",
-    "application/vnd.ms-excel": ".xls",
-    "application/vnd.ms-powerpoint": ".ppt",
-}
-_TEXTUAL = frozenset(
-    {
-        "application/json",
-        "application/ld+json",
-        "application/x-ndjson",
-        "application/xml",
-        "application/yaml",
-        "application/x-yaml",
-        "application/toml",
-        "application/javascript",
-        "application/x-javascript",
-        "application/sql",
-        "application/x-sh",
-        "application/x-python",
-        "application/typescript",
-        "application/xhtml+xml",
-    }
-)
-_UNSPECIFIC = frozenset({"application/octet-stream", "", "application/x-zip", "application/zip"})
-"""Types of files that were uploaded without one (or as the archive that an Office file is): the ending counts."""
-_ENDINGS = frozenset(
-    {
-        "txt",
-        "text",
-        "log",
-        "md",
-        "markdown",
-        "rst",
-        "html",
-        "htm",
-        "csv",
-        "tsv",
-        "json",
-        "jsonl",
-        "ndjson",
-        "yaml",
-        "yml",
-        "toml",
-        "ini",
-        "xml",
-        "py",
-        "pyi",
-        "js",
-        "mjs",
-        "cjs",
-        "jsx",
-        "ts",
-        "tsx",
-        "java",
-        "go",
-        "rs",
-        "c",
-        "h",
-        "cc",
-        "cpp",
-        "cxx",
-        "hh",
-        "hpp",
-        "sql",
-        "sh",
-        "bash",
-        "pdf",
-        "docx",
-        "pptx",
-        "xlsx",
-        "eml",
-    }
-)
 _EMBEDDED_IMAGE = re.compile(r"^\[image\d+\]: *<data:image/[^>\n]*>[ \t]*\n?", re.M)
 _IMAGE_REFERENCE = re.compile(r"!\[([^\[\]\n]*)\]\[image\d+\]")
 """Each place of a text is tried up to the next line or bracket at most: a hostile text takes linear time."""
@@ -145,14 +60,8 @@ def conversion(file: File) -> Conversion | None:
     media_type = str(file.get("mimeType") or "").lower()
     if media_type.startswith(GOOGLE):
         return _GOOGLE_FORMATS.get(media_type)
-    if media_type in _BINARY:
-        return Download(media_type, _BINARY[media_type])
-    if media_type.startswith("text/") or media_type in _TEXTUAL:
-        return Download(media_type)
-    name = str(file.get("name") or "").lower()
-    if media_type in _UNSPECIFIC and "." in name and name.rpartition(".")[2] in _ENDINGS:
-        return Download("")
-    return None
+    kind = file_type(str(file.get("name") or ""), media_type)
+    return Download(kind) if kind else None
 
 
 def without_pictures(markdown: str) -> str:
@@ -221,9 +130,6 @@ def may_download(file: File) -> bool:
 EXPORT_BYTES = 10 * 1024 * 1024
 """Largest export that Google offers (reference/rest/v3/files/export)."""
 
-ABANDONED_SECONDS = 24 * 3600.0
-"""A download that is older was left by a process that was killed: reading takes minutes."""
-
 _REFUSALS = {
     "exportSizeLimitExceeded": ("too_large", "Google exports at most 10 MB: split it"),
     "cannotDownloadAbusiveFile": ("abusive", "Google considers it malware or spam: its owner can ask for a review"),
@@ -235,21 +141,13 @@ _REFUSALS = {
 """By the reason of a 403 (guides/handle-errors): the code, and what to do."""
 
 
-class NoText(Exception):
-    """A file has no text that can be published. ``code`` is a bounded label; the message says what to do."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Contents:
     """Reads files as documents."""
 
     def __init__(self, api: Api, folder: Path, max_bytes: int) -> None:
         """folder: holds downloads while they are read."""
         self._api = api
-        self._folder = folder
+        self._downloads = Downloads(folder, max_bytes)
         self._max_bytes = max_bytes
 
     async def read(self, file: Json, access: Access) -> Document | Unreadable:
@@ -279,14 +177,6 @@ class Contents:
             metadata=metadata(file),
         )
 
-    def _remove_abandoned(self) -> None:
-        """Remove downloads of a process that was killed."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for abandoned in self._folder.iterdir():
-            with suppress(FileNotFoundError):
-                if abandoned.stat().st_mtime < time.time() - ABANDONED_SECONDS:
-                    abandoned.unlink()
-
     async def _text(self, file: Json) -> tuple[str, str]:
         method = conversion(file)
         if method is None:
@@ -314,11 +204,7 @@ class Contents:
             raise NoText("refused", f"Google refuses the download (status {error.status}, {code})") from error
         except TooLarge as error:
             raise NoText("too_large", f"is larger than {error.limit:,} bytes: split it") from error
-        if not text.strip():
-            raise NoText("empty", "has no text")
-        if len(text.encode()) > MAX_CONTENT_BYTES:
-            raise NoText("too_large", "has more than 4 MiB of text: split it")
-        return text, media_type
+        return publishable(text), media_type
 
     async def _export(self, id_: str, method: TextExport) -> tuple[str, str]:
         for media_type in method.media_types:
@@ -333,19 +219,10 @@ class Contents:
         raise NoText("unsupported", "Google exports it in no supported format")
 
     async def _download(self, file: Json, method: Download) -> tuple[str, str]:
-        self._remove_abandoned()
-        to = self._folder / f"{secrets.token_hex(8)}{method.ending}"
-        try:
-            if method.export:
-                await self._api.export_to(str(file["id"]), method.export, to, max(EXPORT_BYTES, self._max_bytes))
-            else:
-                await self._api.download(str(file["id"]), to, self._max_bytes)
-            name = str(file.get("name") or "")
-            if method.ending and not name.lower().endswith(method.ending):
-                name += method.ending
-            extracted = await extract_file(to, name, method.media_type or None)
-        except extraction.Unreadable as error:
-            raise NoText(error.code, str(error)) from error
-        finally:
-            to.unlink(missing_ok=True)
-        return extracted.text, extracted.media_type
+        id_, name = str(file["id"]), str(file.get("name") or "")
+        if method.export is None:
+            return await self._downloads.text(name, method.type, lambda to, limit: self._api.download(id_, to, limit))
+        export, max_bytes = method.export, max(EXPORT_BYTES, self._max_bytes)
+        return await self._downloads.text(
+            name, method.type, lambda to, _: self._api.export_to(id_, export, to, max_bytes)
+        )

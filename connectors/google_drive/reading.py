@@ -1,22 +1,19 @@
-"""Reads files of Drive as entries and listings, with their access, within the configured drives and folders.
-
-In addition to cursors, the runner's Memory stores the principals that files name and the grants that expire.
-"""
+"""Reads files of Drive as entries and listings, with their access, within the configured drives and folders."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from connectors.access_memory import AccessMemory
 from connectors.google_drive import content
 from connectors.google_drive.access import Access, AccessReader, Sharing, Vanished
 from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, Api, Json
 from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
-from connectors.source import Entry, Gone, Listed, Memory, Unreadable
+from connectors.source import Entry, Gone, Listed, Unreadable
 from connectors.web import Missing
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
@@ -114,98 +111,6 @@ class Tree:
                     self._parents[above] = None
             above = self._parents[above]
         return False
-
-
-TAGS = "tags"
-ENDING = "ending"
-MAX_EXPIRING = 5_000
-"""Documents with expiring grants that are remembered, the soonest ones; a sweep finds later ones."""
-
-
-class AccessMemory:
-    """Remembers the tags that files name and the grants that expire. Drive does not list groups, so tags are known only
-    from files: those of the last two complete listings, and those that were read later. (A tag too many does no harm; a
-    missing one, after a listing that was cut short, would.)"""
-
-    def __init__(self, memory: Memory, on_new_tags: Callable[[Collection[str]], None]) -> None:
-        """on_new_tags: called with tags whose members are not known yet."""
-        self._memory = memory
-        self._on_new_tags = on_new_tags
-        self._lock = asyncio.Lock()
-        self._tags: set[str] | None = None
-        self._listed: set[str] | None = None
-        """The tags of the last complete listing; None: there was none yet."""
-        self._listings: list[set[str]] = []
-        self._ending: dict[str, str] | None = None
-        """By external id: when the first grant expires, in ISO 8601."""
-
-    async def _load(self) -> tuple[set[str], dict[str, str]]:
-        if self._tags is None or self._ending is None:
-            stored = await self._memory.get(TAGS) or {}
-            self._tags = set(stored.get("tags", ()))
-            self._listed = None if stored.get("shown") is None else set(stored["shown"])
-            self._ending = dict(await self._memory.get(ENDING) or {})
-        return self._tags, self._ending
-
-    async def tags(self) -> tuple[frozenset[str], bool]:
-        """Return the known tags, and whether a complete listing has shown them all."""
-        async with self._lock:
-            tags, _ = await self._load()
-            return frozenset(tags), self._listed is not None
-
-    async def record(self, accesses: Mapping[str, tuple[Collection[str], datetime | None]]) -> None:
-        """Record the access of files that were just read: by external id, the tags and when the first grant expires."""
-        async with self._lock:
-            tags, ending = await self._load()
-            groups = {tag for named, _ in accesses.values() for tag in named if not tag.startswith("user:")}
-            for listing in self._listings:
-                listing |= groups
-            new = groups - tags
-            if new:
-                tags |= new
-                await self._save_tags()
-            before = dict(ending)
-            for id_, (_, expires_at) in accesses.items():
-                ending.pop(id_, None)
-                if expires_at is not None:
-                    ending[id_] = expires_at.isoformat()
-            if ending != before:
-                soonest = sorted(ending.items(), key=lambda entry: datetime.fromisoformat(entry[1]))[:MAX_EXPIRING]
-                self._ending = dict(soonest)
-                await self._memory.put(ENDING, self._ending)
-        if new:
-            self._on_new_tags(new)
-
-    @asynccontextmanager
-    async def listing(self) -> AsyncIterator[None]:
-        """Wrap a complete listing. When it ends, tags are forgotten that neither it nor the listing before it has
-        recorded."""
-        listed: set[str] = set()
-        self._listings.append(listed)
-        try:
-            yield
-            async with self._lock:
-                tags, _ = await self._load()
-                current = listed | (self._listed or set())
-                if tags != current or self._listed != listed:
-                    self._tags, self._listed = current, set(listed)
-                    await self._save_tags()
-        finally:
-            self._listings = [listing for listing in self._listings if listing is not listed]
-
-    async def _save_tags(self) -> None:
-        listed = None if self._listed is None else sorted(self._listed)
-        await self._memory.put(TAGS, {"tags": sorted(self._tags or ()), "shown": listed})
-
-    async def expired(self, now: datetime) -> list[str]:
-        """Return documents of which a grant has expired since they were read."""
-        async with self._lock:
-            _, ending = await self._load()
-            return [id_ for id_, end in ending.items() if datetime.fromisoformat(end) <= now]
-
-    async def forget(self, external_ids: Collection[str]) -> None:
-        """Forget the grants of documents that are deleted."""
-        await self.record(dict.fromkeys(external_ids, ((), None)))
 
 
 MAX_CONCURRENT_FILES = 4

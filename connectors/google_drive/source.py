@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 import structlog
 
+from connectors.access_memory import AccessMemory, Listener
 from connectors.google_drive.access import Memberships, Sharing, drive_tag
-from connectors.google_drive.changes import Channels, Listener
+from connectors.google_drive.changes import Channels
 from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, Api, Json
 from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
-from connectors.google_drive.reading import AccessMemory, Corpus, Reading, Tree, corpora, missing_drive, missing_folder
+from connectors.google_drive.reading import Corpus, Reading, Tree, corpora, missing_drive, missing_folder
 from connectors.protocol import Problem
 from connectors.source import (
     Context,
@@ -320,6 +321,11 @@ class GoogleDrive:
 
         async def renew() -> datetime | None:
             assert address is not None
-            return await self._channels.renew(await self._corpora(), address)
+            try:
+                return await self._channels.renew(await self._corpora(), address)
+            except (Retryable, Misconfigured, Answered) as error:  # polling continues in any case
+                name = self._context.name
+                log.warning("google_drive_problem_reported", source=name, code="channel", problem=str(error))
+                return None
 
-        await self._listener.run(react, self._memory, self._now, renew if address else None, source=self._context.name)
+        await self._listener.run(react, self._memory, self._now, renew if address else None)

@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+from connectors import files
 from connectors.google_drive import GoogleDriveOptions, content
 from connectors.google_drive.client import DRIVE_SCOPE, MEMBER_SCOPE, USER_SCOPE
 
@@ -33,6 +34,6 @@ def test_the_guide_explains_every_option_and_every_scope() -> None:
 
 
 def test_the_guide_explains_every_code_of_unreadable_files() -> None:
-    source = Path(content.__file__).read_text()
+    source = Path(content.__file__).read_text() + Path(files.__file__).read_text()
     codes = set(re.findall(r'NoText\("(\w+)"', source)) | {code for code, _ in content._REFUSALS.values()}
     assert {code for code in codes if f"`{code}`" not in GUIDE} == set()
