@@ -282,7 +282,7 @@ async def test_a_receiver_that_always_fails_is_paused_and_keeps_its_events(site:
 
 
 async def test_an_event_that_is_always_refused_is_parked_and_holds_up_only_its_own_document(site: Site) -> None:
-    async with FakeWebhook() as receiver, site.serving(give_up_seconds=1.0):
+    async with FakeWebhook() as receiver, site.serving(give_up_seconds=4.0):
         receiver.faults.refused = frozenset({"bad"})
         name = await site.add(receiver)
         await site.announce("bad", "good", "bad")
