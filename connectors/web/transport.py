@@ -179,7 +179,7 @@ class _Pinned(httpcore.AsyncNetworkBackend):
                 addresses = await self._resolve(host, port)
         except TimeoutError as error:
             raise httpcore.ConnectTimeout("the name did not resolve in time") from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for an empty label, and for a long one
             raise httpcore.ConnectError("the name does not resolve") from error
         for address in addresses:
             self._hosts.check_address(host, port, address)
@@ -224,7 +224,7 @@ class Guarded(httpx.AsyncBaseTransport):
             response = await self._pool.handle_async_request(sent)
         except httpcore.LocalProtocolError:
             response = None  # its text quotes the header: not even a chained exception may hold it
-        except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
+        except _FAILURES as error:
             raise translated(error) from error
         if response is None:
             raise Misconfigured("a header cannot be sent: check the credential for line ends and non-ASCII letters")
@@ -246,11 +246,15 @@ class _Stream(httpx.AsyncByteStream):
         try:
             async for part in self._response.aiter_stream():
                 yield part
-        except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
+        except _FAILURES as error:
             raise translated(error) from error
 
     async def aclose(self) -> None:
         await self._response.aclose()
+
+
+_FAILURES = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError)
+"""Errors that a server or the network can cause. httpcore lets an error of TLS after the handshake through."""
 
 
 def translated(error: Exception) -> httpx.TransportError:
@@ -259,6 +263,6 @@ def translated(error: Exception) -> httpx.TransportError:
         return httpx.TimeoutException("it took too long")
     if isinstance(error, httpcore.ConnectError):
         return httpx.ConnectError(str(error) or "no connection")
-    if isinstance(error, httpcore.NetworkError):
+    if isinstance(error, httpcore.NetworkError | ssl.SSLError):
         return httpx.NetworkError("the connection was lost")
     return httpx.RemoteProtocolError("the response was cut off, or is not HTTP")

@@ -40,10 +40,11 @@ def checked(url: str, *, private: bool) -> httpx.URL:
     Misconfigured."""
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL("")
+        host = parsed.host
+    except (httpx.InvalidURL, UnicodeError):  # the latter for a name that is no IDNA
+        parsed, host = httpx.URL(""), ""
     schemes = ("https", "http") if private else ("https",)
-    if parsed.scheme not in schemes or not parsed.host:
+    if parsed.scheme not in schemes or not host:
         raise Misconfigured(
             "the URL of a webhook has to be http://… or https://…"
             if private
@@ -94,7 +95,7 @@ class Receiver:
             return Answer(None, f"{self._where} did not answer within {REQUEST_SECONDS:g} s")
         except httpx.TransportError as error:
             return Answer(None, f"{self._where} did not respond: {str(error)[:200]}")
-        except Forbidden as error:
+        except (Forbidden, Misconfigured) as error:
             return Answer(None, str(error))
 
     def _reason(self, status: int) -> str | None:

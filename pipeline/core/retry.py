@@ -44,7 +44,7 @@ def _retry_after(headers: Mapping[str, str], *, now: datetime) -> float | None:
         return None if value is None else seconds
     try:
         then = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter for numbers of many digits
         return None
     then = then if then.tzinfo else then.replace(tzinfo=UTC)
     return max(0.0, (then - now).total_seconds())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
@@ -96,7 +97,7 @@ class KeySet:
             ):
                 answer.raise_for_status()
                 self._keys = usable(json.loads(await _capped(answer)))
-        except (httpx.HTTPError, TimeoutError, ValueError, RecursionError) as error:
+        except (httpx.HTTPError, ssl.SSLError, TimeoutError, ValueError, RecursionError) as error:
             log.warning("jwks_unreachable", url=self._url, error=f"{type(error).__name__}: {error}"[:200])
             return
         self._fetched_at = self._clock()

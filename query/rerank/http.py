@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -76,7 +77,7 @@ class HttpReranker:
                 f"the rerank server did not answer within {self._settings.timeout_seconds:g} s",
                 service="rerank",
             ) from error
-        except httpx.RequestError as error:
+        except (httpx.RequestError, ssl.SSLError) as error:
             raise Retryable(
                 f"the rerank server cannot be reached ({type(error).__name__})", service="rerank"
             ) from error

@@ -4,16 +4,21 @@ document's events arrive in order, whatever a receiver, the network or our proce
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from psycopg.errors import ForeignKeyViolation
 
+from connectors.git.playground import certificate
 from connectors.webhooks import send, worker
 from connectors.webhooks.send import Receiver, checked
 from connectors.webhooks.worker import Webhooks
@@ -27,6 +32,7 @@ from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import WebhookSettings
 from tests.fakes.webhooks import FakeWebhook
 from tests.support.connectors.runner_kit import Bench
+from tests.support.hostile_server import sending
 from topics.messages import DocumentIndexed
 from topics.registry import DOCUMENTS_INDEXED
 
@@ -327,6 +333,87 @@ async def test_redirects_are_not_followed_and_an_endless_response_is_not_read(si
         assert await site.waiting(name) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"HTTP/1.1 503 x\r\nretry-after: Thu, 01 Jan 99999999999999999999 12:00:00 GMT\r\n\r\n", 503),
+        (b"HTTP/1.1 101 x\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", None),
+        (b"\xff" * 1000, None),
+    ],
+)
+async def test_whatever_a_receiver_sends_is_an_outcome_of_its_own_event(sent: bytes, status: int | None) -> None:
+    """An exception would stop the sending to all receivers."""
+    async with sending(sent) as port:
+        receiver = Receiver(f"http://127.0.0.1:{port}/x", private=True)
+        answer = await receiver.send({"webhook-id": "1"}, b"{}")
+        await receiver.close()
+    assert (answer.status, answer.reason is None) == (status, False)
+
+
+async def test_a_receiver_that_breaks_its_tls_connection_counts_as_away(tmp_path: Path) -> None:
+    certificates = certificate(tmp_path)
+    async with sending(b"no record of TLS", beneath=certificates) as port:
+        trust = ssl.create_default_context(cafile=str(certificates[0]))
+        receiver = Receiver(f"https://127.0.0.1:{port}/x", private=True, ssl_context=trust)
+        answer = await receiver.send({"webhook-id": "1"}, b"{}")
+        await receiver.close()
+    assert (answer.status, answer.reason) == (
+        None,
+        f"https://127.0.0.1:{port} did not respond: the connection was lost",
+    )
+
+
+@pytest.mark.parametrize("name", ["a..b", "a" * 70 + ".example.com"])
+async def test_a_name_that_cannot_be_resolved_is_an_outcome(name: str) -> None:
+    receiver = Receiver(f"https://{name}/", private=False)
+    answer = await receiver.send({"webhook-id": "1"}, b"{}")
+    await receiver.close()
+    assert answer.reason is not None
+    assert answer.reason.endswith("did not respond: the name does not resolve")
+
+
+async def test_records_of_the_topic_that_no_process_of_ours_would_write_stop_no_webhook(site: Site) -> None:
+    event = {
+        "tenant": site.bench.tenant,
+        "source": "wiki",
+        "external_id": "forged",
+        "observed_at": datetime.now(UTC).isoformat(),
+        "document_id": str(document_id(site.bench.tenant, "wiki", "forged")),
+        "seq": 1,
+        "state": "searchable",
+        "generation": "g1",
+    }
+    forged: list[tuple[dict[str, object], bytes]] = [
+        (event, b"a\nb"),
+        (event, b"\xff"),
+        (event, b"\x00"),
+        (event, b""),
+        (event, b"a" * 100_000),
+        ({**event, "document_id": "no UUID"}, b"1"),
+        ({**event, "generation": "\x00", "more": "\x00"}, b"good"),
+    ]
+    async with FakeWebhook() as receiver, site.serving():
+        name = await site.add(receiver)
+        async with AIOKafkaProducer(bootstrap_servers=site.bench.kafka.bootstrap) as producer:
+            for value, id_ in forged:
+                await producer.send_and_wait(
+                    f"{site.bench.kafka.topic_prefix}{DOCUMENTS_INDEXED.name}",
+                    json.dumps(value).encode(),
+                    key=b"x",
+                    headers=[("ce_type", b"io.penstock.document.indexed.v1"), ("ce_id", id_)],
+                )
+        await until(receiver, 1)
+        await site.announce("genuine")
+        await until(receiver, 2)
+        assert [event["external_id"] for event in receiver.events()] == ["forged", "genuine"]
+        await site.until_waiting(name, (0, 0))
+        async with site.bench.pool.connection() as connection:
+            await ledger.pause(connection, name, "paused by a test")
+            odd = ledger.Event(name, site.bench.tenant, uuid4(), "searchable", "2", json.dumps(forged[-1][0]))
+            await ledger.enqueue(connection, [odd])
+            assert [e["external_id"] for e in await ledger.listed(connection, name, 10)] == ["forged"]
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fd00::1"])
 async def test_an_address_that_is_not_public_is_refused_whatever_name_leads_there(address: str) -> None:
     async def resolver(host: str, port: int) -> list[str]:
@@ -350,6 +437,7 @@ async def test_an_address_that_is_not_public_is_refused_whatever_name_leads_ther
         "https:///x",
         "no url",
         "https://a#b",
+        "https://xn--a.example/",
     ],
 )
 def test_only_an_https_address_without_a_login_is_a_receiver(url: str) -> None:

@@ -58,6 +58,8 @@ def test_backoff_respects_retry_after_and_never_exceeds_the_cap(
         ({"retry-after": "nan"}, None),
         ({"retry-after": "inf"}, None),
         ({"retry-after": "tomorrow"}, None),
+        ({"retry-after": "Thu, 01 Jan 99999999999999999999 12:00:00 GMT"}, None),
+        ({"retry-after": "Thu, 01 Jan 2026 12:00:30 +99999999999999999999"}, None),
         ({"retry-after": "31536000"}, 3600.0),
         ({"retry-after-ms": "1e15"}, 3600.0),
         ({"retry-after": "Tue, 01 Jan 2036 12:00:00 GMT"}, 3600.0),

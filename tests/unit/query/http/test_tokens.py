@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
 
+from connectors.git.playground import certificate
 from pipeline.core.errors import Misconfigured, Retryable
 from query.auth import jwks, tokens
 from query.auth.identity import Identity
@@ -19,6 +22,7 @@ from query.auth.jwks import KeySet, usable
 from query.auth.tokens import Untrusted, require
 from query.settings import AuthSettings
 from tests.fakes.issuer import AUDIENCE, Issuer, Key, issuing
+from tests.support.hostile_server import sending
 
 KEEP = 86_400.0
 
@@ -160,6 +164,19 @@ async def test_a_new_signing_key_is_fetched_and_a_withdrawn_one_rejected(issuer:
         with pytest.raises(Untrusted):
             await tokens.identify(old, keys, settings)
     assert issuer.fetches == 2
+
+
+async def test_a_broken_tls_connection_to_the_issuer_counts_as_an_issuer_that_is_away(tmp_path: Path) -> None:
+    certificates = certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=str(certificates[0]))
+    async with (
+        sending(b"no record of TLS", beneath=certificates) as port,
+        httpx.AsyncClient(verify=trust) as client,
+    ):
+        keys = KeySet(f"https://127.0.0.1:{port}/", keep_seconds=KEEP, client=client)
+        with pytest.raises(Retryable):
+            await keys.key("k1", "RS256")
+        await keys.aclose()
 
 
 async def test_tokens_with_unknown_keys_do_not_overload_the_issuer(issuer: Issuer) -> None:

@@ -6,15 +6,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
+from connectors.git.playground import certificate
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Poison, Retryable
 from query.rerank.http import HttpReranker, read
 from query.settings import RerankSettings
 from tests.fakes.rerank import WINDOW_WORDS, FakeRerank, scores
+from tests.support.hostile_server import sending
 
 QUESTION = "why did the turbine stop"
 TEXTS = ["the tea was cold", "the turbine did stop for lack of water", "the turbine is large"]
@@ -144,6 +147,19 @@ async def test_a_hanging_rerank_server_times_out(fake: FakeRerank) -> None:
             await reranker.rerank(QUESTION, TEXTS)
     while not fake.stats.left:
         await asyncio.sleep(0.01)
+
+
+async def test_a_broken_tls_connection_to_the_rerank_server_is_retryable(
+    fake: FakeRerank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates[0]))
+    async with (
+        sending(b"no record of TLS", beneath=certificates) as port,
+        connected(fake, url=f"https://127.0.0.1:{port}/rerank") as reranker,
+    ):
+        with pytest.raises(Retryable, match="cannot be reached"):
+            await reranker.rerank(QUESTION, TEXTS)
 
 
 async def test_an_unreachable_rerank_server_is_retryable(fake: FakeRerank) -> None:
