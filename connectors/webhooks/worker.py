@@ -280,22 +280,34 @@ def _events(records: Sequence[ConsumerRecord], endpoints: Sequence[Endpoint]) ->
     for record in records:
         try:
             message = decode(record.value, record.headers)
+            if not isinstance(message, DocumentIndexed):
+                continue
+            document, id_ = _ids(message, record)
         except BadMessage as error:
             log.error("webhook_record_unreadable", code=error.code, partition=record.partition, offset=record.offset)
             continue
-        if not isinstance(message, DocumentIndexed):
-            continue
-        id_ = (header_map(record.headers).get("ce_id") or b"").decode("utf-8", "replace")
         events += [
             Event(
                 endpoint.name,
                 message.tenant,
-                UUID(message.document_id),
+                document,
                 message.state,
                 id_,
-                record.value.decode(),
+                message.model_dump_json(),
             )
             for endpoint in endpoints
             if endpoint.subscription.includes(message.tenant, message.source, message.observed_at)
         ]
     return events
+
+
+def _ids(message: DocumentIndexed, record: ConsumerRecord) -> tuple[UUID, str]:
+    """The ids of the document and of the event. Raises BadMessage if Postgres or a header cannot hold one of them."""
+    id_ = (header_map(record.headers).get("ce_id") or b"").decode("latin-1")
+    try:
+        document = UUID(message.document_id)
+    except ValueError as error:
+        raise BadMessage("invalid", "document_id is no UUID") from error
+    if not core.EVENT_ID.fullmatch(id_):
+        raise BadMessage("invalid", "header ce_id is empty, too long, or has other than visible ASCII characters")
+    return document, id_

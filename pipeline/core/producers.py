@@ -13,6 +13,7 @@ from datetime import datetime
 
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import Poison
+from pipeline.core.patterns import matches
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 """The names that a producer may have."""
@@ -104,7 +105,7 @@ def is_pattern(pattern: str) -> bool:
 
 def is_allowed(allow: Sequence[str], tenant: str, source: str) -> bool:
     return any(
-        _matches(_parts(pattern)[1], source) and is_canary(source) <= is_canary(_parts(pattern)[1])
+        matches(_parts(pattern)[1], source) and is_canary(source) <= is_canary(_parts(pattern)[1])
         for pattern in allow
         if _matches_tenant(pattern, tenant)
     )
@@ -116,22 +117,4 @@ def _parts(pattern: str) -> tuple[str, str]:
 
 
 def _matches_tenant(pattern: str, tenant: str) -> bool:
-    return _matches(_parts(pattern)[0], tenant)
-
-
-def _matches(part: str, name: str) -> bool:
-    """Whether a pattern's tenant or source matches a name. A regular expression would take exponential time for names
-    that nearly match many ``*``."""
-    first, *others = part.split("*")
-    if not others:
-        return name == first
-    *middle, last = others
-    position, end = len(first), len(name) - len(last)
-    if position > end or not name.startswith(first) or not name.endswith(last):
-        return False
-    for literal in middle:
-        position = name.find(literal, position, end)
-        if position < 0:
-            return False
-        position += len(literal)
-    return True
+    return matches(_parts(pattern)[0], tenant)

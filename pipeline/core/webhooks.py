@@ -17,8 +17,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from pipeline.core.patterns import matches
+
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 """The names that an endpoint may have."""
+EVENT_ID = re.compile(r"[!-~]{1,200}")
+"""The ids that an event may have, because a header holds them."""
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 TEST_TYPE = "io.penstock.webhook.test.v1"
 SALT_BYTES = 16
@@ -104,16 +108,12 @@ class Subscription:
         """Whether an event is for this endpoint. at: when it was announced, by the clock of a worker."""
         if tenant != self.tenant or at < self.since - CLOCKS_DIFFER:
             return False
-        return not self.sources or any(_matches(pattern, source) for pattern in self.sources)
+        return not self.sources or any(matches(pattern, source) for pattern in self.sources)
 
 
 CLOCKS_DIFFER = timedelta(minutes=5)
 """An endpoint also receives what was announced so long before it was added: the clocks of processes may differ by so
 much, and no event may be lost."""
-
-
-def _matches(pattern: str, source: str) -> bool:
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), source, re.DOTALL) is not None
 
 
 def wait_seconds(failures: int, *, retry_after: float | None, random: float) -> float:
