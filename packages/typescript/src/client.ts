@@ -77,15 +77,15 @@ export class ProblemError extends ClientError {
   readonly retryAfterSeconds: number | null;
 
   constructor(problem: Partial<Problem>, status: number, headers: Headers) {
-    const title = problem.title ?? `HTTP status ${status}`;
-    const detail = problem.type === undefined ? NOT_OURS : (problem.detail ?? "");
+    const title = line(problem.title) || `HTTP status ${status}`;
+    const detail = problem.type === undefined ? NOT_OURS : line(problem.detail);
     const requestId = headers.get("request-id");
     super(`${status} ${title}${detail && `: ${detail}`}${requestId === null ? "" : ` (request ${requestId})`}`);
     this.status = status;
-    this.type = problem.type ?? "about:blank";
+    this.type = line(problem.type) || "about:blank";
     this.title = title;
     this.detail = detail;
-    this.errors = problem.errors ?? [];
+    this.errors = Array.isArray(problem.errors) ? problem.errors : [];
     this.requestId = requestId;
     this.retryAfterSeconds = retryAfterSeconds(headers.get("retry-after"));
   }
@@ -109,6 +109,10 @@ export class Client {
   constructor(options: Options) {
     if (!/^https?:\/\/[^/]/.test(options.url)) {
       throw new TypeError("the address of the service begins with http:// or https://, such as https://search.example");
+    }
+    if (/^[^/]*\/\/[^/?#]*@/.test(options.url)) throw new TypeError("the address of the service has no user");
+    for (const [name, value] of Object.entries(options.headers ?? {})) {
+      if (!SENDABLE.test(value)) throw new TypeError(`the header ${JSON.stringify(name)} cannot be sent`);
     }
     this.#transport = new Transport(options);
     this.#api = createApi<paths>({
@@ -151,7 +155,8 @@ export class Client {
         const { done, value } = await events.read().catch(fail);
         if (done) throw new Unreachable("the stream ended before the answer was complete");
         if (value.event === "error") {
-          const problem = parsed(value.data) as Problem;
+          const problem = problemIn(value.data);
+          if (typeof problem.status !== "number") throw new InvalidResponse("the error of the stream has no status");
           throw new ProblemError(problem, problem.status, response.headers);
         }
         if (value.event === undefined || !KNOWN_EVENTS.has(value.event)) continue; // of a later service
@@ -212,6 +217,10 @@ const KNOWN_EVENTS: ReadonlySet<string> = new Set<AnswerEvent["event"]>(["source
 const BASE_SECONDS = 0.5;
 const RENEW_BEFORE_SECONDS = 60;
 const HEADER = "Authorization: Bearer ";
+/** The values that a header can have. Node quotes any other in its error. */
+const SENDABLE = /^(?:[!-~](?:[ \t!-~]*[!-~])?)?$/;
+/** The largest response, when it is decompressed. */
+const MAX_RESPONSE_BYTES = 64 * 2 ** 20;
 /** Node's codes of errors before a request is sent. */
 const NEVER_SENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "UND_ERR_CONNECT_TIMEOUT"]);
 
@@ -294,7 +303,10 @@ class Transport {
 
   async #fetch(request: Request, token: string | undefined): Promise<Response> {
     const headers = new Headers(request.headers);
-    if (token !== undefined) headers.set("Authorization", `Bearer ${token}`);
+    if (token !== undefined) {
+      if (!/^[!-~]*$/.test(token)) throw new ClientError("the token holds a space, a line end or a letter beyond ASCII");
+      headers.set("Authorization", `Bearer ${token}`);
+    }
     const limit = new AbortController();
     const late = new Unreachable("the service did not respond in time");
     const timer = setTimeout(() => limit.abort(late), this.#timeoutMilliseconds);
@@ -304,12 +316,13 @@ class Transport {
       const { status, headers: received } = response;
       if (response.ok && received.get("content-type")?.startsWith(EVENT_STREAM)) return response;
       // Read within the time limit, so that the caller never waits for a body.
-      const body = await response.arrayBuffer();
+      const body = await bytesOf(response);
       if (status < 200 || status > 599) throw new InvalidResponse("the service responded with a redirection");
       if (response.ok && status !== 204 && !received.get("content-type")?.startsWith("application/json")) {
         throw new InvalidResponse("this is not the response of a Penstock service");
       }
-      return new Response(body.byteLength > 0 ? body : null, { status, headers: received });
+      if (response.ok && body.size > 0) parsed(await body.text());
+      return new Response(body.size > 0 ? body : null, { status, headers: received });
     } catch (error) {
       return fail(error);
     } finally {
@@ -361,6 +374,28 @@ function fail(error: unknown): never {
   throw new Unreachable(`no complete response from the service: ${String(reason)}`, { cause: error });
 }
 
+/** Rejects with InvalidResponse if there are too many. */
+async function bytesOf(response: Response): Promise<Blob> {
+  const parts: BlobPart[] = [];
+  const reader = response.body?.getReader();
+  for (let size = 0; reader; ) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    size += value.byteLength;
+    if (size > MAX_RESPONSE_BYTES) {
+      await reader.cancel();
+      throw new InvalidResponse(`the response is larger than ${MAX_RESPONSE_BYTES} bytes`);
+    }
+    parts.push(value);
+  }
+  return new Blob(parts);
+}
+
+/** A value of another server as one line without control characters. */
+function line(value: unknown): string {
+  return typeof value === "string" ? value.slice(0, 2000).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, " ") : "";
+}
+
 function problemIn(body: string): Partial<Problem> {
   try {
     const read: unknown = JSON.parse(body);
@@ -373,8 +408,8 @@ function problemIn(body: string): Partial<Problem> {
 function parsed(text: string): unknown {
   try {
     return JSON.parse(text);
-  } catch (error) {
-    throw new InvalidResponse("an event of the stream is not JSON", { cause: error });
+  } catch {
+    throw new InvalidResponse("the response of the service is not JSON"); // the cause would quote it
   }
 }
 

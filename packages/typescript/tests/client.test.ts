@@ -4,8 +4,9 @@ import assert from "node:assert/strict";
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { test } from "node:test";
+import { gzipSync } from "node:zlib";
 
-import { Client, InvalidResponse, ProblemError, Unreachable, type Options } from "penstock-client";
+import { Client, ClientError, InvalidResponse, ProblemError, Unreachable, type Options } from "penstock-client";
 
 type Reply = (request: IncomingMessage, response: ServerResponse) => void;
 
@@ -196,6 +197,37 @@ test("what is no query service is named", async () => {
       await assert.rejects(client.streamAnswer({ question: "q" }).next(), InvalidResponse);
     });
   }
+});
+
+test("no error quotes a token, a header or a login", async () => {
+  for (const token of ["secret\nX-Other: 1", "secret\0", "secret€"]) {
+    await replying([caller], { token: () => token }, async (client, requests) => {
+      await assert.rejects(client.me(), (e) => e instanceof ClientError && !String(e.stack).includes("secret"));
+      assert.equal(requests.length, 0);
+    });
+  }
+  for (const options of [{ url: "http://u:secret@a" }, { url: "http://a", headers: { "X-A": "secret\n" } }]) {
+    assert.throws(() => new Client(options), (e) => e instanceof TypeError && !String(e.stack).includes("secret"));
+  }
+});
+
+test("any error of another server is one short line, and any other body is named", async () => {
+  const json = { "Content-Type": "application/json" };
+  for (const text of ['{"type":1,"errors":5}', "null", '{"type":"x","title":"\\u001b[2J\\n","detail":{}}']) {
+    await replying([(_, response) => response.writeHead(500, json).end(text)], {}, async (client) => {
+      await assert.rejects(client.me(), (e: ProblemError) => !/\p{C}/u.test(e.message + e.kind) && !e.errors[0]);
+    });
+    await replying([stream(`event: error\ndata: ${text}\n\n`)], {}, async (client) => {
+      await assert.rejects(client.streamAnswer({ question: "q" }).next(), InvalidResponse);
+    });
+  }
+  const bomb = gzipSync(Buffer.alloc(64 * 2 ** 20 + 1), { level: 1 });
+  const packed: Reply = (_, response) => response.writeHead(200, { ...json, "Content-Encoding": "gzip" }).end(bomb);
+  await replying([packed], {}, async (client) => assert.rejects(client.me(), /larger than/));
+  const page: Reply = (_, response) => response.writeHead(200, json).end("secret <p>");
+  await replying([page], {}, async (client) => {
+    await assert.rejects(client.me(), (e) => e instanceof InvalidResponse && !String(e.stack).includes("secret"));
+  });
 });
 
 test("the types are those of the description", () => {
