@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,6 +41,11 @@ BASE_SECONDS = 0.5
 """The first wait before sending again is at most this long; each further one may be twice as long."""
 REFUSED = frozenset({429, 503})
 """Statuses after which a later attempt may succeed."""
+MAX_RESPONSE_BYTES = 64 * 2**20
+"""The largest response, when it is decompressed. A document has at most 4 MiB of text, which JSON may write with six
+bytes for each."""
+FAILURES = (httpx.RequestError, ssl.SSLError)
+"""Errors of a connection. The asynchronous client of httpx lets an error of TLS after the handshake through."""
 NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 EVENTS: Mapping[str, type[BaseModel]] = {
     "sources": SourcesEvent,
@@ -143,14 +150,21 @@ def event(name: str, data: str, headers: Mapping[str, str]) -> AnswerEvent | Non
     return None if model is None else _reader(model)(data)  # type: ignore[return-value]
 
 
-def failure(response: httpx.Response) -> ClientError:
-    """The error of a response without success, whose body was read."""
+def failure(response: httpx.Response, body: bytes) -> ClientError:
+    """The error of a response without success."""
     if response.status_code >= 400:
-        return problem(response.status_code, response.headers, response.content)
+        return problem(response.status_code, response.headers, body)
     return InvalidResponse(f"the service responded with status {response.status_code}: check its address")
 
 
-def unreachable(error: httpx.RequestError) -> Unreachable:
+def add(body: bytearray, part: bytes) -> None:
+    """Add a part to the body of a response. Raises InvalidResponse for one that is too large."""
+    body += part
+    if len(body) > MAX_RESPONSE_BYTES:
+        raise InvalidResponse(f"the response is larger than {MAX_RESPONSE_BYTES:,} bytes, which none of Penstock's is")
+
+
+def unreachable(error: Exception) -> Unreachable:
     """To be raised from ``error``."""
     if isinstance(error, httpx.TimeoutException):
         return Unreachable(f"the service did not respond in time ({type(error).__name__})")
@@ -191,9 +205,17 @@ def base_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("the address of the service begins with http:// or https://, such as https://search.example")
-    if parts.query or parts.fragment or parts.username:
+    if parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError("the address of the service has no user, query or fragment")
     return url.rstrip("/")
+
+
+def sendable(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The headers. Raises ValueError for one that HTTP cannot carry, whose value the library would quote."""
+    for name, value in headers.items():
+        if not re.fullmatch(r"[!-9;-~]+", name) or not re.fullmatch(r"([!-~]([ \t!-~]*[!-~])?)?", value):
+            raise ValueError(f"the header {name!r} cannot be sent: it has a line end or a letter that is not ASCII")
+    return headers
 
 
 def _retry_after(error: BaseException | None) -> float | None:

@@ -54,7 +54,7 @@ def _options(
         "base_url": calls.base_url(url),
         "auth": None if token is None else BearerToken(token),
         "timeout": httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds), pool=None),
-        "headers": {"User-Agent": f"penstock-client/{version('penstock')}", **(headers or {})},
+        "headers": {"User-Agent": f"penstock-client/{version('penstock')}", **calls.sendable(headers or {})},
         "limits": httpx.Limits(max_connections=connections, keepalive_expiry=KEEPALIVE_SECONDS),
         "verify": True if ssl_context is None else ssl_context,
     }
@@ -73,8 +73,8 @@ class Client:
     holds the client's certificate. Proxies are those of the environment (``HTTPS_PROXY``, ``NO_PROXY``).
 
     All methods raise ProblemError (the service responded with an error), Unreachable (it did not respond),
-    InvalidResponse (the response is not Penstock's) and TokenUnavailable; all are ClientError. An exception of the
-    function that returns the token is raised as it is.
+    InvalidResponse (the response is not Penstock's) and TokenUnavailable (also for a token that no header can hold);
+    all are ClientError. An exception of the function that returns the token is raised as it is.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Client:
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Raises ValueError if the address is not one of HTTP or the token is the name of a file. Connects at the first
-        request."""
+        """Raises ValueError if the address is not one of HTTP, a header cannot be sent, or the token is the name of a
+        file. Connects at the first request."""
         self._http = httpx.Client(**_options(url, token, timeout_seconds, headers, ssl_context, connections))
         self._attempts, self._longest_wait_seconds = attempts, longest_wait_seconds
 
@@ -218,8 +218,8 @@ class Client:
     def _send_once(self, call: Call[T]) -> T:
         response = self._open(call)
         try:
-            return call.read(response.read())
-        except httpx.RequestError as error:
+            return call.read(_body(response))
+        except calls.FAILURES as error:
             raise calls.unreachable(error) from error
         finally:
             response.close()
@@ -232,12 +232,12 @@ class Client:
             if response.is_success:
                 return response
             try:
-                response.read()
+                body = _body(response)
             finally:
                 response.close()
-        except httpx.RequestError as error:
+        except calls.FAILURES as error:
             raise calls.unreachable(error) from error
-        raise calls.failure(response)
+        raise calls.failure(response, body)
 
     def _events(self, response: httpx.Response) -> Generator[AnswerEvent, None, None]:
         try:
@@ -249,7 +249,7 @@ class Client:
                     return
         except SSEError as error:
             raise InvalidResponse("the service did not respond with a stream of events") from error
-        except httpx.RequestError as error:
+        except calls.FAILURES as error:
             raise calls.unreachable(error) from error
         raise calls.interrupted()
 
@@ -273,8 +273,8 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Raises ValueError if the address is not one of HTTP or the token is the name of a file. Connects at the first
-        request."""
+        """Raises ValueError if the address is not one of HTTP, a header cannot be sent, or the token is the name of a
+        file. Connects at the first request."""
         self._http = httpx.AsyncClient(**_options(url, token, timeout_seconds, headers, ssl_context, connections))
         self._attempts, self._longest_wait_seconds = attempts, longest_wait_seconds
 
@@ -386,8 +386,8 @@ class AsyncClient:
     async def _send_once(self, call: Call[T]) -> T:
         response = await self._open(call)
         try:
-            return call.read(await response.aread())
-        except httpx.RequestError as error:
+            return call.read(await _abody(response))
+        except calls.FAILURES as error:
             raise calls.unreachable(error) from error
         finally:
             await response.aclose()
@@ -400,12 +400,12 @@ class AsyncClient:
             if response.is_success:
                 return response
             try:
-                await response.aread()
+                body = await _abody(response)
             finally:
                 await response.aclose()
-        except httpx.RequestError as error:
+        except calls.FAILURES as error:
             raise calls.unreachable(error) from error
-        raise calls.failure(response)
+        raise calls.failure(response, body)
 
     async def _events(self, response: httpx.Response) -> AsyncGenerator[AnswerEvent, None]:
         try:
@@ -417,6 +417,22 @@ class AsyncClient:
                     return
         except SSEError as error:
             raise InvalidResponse("the service did not respond with a stream of events") from error
-        except httpx.RequestError as error:
+        except calls.FAILURES as error:
             raise calls.unreachable(error) from error
         raise calls.interrupted()
+
+
+def _body(response: httpx.Response) -> bytes:
+    """Raises InvalidResponse for one that is too large."""
+    body = bytearray()
+    for part in response.iter_bytes():
+        calls.add(body, part)
+    return bytes(body)
+
+
+async def _abody(response: httpx.Response) -> bytes:
+    """As ``_body``."""
+    body = bytearray()
+    async for part in response.aiter_bytes():
+        calls.add(body, part)
+    return bytes(body)

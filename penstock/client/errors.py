@@ -15,6 +15,7 @@ from pipeline.core.retry import retry_after_seconds
 _KIND = "urn:penstock:problem:"
 NOT_OURS = "this is not a response of Penstock: check the address of the service, and the proxy before it"
 """The detail of an error that another server has sent."""
+LINE_CHARACTERS = 2_000
 
 
 class ClientError(Exception):
@@ -31,7 +32,7 @@ class InvalidResponse(ClientError):
 
 
 class TokenUnavailable(ClientError):
-    """The file of the token cannot be read or is empty."""
+    """The file of the token cannot be read, or the token cannot be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +86,27 @@ def problem(status: int, headers: Mapping[str, str], body: str | bytes) -> Probl
     """The error that a response with a status from 400 stands for. headers: case-insensitive."""
     try:
         read = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         read = None
     fields = read if isinstance(read, dict) and "type" in read else {}
-    invalid = [entry for entry in fields.get("errors") or () if isinstance(entry, dict)]
+    errors = fields.get("errors")
+    invalid = [entry for entry in errors if isinstance(entry, dict)] if isinstance(errors, list) else []
     return ProblemError(
         status=status,
-        type=str(fields.get("type", "about:blank")),
-        title=str(fields.get("title") or _phrase(status)),
-        detail=str(fields.get("detail", "")) if fields else NOT_OURS,
-        errors=[InvalidField(str(entry.get("pointer", "")), str(entry.get("detail", ""))) for entry in invalid],
-        request_id=headers.get("request-id"),
-        trace_id=headers.get("trace-id"),
+        type=_line(fields.get("type", "about:blank")),
+        title=_line(fields.get("title") or _phrase(status)),
+        detail=_line(fields.get("detail", "")) if fields else NOT_OURS,
+        errors=[InvalidField(_line(entry.get("pointer", "")), _line(entry.get("detail", ""))) for entry in invalid],
+        request_id=_line(headers["request-id"]) if "request-id" in headers else None,
+        trace_id=_line(headers["trace-id"]) if "trace-id" in headers else None,
         retry_after_seconds=retry_after_seconds(headers, now=datetime.now(UTC)),
     )
+
+
+def _line(value: object) -> str:
+    """A value of another server, which may be of any type, as one line of at most LINE_CHARACTERS without control
+    characters."""
+    return "".join(char if char.isprintable() else " " for char in str(value)[:LINE_CHARACTERS])
 
 
 def _phrase(status: int) -> str:

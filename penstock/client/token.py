@@ -6,6 +6,7 @@ import base64
 import inspect
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -70,6 +71,9 @@ class BearerToken(httpx.Auth):
         return self._token if self._token != refused else None
 
     def _store(self, token: str) -> str:
+        """Raises TokenUnavailable for one that no header can hold, which the library would quote."""
+        if not re.fullmatch(r"[!-~]+", token):
+            raise TokenUnavailable("the token is empty, or holds a space, a line end or a letter that is not ASCII")
         self._token = token
         return token
 
@@ -100,7 +104,7 @@ def expiry(token: str) -> float | None:
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
         return float(claims["exp"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 

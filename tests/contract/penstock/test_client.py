@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import ssl
 import time
@@ -21,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from connectors.git.playground import certificate
 from deploy.certificates import Authority
 from penstock.client import (
     AnswerResponse,
@@ -31,11 +33,13 @@ from penstock.client import (
     SearchFilters,
     SourcesEvent,
     Unreachable,
+    calls,
 )
 from pipeline.runtime.http_server import served
 from tests.contract.penstock.conftest import TEXTS, QueryService
 from tests.fakes.issuer import Issuer, issuing
 from tests.faults.tcp_proxy import TcpProxy, tcp_proxy
+from tests.support.hostile_server import sending
 from tests.support.query.client_kit import KINDS, EitherClient, Kind, either
 from tests.support.query.http_kit import TOKEN_FILE, as_, service_over, write_keys
 from tests.support.query.library import document
@@ -366,6 +370,27 @@ async def test_what_is_no_query_service_is_named(kind: Kind) -> None:
             for ask in (client.call("me"), client.stream(QUESTION)):
                 with pytest.raises(InvalidResponse):
                     await ask
+
+
+async def test_a_response_that_is_too_large_is_refused(kind: Kind) -> None:
+    packed = gzip.compress(bytes(calls.MAX_RESPONSE_BYTES + 1), 1)
+    for status in (200, 500):
+        page: Reply = lambda _, status=status: Response(packed, status, headers={"Content-Encoding": "gzip"})  # noqa: E731
+        async with replies(page) as (url, _), either(kind, url, "t", **QUICK) as client:
+            with pytest.raises(InvalidResponse, match="larger than"):
+                await client.call("me")
+
+
+async def test_a_broken_tls_connection_is_unreachable(kind: Kind, tmp_path: Path) -> None:
+    certificates = certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=str(certificates[0]))
+    async with (
+        sending(b"no record of TLS", beneath=certificates) as port,
+        either(kind, f"https://127.0.0.1:{port}", "t", ssl_context=trust, **QUICK) as client,
+    ):
+        for ask in (client.call("me"), client.stream(QUESTION)):
+            with pytest.raises(Unreachable):
+                await ask
 
 
 async def test_a_stream_without_its_last_event_raises_and_unknown_events_are_passed_over(kind: Kind) -> None:

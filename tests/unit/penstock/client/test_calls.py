@@ -82,6 +82,42 @@ def test_waits_are_as_long_as_the_service_asks_for() -> None:
     assert all(7 <= wait <= 7 + calls.BASE_SECONDS for wait in waits)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"type": 1, "errors": 5}',
+        b'{"type": "x", "errors": true}',
+        b'{"type": [], "title": {}, "detail": [], "errors": {"a": 1}}',
+        b'{"type": "x", "errors": [1, {"pointer": 2}]}',
+        b"[" * 100_000,
+        b"1" * 5_000,
+        b'{"type": "x", "title": "\\u001b]0;x\\u0007\\n", "detail": "' + b"long" * 100_000 + b'"}',
+    ],
+)
+def test_any_body_of_an_error_is_read_as_one_short_line(body: bytes) -> None:
+    error = problem(502, httpx.Headers({b"request-id": b"\x9b2J"}), body)
+    assert error.status == 502
+    assert str(error).isprintable()
+    assert len(str(error)) < 5_000
+
+
+@pytest.mark.parametrize("url", ["https://u:secret@host", "https://:secret@host", "https://u@host", "https://@host"])
+def test_an_address_with_a_login_is_refused_without_being_quoted(url: str) -> None:
+    with pytest.raises(ValueError, match="has no user") as raised:
+        calls.base_url(url)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X-A": "secret\n"}, {"X-A": "secret\r\nX: 1"}, {"X-A": " secret"}, {"X A": "secret"}]
+)
+def test_a_header_that_cannot_be_sent_is_refused_without_being_quoted(headers: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="cannot be sent") as raised:
+        calls.sendable(headers)
+    assert "secret" not in str(raised.value)
+    assert calls.sendable({"X-A": "a b", "X-B": ""})
+
+
 def test_an_error_of_the_service_has_all_its_parts() -> None:
     body = (
         b'{"type": "urn:penstock:problem:invalid", "title": "Invalid request", "status": 422,'

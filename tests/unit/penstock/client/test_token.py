@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def sent(auth: BearerToken, *statuses: int) -> list[str]:
 def test_the_expiry_of_a_token_is_read_and_of_anything_else_unknown() -> None:
     at = int(time.time()) + 100
     assert expiry(jwt.encode({"exp": at}, "k" * 32)) == at
-    for other in ("", "opaque", "a.b.c", "..", jwt.encode({"sub": "x"}, "k" * 32), "é.é.é"):
+    others = ("", "opaque", "a.b.c", "..", jwt.encode({"sub": "x"}, "k" * 32), "é.é.é")
+    deep = base64.urlsafe_b64encode(b"[" * 50_000).decode()
+    for other in (*others, jwt.encode({"exp": 10**400}, "k" * 32), f"a.{deep}.c"):
         assert expiry(other) is None
 
 
@@ -102,3 +105,14 @@ def test_a_token_that_is_the_name_of_a_file_is_refused_at_once(tmp_path: Path) -
     file.write_text("abc")
     with pytest.raises(ValueError, match=r"pathlib\.Path"):
         BearerToken(str(file))
+
+
+@pytest.mark.parametrize("bad", ["secret\nX-Other: 1", "secret\r\n", "secret\x00", "sécret", "two secret", ""])
+async def test_a_token_that_cannot_be_sent_is_refused_without_being_quoted(bad: str) -> None:
+    for auth in (BearerToken(bad), BearerToken(lambda: bad)):
+        with pytest.raises(TokenUnavailable) as raised:
+            sent(auth)
+        flow = auth.async_auth_flow(httpx.Request("GET", "http://x"))
+        with pytest.raises(TokenUnavailable):
+            await anext(flow)
+        assert "cret" not in str(raised.value)
