@@ -151,21 +151,24 @@ def is_on() -> bool:
     return _sender is not None
 
 
-def is_enabled(environment: Mapping[str, str] = os.environ, folders: Sequence[Path] | None = None) -> bool:
-    """Whether OpenLineage's own variables or files name a receiver. folders: where its file is looked for; None: the
-    current folder, and ``.openlineage`` in the home folder."""
+def is_enabled(environment: Mapping[str, str] = os.environ, folder: Path | None = None) -> bool:
+    """Whether OpenLineage's own variables or file name a receiver. folder: where the file is looked for; None:
+    ``.openlineage`` in the home folder."""
     if environment.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
-    folders = (Path.cwd(), Path.home() / ".openlineage") if folders is None else folders
     named = any(
         name.startswith("OPENLINEAGE_") and name not in _NO_RECEIVER and environment[name] for name in environment
     )
-    if not named and not any((place / "openlineage.yml").is_file() for place in folders):
+    if not named and not _file(folder).is_file():
         return False
     if find_spec("openlineage") is None:
         log.error("lineage_off", reason="OpenLineage's client is not installed: pip install 'penstock[lineage]'")
         return False
     return True
+
+
+def _file(folder: Path | None = None) -> Path:
+    return (folder or Path.home() / ".openlineage") / "openlineage.yml"
 
 
 @contextmanager
@@ -253,7 +256,16 @@ def _client() -> OpenLineageClient:
 
     for name in ("openlineage", "urllib3"):  # each attempt; a lost event is one line of ours
         logging.getLogger(name).setLevel(logging.ERROR)
-    client = OpenLineageClient()
+
+    class Client(OpenLineageClient):
+        @staticmethod
+        def _find_yaml_config_path() -> str | None:
+            """Without the current folder, where the library looks as well: people who write documents into it could
+            have files written, and variables with secrets sent to them."""
+            places = (os.environ.get("OPENLINEAGE_CONFIG"), str(_file()))
+            return next((place for place in places if place and os.path.isfile(place)), None)
+
+    client = Client()
     if client.transport.kind == console.ConsoleTransport.kind:  # it logs the events, which not every process shows
         console.log.setLevel(logging.INFO)
         console.log.addHandler(logging.StreamHandler(sys.stderr))

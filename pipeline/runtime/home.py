@@ -31,8 +31,19 @@ SHORTEST_SECRET = 32
 
 
 def home() -> Path:
-    """The one state folder: ``$PENSTOCK_HOME``, default ``.penstock`` in the current folder."""
-    return Path(os.environ.get("PENSTOCK_HOME", ".penstock")).absolute()
+    """The one state folder: ``$PENSTOCK_HOME``, default ``.penstock`` in the current folder.
+
+    Raises Misconfigured if the default belongs to another user. It names the servers that documents and passwords are
+    sent to, and the current folder may be one that many people write to.
+    """
+    if (chosen := os.environ.get("PENSTOCK_HOME")) is not None:
+        return Path(chosen).absolute()
+    folder = Path(".penstock").absolute()
+    with suppress(OSError):
+        owners = {folder.lstat().st_uid, folder.stat().st_uid}
+        if not owners <= {os.geteuid(), 0}:
+            raise Misconfigured(f"{folder} belongs to another user: set PENSTOCK_HOME to the state folder to use")
+    return folder
 
 
 def made_secret(file: Path, before: str = "") -> None:

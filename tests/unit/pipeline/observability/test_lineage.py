@@ -119,13 +119,28 @@ def test_an_event_that_does_not_fit_the_schemas_is_refused() -> None:
 
 
 async def test_the_librarys_own_file_names_the_receiver(tmp_path: Path) -> None:
-    (tmp_path / "openlineage.yml").write_text(
+    (tmp_path / ".openlineage").mkdir()
+    (tmp_path / ".openlineage" / "openlineage.yml").write_text(
         f"transport:\n  type: file\n  log_file_path: {tmp_path / 'events.jsonl'}\n  append: true\n"
     )
     printed, logs = await work(tmp_path)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert (printed[0], logs, len(events)) == ("sent 10", [], 10)
     assert [problem for event in events for problem in problems_of(event)] == []
+
+
+async def test_a_file_in_the_current_folder_is_not_read(tmp_path: Path) -> None:
+    """It would name files to write, and variables to send, for whoever may write there."""
+    (tmp_path / "openlineage.yml").write_text(
+        f"transport:\n  type: file\n  log_file_path: {tmp_path / 'events.jsonl'}\n  append: true\n"
+        "facets:\n  environment_variables: [SECRET]\n"
+    )
+    assert (await work(tmp_path, SECRET="s"))[0][-1:] == ["True"]
+    async with FakeLineage() as receiver:
+        printed, _ = await work(tmp_path, SECRET="s", OPENLINEAGE_URL=receiver.address)
+    assert printed[0] == "sent 10"
+    assert not (tmp_path / "events.jsonl").exists()
+    assert not any("environmentVariables" in event["run"]["facets"] for event in receiver.events)
 
 
 async def test_a_console_shows_the_events_on_stderr_alone(tmp_path: Path) -> None:
@@ -167,7 +182,7 @@ def test_without_the_extra_a_process_runs_and_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(lineage, "find_spec", lambda name: None)
     with capture_logs() as logs:
-        assert not lineage.is_enabled({"OPENLINEAGE_URL": "http://lineage"}, [tmp_path])
+        assert not lineage.is_enabled({"OPENLINEAGE_URL": "http://lineage"}, tmp_path)
     assert [(line["event"], "penstock[lineage]" in line["reason"]) for line in logs] == [("lineage_off", True)]
 
 
