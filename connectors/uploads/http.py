@@ -83,20 +83,20 @@ async def _fields_only(stream: AsyncIterator[bytes]) -> Body:
 
 async def _form(stream: AsyncIterator[bytes], boundary: bytes, file: Incoming) -> Body:
     form = _Form(file)
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": form.begin,
-            "on_part_data": form.data,
-            "on_part_end": form.end,
-            "on_header_field": form.header_name,
-            "on_header_value": form.header_value,
-            "on_header_end": form.header_end,
-            "on_headers_finished": form.headers_end,
-            "on_end": form.finish,
-        },
-    )
     try:
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": form.begin,
+                "on_part_data": form.data,
+                "on_part_end": form.end,
+                "on_header_field": form.header_name,
+                "on_header_value": form.header_value,
+                "on_header_end": form.header_end,
+                "on_headers_finished": form.headers_end,
+                "on_end": form.finish,
+            },
+        )
         async for chunk in stream:
             parser.write(chunk)
             if form.problem is not None:
@@ -360,6 +360,8 @@ class _Api:
     async def _store(self, intake: Intake, tenant: str, body: Body, file: Incoming, before: Upload | None) -> Upload:
         source = intake.table.instance[1]
         external_id = single(body.fields, "external_id")
+        if external_id is not None and "\x00" in external_id:  # Postgres would refuse the query for it
+            raise Invalid("external_id: has U+0000 in it")
         if before is not None and external_id not in (None, before.external_id):
             raise Invalid("external_id: cannot be changed: delete this upload and upload the file again")
         if (stated := single(body.fields, "source")) not in (None, source):

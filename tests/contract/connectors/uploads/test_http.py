@@ -116,6 +116,7 @@ async def test_an_identical_upload_publishes_nothing_and_changed_access_only_acc
         ({"title": "t" * 4001}, "title"),
         ({"source": "theirs"}, "source"),
         ({"external_id": "x" * 2001}, "external_id"),
+        ({"external_id": "a\0b"}, "external_id: has U+0000"),
         ({"title": ["a", "b"]}, "title"),
     ],
 )
@@ -147,6 +148,8 @@ async def test_malformed_and_too_large_bodies_are_refused_and_leave_no_file(offi
         for _ in range(50):
             yield b"x" * 100
 
+    long = {"content-type": f"multipart/form-data; boundary={'b' * 300}"}
+    assert await answered(b"--b", long) == (422, "body: is not a complete multipart/form-data form")
     assert await answered(b"") == (422, "file: missing or empty")
     assert (await answered(dripping()))[0] == 413
     assert (await answered(head + b"x" * 2000 + b"\r\n--b--\r\n", form))[0] == 413
