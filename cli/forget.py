@@ -404,6 +404,9 @@ class Work:
                 else ", until the connectors worker next cleans up"
             )
             remains.append(_left("the connectors' folder: clones", None, why))
+            until = now + timedelta(seconds=self.settings.webhooks.keep_seconds)
+            why = "external ids in the news of the withdrawal, until the receivers of webhooks take it"
+            remains.append(_left("Postgres webhook_deliveries", until, why))
         if forgot in ("document", "source"):
             days = self.settings.retention.feedback_days
             why = "feedback on passages that were replaced or deleted before; their document is no longer known"

@@ -32,7 +32,7 @@ def test_the_state_folder_is_below_the_current_one_unless_another_is_named(
 def test_a_state_folder_of_another_user_is_used_only_if_it_is_named(
     current_folder: Path, is_link: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever may write to the current folder would choose the servers that documents are sent to."""
+    """People who may write to the current folder would choose the servers that documents are sent to."""
     folder = current_folder / ".penstock"
     if is_link:
         folder.symlink_to(current_folder)
