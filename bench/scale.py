@@ -41,6 +41,7 @@ from connectors.runner.reconcile import DocumentComparison, LedgerComparison, Re
 from connectors.runner.rows import PAGE, Holder, Rows
 from connectors.runner.state import State
 from connectors.runner.sweep import Sweep
+from connectors.set_aside import SetAside
 from connectors.source import Group, Listed
 from deploy.local.stack import Stack
 from pipeline.audit.background import LIMITS, PROCESSOR_SHARE, BackgroundAudit
@@ -239,6 +240,7 @@ async def listing_page(filled: Filled) -> None:
         nothing,
         Publisher(kafka, Rows(filled.library.pool, HOLDER)),
         Clock(None),
+        set_aside=SetAside(),
         between_pages=lambda: None,
         on_no_revisions=lambda: None,
         on_done=lambda: None,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from pydantic import BaseModel
 
 from connectors.protocol import Problem
+from connectors.set_aside import SetAside
 from pipeline.core.errors import PenstockError
 from topics.messages import Metadata
 
@@ -102,6 +103,21 @@ class Listed:
     """Equal to ``Document.revision`` as long as the content, title and metadata are the same."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlisted:
+    """A part of the source that a listing could not read. Nothing in it counts as deleted; the next listing tries it
+    again."""
+
+    part: str
+    """Its kind and name, such as ``space ENG``."""
+    reason: str
+    """The problem and what to do about it; without content."""
+    tag: str | None = None
+    """A tag in ``acl_tags`` of every document of the part; None: any document may belong to it."""
+    is_document: bool = False
+    """Whether the part is a single document. It is fetched by name, which shows whether it still exists."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """All holders of one tag of this source."""
@@ -173,6 +189,8 @@ class Context:
     events_url: str | None = None
     """The address for the source's events, as seen from outside; None if there is none and the source is only polled.
     """
+    set_aside: SetAside = field(default_factory=SetAside)
+    """Where the source records the parts that it cannot read, for operators."""
     postgres: Pool | None = None
     """For sources that store documents themselves (uploads) and have a table of them. Sources that read another system
     store their few values in ``memory``."""
@@ -211,9 +229,10 @@ class Source(Protocol):
         CursorExpired."""
         ...
 
-    def slim(self) -> AsyncIterator[Sequence[Listed]]:
-        """List everything that ``full`` would read, and nothing else, without text. A source that cannot list it to the
-        end raises: a listing that ends is complete."""
+    def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
+        """List everything that ``full`` would read, and nothing else, without text. A source that cannot list a part
+        (a space, a channel) to the end yields ``Unlisted`` for it, and raises if that is all: a listing that ends is
+        otherwise complete."""
         ...
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:

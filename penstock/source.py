@@ -34,6 +34,7 @@ from connectors.source import (  # noqa: E402
     Refused,
     Request,
     Source,
+    Unlisted,
     Unreadable,
 )
 from connectors.web import Denied, Forbidden, Limits, Missing, Rejected, TooLarge, Web  # noqa: E402
@@ -73,6 +74,7 @@ __all__ = [
     "Source",
     "StrictOptions",
     "TooLarge",
+    "Unlisted",
     "Unreadable",
     "UnreadableFile",
     "Web",

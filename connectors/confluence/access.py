@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from functools import partial
+from typing import TypeVar
 
 import structlog
 
-from connectors.confluence.model import Person, Readers, Site, group_tag, restriction_tag, space_tag
+from connectors.confluence.model import Person, Position, Readers, Site, group_tag, restriction_tag, space_tag
 from connectors.confluence.options import ConfluenceOptions
+from connectors.set_aside import Failures, SetAside, may_be_set_aside
 from connectors.source import Group
-from connectors.web import Denied, Missing
+from pipeline.core.errors import PenstockError
+
+T = TypeVar("T")
+log = structlog.get_logger()
 
 
 def principal(person: Person, options: ConfluenceOptions) -> str:
@@ -40,65 +46,96 @@ def _is_address(email: str) -> bool:
     return bool(name and at and domain) and not any(char.isspace() for char in email.strip())
 
 
-log = structlog.get_logger()
+class GroupReader:
+    """Reads the holders of tags. A tag whose holders cannot be read is left out, which means that it has none."""
 
+    def __init__(self, site: Site, options: ConfluenceOptions, set_aside: SetAside) -> None:
+        self._site = site
+        self._options = options
+        self._set_aside = set_aside
+        self._failures = Failures()
 
-async def groups(
-    site: Site, options: ConfluenceOptions, tags: Collection[str] | None, name: str
-) -> AsyncIterator[Group]:
-    """Yield the holders of these tags, or of all, and of each group that they name: a group in a restriction may never
-    have been listed. A tag whose holders cannot be read is left out, which means that it has none."""
-    selected = None if tags is None else set(tags)
-    named: set[str] = set() if selected is None else {tag for tag in selected if tag.startswith("group:")}
-    for space in (await site.spaces()).values():
-        tag = space_tag(space.key)
-        if selected is None or tag in selected:
-            try:
-                readers = await site.readers(space)
-            except (Denied, Missing) as error:
-                _log_unreadable(error, name, "space permissions", tag)
-                continue
-            group = await _group(site, options, tag, readers)
-            named.update(parent for parent in group.of if parent.startswith("group:"))
-            yield group
-    async for content_id in _restricted(site, selected):
-        tag = restriction_tag(content_id)
-        try:
-            readers = await site.restriction(content_id)
-        except (Denied, Missing) as error:
-            _log_unreadable(error, name, "restriction", tag)
-            continue
-        if readers:
-            group = await _group(site, options, tag, readers)
-            named.update(parent for parent in group.of if parent.startswith("group:"))
-            yield group
-    for tag in sorted(named):
-        try:
-            people = await site.members(tag.removeprefix("group:"))
-        except (Denied, Missing) as error:
-            _log_unreadable(error, name, "group members", tag)
-            continue
-        yield await _group(site, options, tag, Readers(people))
+    async def groups(self, tags: Collection[str] | None) -> AsyncIterator[Group]:
+        """Yield the holders of these tags, or of all, and of each group that they name: a group in a restriction may
+        never have been listed. Raises Retryable at the end while a failure may still pass."""
+        run = _Run(self._failures)
+        selected = None if tags is None else set(tags)
+        named: set[str] = set() if selected is None else {tag for tag in selected if tag.startswith("group:")}
+        for space in (await self._site.spaces()).values():
+            tag = space_tag(space.key)
+            if selected is None or tag in selected:
+                async for readers in run.read(f"who may view space {space.key}", partial(self._site.readers, space)):
+                    group = await _group(self._site, self._options, tag, readers)
+                    named.update(parent for parent in group.of if parent.startswith("group:"))
+                    yield group
+        async for content_id in self._restricted(selected, run):
+            restriction = partial(self._site.restriction, content_id)
+            async for readers in run.read(f"the view restriction of {content_id}", restriction):
+                if readers:
+                    group = await _group(self._site, self._options, restriction_tag(content_id), readers)
+                    named.update(parent for parent in group.of if parent.startswith("group:"))
+                    yield group
+        for number, tag in enumerate(sorted(named)):
+            name = tag.removeprefix("group:")
+            label = (
+                f"members of group {name}" if name.isprintable() and len(name) < 200 else f"members of group {number}"
+            )
+            async for people in run.read(label, partial(self._site.members, name)):
+                yield await _group(self._site, self._options, tag, Readers(people))
+        run.finish()
+        if selected is None:
+            self._set_aside.replace("access", run.unreadable)
 
-
-async def _restricted(site: Site, selected: Collection[str] | None) -> AsyncIterator[str]:
-    if selected is not None:
-        for tag in sorted(selected):
-            content_id = tag.removeprefix("restriction:")
-            if content_id != tag and content_id.isdigit():
-                yield content_id
-        return
-    seen: set[str] = set()
-    for space in (await site.spaces()).values():
-        position = None
-        while True:
-            ids, position = await site.restricted_ids(space, position)
-            for content_id in ids:
-                if content_id not in seen:
-                    seen.add(content_id)
+    async def _restricted(self, selected: Collection[str] | None, run: _Run) -> AsyncIterator[str]:
+        if selected is not None:
+            for tag in sorted(selected):
+                content_id = tag.removeprefix("restriction:")
+                if content_id != tag and content_id.isdigit():
                     yield content_id
-            if position is None:
-                break
+            return
+        seen: set[str] = set()
+        for space in (await self._site.spaces()).values():
+            position: Position | None = None
+            following = True
+            while following:
+                following = False
+                page = partial(self._site.restricted_ids, space, position)
+                async for ids, position in run.read(f"view restrictions of space {space.key}", page):
+                    following = position is not None
+                    for content_id in ids:
+                        if content_id not in seen:
+                            seen.add(content_id)
+                            yield content_id
+
+
+class _Run:
+    """One reading of groups: what could not be read, and the first failure that may pass."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+        self._passing: PenstockError | None = None
+        self.unreadable: dict[str, str] = {}
+        """The reasons, by what nobody may read until then."""
+
+    async def read(self, name: str, request: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+        """Yield the response, or nothing after a failure of this request alone."""
+        try:
+            response = await request()
+        except PenstockError as error:
+            if not may_be_set_aside(error):
+                raise
+            if self._failures.fail(name, error):
+                self.unreadable[name] = f"{error}; until then it admits nobody"
+                log.warning("access_unreadable", resource=name, error=str(error))
+            else:
+                self._passing = self._passing or error
+            return
+        self._failures.succeed(name)
+        yield response
+
+    def finish(self) -> None:
+        if self._passing is not None:
+            raise self._passing
 
 
 async def _group(site: Site, options: ConfluenceOptions, tag: str, readers: Readers) -> Group:
@@ -114,11 +151,3 @@ async def _principals(site: Site, options: ConfluenceOptions, people: Sequence[P
     unknown = [person.id for person in people if person.id and not has_address(person, options)]
     complete = await site.people(unknown, fresh=True) if unknown else {}
     return {principal(complete.get(person.id, person), options) for person in people if person.id or person.username}
-
-
-def _log_unreadable(error: Denied | Missing, name: str, resource: str, tag: str) -> None:
-    """Log that a tag has no holders because they cannot be read. Raises the error again when the token itself was
-    refused (401), from which nothing follows about this tag."""
-    if error.status == 401:
-        raise error
-    log.warning("access_unreadable", connector=name, resource=resource, tag=tag, status=error.status)

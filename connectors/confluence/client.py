@@ -6,7 +6,8 @@ into Retryable.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, cast
@@ -15,15 +16,21 @@ from urllib.parse import parse_qs, quote, urlsplit
 from connectors.confluence.model import Change, Comment, Content, Kind, Person, Readers, Space, restriction_tag
 from connectors.confluence.options import ConfluenceOptions
 from connectors.source import CursorExpired
-from connectors.web import Rejected, Web
+from connectors.web import Missing, Rejected, ServerFailed, TooLarge, Web
 from pipeline.core.errors import Misconfigured, Retryable
 
 Json = Mapping[str, Any]
+_CQL_ITEM = re.compile(r"[\w~.@+\-]+")
 MAX_PAGES = 100_000
 """A listing with more pages is taken for a server's mistake that would never end."""
 MAX_SPACES_IN_CQL = 40
 """With more spaces than this a search does not name them, because they are part of the URL."""
 DEFAULT_PAGE_SIZE = 50
+FAILING_SECONDS = 5.0
+"""Attempts at a request that Confluence answers with 5xx; after them less is requested, because a single page that
+cannot be rendered fails every response that contains it."""
+SMALLER = 5
+"""After a failure a listing requests results in pages that are smaller by this factor, down to single ones."""
 
 
 class Api:
@@ -34,19 +41,25 @@ class Api:
 
     async def get(self, path: str, **params: Any) -> Any:
         """Get JSON from a path below the base address, such as ``rest/api/user/current``."""
-        return await self.web.json("GET", path, params=params)
+        return await self.web.json("GET", path, params=params, failing_seconds=FAILING_SECONDS)
 
     async def post(self, path: str, body: Any) -> Any:
-        return await self.web.json("POST", path, json=body)
+        return await self.web.json("POST", path, json=body, failing_seconds=FAILING_SECONDS)
 
     async def page(
-        self, path: str, params: Mapping[str, Any], position: Mapping[str, Any] | None
+        self, path: str, params: Mapping[str, Any], position: Mapping[str, Any] | None, *, shrinks: bool = True
     ) -> tuple[Sequence[Json], Mapping[str, Any] | None]:
         """Return one page of results and the position of the next. Only the cursor or start of a ``next`` link is used,
         never its address: behind api.atlassian.com it has another path, and a server must not choose where requests
-        go. Raises CursorExpired."""
+        go. With ``shrinks`` a page that Confluence fails to make, or that is too large, is requested with a smaller
+        ``limit``. Raises CursorExpired."""
         try:
             answer = await self.get(path, **params, **(position or {}))
+        except (ServerFailed, TooLarge):
+            limit = params.get("limit")
+            if not shrinks or not isinstance(limit, int) or limit <= 1:
+                raise
+            return await self.page(path, {**params, "limit": max(1, limit // SMALLER)}, position)
         except Rejected as error:
             if position and "cursor" in position and error.status == 400:
                 raise CursorExpired(f"{self.web.name}: Confluence no longer knows the cursor of a listing") from error
@@ -94,9 +107,9 @@ def parsing(name: str) -> Iterator[None]:
 
 
 def cql_list(ids: Sequence[str]) -> str:
-    """Return the items of a CQL list. Ids are digits and keys letters and digits; anything else is left out, so that
-    nothing can be injected into a query."""
-    return ", ".join(f'"{id_}"' for id_ in ids if id_.replace("~", "").replace("-", "").replace("_", "").isalnum())
+    """Return the items of a CQL list. Personal spaces have the user's name as key, which may be an address; an item
+    with a quote, a backslash or a space is left out, so that nothing can be injected into a query."""
+    return ", ".join(f'"{id_}"' for id_ in ids if _CQL_ITEM.fullmatch(id_))
 
 
 def path_segment(segment: str) -> str:
@@ -136,7 +149,7 @@ def content_v1(json: Json, space: str | None = None) -> Content:
     return Content(
         id=str(json["id"]),
         kind=kind,
-        space=space or str(json["space"]["key"]),
+        space=str(json["space"]["key"]) if space is None else space,
         title=str(json["title"]),
         version_number=int(json["version"]["number"]),
         modified_at=str(json["version"]["when"]),
@@ -283,26 +296,35 @@ async def current_user(api: Api) -> Person:
 async def selected_spaces(
     api: Api, options: ConfluenceOptions, path: str, *, limit: int, named: Mapping[str, Any]
 ) -> dict[str, Space]:
-    """Return the spaces that the settings name, otherwise those that the account may view, sorted by key. ``named`` is
-    the query parameter by which the flavour requests ``options.spaces``. Raises Misconfigured when the account cannot
-    view one of them."""
+    """Return the current spaces that the settings name, otherwise those that the account may view, sorted by key.
+    Without ``personal_spaces`` every type but personal counts: Cloud has more than two (CONFCLOUD-78652).
+    ``named`` is the query parameter by which the flavour requests ``options.spaces``. Raises Misconfigured when the
+    account can view none of them."""
     params: dict[str, Any] = {"limit": limit, "status": "current"}
     if options.spaces:
         params |= named
-    elif not options.personal_spaces:
-        params["type"] = "global"
     spaces: dict[str, Space] = {}
     async for json in api.all_results(path, **params):
         with parsing(api.web.name):
             space = Space(str(json["id"]), str(json["key"]), str(json["name"]))
-        if space.key not in options.exclude_spaces:
+            is_left_out = json.get("type") == "personal" and not (options.personal_spaces or options.spaces)
+        if space.key not in options.exclude_spaces and not is_left_out:
             spaces[space.key] = space
-    if missing := sorted(set(options.spaces) - set(spaces) - set(options.exclude_spaces)):
-        raise Misconfigured(
-            f"{api.web.name}: the account sees no space with the key {', '.join(missing)}: correct spaces,"
-            " or let the account view it"
-        )
+    if not spaces and (missing := missing_spaces(options, spaces)):
+        raise Misconfigured(f"{api.web.name}: {no_such_space(missing)}")
     return dict(sorted(spaces.items()))
+
+
+def missing_spaces(options: ConfluenceOptions, spaces: Collection[str]) -> list[str]:
+    """Return the keys that the settings name and that are not among the current spaces which the account may view."""
+    return sorted(set(options.spaces) - set(spaces) - set(options.exclude_spaces))
+
+
+def no_such_space(keys: Sequence[str]) -> str:
+    return (
+        f"the account sees no current space with the key {', '.join(keys)}: if it is archived or deleted, remove it"
+        " from spaces; otherwise correct the key, or let the account view it"
+    )
 
 
 async def restriction_readers(api: Api, id_: str, operation: str = "read") -> Readers:
@@ -326,12 +348,41 @@ async def restriction_readers(api: Api, id_: str, operation: str = "read") -> Re
         start += size
 
 
-def changes_cql(spaces: Sequence[str], minutes: int) -> str:
-    """Return a search for the changes of the last ``minutes``. ``now("-15m")`` depends neither on the local clock nor
-    on the time zone in which Confluence would read a written time."""
-    within = f" and space in ({cql_list(spaces)})" if len(spaces) <= MAX_SPACES_IN_CQL else ""
+def changes_cql(spaces: Sequence[str], minutes: int, until: int = 0) -> str:
+    """Return a search for the changes of the last ``minutes``, without those of the last ``until`` minutes.
+    ``now("-15m")`` depends neither on the local clock nor on the time zone in which Confluence would read a written
+    time."""
+    within = f" and space in ({cql_list(spaces)})" if 0 < len(spaces) <= MAX_SPACES_IN_CQL else ""
+    before = f' and lastmodified <= now("-{until}m")' if until else ""
     kinds = "(page, blogpost, comment, attachment)"
-    return f'lastmodified >= now("-{minutes}m") and type in {kinds}{within} order by lastmodified asc'
+    return f'lastmodified >= now("-{minutes}m"){before} and type in {kinds}{within} order by lastmodified asc'
+
+
+class ChangesMissed(CursorExpired):
+    """Some changes cannot be searched for, so that only a sweep finds them."""
+
+
+async def search_changes(
+    search: Callable[[str], AsyncIterator[Json]], spaces: Sequence[str], minutes: int, until: int = 0
+) -> list[Json]:
+    """Search for the changes between ``minutes`` and ``until`` minutes ago. Where Confluence returns the first results
+    and rejects the request for more, or fails, the two halves of that time are searched, down to single minutes. Raises
+    ChangesMissed."""
+    results: list[Json] = []
+    try:
+        async for json in search(changes_cql(spaces, minutes, until)):
+            results.append(json)
+    except (CursorExpired, Missing, Rejected, ServerFailed) as error:  # a 400 that answers a cursor is CursorExpired
+        middle = (minutes + until) // 2
+        if not results:
+            raise
+        if middle in (minutes, until):
+            raise ChangesMissed(f"{error}: everything is compared instead of reading changes") from error
+        return [
+            *await search_changes(search, spaces, minutes, middle),
+            *await search_changes(search, spaces, middle, until),
+        ]
+    return results
 
 
 async def descendant_ids(api: Api, id_: str, limit: int, *, attachments: bool) -> Sequence[str] | None:

@@ -9,7 +9,7 @@ where it is not, the chain is read from v2 and the restrictions one at a time. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,14 +18,15 @@ from connectors.confluence.client import (
     Api,
     Json,
     batched,
-    changes_cql,
     cql_list,
     current_user,
     descendant_ids,
     listing_size,
+    missing_spaces,
     parsing,
     path_segment,
     restriction_readers,
+    search_changes,
     selected_spaces,
 )
 from connectors.confluence.model import (
@@ -41,7 +42,9 @@ from connectors.confluence.model import (
     restriction_tag,
 )
 from connectors.confluence.options import ConfluenceOptions
-from connectors.web import Denied, Missing
+from connectors.set_aside import Failures, may_be_set_aside, read_isolated
+from connectors.web import Missing
+from pipeline.core.errors import PenstockError
 
 _RESTRICTIONS = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
 _ANCESTOR_RESTRICTIONS = (
@@ -60,8 +63,10 @@ MAX_COMMENTS = 2_000
 class Restrictions:
     """View restrictions for one page of results. They are never reused for the next, because they may change."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, failures: Failures) -> None:
+        """failures: of the requests for restrictions and ancestors, over all pages of results."""
         self._api = api
+        self._failures = failures
         self._restricted: dict[str, bool | None] = {}
         """Content id → whether it has a view restriction of its own, or None if that cannot be read."""
         self._ancestors: dict[str, tuple[str, ...] | None] = {}
@@ -86,7 +91,8 @@ class Restrictions:
     async def _ancestors_by_search(self, ids: Sequence[str], expand: str) -> dict[str, tuple[str, ...]]:
         """Return each page's ancestors as v1 knows them, and record the restrictions that are returned with them."""
         chains: dict[str, tuple[str, ...]] = {}
-        for batch in batched(ids, MAX_IDS):
+
+        async def search(batch: Sequence[str]) -> Sequence[None]:
             results = self._api.all_results(
                 "rest/api/content/search", cql=f"id in ({cql_list(batch)})", expand=expand, limit=MAX_IDS
             )
@@ -97,6 +103,12 @@ class Restrictions:
                         if (restricted := client.is_restricted(content)) is not None:
                             self._restricted[str(content["id"])] = restricted
                     chains[str(json["id"])] = tuple(str(content["id"]) for content in above)
+            return ()
+
+        for batch in batched(ids, MAX_IDS):
+            # One page with an ancestor that cannot be read (a draft, or trashed) is answered with 404 for all of them
+            # (CONFCLOUD-76424, CONFCLOUD-77618). Pages that fail by themselves have no chain: it is read from v2.
+            await read_isolated(batch, search)
         return chains
 
     async def _parents(self, ids: set[str]) -> dict[str, str | None]:
@@ -133,10 +145,11 @@ class Restrictions:
                 answer = await self._api.get(
                     f"api/v2/{page.kind}s/{path_segment(page.id)}/ancestors", limit=MAX_ANCESTORS
                 )
-            except (Missing, Denied) as error:
-                if isinstance(error, Denied) and error.status == 401:
+            except PenstockError as error:
+                if not may_be_set_aside(error) or not self._failures.fail(f"ancestors {page.id}", error):
                     raise
                 return None
+            self._failures.succeed(f"ancestors {page.id}")
             with parsing(self._api.web.name):
                 ancestors = tuple(str(ancestor["id"]) for ancestor in answer["results"])
             if len(ancestors) >= MAX_ANCESTORS or ancestors[-1:] != (page.parent,):  # truncated, or moved meanwhile
@@ -149,11 +162,12 @@ class Restrictions:
             path = f"rest/api/content/{path_segment(id_)}/restriction/byOperation/read"
             try:
                 answer = await self._api.get(path, expand="restrictions.user,restrictions.group", limit=1)
-            except (Missing, Denied) as error:
-                if isinstance(error, Denied) and error.status == 401:
+            except PenstockError as error:
+                if not may_be_set_aside(error) or not self._failures.fail(f"restriction {id_}", error):
                     raise
                 self._restricted[id_] = None
             else:
+                self._failures.succeed(f"restriction {id_}")
                 with parsing(self._api.web.name):
                     self._restricted[id_] = client.is_restricted({"restrictions": {"read": answer}})
         return self._restricted[id_]
@@ -192,6 +206,7 @@ class Cloud:
         self._options = options
         self._keys: dict[str, str] = {}
         """Space id → key, for the spaces to read."""
+        self._failures = Failures()
 
     async def close(self) -> None:
         await self._api.web.close()
@@ -237,15 +252,15 @@ class Cloud:
         params = {"cql": cql, "expand": expand, "limit": min(self._options.page_size, MAX_IDS)}
         return await self._api.page("rest/api/content/search", params, position)
 
-    async def _search_all(self, cql: str, expand: str = "version,container,space") -> list[Json]:
-        results: list[Json] = []
-        async for json in self._api.all_results("rest/api/content/search", cql=cql, expand=expand, limit=MAX_IDS):
-            results.append(json)
-        return results
+    def _search_each(self, cql: str) -> AsyncIterator[Json]:
+        return self._api.all_results(
+            "rest/api/content/search", cql=cql, expand="version,container,space", limit=MAX_IDS
+        )
 
-    async def get(self, ids: Sequence[str]) -> Sequence[Content]:
-        pages = await self._current_pages([id_ for id_ in ids if id_.isdigit()], bodies=True)
-        pages = await self._with_comments(await self._with_access(pages), full=True, certain=True)
+    async def get(self, ids: Sequence[str], *, bodies: bool = True) -> Sequence[Content]:
+        pages = await self._with_access(await self._current_pages([id_ for id_ in ids if id_.isdigit()], bodies=bodies))
+        if bodies:
+            pages = await self._with_comments(pages, full=True, certain=True)
         attachments: list[Content] = []
         for id_ in ids:
             if id_.isdigit() or not self._options.attachments:
@@ -276,12 +291,13 @@ class Cloud:
                 async for json in results:
                     with parsing(self._api.web.name):
                         remaining.remove(str(json["id"]))
-                        if key := self._keys.get(str(json["spaceId"])):
-                            contents.append(client.content_v2(json, cast("Kind", kind), key))
+                        key = self._keys.get(str(json["spaceId"]))
+                        if key or missing_spaces(self._options, self._keys.values()):
+                            contents.append(client.content_v2(json, cast("Kind", kind), key or ""))
         return contents
 
     async def _with_access(self, contents: Sequence[Content]) -> list[Content]:
-        required_tags = await Restrictions(self._api).required_tags(contents)
+        required_tags = await Restrictions(self._api, self._failures).required_tags(contents)
         return [replace(content, required_tags=required_tags[content.id]) for content in contents]
 
     async def _with_page_access(self, attachments: Sequence[Content]) -> list[Content]:
@@ -304,7 +320,7 @@ class Cloud:
         comments: dict[str, list[Comment]] = {}
         if not certain:
             cql = f"type = comment and container in ({cql_list([content.id for content in contents])})"
-            for json in await self._search_all(cql):
+            async for json in self._search_each(cql):
                 with parsing(self._api.web.name):
                     comments.setdefault(str(json["container"]["id"]), []).append(client.comment_v1(json))
         if full:
@@ -315,7 +331,7 @@ class Cloud:
     async def recent_changes(self, minutes: int) -> Sequence[Change]:
         spaces = list(await self.spaces())
         changes = []
-        for json in await self._search_all(changes_cql(spaces, minutes)):
+        for json in await search_changes(self._search_each, spaces, minutes):
             with parsing(self._api.web.name):
                 if str(json["space"]["key"]) in spaces:
                     changes.append(client.change_v1(json))
@@ -359,7 +375,7 @@ class Cloud:
         results, following = await self._api.page(f"api/v2/spaces/{space.id}/{kind}s", params, inner)
         with parsing(self._api.web.name):
             contents = [client.content_v2(json, cast("Kind", kind), space.key) for json in results]
-        named = await Restrictions(self._api).restricted_ids(contents)
+        named = await Restrictions(self._api, self._failures).restricted_ids(contents)
         if following is None and kind == "page" and "blogpost" in self._options.kinds:
             return named, {"kind": "blogpost"}
         return named, None if following is None else {"kind": kind, "next": following}

@@ -13,6 +13,7 @@ from connectors.extraction import Unreadable as NoText
 from connectors.extraction import extract_file
 from connectors.source import Document, Entry, Gone, Unreadable
 from connectors.web import Forbidden, Missing, TooLarge, Web
+from pipeline.core.errors import PenstockError
 from topics.messages import MAX_CONTENT_BYTES, Metadata
 
 MAX_STORAGE_CHARACTERS = 4 * MAX_CONTENT_BYTES
@@ -85,6 +86,19 @@ def access_unknown(content: Content) -> Unreadable:
         revision=content.revision,
         message="its restrictions, or those of a page or folder above it, cannot be read: let the connector's account"
         " view them; until then nobody finds it",
+    )
+
+
+def unavailable(id_: str, content: Content | None, error: PenstockError) -> Unreadable:
+    """Return an entry for a document whose text Confluence does not return. ``content`` shows its access; without it
+    nobody may read the document. The entry has no revision, so that every sweep reads the document again."""
+    acl, required_tags = content.tags if content else ((), ())
+    return Unreadable(
+        external_id=id_,
+        code="unavailable",
+        acl_tags=acl,
+        required_tags=required_tags,
+        message=f"{error}: it is tried again with every sweep",
     )
 
 

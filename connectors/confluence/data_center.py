@@ -7,35 +7,44 @@ comments and attachments.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
 from connectors.confluence import client
 from connectors.confluence.client import (
+    SMALLER,
     Api,
     Json,
-    changes_cql,
     current_user,
     descendant_ids,
     listing_size,
+    missing_spaces,
     parsing,
     path_segment,
     restriction_readers,
+    search_changes,
     selected_spaces,
 )
 from connectors.confluence.model import Change, Content, Kind, Listing, Person, Position, Readers, Space
 from connectors.confluence.options import ConfluenceOptions
-from connectors.web import Missing
+from connectors.set_aside import may_be_set_aside
+from connectors.web import Answered, Missing, ServerFailed, TooLarge
+from pipeline.core.errors import PenstockError
 
 _RESTRICTIONS = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
 _ACCESS = f"ancestors,{_RESTRICTIONS},{','.join(f'ancestors.{field}' for field in _RESTRICTIONS.split(','))}"
 _COMMENT_FIELDS = "version,ancestors,extensions.inlineProperties,history"
+_PLAIN = f"version,history,{_ACCESS}"
 OVERLAP_RESULTS = 5
 """Each page of a listing repeats this many results of the previous one, because removing content moves the rest up."""
 MAX_LISTED, MAX_BODIES = 200, 50
 """Results in one response with expansions, and with bodies (confluence.atlassian.com: “limits results to 50”)."""
 MAX_CONCURRENT_REQUESTS = 4
+CONTENT = "rest/api/content"
+SCAN = "scan"
+"""Key of a position in ``/content/scan``; a position without it is one in ``/content``."""
 
 
 class DataCenter:
@@ -76,21 +85,63 @@ class DataCenter:
 
     async def listing(self, space: Space, kind: Kind, position: Position | None, *, full: bool) -> Listing:
         size = listing_size(self._options.page_size, most=MAX_BODIES if full else MAX_LISTED)
-        start = int((position or {}).get("start", 0))
-        overlap = min(OVERLAP_RESULTS, size // 4, start)
         known = set((position or {}).get("last", ()))
-        params = {
-            "spaceKey": space.key,
-            "type": kind,
-            "status": "current",
-            "limit": size,
-            "expand": self._expand(full=full),
-        }
-        results, following = await self._api.page("rest/api/content", params, {"start": start - overlap})
-        new = [json for json in results if str(json.get("id")) not in known]
-        contents = [content for json in new for content in await self._with_attachments(json, space.key, full=full)]
+        results, following, failed = await self._contents(space, kind, position, size, self._expand(full=full))
+        contents: list[Content] = []
+        for json in results:
+            with parsing(self._api.web.name):
+                id_ = str(json["id"])
+            if id_ in known:
+                continue
+            try:
+                contents += await self._with_attachments(json, space.key, full=full)
+            except PenstockError as error:
+                if not may_be_set_aside(error):
+                    raise
+                failed[id_] = error
         last = [str(json.get("id")) for json in results][-OVERLAP_RESULTS:]
-        return Listing(contents, None if following is None else {**following, "last": last})
+        return Listing(contents, None if following is None else {**following, "last": last}, failed)
+
+    async def _contents(
+        self, space: Space, kind: str, position: Position | None, size: int, expand: str
+    ) -> tuple[Sequence[Json], Position | None, dict[str, PenstockError]]:
+        """Return one page of a space's pages or blog posts, the next position, and the error of a content that no
+        response can contain.
+
+        Where ``/content`` is blocked, as many administrators do because it is slow (CONFSERVER-57639), or
+        ends before the last page, ``/content/scan`` (Confluence 7.18 and later) lists the space from its beginning.
+        """
+        params = {"spaceKey": space.key, "type": kind, "status": "current", "limit": size, "expand": expand}
+        at = position or {}
+        if SCAN in at:
+            return *await self._scan(params, str(at[SCAN])), {}
+        start = int(at.get("start", 0))
+        try:
+            return *await self._by_start(params, start), {}
+        except PenstockError as error:
+            if not may_be_set_aside(error):
+                raise
+            failure = error
+        if isinstance(failure, ServerFailed):  # the single content at ``start`` was the smallest request
+            with suppress(ServerFailed, Answered):
+                page = await self._api.page(CONTENT, {**params, "limit": 1}, {"start": start + 1}, shrinks=False)
+                return *page, {f"number {start + 1} of its {kind}s": failure}
+        with suppress(ServerFailed, Answered):
+            return *await self._scan(params, ""), {}
+        raise failure
+
+    async def _by_start(self, params: Mapping[str, Any], start: int) -> tuple[Sequence[Json], Position | None]:
+        overlap = min(OVERLAP_RESULTS, params["limit"] // 4, start)
+        try:
+            return await self._api.page(CONTENT, params, {"start": start - overlap}, shrinks=False)
+        except (ServerFailed, TooLarge):
+            return await self._api.page(
+                CONTENT, {**params, "limit": max(1, params["limit"] // SMALLER)}, {"start": start}
+            )
+
+    async def _scan(self, params: Mapping[str, Any], cursor: str) -> tuple[Sequence[Json], Position | None]:
+        results, following = await self._api.page(f"{CONTENT}/scan", params, {"cursor": cursor} if cursor else None)
+        return results, None if following is None else {SCAN: following["cursor"]}
 
     async def _with_attachments(self, json: Json, space: str, *, full: bool) -> list[Content]:
         """Return a page and its attachments, which have the page's access."""
@@ -127,23 +178,25 @@ class DataCenter:
         depth = {"depth": "all"} if path.startswith("descendant") else {}
         return [result async for result in self._api.all_results(address, expand=expand, limit=MAX_LISTED, **depth)]
 
-    async def get(self, ids: Sequence[str]) -> Sequence[Content]:
+    async def get(self, ids: Sequence[str], *, bodies: bool = True) -> Sequence[Content]:
         if not self._spaces:
             await self.spaces()
         gate = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
-        batches = await asyncio.gather(*(self._read_current(id_, gate) for id_ in ids))
+        batches = await asyncio.gather(*(self._read_current(id_, gate, bodies=bodies) for id_ in ids))
         return [content for batch in batches for content in batch]
 
-    async def _read_current(self, id_: str, gate: asyncio.Semaphore) -> Sequence[Content]:
+    async def _read_current(self, id_: str, gate: asyncio.Semaphore, *, bodies: bool) -> Sequence[Content]:
         if id_.isdigit():
-            json = await self._current_json(id_, self._expand(full=True), gate)
+            json = await self._current_json(id_, self._expand(full=True) if bodies else f"space,{_PLAIN}", gate)
             if json is None or json.get("type") not in self._options.kinds:
                 return ()
             with parsing(self._api.web.name):
-                key = str(json["space"]["key"])
+                key = self._space_read(json)
+                if key is not None and not bodies:
+                    return [replace(client.content_v1(json, key), required_tags=client.required_tags(json))]
             return (
                 []
-                if key not in self._spaces
+                if key is None
                 else [content for content in await self._with_attachments(json, key, full=True) if content.id == id_]
             )
         if not self._options.attachments:
@@ -157,13 +210,19 @@ class DataCenter:
         if page is None or page.get("type") not in self._options.kinds:
             return ()
         with parsing(self._api.web.name):
-            key = str(page["space"]["key"])
+            key = self._space_read(page)
+            if key is None:
+                return ()
             attached = client.content_v1(json, key)
-        return (
-            [replace(attached, container=container, required_tags=client.required_tags(page))]
-            if key in self._spaces
-            else ()
-        )
+        return [replace(attached, container=container, required_tags=client.required_tags(page))]
+
+    def _space_read(self, json: Json) -> str | None:
+        """Return the key of a page's space; empty for one that the settings name and the account does not list; None
+        for one that is not read."""
+        key = str(json["space"]["key"])
+        if key in self._spaces:
+            return key
+        return "" if key in missing_spaces(self._options, self._spaces) else None
 
     async def _current_json(self, id_: str, expand: str, gate: asyncio.Semaphore) -> Json | None:
         """Read a content; None: it does not exist, or is not current."""
@@ -177,12 +236,14 @@ class DataCenter:
 
     async def recent_changes(self, minutes: int) -> Sequence[Change]:
         spaces = list(await self.spaces())
-        cql = changes_cql(spaces, minutes)
         changes = []
-        results = self._api.all_results(
-            "rest/api/content/search", cql=cql, expand="version,container,space", limit=MAX_LISTED
-        )
-        async for json in results:
+
+        def search(cql: str) -> AsyncIterator[Json]:
+            return self._api.all_results(
+                "rest/api/content/search", cql=cql, expand="version,container,space", limit=MAX_LISTED
+            )
+
+        for json in await search_changes(search, spaces, minutes):
             with parsing(self._api.web.name):
                 if str(json["space"]["key"]) in spaces:
                     changes.append(client.change_v1(json))
@@ -192,7 +253,7 @@ class DataCenter:
         ids: list[str] = []
         for kind in self.kinds():
             params = {"status": "trashed", "type": kind, "limit": MAX_LISTED, "expand": "space"}
-            results, _ = await self._api.page("rest/api/content", params, None)
+            results, _ = await self._api.page(CONTENT, params, None)
             with parsing(self._api.web.name):
                 ids += [str(json["id"]) for json in results if str(json["space"]["key"]) in self._spaces]
         return ids
@@ -226,14 +287,9 @@ class DataCenter:
     async def restricted_ids(self, space: Space, position: Position | None) -> tuple[Sequence[str], Position | None]:
         kind = str((position or {}).get("kind", "page"))
         inner = (position or {}).get("next")
-        params = {
-            "spaceKey": space.key,
-            "type": kind,
-            "status": "current",
-            "limit": MAX_LISTED,
-            "expand": _RESTRICTIONS,
-        }
-        results, following = await self._api.page("rest/api/content", params, inner)
+        results, following, failed = await self._contents(space, kind, inner, MAX_LISTED, _RESTRICTIONS)
+        if failed:
+            raise next(iter(failed.values()))
         with parsing(self._api.web.name):
             named = [str(json["id"]) for json in results if client.is_restricted(json) is not False]
         if following is None and kind == "page" and "blogpost" in self._options.kinds:

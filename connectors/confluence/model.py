@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from pipeline.core.errors import PenstockError
+
 Kind = Literal["page", "blogpost", "attachment"]
 Position = Mapping[str, Any]
 """The position at which a listing continues."""
@@ -55,7 +57,8 @@ class Content:
     id: str
     kind: Kind
     space: str
-    """The key of its space."""
+    """The key of its space. Empty for a page in a space that is not read, while the account does not see one that the
+    settings name: it may be that space, and the page is then not deleted."""
     title: str
     version_number: int
     """Confluence's version number. It is not used as ``Document.version``: deleting an old version in Confluence
@@ -104,6 +107,8 @@ class Listing:
 
     contents: Sequence[Content]
     next: Position | None
+    failed: Mapping[str, PenstockError] = field(default_factory=dict)
+    """The errors of pages that could not be read with their comments and attachments, by id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,7 @@ class Site(Protocol):
     async def me(self) -> Person: ...
 
     async def spaces(self) -> Mapping[str, Space]:
-        """Return the spaces to read, by key. Raises Misconfigured when the settings name one that does not exist."""
+        """Return the spaces to read, by key. Raises Misconfigured when none of those that the settings name exists."""
         ...
 
     async def listing(self, space: Space, kind: Kind, position: Position | None, *, full: bool) -> Listing:
@@ -156,8 +161,9 @@ class Site(Protocol):
         """Return the kinds that ``listing`` accepts. Other kinds are returned along with them."""
         ...
 
-    async def get(self, ids: Sequence[str]) -> Sequence[Content]:
-        """Return the contents with these ids that exist and are current, with bodies and comments."""
+    async def get(self, ids: Sequence[str], *, bodies: bool = True) -> Sequence[Content]:
+        """Return the contents with these ids that exist and are current, with ``bodies`` also their texts and comments;
+        one whose ``space`` is empty exists, but must not be read."""
         ...
 
     async def recent_changes(self, minutes: int) -> Sequence[Change]:

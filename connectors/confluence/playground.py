@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from connectors.confluence.source import Confluence
 from connectors.fakes.confluence import FakeConfluence, Flavour, requests
+from connectors.fakes.misbehaviour import Misbehaving
 from connectors.source import Playing, Request
 from pipeline.runtime.http_server import served
 
@@ -20,8 +21,9 @@ class ConfluencePlayground:
     inside = "ines@example.com"
     outside = "otto@example.com"
 
-    def __init__(self, fake: FakeConfluence, url: str) -> None:
+    def __init__(self, fake: FakeConfluence, url: str, misbehaving: Misbehaving) -> None:
         self.fake = fake
+        self.misbehaving = misbehaving
         self.state = fake.state
         self.bot = self.state.add_user("penstock")
         self.ines = self.state.add_user("ines")
@@ -89,8 +91,9 @@ class ConfluencePlayground:
 @asynccontextmanager
 async def _playing(flavour: Flavour) -> AsyncIterator[ConfluencePlayground]:
     fake = FakeConfluence(flavour)
-    async with served(fake) as url:
-        yield ConfluencePlayground(fake, url)
+    misbehaving = Misbehaving(fake)
+    async with served(misbehaving) as url:
+        yield ConfluencePlayground(fake, url, misbehaving)
 
 
 def cloud() -> AbstractAsyncContextManager[ConfluencePlayground]:

@@ -10,18 +10,22 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 import httpx
+import structlog
 
-from connectors.confluence import access, content
-from connectors.confluence.access import principal
+from connectors.confluence import content
+from connectors.confluence.access import GroupReader, principal
 from connectors.confluence.changes import Event, Progress, batches_by_document, parse, verify
-from connectors.confluence.client import Api
+from connectors.confluence.client import Api, ChangesMissed, missing_spaces, no_such_space
 from connectors.confluence.cloud import Cloud
 from connectors.confluence.content import Files
 from connectors.confluence.data_center import DataCenter
 from connectors.confluence.model import (
+    Change,
     Content,
     Kind,
+    Listing,
     NameCache,
+    Position,
     Readers,
     Site,
     Space,
@@ -32,6 +36,7 @@ from connectors.confluence.model import (
 from connectors.confluence.options import ConfluenceOptions
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
+from connectors.set_aside import Failures, may_be_set_aside, read_isolated
 from connectors.source import (
     Context,
     Cursor,
@@ -44,11 +49,13 @@ from connectors.source import (
     Playground,
     Reaction,
     Request,
+    Unlisted,
 )
-from connectors.web import Answered, Denied, Forbidden, Missing, Rejected, TooLarge, Web
+from connectors.web import Answered, Denied, Forbidden, Limits, Missing, Rejected, ServerFailed, TooLarge, Web
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 
 T = TypeVar("T")
+log = structlog.get_logger()
 SETTING_BY_PROBLEM_CODE = {
     "address": "base_url",
     "refused": "base_url",
@@ -88,6 +95,8 @@ class _Check:
         spaces = await self._try("spaces", "read:space:confluence", "“View” of the spaces", self._site.spaces)
         if spaces is None:
             return self._problems
+        if missing := missing_spaces(options, spaces):
+            self._add("settings", no_such_space(missing))
         if not spaces:
             self._add("no_spaces", "the account sees no space at all: let it view the spaces to be read")
         if me is not None and me.id:
@@ -224,7 +233,7 @@ class Confluence:
 
         return cloud()
 
-    def __init__(self, options: ConfluenceOptions, context: Context) -> None:
+    def __init__(self, options: ConfluenceOptions, context: Context, *, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
         self._options = options
         self._context = context
         token, headers, auth = options.token.get_secret_value(), {}, None
@@ -232,12 +241,16 @@ class Confluence:
             auth = httpx.BasicAuth(options.email, token)
         else:
             headers = {"Authorization": f"Bearer {token}"}
-        web = Web(options.base_url, headers=headers, auth=auth, also=options.media_hosts, name=context.name)
+        web = Web(
+            options.base_url, headers=headers, auth=auth, also=options.media_hosts, name=context.name, limits=limits
+        )
         api = Api(web)
         self._site: Site = Cloud(api, options) if options.flavour == "cloud" else DataCenter(api, options)
         self._files = Files(
             web, context.folder, cloud=options.flavour == "cloud", max_bytes=options.max_attachment_bytes
         )
+        self._group_reader = GroupReader(self._site, options, context.set_aside)
+        self._failures = Failures()
         self._names = NameCache()
         self._received = Received()
         through_gateway = "api.atlassian.com" in options.base_url
@@ -255,34 +268,58 @@ class Confluence:
         with self._translate_errors(), self._retry_expired_cursor():
             await self._site.spaces()
             now = datetime.now(UTC)
-            return Progress(now, {}, frozenset(await self._site.trashed())).cursor
+            return Progress(now, {}, await self._trash(frozenset())).cursor
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
         with self._translate_errors():
-            units = _units(await self._site.spaces(), self._site.kinds())
+            spaces = await self._site.spaces()
+            units = _units(spaces, self._site.kinds())
             at, position = _resume_position(units, cursor)
+            failure, any_read = None, at > 0 or position is not None
+            for key in missing_spaces(self._options, spaces):
+                self._set_aside(f"space {key}", no_such_space([key]))
             while at < len(units):
                 space, kind = units[at]
-                listing = await self._site.listing(space, kind, position, full=True)
-                entries = await self._entries(listing.contents)
-                position = listing.next
+                try:
+                    entries, listing = await self._read_page(space, kind, position)
+                except PenstockError as error:
+                    await self._require_alive(error)
+                    failure, entries, listing = error, [], None
+                    self._set_aside(f"{kind}s of space {space.key}", error)
+                any_read |= listing is not None
+                for name, reason in (listing.failed if listing else {}).items():
+                    self._set_aside(f"{kind} {name} in space {space.key}", reason)
+                position = listing.next if listing else None
                 at += position is None
+                if failure is not None and at == len(units) and not any_read:
+                    raise failure
                 yield Page(entries, _cursor(units, at, position))
+
+    async def _read_page(self, space: Space, kind: Kind, position: Position | None) -> tuple[list[Entry], Listing]:
+        """Read one page of a listing. Where it fails, list it without texts and read its documents one by one."""
+        try:
+            listing = await self._site.listing(space, kind, position, full=True)
+            return await self._entries(listing.contents), listing
+        except PenstockError as error:
+            if not may_be_set_aside(error):
+                raise
+        listing = await self._site.listing(space, kind, position, full=False)
+        return await self._read([item.id for item in listing.contents if item.is_readable]), listing
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         progress, began = Progress.from_cursor(cursor), datetime.now(UTC)
         minutes = progress.lookback_minutes(began, self._options.overlap_minutes)
         with self._translate_errors(), self._retry_expired_cursor():
-            changed = await self._site.recent_changes(minutes)
+            changed = await self._recent_changes(minutes)
             while unread := progress.unread(changed):
                 for ids, changes in batches_by_document(unread, min(self._options.page_size, FETCH_BATCH_DOCUMENTS)):
                     entries = await self._read(ids)
                     progress = progress.with_read(changes)
                     yield Page(entries, progress.cursor)
                 # A change during the search moves its document to the end, and another one across a page's edge.
-                changed = await self._site.recent_changes(minutes)
-            trash = await self._site.trashed()
-            if newly_trashed := sorted(set(trash) - progress.trash):
+                changed = await self._recent_changes(minutes)
+            trash = await self._trash(progress.trash)
+            if newly_trashed := sorted(trash - progress.trash):
                 entries = [
                     entry
                     for start in range(0, len(newly_trashed), FETCH_BATCH_DOCUMENTS)
@@ -292,48 +329,137 @@ class Confluence:
                 entries = []
             yield Page(entries, progress.with_trash(trash).completed(began, changed).cursor)
 
-    async def slim(self) -> AsyncIterator[Sequence[Listed]]:
+    async def _recent_changes(self, minutes: int) -> Sequence[Change]:
+        """Raises ChangesMissed when the search fails again and again while other requests succeed."""
+        try:
+            changes = await self._site.recent_changes(minutes)
+        except ServerFailed as error:
+            await self._require_alive(error)
+            if self._failures.fail("changes", error):
+                raise ChangesMissed(f"{error}: everything is compared instead of reading changes") from error
+            raise
+        self._failures.succeed("changes")
+        return changes
+
+    async def _trash(self, before: frozenset[str]) -> frozenset[str]:
+        """Return the ids in the trash, or ``before`` where it cannot be listed: sweeps find what was deleted."""
+        try:
+            trash = frozenset(await self._site.trashed())
+        except PenstockError as error:
+            await self._require_alive(error)
+            self._context.set_aside.replace("trash", {"the trash": f"{error}; deleted pages are found by sweeps alone"})
+            return before
+        self._context.set_aside.replace("trash", {})
+        return trash
+
+    async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         with self._translate_errors(), self._retry_expired_cursor():
-            for space, kind in _units(await self._site.spaces(), self._site.kinds()):
-                position = None
+            spaces = await self._site.spaces()
+            if missing := missing_spaces(self._options, spaces):
+                yield [
+                    Unlisted(part=f"space {key}", reason=no_such_space([key]), tag=space_tag(key)) for key in missing
+                ]
+            failure, any_listed = None, False
+            for space, kind in _units(spaces, self._site.kinds()):
+                position: Position | None = None
                 while True:
-                    listing = await self._site.listing(space, kind, position, full=False)
-                    yield [_listed(item) for item in listing.contents if item.is_readable]
+                    try:
+                        listing = await self._site.listing(space, kind, position, full=False)
+                    except PenstockError as error:
+                        await self._require_alive(error)
+                        failure = error
+                        yield [_unlisted(f"{kind}s of space {space.key}", error, space)]
+                        break
+                    any_listed = True
+                    yield [
+                        *(_listed(item) for item in listing.contents if item.is_readable),
+                        *(
+                            Unlisted(part=f"{kind} {name} in space {space.key}", reason=str(error), is_document=True)
+                            for name, error in listing.failed.items()
+                        ),
+                    ]
                     if (position := listing.next) is None:
                         break
+            if failure is not None and not any_listed:
+                raise failure
+
+    def _set_aside(self, part: str, reason: object) -> None:
+        self._context.set_aside.add("listing", part, reason)
+
+    async def _require_alive(self, error: PenstockError) -> None:
+        """Raise the error unless it concerns only what was requested, and the site responds to another request."""
+        if not may_be_set_aside(error):
+            raise error
+        await self._site.me()
+        self._failures.succeed()
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         with self._translate_errors(), self._retry_expired_cursor():
             return await self._read(external_ids)
 
     async def _read(self, ids: Sequence[str]) -> list[Entry]:
+        """Read documents by id. One that fails while others are read is unreadable, and until its access is known
+        nobody may read it. Raises Retryable while its failure may still pass."""
         requested = list(dict.fromkeys(ids))
-        contents = {item.id: item for item in await self._site.get([item for item in requested if _is_id(item)])}
-        entries = await self._entries([contents[id_] for id_ in requested if id_ in contents])
-        answered = {entry.external_id for entry in entries}
-        if missing := [id_ for id_ in requested if id_ not in answered]:
+        contents, failed = await read_isolated([id_ for id_ in requested if _is_id(id_)], self._site.get)
+        by_id = {item.id: item for item in contents}
+        entries = await self._entries([by_id[id_] for id_ in requested if id_ in by_id and by_id[id_].space])
+        answered = {entry.external_id for entry in entries} | failed.keys()
+        answered |= {item.id for item in contents if not item.space}
+        if failed or answered < set(requested):
             await self._site.me()  # an account without access sees nothing either, and then nothing is gone
-        return [*entries, *(Gone(id_) for id_ in missing)]
+            self._failures.succeed()
+        for item in contents:
+            self._failures.succeed(item.id)
+        passing = [error for id_, error in failed.items() if not self._failures.fail(id_, error)]
+        if passing:
+            raise Retryable(str(passing[0])) from passing[0]
+        return [
+            *entries,
+            *(await self._unavailable(failed) if failed else ()),
+            *(Gone(id_) for id_ in requested if id_ not in answered),
+        ]
+
+    async def _unavailable(self, failed: Mapping[str, PenstockError]) -> list[Entry]:
+        """Return entries for documents that cannot be read. They keep their access where it can be read without text;
+        otherwise nobody may read them."""
+        contents, _ = await read_isolated(list(failed), partial(self._site.get, bodies=False))
+        known = {item.id: item for item in contents if item.space and item.required_tags is not None}
+        return [content.unavailable(id_, known.get(id_), error) for id_, error in failed.items()]
 
     async def _entries(self, contents: Sequence[Content]) -> list[Entry]:
         readable = [item for item in contents if item.is_readable]
         people = {id_ for item in readable for id_ in content.people_ids(item)} - set(self._names.known)
         if people:
-            self._names.add(await self._site.people(sorted(people)))
+            try:
+                self._names.add(await self._site.people(sorted(people)))
+            except PenstockError as error:
+                if not may_be_set_aside(error):
+                    raise
+                log.warning("confluence_names_unreadable", connector=self._context.name, error=str(error))
         gate = asyncio.Semaphore(MAX_CONCURRENT_FILES)
         return list(await asyncio.gather(*(self._entry(item, gate) for item in readable)))
 
     async def _entry(self, item: Content, gate: asyncio.Semaphore) -> Entry:
         async with gate:
-            if item.kind == "attachment":
-                return await self._files.read(item, self._names.known, self._base)
-            return await asyncio.to_thread(content.page, item, self._names.known, self._base)
+            if item.kind != "attachment":
+                return await asyncio.to_thread(content.page, item, self._names.known, self._base)
+            try:
+                entry = await self._files.read(item, self._names.known, self._base)
+            except PenstockError as error:
+                if not may_be_set_aside(error):
+                    raise
+                if not self._failures.fail(f"file {item.id}", error):
+                    raise Retryable(str(error)) from error
+                return content.unavailable(item.id, item, error)
+            self._failures.succeed(f"file {item.id}")
+            return entry
 
     # Access
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
         with self._translate_errors(), self._retry_expired_cursor():
-            async for group in access.groups(self._site, self._options, tags, self._context.name):
+            async for group in self._group_reader.groups(tags):
                 yield group
 
     # Events
@@ -406,6 +532,8 @@ class Confluence:
         """Raise Retryable for CursorExpired, where there is no cursor from which only a part could be repeated."""
         try:
             yield
+        except ChangesMissed:
+            raise
         except CursorExpired as error:
             raise Retryable(str(error)) from error
 
@@ -419,7 +547,7 @@ class Confluence:
             advice = "check that the token is valid and has the scopes that docs/connectors/confluence.md names"
             raise Misconfigured(f"{error}; {advice}") from error
         except Missing as error:
-            raise Misconfigured(f"{error}; {address_advice(self._options)}") from error
+            raise Misconfigured(f"{error}; run penstock connector check {self._context.name} for details") from error
         except (Forbidden, Rejected) as error:
             raise Misconfigured(f"{error}; run penstock connector check {self._context.name} for details") from error
         except TooLarge as error:
@@ -455,6 +583,10 @@ def _resume_position(
         if space.key > key:
             return at, None
     return len(units), None
+
+
+def _unlisted(part: str, error: PenstockError, space: Space) -> Unlisted:
+    return Unlisted(part=part, reason=str(error), tag=space_tag(space.key))
 
 
 def _listed(item: Content) -> Listed:

@@ -182,7 +182,7 @@ async def slim_is_full(t: Trial) -> str:
         read |= {entry.external_id: entry for entry in page.entries if not isinstance(entry, Gone)}
     listed: dict[str, Listed] = {}
     async for entries in source.slim():
-        listed |= {entry.external_id: entry for entry in entries}
+        listed |= {entry.external_id: entry for entry in entries if isinstance(entry, Listed)}
     require(bool(read), "nothing was read")
     only = f"{len(read.keys() - listed.keys())} documents are only read, {len(listed.keys() - read.keys())} only listed"
     require(read.keys() == listed.keys(), only)

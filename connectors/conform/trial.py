@@ -18,7 +18,19 @@ from connectors.operate import Action, command_outcome, send_command
 from connectors.protocol import Problem
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
-from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Playground, Reaction, Request, Source
+from connectors.source import (
+    Context,
+    Cursor,
+    Entry,
+    Group,
+    Listed,
+    Page,
+    Playground,
+    Reaction,
+    Request,
+    Source,
+    Unlisted,
+)
 from pipeline.core.errors import PenstockError
 from pipeline.core.identity import document_id
 from pipeline.kafka.client import deliver
@@ -84,9 +96,10 @@ class RecordedSource:
     def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         return self._pages("changes", self.source.changes(cursor))
 
-    async def slim(self) -> AsyncIterator[Sequence[Listed]]:
+    async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         async for requested_at, page in self._timed("slim", self.source.slim()):
-            self._record.calls.append(Call("slim", requested_at, tuple(entry.external_id for entry in page)))
+            ids = tuple(entry.external_id for entry in page if isinstance(entry, Listed))
+            self._record.calls.append(Call("slim", requested_at, ids))
             yield page
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:

@@ -56,6 +56,10 @@ class Faults:
     """Paths that contain one of these respond with 403."""
     moved_to: str | None = None
     """The address to which downloads are redirected; None: this server."""
+    largest: int | None = None
+    """Requests for more content than this at once respond with 500."""
+    searchable: int | None = None
+    """Searches return so many results, and respond with 400 to a request for more."""
     lose_restrictions: bool = False
     """Whether expanded restrictions are left out of responses, as they are for accounts that may not see them."""
 
@@ -139,6 +143,8 @@ class FakeConfluence:
             fault_response = JSONResponse({"message": "Rate limit exceeded"}, status_code=429, headers=headers)
         elif faults.failing > 0:
             faults.failing -= 1
+            fault_response = JSONResponse({"statusCode": 500, "message": "Internal Server Error"}, status_code=500)
+        elif faults.largest and "/content?" in line and int(request.query_params.get("limit", 0)) > faults.largest:
             fault_response = JSONResponse({"statusCode": 500, "message": "Internal Server Error"}, status_code=500)
         elif any(part in line for part in faults.denied):
             fault_response = JSONResponse({"statusCode": 403, "message": "Forbidden"}, status_code=403)

@@ -178,7 +178,7 @@ class V1:
             "key": space.key,
             "name": space.name,
             "type": space.type,
-            "status": "current",
+            "status": space.status,
             "_links": {"webui": f"/display/{space.key}", "self": f"{self.base}/rest/api/space/{space.key}"},
         }
 
@@ -294,7 +294,7 @@ class V2:
             "key": space.key,
             "name": space.name,
             "type": space.type,
-            "status": "current",
+            "status": space.status,
             "authorId": next(iter(self.state.users)),
             "createdAt": iso(datetime(2024, 1, 1, tzinfo=UTC)),
             "homepageId": None,

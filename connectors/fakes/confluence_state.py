@@ -42,6 +42,7 @@ class Space:
     type: Literal["global", "personal"] = "global"
     readers: Restriction = field(default_factory=Restriction)
     anonymous: bool = False
+    status: Literal["current", "archived"] = "current"
 
 
 @dataclass

@@ -45,6 +45,8 @@ class _Api:
         Confluence."""
         query = request.query_params
         limit = _limit(request)
+        if "cql" in query and self.fake.faults.searchable is not None:
+            limit = min(limit, self.fake.faults.searchable)
         start = int(query.get("start", 0))
         page, more = results[start : start + limit], len(results) > start + limit
         if content and self.fake.faults.truncated:
@@ -81,6 +83,32 @@ class _Api:
         ]
         return self.respond(request, items, self.content_shape(request), content=True)
 
+    async def scan(self, request: Request) -> JSONResponse:
+        """Data Center 7.18 and later: list content by cursor instead of by start."""
+        user = self.fake.caller(request, "")
+        query = request.query_params
+        after = 0
+        if cursor := query.get("cursor"):
+            after = int(str(self.fake.position(cursor).get("after")))
+        items = [
+            item
+            for item in sorted(self.state.items.values(), key=lambda item: int(item.id.removeprefix("att")))
+            if item.kind == query.get("type", "page")
+            and item.status == "current"
+            and query.get("spaceKey") in (None, item.space)
+            and self.state.may_see(user, item)
+            and int(item.id) > after
+        ]
+        limit = _limit(request)
+        next_link = None
+        if len(items) > limit:
+            following = {**query, "cursor": self.fake.cursor({"after": items[limit - 1].id}), "limit": limit}
+            next_link = f"/rest/api/content/scan?{urlencode(following)}"
+        shape = self.content_shape(request)
+        return JSONResponse(
+            results_page([shape(item) for item in items[:limit]], start=0, limit=limit, next_link=next_link)
+        )
+
     async def content(self, request: Request) -> JSONResponse:
         user = self.fake.caller(request, "")
         item = self.item(request.path_params["id"], user)
@@ -105,9 +133,13 @@ class _Api:
         except cql.CqlError as error:
             raise Refusal(400, "BAD_REQUEST", str(error)) from error
         items = [item for item in items if self.state.may_see(user, item)]
+        most = self.fake.faults.searchable
+        is_first = "cursor" not in request.query_params and int(request.query_params.get("start", 0)) == 0
+        if most is not None and not is_first:
+            raise Refusal(400, "BAD_REQUEST", "Bad Request")
         if not self.fake.cloud:
             return self.respond(request, items, self.content_shape(request))
-        limit, start = _limit(request), 0
+        limit, start = min(_limit(request), most or MAX_LIMIT), 0
         if cursor := request.query_params.get("cursor"):
             start = int(str(self.fake.position(cursor).get("start")))
         next_link = None
@@ -164,7 +196,10 @@ class _Api:
         spaces = [
             space
             for key, space in sorted(self.state.spaces.items())
-            if self.state.may_see_space(user, space) and (not keys or key in keys) and kind in (None, space.type)
+            if self.state.may_see_space(user, space)
+            and (not keys or key in keys)
+            and kind in (None, space.type)
+            and request.query_params.get("status", space.status) == space.status
         ]
         return self.respond(request, spaces, self.shapes.space)
 
@@ -229,6 +264,7 @@ def routes(fake: FakeConfluence) -> list[Route]:
     return [
         *shared,
         Route("/rest/api/content", api.contents),
+        Route("/rest/api/content/scan", api.scan),
         Route("/rest/api/content/{id}", api.content),
         Route("/rest/api/content/{id}/{how:str}/{kind:str}", api.children),
         Route("/rest/api/space", api.spaces),

@@ -149,6 +149,7 @@ class _Api:
             if self.state.may_see_space(user, space)
             and (not keys or space.key in keys)
             and (not kinds or space.type in kinds)
+            and request.query_params.get("status", space.status) == space.status
         ]
         return self.respond(request, spaces, self.shapes.space)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from connectors.fakes.google_drive import FakeGoogleDrive
 from connectors.fakes.google_drive_corpus import FOLDER, Grant
+from connectors.fakes.misbehaviour import Misbehaving
 from connectors.google_drive.client import MEMBER_SCOPE
 from connectors.source import Request
 from pipeline.runtime.http_server import served
@@ -23,8 +24,9 @@ class GoogleDrivePlayground:
     inside = "ines@example.com"
     outside = "otto@example.com"
 
-    def __init__(self, fake: FakeGoogleDrive, url: str) -> None:
+    def __init__(self, fake: FakeGoogleDrive, url: str, misbehaving: Misbehaving) -> None:
         self.fake = fake
+        self.misbehaving = misbehaving
         corpus = fake.corpus
         for address in (ACCOUNT, ADMIN, self.inside, self.outside):
             corpus.user(address)
@@ -91,5 +93,6 @@ class GoogleDrivePlayground:
 @asynccontextmanager
 async def playing() -> AsyncIterator[GoogleDrivePlayground]:
     fake = FakeGoogleDrive()
-    async with served(fake) as url:
-        yield GoogleDrivePlayground(fake, url)
+    misbehaving = Misbehaving(fake)
+    async with served(misbehaving) as url:
+        yield GoogleDrivePlayground(fake, url, misbehaving)

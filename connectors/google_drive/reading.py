@@ -13,6 +13,7 @@ from connectors.google_drive.access import Access, AccessReader, Sharing, Vanish
 from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, Api, Json
 from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
+from connectors.set_aside import Failures
 from connectors.source import Entry, Gone, Listed, Unreadable
 from connectors.web import Missing
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
@@ -116,8 +117,6 @@ class Tree:
 MAX_CONCURRENT_FILES = 4
 """Files read at the same time by the full read, and again by everything else. Each is half of the client's limit, so
 that an edit does not wait behind a crawl."""
-MAX_FAILURES = 3
-"""Failures of Google at one file (each after the client's own retries) before the file is taken to be the reason."""
 
 
 class Reading:
@@ -139,9 +138,7 @@ class Reading:
         self._now = now
         self._on_hidden = on_hidden
         self._slots = {bulk: asyncio.Semaphore(MAX_CONCURRENT_FILES) for bulk in (True, False)}
-        self._files_read = 0
-        self._failing: dict[str, tuple[int, int]] = {}
-        """By external id: the failures in a row, and ``_files_read`` at the first."""
+        self._failures = Failures()
 
     async def select(self, files: Sequence[Json], corpus: Corpus, tree: Tree) -> list[Json]:
         """Return those files of a corpus that are documents within its folders."""
@@ -165,7 +162,7 @@ class Reading:
         for (file, access), entry in zip(with_access, attempts, strict=True):
             if not isinstance(entry, Retryable):
                 entries.append(entry)
-            elif access is not None and self._has_failed_repeatedly(str(file["id"])):
+            elif access is not None and self._failures.fail(str(file["id"]), entry):
                 entries.append(
                     Unreadable(
                         external_id=str(file["id"]),
@@ -187,16 +184,9 @@ class Reading:
         except Deferred:
             raise  # the reason is not the file
         except Retryable as error:
-            times, since = self._failing.get(id_, (0, self._files_read))
-            self._failing[id_] = times + 1, since
             return error
-        self._files_read += 1
-        self._failing.pop(id_, None)
+        self._failures.succeed(id_)
         return entry
-
-    def _has_failed_repeatedly(self, id_: str) -> bool:
-        times, since = self._failing[id_]
-        return times >= MAX_FAILURES and self._files_read > since
 
     async def fetch(self, ids: Sequence[str], corpora: Sequence[Corpus]) -> list[Entry]:
         files = await gather_or_cancel(*(self._file(id_) for id_ in ids))

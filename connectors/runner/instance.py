@@ -24,6 +24,7 @@ from connectors.runner.reconcile import KINDS, Reconcile
 from connectors.runner.rows import LeaseLost, Removed, Rows
 from connectors.runner.state import Command, Lease, PostgresMemory, State, lease
 from connectors.runner.sweep import Sweep
+from connectors.set_aside import SetAside
 from connectors.source import Context, Reaction, Request, Source
 from connectors.web import throttled
 from pipeline.core.errors import Misconfigured, Retryable
@@ -59,6 +60,7 @@ class Instance:
         self.published = Counter[str]()
         """Entries by outcome, since this process runs the instance."""
         self._publisher: Publisher | None = None
+        self._set_aside = SetAside()
         self._sweep: Sweep | None = None
         self._identities: Identities | None = None
         self._reconcile: Reconcile | None = None
@@ -179,6 +181,7 @@ class Instance:
             folder=folder,
             memory=PostgresMemory(self._services.pool, self.plan.tenant, self.plan.name),
             events_url=self.plan.events_url(self._services.events_url),
+            set_aside=self._set_aside,
             postgres=self._services.pool,
         )
 
@@ -201,6 +204,7 @@ class Instance:
             state,
             publisher,
             clock,
+            set_aside=self._set_aside,
             between_pages=self._between_pages,
             on_no_revisions=lambda: self.activities["full"].trigger("again"),
             on_done=lambda: self.activities["reconcile"].trigger(),
@@ -235,11 +239,14 @@ class Instance:
         async def load(arguments: frozenset[str]) -> Mapping[str, Any] | None:
             is_due = lineage.is_on() and ("again" in arguments or (await state.read_progress()).full_state != "done")
             if not is_due:
-                return await crawl.full(arguments)
-            with self._reported("load", "LOAD") as run:
                 tally = await crawl.full(arguments)
-                run.wrote((tally or {}).get("upserted", 0))
-                return tally
+            else:
+                with self._reported("load", "LOAD") as run:
+                    tally = await crawl.full(arguments)
+                    run.wrote((tally or {}).get("upserted", 0))
+            if tally is not None and self._set_aside.reasons():
+                self.activities["sweep"].trigger()  # it reads again what the load could not
+            return tally
 
         async def listen(_arguments: frozenset[str]) -> None:
             await source.listen(self.react)
@@ -384,6 +391,7 @@ class Instance:
             *(self._sweep.problems if self._sweep else ()),
             *(self._identities.problems if self._identities else ()),
             *(self._reconcile.problems if self._reconcile else ()),
+            *self._set_aside.problems(self.plan.name),
             *(
                 Problem(self.plan.name, "needs_attention", f"{name}: {activity.status.reason}")
                 for name, activity in self.activities.items()

@@ -68,6 +68,7 @@ class SweepRow:
     is_published: bool
     is_unchanged: bool
     """Whether the row was not written since the sweep began."""
+    acl_tags: Sequence[str] = ()
 
 
 _COLUMNS: LiteralString = (
@@ -197,7 +198,7 @@ class Rows:
         with translated("connector_items"):
             async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(SweepRow)) as cur:
                 await cur.execute(
-                    "SELECT external_id, version IS NOT NULL AND NOT gone, swept_at < %s FROM connector_items"
+                    "SELECT external_id, version IS NOT NULL AND NOT gone, swept_at < %s, acl_tags FROM connector_items"
                     " WHERE tenant = %s AND source = %s AND external_id > %s"
                     " AND (NOT gone OR version IS NULL OR problem_code IS NOT NULL) ORDER BY external_id LIMIT %s",
                     [since, *self._me, after, PAGE],

@@ -16,9 +16,10 @@ from connectors.runner.guard import is_mass_deletion
 from connectors.runner.listing import ListedIds
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.runner.publish import Publisher
-from connectors.runner.rows import PAGE, Rows
+from connectors.runner.rows import PAGE, Rows, SweepRow
 from connectors.runner.state import State
-from connectors.source import Entry, Gone, Listed, Source
+from connectors.set_aside import SetAside
+from connectors.source import Entry, Gone, Listed, Source, Unlisted
 
 MAX_LIVE_NEW_DOCUMENTS = 500
 """New documents of one sweep that are published live; the rest of them goes to the backfill lane, as a first load."""
@@ -27,7 +28,7 @@ MAX_LIVE_NEW_DOCUMENTS = 500
 class Sweep:
     """Law: a sweep deletes only documents that a complete listing lacks and that the source, when fetched by name,
     reports as gone, and never many at once unless an operator allows it. Documents that were read since the listing
-    began are left alone.
+    began, and those of a part that could not be listed, are left alone.
 
     Nothing is written for an unchanged document: the listed ids are held in memory until the sweep ends, and an
     interrupted sweep starts again.
@@ -40,18 +41,20 @@ class Sweep:
         publisher: Publisher,
         clock: Clock,
         *,
+        set_aside: SetAside,
         between_pages: Callable[[], None],
         on_no_revisions: Callable[[], None],
         on_done: Callable[[], None],
     ) -> None:
-        """between_pages: raises Paused while the instance is paused. on_no_revisions: called when changes may have been
-        missed and the listing has no revisions, so that only a full read finds them. on_done: called after a complete
-        sweep."""
+        """set_aside: receives the parts that could not be listed. between_pages: raises Paused while the instance is
+        paused. on_no_revisions: called when changes may have been missed and the listing has no revisions, so that only
+        a full read finds them. on_done: called after a complete sweep."""
         self._source = source
         self._state = state
         self._publisher = publisher
         self._rows: Rows = publisher.rows
         self._clock = clock
+        self._set_aside = set_aside
         self._between_pages = between_pages
         self._on_no_revisions = on_no_revisions
         self._on_done = on_done
@@ -67,6 +70,7 @@ class Sweep:
         loading = (await self._state.read_progress()).loaded_at is None
         tally, listed = Counter[str](), 0
         new_documents, lacks_revisions, listed_ids = 0, False, ListedIds()
+        unlisted: list[Unlisted] = []
         pages = self._source.slim()
         async with aclosing(cast("Any", pages)):
             while True:
@@ -75,8 +79,10 @@ class Sweep:
                     page = await anext(pages)
                 except StopAsyncIteration:
                     break
-                lacks_revisions |= any(entry.revision is None for entry in page)
-                entries = {entry.external_id: entry for entry in page if is_storable_id(entry.external_id)}
+                unlisted += [entry for entry in page if isinstance(entry, Unlisted)]
+                documents = [entry for entry in page if isinstance(entry, Listed)]
+                lacks_revisions |= any(entry.revision is None for entry in documents)
+                entries = {entry.external_id: entry for entry in documents if is_storable_id(entry.external_id)}
                 listed += len(entries)
                 listed_ids.add(entries)
                 fetched, page_tally = await self._compare_page(
@@ -85,7 +91,8 @@ class Sweep:
                 new_documents += fetched
                 tally += page_tally
                 self._between_pages()
-        tally += await self._delete_unlisted(started, listed_ids, allowed="allow" in arguments)
+        self._set_aside.replace("listing", {part.part: part.reason for part in unlisted})
+        tally += await self._delete_unlisted(started, listed_ids, unlisted, allowed="allow" in arguments)
         if "gap" in arguments and lacks_revisions:
             self._on_no_revisions()
         self._on_done()
@@ -124,8 +131,10 @@ class Sweep:
                 tally += await self._publisher.publish(fetched, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
         return len(new), tally
 
-    async def _delete_unlisted(self, started: datetime, listed_ids: ListedIds, *, allowed: bool) -> Counter[str]:
-        candidates, unpublished, known = await self._find_unlisted(started, listed_ids)
+    async def _delete_unlisted(
+        self, started: datetime, listed_ids: ListedIds, unlisted: Sequence[Unlisted], *, allowed: bool
+    ) -> Counter[str]:
+        candidates, unpublished, known = await self._find_unlisted(started, listed_ids, unlisted)
         if is_mass_deletion(len(candidates), known) and not allowed:
             self.problems = [
                 Problem(
@@ -162,9 +171,12 @@ class Sweep:
         await self._state.set_guard(None)
         return tally
 
-    async def _find_unlisted(self, started: datetime, listed_ids: ListedIds) -> tuple[list[str], list[str], int]:
-        """Return what neither the listing nor a read has shown since ``started``: the ids of published documents, and
-        the ids of other rows. The third value is the number of published documents."""
+    async def _find_unlisted(
+        self, started: datetime, listed_ids: ListedIds, parts: Sequence[Unlisted]
+    ) -> tuple[list[str], list[str], int]:
+        """Return what neither the listing nor a read has shown since ``started``, outside of the parts that could not
+        be listed: the ids of published documents, and the ids of other rows. The third value is the number of published
+        documents."""
         published, others, known = list[str](), list[str](), 0
         after: str | None = ""
         while after is not None:
@@ -172,8 +184,16 @@ class Sweep:
             known += sum(row.is_published for row in page)
             unlisted = set(listed_ids.lacks([row.external_id for row in page]))
             for row in page:
-                if row.is_unchanged and row.external_id in unlisted:
+                if row.is_unchanged and row.external_id in unlisted and not _may_be_within(row, parts):
                     (published if row.is_published else others).append(row.external_id)
             after = page[-1].external_id if len(page) == PAGE else None
             self._between_pages()
         return published, others, known
+
+
+def _may_be_within(row: SweepRow, parts: Sequence[Unlisted]) -> bool:
+    """Return whether a document may belong to one of these parts. One without tags, whose access was not known, may
+    belong to any."""
+    return any(
+        not part.is_document and (part.tag is None or not row.acl_tags or part.tag in row.acl_tags) for part in parts
+    )

@@ -23,7 +23,7 @@ from slack_sdk.socket_mode.async_client import AsyncBaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
 
-from connectors.web import Denied, Missing, Rejected, TooLarge, Web
+from connectors.web import Denied, Limits, Missing, Rejected, TooLarge, Web
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 
 Object = dict[str, Any]
@@ -131,13 +131,13 @@ class Bearer(httpx.Auth):
 class Api:
     """The Web API. Every method may raise Deferred, Retryable, Misconfigured (also ScopeMissing) and Absent."""
 
-    def __init__(self, base_url: str, token: SecretStr, *, name: str, rows: int) -> None:
+    def __init__(self, base_url: str, token: SecretStr, *, name: str, rows: int, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
         """``name`` is the connector's, for messages. ``rows`` is the number of rows to request at once from a list.
         Raises Misconfigured for a token that cannot be one."""
         self.name = name
         self._rows = rows
         self._bearer = Bearer(_valid_token(token, name))
-        self._web = Web(base_url, auth=self._bearer, name=name)
+        self._web = Web(base_url, auth=self._bearer, name=name, limits=limits)
 
     @property
     def scopes(self) -> frozenset[str] | None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from connectors.fakes.misbehaviour import Misbehaving
 from connectors.fakes.slack import FakeSlack
 from connectors.fakes.slack_workspace import Object
 from connectors.source import Request
@@ -20,8 +21,9 @@ class SlackPlayground:
     inside = "ines@acme.example"
     outside = "otto@acme.example"
 
-    def __init__(self, fake: FakeSlack, url: str) -> None:
+    def __init__(self, fake: FakeSlack, url: str, misbehaving: Misbehaving) -> None:
         self.fake = fake
+        self.misbehaving = misbehaving
         self.workspace = fake.workspace
         self.ines = self.workspace.user("Ines Ito")
         self.sam = self.workspace.user("Sam Sun")
@@ -89,5 +91,6 @@ class SlackPlayground:
 @asynccontextmanager
 async def playing() -> AsyncIterator[SlackPlayground]:
     fake = FakeSlack()
-    async with served(fake.app) as url:
-        yield SlackPlayground(fake, url)
+    misbehaving = Misbehaving(fake.app)
+    async with served(misbehaving) as url:
+        yield SlackPlayground(fake, url, misbehaving)

@@ -18,6 +18,7 @@ from connectors.slack.content import tag
 from connectors.slack.options import SlackOptions
 from connectors.slack.reading import Lister, LostChannels, Reader
 from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Playground, Reaction, Refused, Request
+from connectors.web import Limits
 from pipeline.core.errors import Misconfigured
 
 _PUBLIC = {
@@ -142,11 +143,13 @@ class Slack:
 
         return playing()
 
-    def __init__(self, options: SlackOptions, context: Context) -> None:
+    def __init__(self, options: SlackOptions, context: Context, *, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
         """Raises Misconfigured."""
         self._options = options
         self._context = context
-        self._api = Api(options.base_url, options.token, name=context.name, rows=options.rows_per_request)
+        self._api = Api(
+            options.base_url, options.token, name=context.name, rows=options.rows_per_request, limits=limits
+        )
         self._socket: Api | None = None
         if options.app_token is not None:
             self._socket = Api(options.base_url, options.app_token, name=context.name, rows=1)

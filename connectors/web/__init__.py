@@ -2,7 +2,7 @@
 permitted addresses only."""
 
 from connectors.web.client import Web
-from connectors.web.errors import Answered, Denied, Forbidden, Missing, Rejected, TooLarge
+from connectors.web.errors import Answered, Denied, Forbidden, Missing, Rejected, ServerFailed, TooLarge
 from connectors.web.limits import Limits, throttled
 from connectors.web.transport import Resolver, system_resolver
 
@@ -14,6 +14,7 @@ __all__ = [
     "Missing",
     "Rejected",
     "Resolver",
+    "ServerFailed",
     "TooLarge",
     "Web",
     "system_resolver",

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from connectors.web.errors import Denied, Forbidden, Missing, Rejected, TooLarge
+from connectors.web.errors import Denied, Forbidden, Missing, Rejected, ServerFailed, TooLarge
 from connectors.web.limits import THROTTLE_CODES, Gate, Limits, Pace, budget_pause, throttled
 from connectors.web.transport import LOCATION, Guarded, Hosts, Resolver, origin, system_resolver
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
@@ -180,6 +180,7 @@ class _Request:
     ok: Collection[int]
     gates: Sequence[Gate]
     seconds: float
+    failing_seconds: float | None = None
 
 
 class Web:
@@ -252,12 +253,14 @@ class Web:
         headers: Mapping[str, str] | None = None,
         ok: Collection[int] = (200,),
         bucket: str | None = None,
+        failing_seconds: float | None = None,
     ) -> Any:
         """Send a request and return its JSON.
 
         params: merged into the address's own query. data: a form. headers: in addition to the client's, and sent to the
         base address alone. bucket: what the source limits separately (Slack: the method); a 429 there delays only the
-        requests of the same bucket.
+        requests of the same bucket. failing_seconds: after so many seconds of attempts ServerFailed is raised, for a
+        caller that then requests less; None: after the limits' patience, as for every other failure.
         """
         request = self._request(
             method,
@@ -269,6 +272,7 @@ class Web:
             ok=ok,
             bucket=bucket,
             seconds=self._limits.request_seconds,
+            failing_seconds=failing_seconds,
         )
         return await self._run(request, lambda response, where: read_json(response, where, self._limits.answer_bytes))
 
@@ -349,6 +353,7 @@ class Web:
         ok: Collection[int],
         bucket: str | None,
         seconds: float,
+        failing_seconds: float | None = None,
     ) -> _Request:
         base = str(self._base).rstrip("/")
         url = _parsed(path_or_url if _ABSOLUTE.match(path_or_url) else f"{base}/{path_or_url.removeprefix('/')}")
@@ -365,6 +370,7 @@ class Web:
             data=data,
             ok=ok,
             seconds=seconds,
+            failing_seconds=failing_seconds,
             gates=self._pace.gates(origin(url).host, bucket),
         )
 
@@ -391,7 +397,10 @@ class Web:
             )
             if isinstance(failure, Deferred):
                 self._close(request.gates, wait, refused=True)
-            if spent + wait > self._limits.patience_seconds:
+            patience = self._limits.patience_seconds
+            if request.failing_seconds is not None and isinstance(failure, ServerFailed):
+                patience = min(patience, request.failing_seconds)
+            if spent + wait > patience:
                 failure.retry_after = wait
                 raise failure
             if not isinstance(failure, Deferred):
@@ -419,7 +428,7 @@ class Web:
             async with asyncio.timeout(request.seconds):
                 return await self._follow(request, read)
         except TimeoutError as error:
-            raise Retryable(f"{where} did not answer to the end within {request.seconds:g} s") from error
+            raise ServerFailed(f"{where} did not answer to the end within {request.seconds:g} s") from error
         except httpx.TransportError as error:
             raise Retryable(f"{where} did not respond: {str(error)[:200]}") from error
 
@@ -477,6 +486,8 @@ class Web:
         else:
             for gate in request.gates:
                 gate.record_success()
+        if status >= 500 and after is None:
+            raise ServerFailed(f"{where} {summary}", status=status)
         if status >= 500 or status in (408, 425):
             raise Retryable(f"{where} {summary}", retry_after=after)
         if status in (404, 410):

@@ -5,7 +5,7 @@ No text quotes a URL's path or query, a header or a body: any of them may hold a
 
 from __future__ import annotations
 
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import PenstockError, Retryable
 
 
 class Answered(PenstockError):
@@ -28,6 +28,15 @@ class Denied(Answered):
 
 class Rejected(Answered):
     """Any other 4xx status, or one that is not in ``ok``: this request can never succeed as it is."""
+
+
+class ServerFailed(Retryable):
+    """The source answered 5xx, or did not finish its answer in time, without asking to wait: the reason may be what was
+    requested. ``status`` is None without an answer."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class TooLarge(PenstockError):

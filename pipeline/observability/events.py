@@ -23,6 +23,7 @@ LogEvent = Literal[
     "chunk_refused",
     "clock_differs",
     "commit_timed_out",
+    "confluence_names_unreadable",
     "connector_answer_postponed",
     "connector_command_unknown",
     "connector_needs_attention",

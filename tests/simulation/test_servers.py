@@ -20,6 +20,7 @@ from connectors.runner.reconcile import Reconcile
 from connectors.runner.rows import Holder, LeaseLost, Rows
 from connectors.runner.state import State
 from connectors.runner.sweep import Sweep
+from connectors.set_aside import SetAside
 from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
@@ -316,7 +317,9 @@ class _Runner:
         publisher = Publisher(producer, self.rows)
         crawling: Any = source, self.state, publisher, clock
         self.crawl = Crawl(*crawling, between_pages=nothing, on_loaded=nothing, on_gap=nothing)
-        self.sweep = Sweep(*crawling, between_pages=nothing, on_no_revisions=nothing, on_done=nothing)
+        self.sweep = Sweep(
+            *crawling, set_aside=SetAside(), between_pages=nothing, on_no_revisions=nothing, on_done=nothing
+        )
         self.groups = Memberships(source, producer, twins.pool, self.rows.holder, clock, between_pages=nothing)
         self.reconcile = Reconcile(
             twins.pool, self.state, publisher, self.groups, clock, between_pages=nothing, read_again=nothing

@@ -41,7 +41,7 @@ def _find(text: str) -> Statement:
     return find
 
 
-@statement("SELECT external_id, version IS NOT NULL AND NOT gone, swept_at < %s FROM connector_items")
+@statement("SELECT external_id, version IS NOT NULL AND NOT gone, swept_at < %s, acl_tags FROM connector_items")
 def _sweepable(tx: Transaction, p: Any) -> list[Row]:
     since, tenant, source, after, limit = p
     rows = sorted(
@@ -50,7 +50,12 @@ def _sweepable(tx: Transaction, p: Any) -> list[Row]:
         if key[2] > after and (not row["gone"] or row["version"] is None or row["problem_code"] is not None)
     )
     return [
-        {"external_id": id_, "is_published": is_published(row), "is_unchanged": row["swept_at"] < since}
+        {
+            "external_id": id_,
+            "is_published": is_published(row),
+            "is_unchanged": row["swept_at"] < since,
+            "acl_tags": row["acl_tags"],
+        }
         for id_, row in rows[:limit]
     ]
 

@@ -11,7 +11,8 @@ from typing import Any
 from connectors.confluence import Confluence, ConfluenceOptions
 from connectors.fakes.confluence import FakeConfluence, Flavour, requests
 from connectors.fakes.confluence_state import Item, State, User
-from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Reaction
+from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Reaction, Unlisted
+from connectors.web import Limits
 from pipeline.runtime.http_server import served
 
 FLAVOURS: Sequence[Flavour] = ("cloud", "data-center")
@@ -38,6 +39,8 @@ class Wiki:
     ann: User = field(init=False)
     bob: User = field(init=False)
     source: Confluence = field(init=False)
+    context: Context = field(init=False)
+    """The context of the last ``connect``."""
     connected: list[Confluence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -50,7 +53,8 @@ class Wiki:
     def state(self) -> State:
         return self.fake.state
 
-    def connect(self, **options: Any) -> Confluence:
+    def connect(self, *, patient: bool = True, **options: Any) -> Confluence:
+        """patient: failures are tried again."""
         given = {
             "flavour": "cloud" if self.fake.cloud else "data-center",
             "base_url": self.url,
@@ -59,8 +63,11 @@ class Wiki:
             "token": self.fake.token_for(self.bot),
             **({"email": self.bot.email} if self.fake.cloud else {"email_domain": "example.com"}),
         }
-        context = Context(name="wiki", tenant="t", memory=NoMemory(), folder=self.folder)
-        self.connected.append(Confluence(ConfluenceOptions(**{**given, **self.options, **options}), context))
+        self.context = Context(name="wiki", tenant="t", memory=NoMemory(), folder=self.folder)
+        limits = Limits() if patient else Limits(patience_seconds=0)
+        self.connected.append(
+            Confluence(ConfluenceOptions(**{**given, **self.options, **options}), self.context, limits=limits)
+        )
         return self.connected[-1]
 
     def page(self, title: str, body: str = "", **more: Any) -> Item:
@@ -70,7 +77,13 @@ class Wiki:
         return {entry.external_id: entry async for page in self.source.full(cursor) for entry in page.entries}
 
     async def slim(self) -> dict[str, Listed]:
-        return {item.external_id: item async for some in self.source.slim() for item in some}
+        return {
+            item.external_id: item async for some in self.source.slim() for item in some if isinstance(item, Listed)
+        }
+
+    async def unlisted(self) -> dict[str, str | None]:
+        """Return the parts that a listing sets aside, each with the tag of its documents."""
+        return {item.part: item.tag async for some in self.source.slim() for item in some if isinstance(item, Unlisted)}
 
     async def changes(self, cursor: Cursor) -> tuple[list[Entry], Cursor]:
         pages: list[Page] = [page async for page in self.source.changes(cursor)]

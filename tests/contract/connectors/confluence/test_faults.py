@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from connectors.fakes.confluence import Flavour
-from connectors.source import CursorExpired, Document, Unreadable
+from connectors.source import CursorExpired, Document, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.runtime.http_server import served
 from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
@@ -74,14 +74,59 @@ async def test_a_listing_whose_cursor_expires_is_retryable(tmp_path: Path) -> No
         assert len(await one.slim()) == 8
 
 
-async def test_a_listing_that_fails_midway_raises_instead_of_ending(one: Wiki) -> None:
+async def test_a_space_whose_listing_fails_midway_is_set_aside(one: Wiki) -> None:
     for n in range(8):
         one.page(f"Page {n}")
     listing = one.source.slim()
     await anext(listing)
     one.fake.faults.denied = {"/content", "/pages"}
+    rest = [entry async for page in listing for entry in page]
+    unlisted = {entry.part: entry.tag for entry in rest if isinstance(entry, Unlisted)}
+    assert unlisted["pages of space ENG"] == "space:ENG"
+    assert set(unlisted.values()) == {"space:ENG"}
+
+
+async def test_a_listing_in_which_every_space_fails_raises(one: Wiki) -> None:
+    one.page("Page")
+    one.fake.faults.denied = {"/content", "/pages", "/blogposts"}
     with pytest.raises(Misconfigured):
-        await anext(listing)
+        await one.slim()
+    with pytest.raises(Misconfigured):
+        await one.full()
+
+
+async def test_an_archived_space_that_the_settings_name_is_set_aside(one: Wiki) -> None:
+    """Its pages are not deleted, neither by a sweep nor when an event names them."""
+    page, old = one.page("Page"), one.state.add_space("OLD", groups={"staff"})
+    archived = one.state.add_page("OLD", "Archived", "<p>Long ago.</p>")
+    source = one.source = one.connect(spaces=["ENG", "OLD"])
+    assert set(await one.full()) == {page.id, archived.id}
+    old.status = "archived"
+    assert set(await one.full()) == {page.id}
+    assert await one.unlisted() == {"space OLD": "space:OLD"}
+    assert await source.fetch([archived.id]) == []
+    (problem,) = await source.check()
+    assert (problem.path, "OLD" in problem.message, "ENG" in problem.message) == ("spaces", True, False)
+
+
+async def test_a_listing_with_a_page_that_fails_is_read_in_smaller_pages(tmp_path: Path) -> None:
+    async with wiki("data-center", tmp_path) as one:
+        ids = {one.page(f"Page {n}").id for n in range(8)}
+        one.source = one.connect(page_size=50, patient=False)
+        one.fake.faults.largest = 3
+        assert set(await one.full()) == ids
+        assert set(await one.slim()) == ids
+
+
+async def test_a_search_that_ends_early_is_divided_by_time(one: Wiki) -> None:
+    cursor = await one.source.start()
+    for n in range(4):
+        one.page(f"Page {n}")
+        one.state.advance(minutes=1)
+    one.fake.faults.searchable = 2
+    one.source = one.connect(page_size=2)
+    entries, _ = await one.changes(cursor)
+    assert len({entry.external_id for entry in entries}) == 4
 
 
 async def test_responses_that_are_not_confluences_raise_without_quoting_them(one: Wiki) -> None:

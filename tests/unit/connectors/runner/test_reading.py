@@ -17,6 +17,7 @@ from connectors.runner.publish import Publisher
 from connectors.runner.rows import SweepRow
 from connectors.runner.state import FullState, ReadProgress
 from connectors.runner.sweep import Sweep
+from connectors.set_aside import SetAside
 from connectors.source import Cursor
 from tests.support.connectors.runner_world import PAGE, World, WorldSource
 from tests.unit.connectors.runner.test_publish import HOLDER, Desk
@@ -81,6 +82,7 @@ class Reading(Desk):
             cast(Any, self),
             self.publisher,
             self.clock,
+            set_aside=SetAside(),
             between_pages=nothing,
             on_no_revisions=nothing,
             on_done=nothing,

@@ -1,0 +1,77 @@
+"""A sweep of a source that cannot list one of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from connectors.set_aside import SetAside
+from connectors.source import Listed, Unlisted
+from tests.support.connectors.memory_runner import MemoryRunner
+from tests.support.connectors.runner_world import World, WorldSource
+
+
+class WithParts(WorldSource):
+    """A world whose documents are in the part that their tag names."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, cast(Any, None))
+        self.unlisted: list[Unlisted] = []
+
+    async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:  # type: ignore[override]
+        yield list(self.unlisted)
+        tags = {part.tag for part in self.unlisted if not part.is_document}
+        async for page in super().slim():
+            yield [entry for entry in page if not tags & set(entry.acl_tags)]
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    for n in range(3):
+        world.write(f"eng{n}", acl_tags=["space:ENG"])
+        world.write(f"ops{n}", acl_tags=["space:OPS"])
+    return world
+
+
+async def test_a_part_that_cannot_be_listed_loses_nothing_and_the_others_are_swept(world: World) -> None:
+    source = WithParts(world)
+    runner = MemoryRunner(source, SetAside())
+    assert await runner.full()
+    world.remove("eng0")
+    world.remove("ops0")
+    source.unlisted = [Unlisted(part="space OPS", reason="it answered 500", tag="space:OPS")]
+    assert await runner.sweep()
+    assert runner.deleted == ["eng0"]
+    assert "space OPS is set aside" in runner.status
+    source.unlisted = []
+    assert await runner.sweep()
+    assert sorted(runner.deleted) == ["eng0", "ops0"]
+    assert runner.status == ""
+
+
+async def test_a_part_of_unknown_extent_and_a_document_of_unknown_access_lose_nothing(world: World) -> None:
+    source = WithParts(world)
+    world.write("unknown", acl_tags=[])
+    runner = MemoryRunner(source, SetAside())
+    assert await runner.full()
+    world.remove("unknown")
+    source.unlisted = [Unlisted(part="space OPS", reason="it answered 500", tag="space:OPS")]
+    assert await runner.sweep()
+    assert runner.deleted == []
+    world.remove("eng0")
+    source.unlisted = [Unlisted(part="a drive", reason="it answered 500")]
+    assert await runner.sweep()
+    assert runner.deleted == []
+
+
+async def test_a_single_document_that_cannot_be_listed_is_fetched(world: World) -> None:
+    source = WithParts(world)
+    runner = MemoryRunner(source, SetAside())
+    assert await runner.full()
+    world.remove("eng0")
+    source.unlisted = [Unlisted(part="page 7", reason="it answered 500", is_document=True)]
+    assert await runner.sweep()
+    assert runner.deleted == ["eng0"]
