@@ -66,6 +66,8 @@ class Entry(BaseModel):
     """The documents that the outcome concerns; for ``set-aside``: those that a first crawl cannot read."""
     says: str = ""
     """A text that the status contains."""
+    until_changed: bool = False
+    """Whether the service states a reason that holds until a document changes: it is not read again before."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the instance besides those of the playground."""
 

@@ -23,7 +23,7 @@ from slack_sdk.socket_mode.async_client import AsyncBaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
 
-from connectors.web import Denied, Limits, Missing, Rejected, TooLarge, Web
+from connectors.web import Denied, Limits, Missing, Rejected, ServerFailed, TooLarge, Web
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 
 Object = dict[str, Any]
@@ -106,7 +106,7 @@ def failure(name: str, method: str, answer: Mapping[str, Any]) -> PenstockError:
         return Deferred(f"{message}: too many requests")
     if code in _MISCONFIGURED:
         return Misconfigured(f"{message}: check the app's token, its scopes and that it is installed in the workspace")
-    return Retryable(message)
+    return ServerFailed(message)
 
 
 def _scopes(text: object) -> tuple[str, ...]:

@@ -19,12 +19,14 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connectors.set_aside import Failures, SetAside
 from connectors.slack.access import Channel, Directory, User, channel_group, workspace_group, workspace_tag
 from connectors.slack.archive import Archive, is_complete
 from connectors.slack.client import Absent, Api, Object
 from connectors.slack.content import document, external_id, is_document, last_change, listed, split_id, tag, thread_ts
 from connectors.slack.options import SlackOptions
-from connectors.source import Cursor, CursorExpired, Entry, Gone, Group, Listed, Memory, Page, Unreadable
+from connectors.source import Cursor, CursorExpired, Entry, Gone, Group, Listed, Memory, Page, Unlisted, Unreadable
+from connectors.web import ServerFailed
 from pipeline.core.errors import Retryable
 
 _ID = re.compile(r"[CG][A-Z0-9]{1,40}")
@@ -170,14 +172,22 @@ def _lost_key(id: str) -> str:
 DAY_SECONDS = 86_400.0
 
 
+async def require_alive(api: Api) -> None:
+    """Raise Retryable unless Slack answers another request, so that one channel is the reason of a failure."""
+    await api.call("auth.test")
+
+
 class Reader:
     """Reads threads. Every method raises the errors of ``Api`` except Absent."""
 
-    def __init__(self, api: Api, directory: Directory, lost: LostChannels, options: SlackOptions) -> None:
+    def __init__(
+        self, api: Api, directory: Directory, lost: LostChannels, options: SlackOptions, set_aside: SetAside
+    ) -> None:
         self._api = api
         self._directory = directory
         self._lost = lost
         self._options = options
+        self._set_aside = set_aside
 
     async def channels(self) -> list[Channel]:
         """Return the channels to read, in the order of their ids."""
@@ -207,6 +217,10 @@ class Reader:
             try:
                 messages, following = await self._api.history(channel.id, limit=self._options.page_size, latest=latest)
             except Absent:
+                return
+            except ServerFailed as error:
+                await require_alive(self._api)
+                self._set_aside.add("listing", f"channel {channel.id}", error)
                 return
             entries = [
                 await self._thread_entry(channel, message, stored.get(message["ts"], []))
@@ -257,6 +271,10 @@ class Reader:
             try:
                 changed, parents = await self._changed_threads(channel, since, seen.get(channel.id, ()))
             except Absent:
+                changed, parents = [], []
+            except ServerFailed as error:  # the sweep finds its changes
+                await require_alive(self._api)
+                self._set_aside.add("listing", f"channel {channel.id}", error)
                 changed, parents = [], []
             keep = [ts for ts in parents if float(ts) >= began - self._options.overlap_seconds]
             if keep:
@@ -368,15 +386,21 @@ class Lister:
     """Lists documents and groups. Raises the errors of ``Api`` except Absent, and Retryable when Slack's list of
     channels lacks one that exists, because a truncated listing must not look complete."""
 
-    def __init__(self, api: Api, directory: Directory, lost: LostChannels, options: SlackOptions) -> None:
+    def __init__(
+        self, api: Api, directory: Directory, lost: LostChannels, options: SlackOptions, set_aside: SetAside
+    ) -> None:
         self._api = api
         self._directory = directory
         self._lost = lost
         self._options = options
+        self._set_aside = set_aside
+        self._failures = Failures()
 
-    async def slim(self) -> AsyncIterator[Sequence[Listed]]:
-        """List all documents from the channels' histories, without reading any thread."""
+    async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
+        """List all documents from the channels' histories, without reading any thread. A channel whose history fails is
+        set aside."""
         listed_ids: set[str] = set()
+        failed: dict[str, ServerFailed] = {}
         for _, channel in sorted((await self._directory.channels()).items()):
             if not self._directory.is_read(channel):
                 continue
@@ -387,13 +411,20 @@ class Lister:
                     yield page
             except Absent:
                 continue
+            except ServerFailed as error:
+                await require_alive(self._api)
+                failed[channel.id] = error
+                yield [Unlisted(part=f"channel {channel.id}", reason=str(error), tag=tag(channel.id))]
+                continue
             listed_ids.add(channel.id)
             await self._lost.record(channel.id, rows)
             await self._lost.mark_readable(channel.id)
+        if failed and not listed_ids:
+            raise next(iter(failed.values()))
         for id in await self._lost.listed_channels():
-            if id not in listed_ids:
-                async for page in self._lost_listing(id):
-                    yield page
+            if id not in listed_ids and id not in failed:
+                async for lost_page in self._lost_listing(id):
+                    yield lost_page
 
     async def _lost_listing(self, id: str) -> AsyncIterator[Sequence[Listed]]:
         """List a lost channel from its last listing. The channel is read again for each page, because access that was
@@ -442,9 +473,25 @@ class Lister:
             channels = [await self._directory.channel(id) for id in ids]
             read = [channel for channel in channels if channel is not None and self._directory.is_read(channel)]
             lost = [channel for channel in channels if channel is not None and not self._directory.is_read(channel)]
+        unreadable: dict[str, str] = {}
+        passing: ServerFailed | None = None
         for channel in read:
-            if (group := await self._group(channel, users)) is not None:
+            name = f"members of channel {channel.id}"
+            try:
+                group = await self._group(channel, users)
+            except ServerFailed as error:
+                if self._failures.fail(name, error):
+                    unreadable[name] = f"{error}; until then it admits nobody"
+                else:
+                    passing = error
+                continue
+            self._failures.succeed(name)
+            if group is not None:
                 yield group
+        if passing is not None:
+            raise passing
+        if tags is None:
+            self._set_aside.replace("access", unreadable)
         for lost_channel in lost:
             if lost_channel is not None and self._lost.is_still_public(lost_channel):
                 yield Group(tag(lost_channel.id), (), of=(workspace_tag(team),))

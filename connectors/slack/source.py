@@ -17,7 +17,19 @@ from connectors.slack.client import Api
 from connectors.slack.content import tag
 from connectors.slack.options import SlackOptions
 from connectors.slack.reading import Lister, LostChannels, Reader
-from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Playground, Reaction, Refused, Request
+from connectors.source import (
+    Context,
+    Cursor,
+    Entry,
+    Group,
+    Listed,
+    Page,
+    Playground,
+    Reaction,
+    Refused,
+    Request,
+    Unlisted,
+)
 from connectors.web import Limits
 from pipeline.core.errors import Misconfigured
 
@@ -158,8 +170,8 @@ class Slack:
             self._verifier = SignatureVerifier(options.signing_secret.get_secret_value().strip())
         self._directory = Directory(self._api, options)
         self._lost = LostChannels(self._directory, options, context.memory, context.folder)
-        self._reader = Reader(self._api, self._directory, self._lost, options)
-        self._lister = Lister(self._api, self._directory, self._lost, options)
+        self._reader = Reader(self._api, self._directory, self._lost, options, context.set_aside)
+        self._lister = Lister(self._api, self._directory, self._lost, options, context.set_aside)
         self._seen = events.SeenEvents()
 
     async def close(self) -> None:
@@ -186,7 +198,7 @@ class Slack:
     def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         return self._reader.changes(cursor)
 
-    def slim(self) -> AsyncIterator[Sequence[Listed]]:
+    def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         return self._lister.slim()
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:

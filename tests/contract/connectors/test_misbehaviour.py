@@ -123,7 +123,7 @@ async def test_misbehaviour_of_a_vendor(entry: Entry, tmp_path: Path) -> None:
             assert loaded, first.status
             assert swept, before.status
             assert before.deleted == [ids["removed"]], before.status
-            assert before.published[ids["edited"]].content.endswith("It was edited.") or ids["edited"] in affected
+            assert before.published[ids["edited"]].content.count("It was edited.") or ids["edited"] in affected
             closed = affected if entry.outcome == "closed" else set()
             assert now == inside - {ids["removed"]} - closed, before.status
             unread = affected if entry.outcome in ("unreadable", "closed", "set-aside") else set()
@@ -135,14 +135,16 @@ async def test_misbehaviour_of_a_vendor(entry: Entry, tmp_path: Path) -> None:
         for runner in (first, before):
             assert await runner.sweep(), runner.status
             assert await runner.changes(), runner.status
-            assert runner.published.keys() == everything - {ids["removed"]}
+            unread = affected - runner.published.keys() if entry.until_changed else set()
+            assert runner.published.keys() == everything - {ids["removed"]} - unread
             healed = await runner.groups()
             assert healed is not None
-            assert readable(runner, play.inside, healed) == inside - {ids["removed"]}
+            assert readable(runner, play.inside, healed) == inside - {ids["removed"]} - unread
             assert not runner.set_aside.reasons()
 
 
 def test_the_catalogue_names_a_public_source_for_each_entry_once() -> None:
+    assert len(ENTRIES) >= 60
     assert [name for name, n in Counter(entry.id for entry in ENTRIES).items() if n > 1] == []
     assert all(entry.source.startswith("https://") for entry in ENTRIES)
     assert {entry.vendor for entry in ENTRIES} <= KINDS.keys()

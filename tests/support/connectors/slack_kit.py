@@ -79,7 +79,7 @@ async def changed(slack: Slack, cursor: Any) -> tuple[dict[str, Entry], Any]:
 
 
 async def listing(slack: Slack) -> dict[str, Listed]:
-    return {entry.external_id: entry async for page in slack.slim() for entry in page}
+    return {entry.external_id: entry async for page in slack.slim() for entry in page if isinstance(entry, Listed)}
 
 
 async def one(slack: Slack, external_id: str) -> Entry:
