@@ -40,6 +40,8 @@ class Status:
     since: str | None = None
     """When it entered that state."""
     succeeded_at: str | None = None
+    """The end of the last run that set nothing aside, or of the first run if there has been none: access rights are as
+    old as that."""
     failures: int = 0
     """The number of failures since the last success."""
 
@@ -144,7 +146,8 @@ class Activity:
         try:
             # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
             outcome = await asyncio.create_task(self._run_with(arguments), name=self.name)
-            await self._complete_commands(outcome or {})
+            outcome = outcome or {}
+            await self._complete_commands(outcome)
         except LeaseLost:
             raise
         except Paused:
@@ -155,7 +158,8 @@ class Activity:
         else:
             self._rest_until = 2 * monotonic() - began if self._rests else 0.0
             self.status.failures = 0
-            self.status.succeeded_at = _now()
+            if self.status.succeeded_at is None or not outcome.get("set_aside"):
+                self.status.succeeded_at = _now()
             self.status.enter("idle")
             self._due = monotonic() + self._every if self._every is not None else float("inf")
 

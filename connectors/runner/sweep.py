@@ -62,7 +62,8 @@ class Sweep:
         """Problems of the source as a whole that the last sweep found."""
 
     async def run(self, arguments: frozenset[str]) -> Mapping[str, Any]:
-        """Sweep the source. Returns the entries by outcome, the number of listed documents and the problems.
+        """Sweep the source. Returns the entries by outcome, and the numbers of listed documents and of parts that
+        were set aside, and the problems.
 
         arguments: "allow" permits a mass deletion; "gap" says that changes may have been missed.
         """
@@ -96,7 +97,9 @@ class Sweep:
         if "gap" in arguments and lacks_revisions:
             self._on_no_revisions()
         self._on_done()
-        return {**tally, "listed": listed, "problems": [problem.message for problem in self.problems]}
+        set_aside = sum(not part.is_document for part in unlisted)
+        problems = [problem.message for problem in self.problems]
+        return {**tally, "listed": listed, "set_aside": set_aside, "problems": problems}
 
     async def _compare_page(
         self, entries: Mapping[str, Listed], at: datetime, *, loading: bool, new_documents: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -71,3 +72,37 @@ async def test_an_activity_cancelled_before_its_first_run_leaves_no_unawaited_co
         del loop, activity
         gc.collect()
     assert [str(warning.message) for warning in caught] == []
+
+
+async def test_access_grows_old_while_a_part_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The alert about old access rights has to fire: nobody notices who loses access in a space that cannot be read."""
+    moments = map(str, itertools.count())
+    monkeypatch.setattr(activity, "_now", lambda: next(moments))
+    set_aside, finished = 0, asyncio.Queue[None]()
+
+    async def run(_: frozenset[str]) -> Mapping[str, Any]:
+        return {"listed": 3, "set_aside": set_aside}
+
+    async def done(_: list[int], __: Mapping[str, Any]) -> None:
+        finished.put_nowait(None)
+
+    going = asyncio.Event()
+    going.set()
+    sweep = Activity("sweep", run, every_seconds=None, attention_seconds=1.0, on_done=done, not_paused=going)
+    task = asyncio.create_task(sweep.loop())
+
+    async def last_success(command: int) -> str | None:
+        sweep.trigger(command=command)
+        await finished.get()
+        while sweep.status.state != "idle":
+            await asyncio.sleep(0)
+        return sweep.status.succeeded_at
+
+    complete = await last_success(1)
+    set_aside = 1
+    assert await last_success(2) == complete
+    set_aside = 0
+    assert await last_success(3) != complete
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
