@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from bs4 import BeautifulSoup, CData
 from bs4.element import NavigableString, Tag
+from lxml import etree  # type: ignore[import-untyped]
 from markdownify import MarkdownConverter
 
 from pipeline.core.errors import Poison
@@ -25,6 +28,16 @@ _HIDDEN_STYLE = re.compile(
 _SPACE = re.compile(r"[\t \r\n]+")
 _MAX_HTML_DEPTH = 150
 """Deeper elements are flattened to their text: the Markdown converter is recursive."""
+_MAX_ELEMENTS = 50_000
+"""A page of more is converted in a simple way: the library takes 80 µs of processor for each, while others wait."""
+_ELEMENT = re.compile(r"<[A-Za-z_:.]")
+_BLOCKS = frozenset(
+    {"address", "article", "aside", "blockquote", "body", "br", "caption", "dd", "details", "div", "dl", "dt"}
+    | {"fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr"}
+    | {"li", "main", "nav", "ol", "p", "pre", "section", "summary", "table", "tr", "ul"}
+)
+"""Elements that begin a line."""
+_PREFIXES = {"li": "- ", "pre": "```\n", **{f"h{n}": "#" * n + " " for n in range(1, 7)}}
 _MAX_NUMBER = 999_999_999
 """The largest number of a list item in Markdown (CommonMark, "List items")."""
 _MAX_COLUMNS = 1_000
@@ -176,11 +189,59 @@ def _number(value: Any, default: int, most: int) -> int:
 
 def to_markdown(html: str) -> str:
     """HTML as Markdown, without what a reader does not see. Raises Poison."""
-    markdown = _Converter(
-        heading_style="atx", escape_asterisks=False, escape_underscores=False, table_infer_header=True
-    ).convert_soup(_Visible(html))
+    if any(islice(_ELEMENT.finditer(html), _MAX_ELEMENTS, None)):
+        parser = etree.HTMLParser(target=_Lines(), encoding="utf-8")
+        parser.feed(html.encode())
+        markdown = parser.close()
+    else:
+        markdown = _Converter(
+            heading_style="atx", escape_asterisks=False, escape_underscores=False, table_infer_header=True
+        ).convert_soup(_Visible(html))
     markdown = "\n".join(line.rstrip(" \t") for line in markdown.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", markdown).strip("\n") + "\n" if markdown.strip() else ""
+
+
+class _Lines:
+    """Receives a page of any number of elements from the parser: a line for each block, with marks of headings, list
+    items and code blocks."""
+
+    def __init__(self) -> None:
+        self._parts = [""]
+        self._hidden = 0
+        """Open elements, beginning with the outermost hidden one."""
+        self._preformatted = 0
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if self._hidden or name in _HIDDEN_TAGS or _is_hidden(attributes):
+            self._hidden += 1
+        elif name in _BLOCKS:
+            self._parts.append(f"\n{_PREFIXES.get(name, '')}")
+            self._preformatted += name == "pre"
+        elif name in ("td", "th") and not self._at_start():
+            self._parts.append(" ")
+
+    def end(self, name: str) -> None:
+        if self._hidden:
+            self._hidden -= 1
+        elif name in _BLOCKS:
+            self._parts.append("\n```\n" if name == "pre" else "\n")
+            self._preformatted -= name == "pre"
+
+    def data(self, text: str) -> None:
+        if self._hidden:
+            return
+        if not self._preformatted:
+            text = _SPACE.sub(" ", text)
+            if self._at_start():
+                text = text.removeprefix(" ")
+        if text:
+            self._parts.append(text)
+
+    def _at_start(self) -> bool:
+        return not self._parts[-1] or self._parts[-1].endswith(("\n", " "))
+
+    def close(self) -> str:
+        return "".join(self._parts)
 
 
 def _language(element: Tag) -> str:

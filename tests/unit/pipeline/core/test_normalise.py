@@ -147,6 +147,34 @@ def test_pathological_html_is_normalised_within_seconds(page: str) -> None:
     assert time.process_time() - began < 10
 
 
+@pytest.mark.parametrize("element", ["<b>", "<br>", "<b></", "<ol><li>x", "<p>x</p>", "<p hidden>x</p>"])
+def test_html_of_very_many_elements_is_normalised_within_seconds(element: str) -> None:
+    """A page of 4 MB took a minute of a worker's processor, in which nobody's changes were seen."""
+    page = (element * 1_000_000)[:4_000_000]
+    began = time.process_time()
+    normalise(page, "text/html")
+    assert time.process_time() - began < 30
+
+
+def test_html_of_very_many_elements_keeps_its_text_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.core.html._MAX_ELEMENTS", 0)
+    page = """<html><head><title>no</title></head><body>intro <b>bold</b><h2>Set   up</h2><p>one<p>two<br>three
+    <script>no()</script><ul><li>a</li><li>b <i>c</i></li></ul><p style="display:none">no</p>after
+    <pre>def f():
+    return  1</pre><table><tr><td>1</td><td>2</td></tr></table><!-- no --></body></html>"""
+    lines = [line for line in normalise(page, "text/html")[0].splitlines() if line]
+    code = ["```", "def f():", "    return  1", "```"]
+    assert lines == ["intro bold", "## Set up", "one", "two", "three", "- a", "- b c", "after", *code, "1 2"]
+
+
+@given(st.lists(html_parts, max_size=40).map("".join))
+def test_html_of_very_many_elements_normalises_to_itself(html: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.core.html._MAX_ELEMENTS", 0)
+        text, kind = normalise(html, "text/html")
+    assert normalise(text, kind) == (text, kind)
+
+
 def test_html_that_would_expand_far_beyond_its_length_is_poison() -> None:
     with pytest.raises(Poison, match="longer than"):
         normalise("<table><tr>" + "<td colspan=1000>x" * 12_000, "text/html")
