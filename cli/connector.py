@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import keyword
+import re
 import sys
+from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +16,7 @@ import typer
 from cli.extras import require
 from cli.output import Json, print_json, stderr, stdout
 from cli.recorded import record, recording
+from pipeline.core.errors import Misconfigured
 
 if TYPE_CHECKING:
     from connectors.declared import Declared
@@ -265,6 +270,40 @@ def conform(
         print_json({"kind": kind, "conforms": all(v.holds for v in verdicts), "laws": [v.json() for v in verdicts]})
     if not all(v.holds for v in verdicts):
         raise typer.Exit(1)
+
+
+@connector.command()
+def new(
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the source: the folder's, and the class's without its _.", show_default=False),
+    ],
+) -> None:
+    """Write a folder with a source of your own, and a small service to test it on.
+
+    It passes `penstock connector conform` as it is; change it from there.
+
+    Example: penstock connector new tickets
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise Misconfigured(f"{name!r} cannot be a Python package: use lower-case letters, digits and _")
+    folder, kind = Path(name), "".join(part.title() for part in name.split("_"))
+    if folder.exists():
+        raise Misconfigured(f"{folder} exists already: choose another name")
+    if find_spec(name) is not None:
+        raise Misconfigured(f"{name!r} is the name of a module that is installed here: choose another")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise Misconfigured(f"{folder} cannot be created ({error.strerror})") from error
+    (folder / "__init__.py").touch()
+    for file in ("source.py", "playground.py"):
+        text = (files("penstock") / "template" / file).read_text("utf-8")
+        (folder / file).write_text(text.replace("penstock.template", name).replace("Tickets", kind), "utf-8")
+    stdout.print(
+        f"{folder}/source.py reads the service, {folder}/playground.py is a service to test it on.", markup=False
+    )
+    stdout.print(f"Test it on a running stack: penstock connector conform {name}.source:{kind}", soft_wrap=True)
 
 
 def _kind(name: str, file: Path | None) -> str:

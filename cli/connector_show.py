@@ -96,6 +96,9 @@ def show_outcome(result: Mapping[str, Any]) -> None:
             continue
         counts = ", ".join(f"{kind} {n}" for kind, n in outcome.items() if isinstance(n, int) and n) or "nothing new"
         stdout.print(f"{action}: {counts}", markup=False)
+        for message in outcome.get("warnings", ()):
+            stderr.print("[yellow]warning[/]", end=": ")
+            stderr.print(message, markup=False, soft_wrap=True)
     for message in result["problems"]:
         stderr.print("[red]problem[/]", end=": ")
         stderr.print(message, markup=False, soft_wrap=True)

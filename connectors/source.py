@@ -215,8 +215,9 @@ class Source(Protocol):
         """Return one problem for each thing that is missing (scope, token, address, permission). Changes nothing."""
         ...
 
-    async def start(self) -> Cursor:
-        """Return the cursor from which ``changes`` sees everything that happens after this call."""
+    async def start(self) -> Cursor | None:
+        """Return the cursor from which ``changes`` sees everything that happens after this call; None if the source has
+        no log of changes: each poll is then a sweep, and ``changes`` is not called."""
         ...
 
     def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:

@@ -33,7 +33,7 @@ class Notes(source.SmallSource):
         async for notes, after in self.pages(cursor["after"] if cursor else ""):
             yield source.Page([document(note) for note in notes], {"after": after})
 
-    async def slim(self):
+    async def list(self):
         async for notes, _ in self.pages(""):
             yield [source.Listed(external_id=n["id"], revision=str(n["revision"]), **access(n)) for n in notes]
 

@@ -1,8 +1,9 @@
 """The contract of a source of documents, for connectors of your own (docs/connectors/your-own.md).
 
-``Source`` is the contract and ``SmallSource`` optional defaults for it. A method raises ``Retryable`` (or ``Deferred``)
-while the source cannot respond, and ``Misconfigured`` when only a person can help. ``Web`` is an HTTP client that
-raises these by itself. ``extract_file`` reads the text of a file; it needs the extra ``connectors``.
+``Source`` is the contract. ``SmallSource`` has defaults for it, with which ``list`` and ``read`` suffice. A method
+raises ``Retryable`` (or ``Deferred``) while the source cannot respond, and ``Misconfigured`` when only a person can
+help. ``Web`` is an HTTP client that raises these by itself. ``document_from_file`` makes a document of a file, and
+``extract_file`` reads its text; both need the extra ``connectors``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from penstock.packages import check
 
 check()
 
-from connectors.base import SmallSource, StrictOptions  # noqa: E402
+from connectors.base import ReadersOptions, SmallSource, StrictOptions  # noqa: E402
 from connectors.extraction.result import Extracted  # noqa: E402
 from connectors.extraction.result import Unreadable as UnreadableFile  # noqa: E402
 from connectors.protocol import Problem  # noqa: E402
@@ -42,6 +43,7 @@ from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryab
 
 if TYPE_CHECKING:
     from connectors.extraction.sandbox import extract_file
+    from connectors.file_documents import document_from_file
 
 __all__ = [
     "Context",
@@ -66,6 +68,7 @@ __all__ = [
     "Playing",
     "Problem",
     "Reaction",
+    "ReadersOptions",
     "Refused",
     "Rejected",
     "Request",
@@ -78,14 +81,19 @@ __all__ = [
     "Unreadable",
     "UnreadableFile",
     "Web",
+    "document_from_file",
     "extract_file",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``extract_file`` when it is first used, because it needs the extra ``connectors``."""
-    if name != "extract_file":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from connectors.extraction.sandbox import extract_file
+    """Import what reads files when it is first used, because it needs the extra ``connectors``."""
+    if name == "extract_file":
+        from connectors.extraction.sandbox import extract_file
 
-    return extract_file
+        return extract_file
+    if name == "document_from_file":
+        from connectors.file_documents import document_from_file
+
+        return document_from_file
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, LiteralString, cast
 
+from connectors.base import SmallSource
 from connectors.clock import Clock
 from connectors.declared import options
 from connectors.operate import Action, command_outcome, send_command
@@ -87,7 +88,7 @@ class RecordedSource:
     async def check(self) -> Sequence[Problem]:
         return await self.source.check()
 
-    async def start(self) -> Cursor:
+    async def start(self) -> Cursor | None:
         return await self.source.start()
 
     def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
@@ -164,6 +165,8 @@ NAME = "conform"
 INTERVAL_SECONDS = 86_400.0
 """Between two polls or sweeps: in a trial they run on command only."""
 PATIENCE_SECONDS = 90.0
+PAGE_DOCUMENTS = 3
+"""In one page of a full read: the laws change documents between two pages."""
 EVENTS_URL = "https://events.example"
 
 
@@ -203,7 +206,10 @@ class Trial:
 
     def _make(self, context: Context) -> Source:
         settings = options(self.kind, self.play.options, NAME, environment(self.kind, self.play.environment))
-        return RecordedSource(self.kind(settings, context), self.record)  # type: ignore[return-value]  # Options of an instance
+        source = self.kind(settings, context)
+        if isinstance(source, SmallSource):
+            source.page_documents = PAGE_DOCUMENTS
+        return RecordedSource(source, self.record)  # type: ignore[return-value]  # Options of an instance
 
     # The runner
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import tomllib
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from connectors.base import SmallSource, StrictOptions
+from connectors.base import ReadersOptions, SmallSource
 from connectors.folder.connector import Hints, outermost
 from connectors.folder.content import entry_of, read, revision_of
 from connectors.folder.identity import Identities
@@ -27,7 +26,6 @@ from connectors.source import (
     Cursor,
     Entry,
     Gone,
-    Group,
     Listed,
     Page,
     Playground,
@@ -43,19 +41,11 @@ MAX_PROBLEMS = 100
 LISTEN_SECONDS = 3_600.0
 
 
-class FolderSettings(StrictOptions):
+class FolderSettings(ReadersOptions):
     """acl_tags and required_tags hold for every file for which no ``.penstock.toml`` says otherwise."""
 
     paths: list[Path] = Field(min_length=1)
     """The folders and files to read."""
-    acl_tags: tuple[str, ...] = ()
-    """A reader needs any of these tags. Empty: nobody may read."""
-    required_tags: tuple[str, ...] = ()
-    """Tags that every reader must hold as well."""
-    members: Mapping[str, list[str]] = {}
-    """Principals by tag."""
-    members_file: Path | None = None
-    """A TOML file of principals by tag, read anew every time; it takes precedence over ``members``."""
     page_files: int = Field(50, ge=1, le=500)
     """The number of files in one page of a full read."""
 
@@ -87,11 +77,12 @@ class Folder(SmallSource):
 
     async def close(self) -> None:
         self._ids.close()
+        await super().close()
 
     async def check(self) -> Sequence[Problem]:
         """Return roots and files that cannot be read, invalid rules, and folders that nobody may read."""
         try:
-            self._members()
+            await asyncio.to_thread(self.options.members_by_tag)
         except Misconfigured as error:
             return [Problem(str(self.options.members_file), "members", str(error))]
         problems = [problem for root in self._roots if (problem := await asyncio.to_thread(root_problem, root))]
@@ -143,10 +134,6 @@ class Folder(SmallSource):
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         return await asyncio.to_thread(lambda: [self._entry(id_) for id_ in external_ids])
 
-    async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        for tag, members in sorted((await asyncio.to_thread(self._members)).items()):
-            yield Group(tag, members)
-
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         """Report changes that the operating system notices. Scans find the rest."""
         async with Hints(self._roots) as hints:
@@ -193,19 +180,6 @@ class Folder(SmallSource):
     def _read(self, id_: str, root: str, candidate: Candidate) -> Entry:
         file = read(candidate.path, candidate.stat)
         return entry_of(file, candidate, root, id_, revision=revision_of(candidate))
-
-    def _members(self) -> dict[str, list[str]]:
-        """Raises Misconfigured."""
-        members = dict(self.options.members)
-        if self.options.members_file is None:
-            return members
-        try:
-            more = tomllib.loads(self.options.members_file.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise Misconfigured(f"{self.options.members_file} cannot be read ({type(error).__name__})") from error
-        if not all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in more.values()):
-            raise Misconfigured(f'{self.options.members_file}: write tag = ["principal", …]')
-        return members | more
 
 
 def _problems(walk: Walk) -> list[Problem]:

@@ -113,6 +113,12 @@ class Activity:
         self._arguments.update(arguments)
         self._wake.set()
 
+    def count_as_run(self) -> None:
+        """Record that another activity has done the work of this one: it is due again after a whole interval."""
+        self.status.succeeded_at = _now()
+        if self._every is not None:
+            self._due = max(self._due, monotonic() + self._every)
+
     async def loop(self) -> None:
         """Run the activity until cancelled. Raises LeaseLost."""
         while not is_cancelled():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, cast
@@ -12,7 +12,7 @@ from connectors.clock import Clock
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.runner.publish import Publisher
 from connectors.runner.state import ReadProgress, State
-from connectors.source import Cursor, CursorExpired, Page, Source
+from connectors.source import CursorExpired, Page, Source
 from pipeline.core.errors import Retryable
 from pipeline.observability import tracing
 
@@ -35,9 +35,10 @@ class Crawl:
         between_pages: Callable[[], None],
         on_loaded: Callable[[], None],
         on_gap: Callable[[], None],
+        sweep: Callable[[], Awaitable[Mapping[str, Any]]],
     ) -> None:
         """between_pages: raises Paused while the instance is paused. on_loaded: called after the first load. on_gap:
-        called when changes may have been missed."""
+        called when changes may have been missed. sweep: sweeps a source that has no log of changes."""
         self._source = source
         self._state = state
         self._publisher = publisher
@@ -45,6 +46,7 @@ class Crawl:
         self._between_pages = between_pages
         self._on_loaded = on_loaded
         self._on_gap = on_gap
+        self._sweep = sweep
         self._expirations = 0
         """Full reads in a row whose cursor has expired."""
 
@@ -77,9 +79,11 @@ class Crawl:
         return dict(tally)
 
     async def changes(self, _arguments: frozenset[str]) -> Mapping[str, Any]:
-        """Read the changes since the last call. Returns the entries by outcome."""
+        """Read the changes since the last call, or sweep a source that has no log of changes. Returns the entries by
+        outcome."""
         progress = await self._started()
-        assert progress.changes_cursor is not None
+        if progress.changes_cursor is None:
+            return {} if progress.loaded_at is None else await self._sweep()
         tally = Counter[str]()
         try:
             async with aclosing(self._pages(self._source.changes(progress.changes_cursor))) as pages:
@@ -102,10 +106,9 @@ class Crawl:
         return dict(tally)
 
     async def _started(self) -> ReadProgress:
-        """Return the progress, after the source's ``start`` has returned the first cursor of changes."""
+        """Return the progress, after the source's ``start`` has returned the first cursor of changes, or None."""
         progress = await self._state.read_progress()
-        if progress.changes_cursor is None:
-            cursor: Cursor = await self._source.start()
+        if progress.changes_cursor is None and (cursor := await self._source.start()) is not None:
             await self._state.set_changes_cursor(cursor)
             progress = await self._state.read_progress()
         return progress

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, cast
+
+import structlog
 
 from connectors.clock import Clock
 from connectors.protocol import Problem
@@ -32,6 +35,11 @@ from pipeline.kafka.producer import Producer
 from pipeline.stores.postgres import Pool
 from topics.messages import IdentityChanged
 from topics.registry import IDENTITIES
+
+log = structlog.get_logger()
+
+MAX_NAMED_TAGS = 5
+"""Tags without a holder that a warning names."""
 
 
 class Identities:
@@ -58,11 +66,23 @@ class Identities:
         self._clock = clock
         self._between_pages = between_pages
         self._applying = asyncio.Lock()
-        self.problems: list[Problem] = []
+        self._invalid: list[Problem] = []
+        self._unheld: list[Problem] = []
+        self._held: Collection[str] | None = None
+        """All tags that a principal held at the last complete listing."""
+        self._reported: AbstractSet[str] = frozenset()
+        """Tags without a holder of which the log has a warning."""
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Problems that the last listings of groups have shown."""
+        return [*self._invalid, *self._unheld]
 
     async def read_all(self, _arguments: frozenset[str]) -> Mapping[str, Any]:
-        """List all groups, and publish the principals whose set changed."""
-        return {"identities": await self._read(None)}
+        """List all groups, and publish the principals whose set changed. Returns how many these are, and warnings about
+        tags that nobody holds."""
+        count = await self._read(None)
+        return {"identities": count, "warnings": [problem.message for problem in self._unheld]}
 
     async def read_some(self, tags: frozenset[str]) -> Mapping[str, Any]:
         """List the groups with these tags, and publish the principals whose set changed."""
@@ -92,7 +112,7 @@ class Identities:
             for group in listed
             if is_group(group.tag)
         ]
-        self.problems = (
+        self._invalid = (
             []
             if not invalid_names
             else [
@@ -111,11 +131,25 @@ class Identities:
         """Compare every group, and every principal that was ever published."""
         known, published = await self._tables.all_groups(), await self._tables.all_published()
         # In a thread: with a million memberships this takes seconds, and other instances share the event loop.
-        after, changed = await asyncio.to_thread(_compare, known, published, listed, at)
+        after, held, changed = await asyncio.to_thread(_compare, known, published, listed, at)
         await self._tables.replace_groups(known, after)  # before publishing: needed after a crash
         for start in range(0, len(changed), PRINCIPALS_PER_PAGE):
             await self._publish(changed[start : start + PRINCIPALS_PER_PAGE])
+        self._held = held
+        await self.find_unheld()
         return len(changed)
+
+    async def find_unheld(self) -> None:
+        """Find the tags of published documents that no principal holds by the groups of this source, once these have
+        been listed."""
+        if self._held is None:
+            return
+        documents = await self._tables.documents_by_tag()
+        unheld = {tag: documents[tag] for tag in sorted(documents.keys() - self._held)}
+        if not unheld.keys() <= self._reported:
+            log.warning("connector_tags_unheld", source=self._holder.source, tags=len(unheld))
+        self._reported = unheld.keys()
+        self._unheld = [_unheld(self._holder.source, unheld)] if unheld else []
 
     async def _apply_some(self, listed: Sequence[GroupMembers], at: datetime, requested: Collection[str]) -> int:
         """Compare the requested groups, and publish every principal that is in doubt: those that the listing changed,
@@ -149,11 +183,23 @@ def _compare(
     published: Mapping[str, PublishedSet],
     listed: Sequence[GroupMembers],
     at: datetime,
-) -> tuple[dict[str, GroupMembers], list[ChangedSet]]:
-    """Return the groups after a complete listing, and the sets to publish. Pure."""
+) -> tuple[dict[str, GroupMembers], set[str], list[ChangedSet]]:
+    """Return the groups after a complete listing, all tags that a principal holds, and the sets to publish. Pure."""
     after = merge_listing(known, listed, at, None)
     tags = tags_by_principal(after)
-    return after, changed_sets(tags, published, sorted(tags.keys() | published.keys()), at)
+    held = set[str]().union(*tags.values())
+    return after, held, changed_sets(tags, published, sorted(tags.keys() | published.keys()), at)
+
+
+def _unheld(source: str, documents: Mapping[str, int]) -> Problem:
+    """documents: the number of documents by tag that nobody holds."""
+    named = ", ".join(f"{tag!r} ({count} documents)" for tag, count in list(documents.items())[:MAX_NAMED_TAGS])
+    more = f" and {len(documents) - MAX_NAMED_TAGS} more" if len(documents) > MAX_NAMED_TAGS else ""
+    return Problem(
+        source,
+        "tag_unheld",
+        f"nobody holds the tag {named}{more}: the source's groups name no member of it, so it admits nobody",
+    )
 
 
 def _valid_names(names: Sequence[str]) -> tuple[str, ...]:

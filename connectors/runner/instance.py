@@ -189,6 +189,12 @@ class Instance:
         self, source: Source, state: State, rows: Rows, clock: Clock, before: Mapping[str, Mapping[str, Any]]
     ) -> None:
         """Create the activities. before: their statuses when the instance was last run."""
+
+        async def poll_by_sweep() -> Mapping[str, Any]:
+            outcome = await sweep.run(frozenset({"poll"}))
+            self.activities["sweep"].count_as_run()
+            return outcome
+
         publisher = Publisher(self._services.producer, rows)
         crawl = Crawl(
             source,
@@ -198,6 +204,7 @@ class Instance:
             between_pages=self._between_pages,
             on_loaded=lambda: self.activities["sweep"].trigger(),
             on_gap=lambda: self.activities["sweep"].trigger("gap"),
+            sweep=poll_by_sweep,
         )
         sweep = Sweep(
             source,
@@ -248,6 +255,10 @@ class Instance:
                 self.activities["sweep"].trigger()  # it reads again what the load could not
             return tally
 
+        async def compare_with_ledger(arguments: frozenset[str]) -> Mapping[str, Any] | None:
+            await identities.find_unheld()
+            return await reconcile.run(arguments)
+
         async def listen(_arguments: frozenset[str]) -> None:
             await source.listen(self.react)
 
@@ -276,7 +287,7 @@ class Instance:
         add("groups", identities.read_all, plan.groups_seconds, rests=True)
         add("tags", identities.read_some, None)
         add("events", crawl.fetch, None)
-        add("reconcile", reconcile.run, None)
+        add("reconcile", compare_with_ledger, None)
         add("listen", listen, None)
         self.activities["full"].trigger()
         self.activities["listen"].trigger()

@@ -149,6 +149,18 @@ class MembershipTables:
             async with self._pool.connection() as connection:
                 return await self._published(connection, None)
 
+    async def documents_by_tag(self) -> dict[str, int]:
+        """Return the number of published documents of each tag of theirs that a group has to give."""
+        with translated("connector_items"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT tag, count(*) FROM connector_items CROSS JOIN LATERAL unnest(acl_tags || required_tags) tag"
+                    " WHERE tenant = %s AND source = %s AND version IS NOT NULL AND NOT gone"
+                    " AND NOT starts_with(tag, %s) GROUP BY tag",
+                    [*self._instance, OWN_TAG],
+                )
+                return dict(await cursor.fetchall())
+
     async def replace_groups(self, known: Mapping[str, GroupMembers], after: Mapping[str, GroupMembers]) -> None:
         """Replace the groups ``known`` by ``after``. A group with the same members keeps its row."""
         removed = [tag for tag in known if tag not in after]

@@ -75,9 +75,9 @@ class State:
                     raise LeaseLost(f"connector {self.holder.source} was removed")
                 return progress
 
-    async def set_changes_cursor(self, cursor: Cursor) -> None:
-        """Read changes from here on."""
-        await self._set("changes_cursor = %s", Jsonb(dict(cursor)))
+    async def set_changes_cursor(self, cursor: Cursor | None) -> None:
+        """Read changes from here on; None: the source has no log of changes."""
+        await self._set("changes_cursor = %s", None if cursor is None else Jsonb(dict(cursor)))
 
     async def set_full_state(self, state: FullState) -> None:
         """Set the state of the full read: due and running start it from the beginning, done completes it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -58,15 +59,21 @@ class Sweep:
         self._between_pages = between_pages
         self._on_no_revisions = on_no_revisions
         self._on_done = on_done
+        self._running = asyncio.Lock()
         self.problems: list[Problem] = []
         """Problems of the source as a whole that the last sweep found."""
 
     async def run(self, arguments: frozenset[str]) -> Mapping[str, Any]:
-        """Sweep the source. Returns the entries by outcome, and the numbers of listed documents and of parts that
-        were set aside, and the problems.
+        """Sweep the source, after a sweep that is running. Returns the entries by outcome, the numbers of listed
+        documents and of parts that were set aside, and the problems.
 
-        arguments: "allow" permits a mass deletion; "gap" says that changes may have been missed.
+        arguments: "allow" permits a mass deletion; "gap" says that changes may have been missed; "poll", that the
+        source has no log of changes.
         """
+        async with self._running:
+            return await self._run(arguments)
+
+    async def _run(self, arguments: frozenset[str]) -> Mapping[str, Any]:
         started = await self._rows.now()
         loading = (await self._state.read_progress()).loaded_at is None
         tally, listed = Counter[str](), 0
@@ -96,6 +103,15 @@ class Sweep:
         tally += await self._delete_unlisted(started, listed_ids, unlisted, allowed="allow" in arguments)
         if "gap" in arguments and lacks_revisions:
             self._on_no_revisions()
+        if "poll" in arguments and lacks_revisions:
+            self.problems.append(
+                Problem(
+                    self._rows.holder.source,
+                    "no_revision",
+                    "the source has no log of changes, and lists documents without a revision: edits of them are not"
+                    " noticed",
+                )
+            )
         self._on_done()
         set_aside = sum(not part.is_document for part in unlisted)
         problems = [problem.message for problem in self.problems]

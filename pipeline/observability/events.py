@@ -27,6 +27,7 @@ LogEvent = Literal[
     "connector_answer_postponed",
     "connector_command_unknown",
     "connector_needs_attention",
+    "connector_tags_unheld",
     "conversation_chunk_refused",
     "conversations_delayed",
     "dead_letter_flood",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 
 from connectors.conform import conversations
 from connectors.conform.conversations import LAWS
-from connectors.conform.run import conform_on
+from connectors.conform.run import ALL_LAWS, conform_on
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
-from tests.support.space import Space
+from tests.support.space import PROJECT, Space
 
 pytestmark = pytest.mark.stack
 
@@ -63,6 +64,31 @@ async def test_the_conform_command_reports_verdicts_and_leaves_no_rows(space: Sp
     assert (code, result["conforms"]) == (0, True)
     assert await space.query("SELECT 1 FROM connectors") == []
     assert await space.query("SELECT 1 FROM connector_items") == []
+
+
+@pytest.mark.slow
+async def test_a_new_source_passes_conform_as_it_is_written(space: Space, tmp_path: Path) -> None:
+    async def penstock(*arguments: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "cli.main", "connector", *arguments),
+            env={**space.environment, "PYTHONPATH": str(PROJECT)},
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode()
+
+    code, output = await penstock("new", "old_tickets")
+    assert code == 0, output
+    assert "penstock connector conform old_tickets.source:OldTickets" in output
+    code, output = await penstock("conform", "old_tickets.source:OldTickets")
+    assert (code, output.count("✓")) == (0, len(ALL_LAWS)), output
+    code, output = await penstock("new", "old_tickets")
+    assert (code, "exists already" in output) == (1, True), output
+    assert (await penstock("new", "json"))[0] == 1
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.stack
 
 KINDS = (
     "examples.notes:Notes",
+    "penstock.template.source:Tickets",
     "confluence",
     "connectors.confluence.playground:ConfluenceDataCenter",
     "folder",

@@ -316,7 +316,8 @@ class _Runner:
         source: Any = VirtualSource(twins.service, cast(Any, Nobody()))
         publisher = Publisher(producer, self.rows)
         crawling: Any = source, self.state, publisher, clock
-        self.crawl = Crawl(*crawling, between_pages=nothing, on_loaded=nothing, on_gap=nothing)
+        sweep: Any = nothing  # the service has a log of changes
+        self.crawl = Crawl(*crawling, between_pages=nothing, on_loaded=nothing, on_gap=nothing, sweep=sweep)
         self.sweep = Sweep(
             *crawling, set_aside=SetAside(), between_pages=nothing, on_no_revisions=nothing, on_done=nothing
         )

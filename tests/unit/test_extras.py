@@ -57,6 +57,7 @@ PARTS = {
         "connectors.slack.playground",
         "connectors.uploads.playground",
         "connectors.fakes.notes",
+        "penstock.testing",
     ),
 }
 """Extra → the modules in which its processes begin. "": what is always installed, of which only what is imported at

@@ -29,6 +29,7 @@ MODULES = (
     "penstock.llamaindex",
     "penstock.rerank",
     "penstock.source",
+    "penstock.testing",
     "penstock.wire",
 )
 GOLDEN = ROOT / "tests" / "golden" / "public-api.txt"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from tests.simulation.database import Statement, Transaction
 from tests.simulation.statements.registry import changed, statement, written_for
-from tests.simulation.statements.runner import GROUPS, PRINCIPALS, greatest, rows_of
+from tests.simulation.statements.runner import GROUPS, ITEMS, PRINCIPALS, greatest, rows_of
 
 
 @statement("SELECT tag, members, of, observed_at FROM connector_groups")
@@ -40,6 +41,19 @@ def _containing(text: str) -> Statement:
         return [(name, key[2]) for name in names for key, row in groups if name in row[column]]
 
     return containing
+
+
+@statement("SELECT tag, count(*) FROM connector_items CROSS JOIN LATERAL unnest(acl_tags || required_tags) tag")
+def _documents_by_tag(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    tenant, source, own = p
+    counts = Counter(
+        tag
+        for _, row in rows_of(tx, ITEMS, tenant, source)
+        if row["version"] is not None and not row["gone"]
+        for tag in (*row["acl_tags"], *row["required_tags"])
+        if not tag.startswith(own)
+    )
+    return list(counts.items())
 
 
 @statement("SELECT principal FROM connector_principals WHERE tenant = %s AND source = %s AND digest = ''")

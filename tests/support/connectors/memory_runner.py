@@ -56,12 +56,14 @@ class MemoryRunner:
     async def full(self) -> bool:
         self.progress = replace(self.progress, full_state="due", full_cursor=None)
         services: Any = self.source, self, self._publisher, self._clock
-        crawl = Crawl(*services, between_pages=nothing, on_loaded=nothing, on_gap=nothing)
+        sweep: Any = nothing  # the sources have logs of changes
+        crawl = Crawl(*services, between_pages=nothing, on_loaded=nothing, on_gap=nothing, sweep=sweep)
         return await self._attempt(lambda: crawl.full(frozenset()))
 
     async def changes(self) -> bool:
         services: Any = self.source, self, self._publisher, self._clock
-        crawl = Crawl(*services, between_pages=nothing, on_loaded=nothing, on_gap=nothing)
+        sweep: Any = nothing  # the sources have logs of changes
+        crawl = Crawl(*services, between_pages=nothing, on_loaded=nothing, on_gap=nothing, sweep=sweep)
         return await self._attempt(lambda: crawl.changes(frozenset()))
 
     async def sweep(self) -> bool:

@@ -45,6 +45,8 @@ class World:
     """Listings end after so many documents."""
     expired_before: int = 0
     """Cursors given before so much history are not known any more."""
+    has_log: bool = True
+    """Whether the service has a log of changes."""
     full_expires_at: set[int] = field(default_factory=set)
     reads: list[tuple[str, datetime]] = field(default_factory=list)
     """(method, when a page was asked for)"""
@@ -85,9 +87,9 @@ class WorldSource:
     async def check(self) -> Sequence[Problem]:
         return []
 
-    async def start(self) -> Cursor:
+    async def start(self) -> Cursor | None:
         await self._record_read("start", 0)
-        return {"at": len(self.world.history)}
+        return {"at": len(self.world.history)} if self.world.has_log else None
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
         last, number = (cursor or {}).get("after", ""), 0

@@ -460,3 +460,34 @@ async def test_a_single_document_is_read_again_on_request(bench: Bench) -> None:
         assert (await bench.ask("document", "d001"))["upserted"] == 1
         assert (await bench.ask("document", "d001"))["unchanged"] == 1
         assert kinds(await bench.take()) == [("document.upserted", "d001")]
+
+
+async def test_a_source_without_a_log_of_changes_is_swept_at_every_poll(bench: Bench) -> None:
+    bench.world.has_log = False
+    bench.world.fill(3)
+    async with bench.loaded() as instance:
+        bench.world.write("d000", "edited")
+        bench.world.remove("d001")
+        outcome = await bench.ask("changes")
+        assert kinds(await bench.take()) == [("document.deleted", "d001"), ("document.upserted", "d000")]
+        assert (outcome["upserted"], outcome["deleted"], outcome["listed"]) == (1, 1, 2)
+        bench.world.silently("d002", content="edited", revision=None)
+        outcome = await bench.ask("changes")
+        assert "no_revision" in [problem.code for problem in instance.problems()]
+        assert "edits of them are not noticed" in outcome["problems"][0]
+
+
+async def test_tags_that_nobody_holds_are_named(bench: Bench) -> None:
+    """A reader who is missing in every group was silent: documents were indexed, and nobody saw them."""
+    bench.world.fill(2)
+    bench.world.write("mine", acl_tags=["user:ann@acme.example"])
+    bench.world.groups["board"] = ({"bob@acme.example"}, set())
+    async with bench.loaded() as instance:
+        expected = (
+            "nobody holds the tag 'staff' (2 documents): the source's groups name no member of it, so it admits nobody"
+        )
+        assert (await bench.ask("groups"))["warnings"] == [expected]
+        await bench.until(lambda: [p.message for p in instance.problems()] == [expected])
+        bench.world.groups["staff"] = (set(), {"board"})
+        assert (await bench.ask("groups"))["warnings"] == []
+        assert instance.problems() == []

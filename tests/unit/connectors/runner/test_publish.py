@@ -172,7 +172,8 @@ def test_a_changed_membership_has_a_later_observation_time_than_the_last_one() -
 def test_a_principal_missing_from_all_group_listings_holds_no_groups() -> None:
     published = {"ann": PublishedSet(digest(["staff"]), AT), "bob": PublishedSet(digest(["staff"]), AT)}
     listed = [GroupMembers("staff", ("bob",), (), AT + timedelta(seconds=1))]
-    _, changed = _compare({}, published, listed, AT + timedelta(seconds=1))
+    _, held, changed = _compare({}, published, listed, AT + timedelta(seconds=1))
+    assert held == {"staff"}
     assert [(change.principal, change.tags) for change in changed] == [("ann", frozenset())]
 
 

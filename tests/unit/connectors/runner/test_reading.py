@@ -39,6 +39,7 @@ class Reading(Desk):
     unlisted: list[str] = field(default_factory=list)
     """Published documents that no listing shows."""
     gaps: int = 0
+    sweeps: int = 0
 
     def __post_init__(self) -> None:
         self.clock = Clock(None)
@@ -73,6 +74,7 @@ class Reading(Desk):
             between_pages=nothing,
             on_loaded=nothing,
             on_gap=self._note_gap,
+            sweep=self._note_sweep,
         )
 
     @property
@@ -97,6 +99,10 @@ class Reading(Desk):
     def _note_gap(self) -> None:
         self.gaps += 1
 
+    async def _note_sweep(self) -> Mapping[str, Any]:
+        self.sweeps += 1
+        return {"listed": 1}
+
     @property
     def stamps(self) -> dict[str, datetime]:
         """The observed_at of each message that was sent, by document or principal."""
@@ -109,7 +115,7 @@ class Reading(Desk):
     async def read_progress(self) -> ReadProgress:
         return self.progress
 
-    async def set_changes_cursor(self, cursor: Cursor) -> None:
+    async def set_changes_cursor(self, cursor: Cursor | None) -> None:
         self.progress = replace(self.progress, changes_cursor=cursor)
 
     async def set_full_state(self, state: FullState) -> None:
@@ -130,6 +136,9 @@ class Reading(Desk):
         return {}
 
     async def replace_groups(self, _known: object, _after: object) -> None: ...
+
+    async def documents_by_tag(self) -> Mapping[str, int]:
+        return {}
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +216,20 @@ async def test_after_an_expired_cursor_changes_are_read_from_now_on_and_a_sweep_
     reading.world.expired_before = 1
     await reading.crawl.changes(frozenset())
     assert (reading.gaps, reading.progress.changes_cursor) == (1, {"at": 2})
+
+
+async def test_a_poll_of_a_source_without_a_log_of_changes_is_a_sweep() -> None:
+    reading = Reading(progress=ReadProgress(None, None, "done", LONG_AGO, {}))
+    reading.world.has_log = False
+    assert await reading.crawl.changes(frozenset()) == {"listed": 1}
+    assert (reading.sweeps, reading.progress.changes_cursor) == (1, None)
+
+
+async def test_a_source_without_a_log_of_changes_is_not_swept_before_its_first_load_is_complete() -> None:
+    reading = Reading()
+    reading.world.has_log = False
+    assert await reading.crawl.changes(frozenset()) == {}
+    assert reading.sweeps == 0
 
 
 async def test_access_observed_during_an_older_request_is_saved_although_it_is_unchanged() -> None:

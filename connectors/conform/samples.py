@@ -1,0 +1,157 @@
+"""A playground for a source of one's own: a dictionary of documents, which is served over HTTP or saved in a folder."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from connectors.source import Request
+from pipeline.runtime.http_server import served
+
+STAFF, BOARD = "staff", "board"
+TRUNCATED_DOCUMENTS = 3
+"""The documents of a listing that ends early."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """A document as the service has it."""
+
+    external_id: str
+    title: str
+    text: str
+    revision: str = "1"
+    """Another one after each change of title or text."""
+    acl_tags: list[str] = field(default_factory=lambda: [STAFF])
+    required_tags: list[str] = field(default_factory=list)
+
+
+class Samples:
+    """A ``connectors.source.Playground``. The service under test answers from ``documents``, ``listed`` and ``members``
+    only, and keeps no state of its own."""
+
+    inside, outside = "ines@example.com", "otto@example.com"
+
+    def __init__(self, options: Mapping[str, Any], environment: Mapping[str, str], changed: Callable[[Samples], None]):
+        """changed: called after every change."""
+        self.options, self.environment, self._changed = options, environment, changed
+        self.documents: dict[str, Sample] = {}
+        """By external id."""
+        self.members: dict[str, list[str]] = {STAFF: [self.inside], BOARD: []}
+        """Principals by tag."""
+        self.throttled = self.failing = 0
+        self._is_truncated = False
+        self._removed: dict[str, Sample] = {}
+        self._writes = 0
+
+    @property
+    def listed(self) -> list[Sample]:
+        """The documents that a listing shows, by external id: only the first few while listings end early."""
+        documents = [self.documents[external_id] for external_id in sorted(self.documents)]
+        return documents[:TRUNCATED_DOCUMENTS] if self._is_truncated else documents
+
+    async def write(self, name: str, text: str) -> str:
+        sample = self.documents.setdefault(name, Sample(name, name.title(), text))
+        self._writes += 1
+        sample.text, sample.revision = text, str(self._writes)
+        self._changed(self)
+        return name
+
+    async def move(self, name: str) -> None:
+        sample = self.documents[name]
+        self._writes += 1
+        sample.title, sample.revision = f"{sample.title}, renamed", str(self._writes)
+        self._changed(self)
+
+    async def remove(self, name: str) -> None:
+        self._removed[name] = self.documents.pop(name)
+        self._changed(self)
+
+    async def restore(self, name: str) -> None:
+        self.documents[name] = self._removed.pop(name)
+        self._changed(self)
+
+    async def restrict(self, name: str) -> None:
+        self.documents[name].required_tags = [BOARD]
+        self._changed(self)
+
+    async def leave(self) -> None:
+        self.members[STAFF].remove(self.inside)
+        self._changed(self)
+
+    def sent(self) -> Sequence[Request]:
+        return []
+
+    async def trouble(
+        self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
+    ) -> None:
+        """expired: without effect, because a service that is read by ``list`` and ``read`` issues no cursors."""
+        self.throttled, self.failing, self._is_truncated = throttled, failing, truncated
+        self._changed(self)
+
+
+def _nothing(_samples: Samples) -> None:
+    return None
+
+
+@asynccontextmanager
+async def over_http(
+    answer: Callable[[Samples, str, Mapping[str, str]], Any],
+    options: Callable[[str], Mapping[str, Any]],
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Samples]:
+    """Serve the samples over HTTP.
+
+    answer: returns the JSON for a GET request of this path and query; None is answered with 404. options: the
+    instance's options for a service at this address. environment: its secrets, by variable. Throttled and failing
+    requests are answered with 429 and 500.
+    """
+
+    async def respond(request: HttpRequest) -> Response:
+        if samples.throttled:
+            samples.throttled -= 1
+            return Response(status_code=429, headers={"Retry-After": "0"})
+        if samples.failing:
+            samples.failing -= 1
+            return Response(status_code=500)
+        value = answer(samples, request.url.path, dict(request.query_params))
+        return JSONResponse(value) if value is not None else Response(status_code=404)
+
+    async with served(Starlette(routes=[Route("/{path:path}", respond)])) as url:
+        samples = Samples(options(url), environment or {}, _nothing)
+        yield samples
+
+
+@asynccontextmanager
+async def in_folder(
+    save: Callable[[Samples, Path], None],
+    options: Callable[[Path], Mapping[str, Any]],
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Samples]:
+    """Save the samples in a temporary folder.
+
+    save: called at the beginning and after every change, writes the samples to files. It writes ``documents``: a file
+    that lacks documents no longer has them, so no listing of it ends early; nor is a folder throttled. options: the
+    instance's options for this folder. ``members.toml`` in it holds the members, for ``members_file``.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-samples-") as name:
+        folder = Path(name)
+
+        def changed(samples: Samples) -> None:
+            lines = [f"{tag} = {json.dumps(members)}\n" for tag, members in samples.members.items()]
+            (folder / "members.toml").write_text("".join(lines))
+            save(samples, folder)
+
+        samples = Samples(options(folder), environment or {}, changed)
+        changed(samples)
+        yield samples

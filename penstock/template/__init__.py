@@ -1,0 +1,1 @@
+"""A source and its playground, which ``penstock connector new`` copies."""

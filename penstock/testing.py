@@ -1,0 +1,12 @@
+"""A playground for a source of your own, built from a dictionary of documents (docs/connectors/your-own.md). It needs
+the extra ``conform``."""
+
+from __future__ import annotations
+
+from penstock.packages import check
+
+check()
+
+from connectors.conform.samples import Sample, Samples, in_folder, over_http  # noqa: E402
+
+__all__ = ["Sample", "Samples", "in_folder", "over_http"]
