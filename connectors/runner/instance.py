@@ -397,17 +397,17 @@ class Instance:
         metrics.connector_problems.labels(source, "documents").set(sum(self.unpublishable.values()))
 
     def problems(self) -> list[Problem]:
-        """Return the problems of the instance as a whole."""
+        """Return the problems of the instance as a whole, beginning with what stops it."""
         return [
-            *(self._sweep.problems if self._sweep else ()),
-            *(self._identities.problems if self._identities else ()),
-            *(self._reconcile.problems if self._reconcile else ()),
-            *self._set_aside.problems(self.plan.name),
             *(
                 Problem(self.plan.name, "needs_attention", f"{name}: {activity.status.reason}")
                 for name, activity in self.activities.items()
                 if activity.status.needs_attention()
             ),
+            *(self._sweep.problems if self._sweep else ()),
+            *(self._reconcile.problems if self._reconcile else ()),
+            *(self._identities.problems if self._identities else ()),
+            *self._set_aside.problems(self.plan.name),
         ]
 
     def report(self) -> dict[str, Any]:

@@ -172,6 +172,11 @@ async def test_a_document_known_only_to_the_ledger_is_deleted_by_the_sweep_after
     assert (difference, gone) == ("unknown", True)
 
 
+def codes(instance: Instance) -> set[str]:
+    """Return the codes of the problems; that nobody holds the documents' tag is none of these tests."""
+    return {problem.code for problem in instance.problems()} - {"tag_unheld"}
+
+
 async def test_many_documents_known_only_to_the_ledger_are_deleted_after_confirmation(bench: Bench) -> None:
     bench.world.fill(3)
     async with loaded(bench):
@@ -182,7 +187,7 @@ async def test_many_documents_known_only_to_the_ledger_are_deleted_after_confirm
     async with bench.running() as instance:  # another runner looks at what is in doubt at once, but not at these
         await bench.until(lambda: "sweep" in instance.activities)
         await bench.ask("sweep")
-        assert [problem.code for problem in instance.problems()] == ["mass_delete"]
+        assert codes(instance) == {"mass_delete"}
         assert await bench.take() == []
         await bench.ask("allow_mass_delete")
         assert len(await published(bench, instance)) == 25
@@ -303,7 +308,7 @@ async def test_a_connector_restarted_before_each_comparison_repairs_once_a_day(
             await mark_everything_handled(bench)
             await wait_until_idle(instance)
             assert await bench.take() == []
-    assert [problem.code for problem in instance.problems()] == ["ledger_differs"]
+    assert codes(instance) == {"ledger_differs"}
     await bench.query(a_day_passes, bench.tenant)
     async with another_runner(bench) as instance:
         assert (await bench.ask("reconcile")).get("not_accepted") == 1
@@ -420,7 +425,7 @@ async def test_a_difference_that_one_repair_does_not_resolve_is_reported_instead
             await bench.ask("reconcile")
         await wait_until_idle(instance)
         assert await bench.take() == []
-        assert [problem.code for problem in instance.problems()] == ["ledger_differs"]
+        assert codes(instance) == {"ledger_differs"}
 
 
 async def test_documents_of_other_sources_are_not_compared(bench: Bench) -> None:
