@@ -44,6 +44,7 @@ BUILT_IN = {
     "slack": "connectors.slack.source:Slack",
     "uploads": "connectors.uploads.source:Uploads",
     "git": "connectors.git.source:Git",
+    "github": "connectors.github.source:GitHub",
 }
 
 

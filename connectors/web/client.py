@@ -22,7 +22,16 @@ from typing import Any, TypeVar
 import httpx
 
 from connectors.web.errors import Denied, Forbidden, Missing, Rejected, ServerFailed, TooLarge
-from connectors.web.limits import THROTTLE_CODES, Gate, Limits, Pace, budget_pause, throttled
+from connectors.web.limits import (
+    SECONDARY_LIMIT,
+    SECONDARY_SECONDS,
+    THROTTLE_CODES,
+    Gate,
+    Limits,
+    Pace,
+    budget_pause,
+    throttled,
+)
 from connectors.web.transport import LOCATION, Guarded, Hosts, Resolver, origin, system_resolver
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import backoff, retry_after_seconds
@@ -142,9 +151,12 @@ async def error_code(response: httpx.Response) -> str | None:
 
 def _code_in(body: Any) -> str | None:
     """Find the error code where vendors put it. Google: error.errors[0].reason, error.status. Atlassian:
-    errors[0].code, code. Slack and OAuth: error. Others: errorCode, code, type."""
+    errors[0].code, code. Slack and OAuth: error. GitHub, for its secondary limit: the end of documentation_url. Others:
+    errorCode, code, type."""
     if not isinstance(body, dict):
         return None
+    if str(body.get("documentation_url")).endswith(SECONDARY_LIMIT):
+        return SECONDARY_LIMIT
     inner = body.get("error")
     first: Any = None
     for part in (inner, body):
@@ -476,9 +488,11 @@ class Web:
             return await read(response, where)
         code = await error_code(response)
         after = retry_after_seconds(response.headers, now=now)
+        if code == SECONDARY_LIMIT and after is None:
+            after = SECONDARY_SECONDS
         after = None if after is None else min(after, self._limits.max_pause_seconds)
         summary = f"answered {status}" + (f" ({code})" if code else "")
-        if status == 429 or (status == 403 and (code in THROTTLE_CODES or after is not None or pause)):
+        if status == 429 or (status == 403 and (code in THROTTLE_CODES or after is not None or pause is not None)):
             pause = None if pause is None else min(pause, self._limits.max_pause_seconds)
             raise Deferred(f"{where} {summary}: too many requests", retry_after=after if after is not None else pause)
         if status == 503 and after is not None:

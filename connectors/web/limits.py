@@ -17,9 +17,12 @@ from datetime import UTC, datetime
 NEAR_LIMIT_SECONDS = 1.0
 """Between two requests while Atlassian says that less than a fifth of the budget is left (X-RateLimit-NearLimit;
 developer.atlassian.com, "Rate limiting")."""
-THROTTLE_CODES = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
-"""Google answers 403 with these reasons where others answer 429 (developers.google.com/drive/api/guides/handle-errors).
-"""
+SECONDARY_LIMIT = "secondary-rate-limits"
+SECONDARY_SECONDS = 60.0
+"""GitHub asks for this wait where its 403 names none (docs.github.com, "Rate limits for the REST API")."""
+THROTTLE_CODES = frozenset({"rateLimitExceeded", "userRateLimitExceeded", SECONDARY_LIMIT})
+"""Where others answer 429, Google answers 403 with these reasons (developers.google.com/drive/api/guides/handle-errors)
+and GitHub 403 with a link to this paragraph of its documentation."""
 _EPOCH = 1_000_000_000
 """A reset below this is in seconds from now; one above it is in seconds since 1970."""
 

@@ -14,4 +14,5 @@ class CustomMetadataHook(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         project = tomllib.loads((Path(self.root).parents[1] / "pyproject.toml").read_text())["project"]
         [aiohttp] = [line for line in project["optional-dependencies"]["worker"] if re.match(r"aiohttp\b", line)]
-        metadata["dependencies"] = [f"penstock[connectors]=={project['version']}", aiohttp]
+        [graphql] = [line for line in project["optional-dependencies"]["dev"] if re.match(r"graphql-core\b", line)]
+        metadata["dependencies"] = [f"penstock[connectors]=={project['version']}", aiohttp, graphql]

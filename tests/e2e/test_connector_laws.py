@@ -29,6 +29,7 @@ KINDS = (
     "connectors.confluence.playground:ConfluenceDataCenter",
     "folder",
     "git",
+    "github",
     "google-drive",
     "slack",
     "uploads",

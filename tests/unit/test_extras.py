@@ -41,6 +41,7 @@ PARTS = {
         "connectors.confluence.source",
         "connectors.folder.source",
         "connectors.git.source",
+        "connectors.github.source",
         "connectors.google_drive.source",
         "connectors.slack.source",
         "connectors.uploads.source",
@@ -53,6 +54,7 @@ PARTS = {
         "connectors.confluence.playground",
         "connectors.folder.playground",
         "connectors.git.playground",
+        "connectors.github.playground",
         "connectors.google_drive.playground",
         "connectors.slack.playground",
         "connectors.uploads.playground",
@@ -82,8 +84,8 @@ OWN = {
     "connectors": ("pipeline.core.html",),
     "conform": ("connectors.conform", "connectors.fakes", "pipeline.core.html"),
 }
-TESTING = ("connectors", "aiohttp")
-"""Requirements of the distribution penstock-testing (packages/testing/hatch_build.py): an extra, and a library."""
+TESTING = ("connectors", "aiohttp", "graphql-core")
+"""Requirements of the distribution penstock-testing (packages/testing/hatch_build.py): an extra, and libraries."""
 TRANSITIVE = {
     "anyio": "httpx",
     "h11": "uvicorn",
@@ -153,7 +155,7 @@ def installed(*extras: str) -> set[str]:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_imports_only_libraries_of_its_extra(part: str) -> None:
     known = packages_distributions()
-    allowed = installed(TESTING[0]) | {TESTING[1]} if part == "conform" else installed(*([part] if part else []))
+    allowed = installed(TESTING[0]) | {*TESTING[1:]} if part == "conform" else installed(*([part] if part else []))
     missing = []
     for module, library in sorted(set(reached(part))):
         candidates = {name(distribution) for distribution in known.get(library, [library])}

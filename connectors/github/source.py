@@ -1,0 +1,332 @@
+"""GitHub as a source: issues, pull requests and discussions of repositories, and a check of its credential."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from connectors.github import events, queries
+from connectors.github.access import Directory, Findings
+from connectors.github.client import Api, Json
+from connectors.github.content import document, external_id, listed, organization_tag, split_id
+from connectors.github.options import GitHubOptions, Kind
+from connectors.github.queries import PROBED_REPOSITORIES, PROBED_UPDATES, Repository
+from connectors.protocol import Problem
+from connectors.replay import Received
+from connectors.source import (
+    Context,
+    Cursor,
+    CursorExpired,
+    Entry,
+    Gone,
+    Group,
+    Listed,
+    Page,
+    Playground,
+    Reaction,
+    Request,
+)
+from connectors.web import Answered, Denied, Forbidden, Limits, TooLarge
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.runtime.tasks import gather_or_cancel
+
+READ_AT_ONCE = 10
+"""Documents that one request reads by number: GitHub ends a request that takes longer than ten seconds."""
+UPDATES_PER_PAGE = 50
+MAX_NAMED = 5
+"""Logins and repositories that a problem names."""
+
+
+class GitHub:
+    """``connectors.source.Source``. A document's external id is ``REPOSITORY/NUMBER``, with the repository's numeric
+    id; issues, pull requests and discussions of a repository share their numbers."""
+
+    Options: ClassVar[type[GitHubOptions]] = GitHubOptions
+
+    @staticmethod
+    def playground() -> AbstractAsyncContextManager[Playground]:
+        """A fake GitHub, for ``penstock connector conform github``."""
+        from connectors.github.playground import playing  # lazy: production never loads the fake
+
+        return playing()
+
+    def __init__(self, options: GitHubOptions, context: Context, *, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
+        """Raises Misconfigured."""
+        self._options = options
+        self._context = context
+        self._api = Api(options, context.name, limits)
+        self._directory = Directory(self._api, options)
+        self._received = Received(context.memory)
+
+    async def close(self) -> None:
+        await self._api.close()
+
+    # Reading
+
+    async def start(self) -> Cursor:
+        with self._translated():
+            await self._directory.repositories()
+            return {"at": datetime.now(UTC).isoformat()}
+
+    async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
+        """Read repository by repository in the order of their numbers, and each kind by the time of creation. A
+        repository that is taken away meanwhile ends early, and the sweep handles it."""
+        at = _position(cursor)
+        with self._translated():
+            for place, kind in self._units(await self._directory.repositories()):
+                if (place.id, kind) < at[:2]:
+                    continue
+                after = at[2] if (place.id, kind) == at[:2] else None
+                while True:
+                    size = self._options.page_size
+                    page = await self._page(place, kind, "Read", size, after)
+                    if page is None:
+                        break
+                    current, items, after = page
+                    entries = await self._entries(current, [(kind, item) for item in items])
+                    done = after is None
+                    # A space sorts behind the name of the kind: this unit is done, and no other is skipped.
+                    yield Page(entries, {"repository": place.id, "kind": f"{kind} " if done else kind, "after": after})
+                    if done:
+                        break
+
+    async def slim(self) -> AsyncIterator[Sequence[Listed]]:
+        with self._translated():
+            try:
+                for place, kind in self._units(await self._directory.repositories()):
+                    after: str | None = None
+                    while True:
+                        size = self._options.sweep_page_size
+                        page = await self._page(place, kind, "Listed", size, after)
+                        if page is None:
+                            break
+                        current, items, after = page
+                        yield [listed(current, item, self._options.public_acl_tags) for item in items]
+                        if after is None:
+                            break
+                if closed := self._directory.closed:
+                    raise Misconfigured(
+                        f"{_some(closed)} refuse the credential, so that the listing is not complete and nothing is"
+                        f" deleted: grant it access, or name them in exclude ({next(iter(closed.values()))})"
+                    )
+            except CursorExpired as error:  # a listing has no cursor: it begins again
+                raise Retryable(f"{error}: the listing begins again") from error
+
+    async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
+        """Read the documents that were updated since the cursor's ``at`` minus the overlap. ``began`` and ``after``
+        belong to an interrupted poll."""
+        try:
+            at = datetime.fromisoformat(cursor["at"])
+            began = datetime.fromisoformat(cursor["began"]) if "began" in cursor else datetime.now(UTC)
+            done = int(cursor.get("after", 0))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CursorExpired("this cursor of changes was written by another version of the connector") from error
+        since = at - timedelta(seconds=self._options.overlap_seconds)
+        with self._translated():
+            places = [place for place in await self._directory.repositories() if place.id > done]
+            for start in range(0, len(places), PROBED_REPOSITORIES):
+                batch = places[start : start + PROBED_REPOSITORIES]
+                newest = await queries.updates(self._api, batch)
+                for place in batch:
+                    numbers = await self._updated(place, newest.get(place.id, {}), since)
+                    size = self._options.page_size
+                    for first in range(0, len(numbers), size):
+                        ids = [external_id(place.id, number) for number in numbers[first : first + size]]
+                        last = place.id if first + size >= len(numbers) else done
+                        progress = {"at": at.isoformat(), "began": began.isoformat(), "after": last}
+                        yield Page(await self._read(ids), progress)
+                    done = place.id
+            yield Page((), {"at": began.isoformat()})
+
+    async def _page(
+        self,
+        place: Repository,
+        kind: Kind,
+        detail: queries.Detail,
+        size: int,
+        after: str | None,
+        order: queries.Order = "CREATED_AT",
+    ) -> tuple[Repository, list[Json], str | None] | None:
+        """Return a page as ``queries.documents``. A repository that refuses the credential is set aside: it has no
+        page, and the listing is not complete."""
+        try:
+            return await queries.documents(self._api, place, kind, detail, size, after, order)
+        except Denied as error:
+            self._directory.set_aside(place.name, error)
+            return None
+
+    async def _updated(self, place: Repository, newest: Mapping[Kind, Sequence[Json]], since: datetime) -> list[int]:
+        """Return the numbers of the documents that were updated since then. ``newest`` are the newest of each kind."""
+        numbers: set[int] = set()
+        for kind in self._kinds(place):
+            items, after, more = newest.get(kind, ()), None, len(newest.get(kind, ())) >= PROBED_UPDATES
+            while True:
+                updated = [item for item in items if datetime.fromisoformat(item["updatedAt"]) >= since]
+                numbers |= {int(item["number"]) for item in updated}
+                if not more or len(updated) < len(items):
+                    break
+                page = await self._page(place, kind, "Listed", UPDATES_PER_PAGE, after, "UPDATED_AT")
+                if page is None:
+                    break
+                _, items, after = page
+                more = after is not None
+        return sorted(numbers)
+
+    async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
+        with self._translated():
+            return await self._read(external_ids)
+
+    async def _read(self, external_ids: Sequence[str]) -> list[Entry]:
+        entries: list[Entry] = []
+        numbers: dict[int, list[int]] = defaultdict(list)
+        for id in dict.fromkeys(external_ids):
+            parts = split_id(id)
+            if parts is None:
+                entries.append(Gone(id))
+            else:
+                numbers[parts[0]].append(parts[1])
+        for repository, expected in numbers.items():
+            node = await self._directory.node(repository)
+            for start in range(0, len(expected), READ_AT_ONCE):
+                batch = expected[start : start + READ_AT_ONCE]
+                answer = None if node is None else await queries.numbered(self._api, node, batch)
+                if answer is None or not self._directory.is_selected(answer[0]):
+                    entries += [Gone(external_id(repository, number)) for number in batch]
+                    continue
+                place, items = answer
+                read = {n: item for n, item in items.items() if item[0] in self._kinds(place)}
+                entries += [Gone(external_id(repository, number)) for number in batch if number not in read]
+                entries += await self._entries(place, list(read.values()))
+        return entries
+
+    async def _entries(self, place: Repository, items: Sequence[tuple[Kind, Any]]) -> list[Entry]:
+        complete = await gather_or_cancel(*(queries.complete(self._api, kind, item) for kind, item in items))
+        public = self._options.public_acl_tags
+        return [document(kind, place, item, public) for (kind, _), item in zip(items, complete, strict=True)]
+
+    def _kinds(self, place: Repository) -> list[Kind]:
+        return sorted(kind for kind in self._options.kinds if kind != "discussions" or place.has_discussions)
+
+    def _units(self, places: Sequence[Repository]) -> list[tuple[Repository, Kind]]:
+        return [(place, kind) for place in places for kind in self._kinds(place)]
+
+    # Access and events
+
+    async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
+        with self._translated():
+            async for group in self._directory.groups(tags, Findings()):
+                yield group
+
+    async def on_event(self, request: Request) -> Reaction:
+        body = events.verified(request, self._options.webhook_secret)
+        event = request.headers.get("x-github-event", "")
+        if events.is_recognisable(event) and await self._received.has(request.body):
+            return Reaction()
+        places = self._directory.known
+        reaction = events.reaction(event, body, places.keys())
+        internal = {
+            organization_tag(place.organization_id)
+            for place in places.values()
+            if place.visibility == "INTERNAL" and place.organization_id is not None
+        }
+        if event == "organization" and internal:
+            return Reaction(groups=(*reaction.groups, *sorted(internal)))
+        if events.is_recognisable(event):
+            await self._received.add(request.body)
+        return reaction
+
+    async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
+        """Return at once: GitHub sends its events to ``on_event``."""
+
+    # Check
+
+    async def check(self) -> Sequence[Problem]:
+        findings = Findings()
+        name = self._context.name
+        try:
+            with self._translated():
+                missing = await self._directory.missing()
+                async for _ in self._directory.groups(None, findings):
+                    pass
+        except Misconfigured as error:
+            return [Problem(name, "refused", str(error))]
+        problems = [
+            Problem(
+                "repositories",
+                "missing",
+                f"there is no repository {repository} that the credential sees: correct the name, or grant it",
+            )
+            for repository in missing
+        ]
+        if findings.hidden:
+            problems.append(
+                Problem(
+                    "collaborators",
+                    "permission",
+                    f"the collaborators of {_some(findings.hidden)} are hidden from the credential, so nobody may read"
+                    " their documents: use an App, or the token of an account that may push there",
+                )
+            )
+        problems += [
+            Problem(
+                organization,
+                "permission",
+                f"the members of {organization} are hidden from the credential, so that only the addresses in people"
+                " are known: grant it Members: read of the organisation",
+            )
+            for organization in sorted(findings.hidden_members)
+        ]
+        if count := len(findings.without_address):
+            problems.append(
+                Problem(
+                    "people",
+                    "nobody",
+                    f"{count} logins have no known e-mail address and read nothing ({_some(findings.without_address)}):"
+                    " name their addresses in people or people_file, or ignore accounts of machines",
+                )
+            )
+        for unheld in self._options.public_acl_tags:
+            if unheld not in self._options.members and not unheld.startswith("user:"):
+                problems.append(Problem("members", "nobody", f"nobody holds the tag {unheld!r}: name them in members"))
+        secret = self._options.webhook_secret
+        if self._context.events_url is not None and (secret is None or not secret.get_secret_value().strip()):
+            problems.append(
+                Problem(
+                    "webhook_secret",
+                    "webhook_secret",
+                    "it is not set, so every event is refused: set it here and in the webhook's settings",
+                )
+            )
+        return problems
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise the client's errors as Misconfigured, since trying again repairs none of them, and TooLarge as
+        Retryable."""
+        name = self._context.name
+        try:
+            yield
+        except Answered as error:
+            raise Misconfigured(f"{error}; run penstock connector check {name} for details") from error
+        except Forbidden as error:
+            raise Misconfigured(f"{error}; check api_url") from error
+        except TooLarge as error:
+            raise Retryable(f"{error}; a smaller page_size makes answers smaller") from error
+
+
+def _position(cursor: Cursor | None) -> tuple[int, str, str | None]:
+    """Return the repository, kind and place after which a full read continues. Raises CursorExpired."""
+    if cursor is None:
+        return 0, "", None
+    repository, kind, after = cursor.get("repository"), cursor.get("kind"), cursor.get("after")
+    if not isinstance(repository, int) or not isinstance(kind, str) or not (after is None or isinstance(after, str)):
+        raise CursorExpired("this cursor of a full read was written by another version of the connector")
+    return repository, kind, after
+
+
+def _some(names: Collection[str]) -> str:
+    shown = sorted(names)[:MAX_NAMED]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
