@@ -122,6 +122,7 @@ class Listener:
     def __init__(self) -> None:
         self._groups: set[str] = set()
         self._sweep = False
+        self._renew_now = False
         self._wakeup = asyncio.Event()
         self._requested: dict[str, datetime] = {}
 
@@ -131,6 +132,11 @@ class Listener:
 
     def sweep(self) -> None:
         self._sweep = True
+        self._wakeup.set()
+
+    def renew_now(self) -> None:
+        """Renew the push channels now, whatever their end."""
+        self._renew_now = True
         self._wakeup.set()
 
     async def run(
@@ -145,7 +151,8 @@ class Listener:
         """Run until cancelled. renew: None if the instance has no address for notifications."""
         renewal: datetime | None = None
         while True:
-            if renew is not None and (renewal is None or renewal <= now()):
+            if renew is not None and (self._renew_now or renewal is None or renewal <= now()):
+                self._renew_now = False
                 renewal = await renew() or now() + RETRY_AFTER
             expired = self._new_requests(await memory.expired(now()), now())
             groups, sweep = self._groups, self._sweep

@@ -41,6 +41,7 @@ BUILT_IN = {
     "folder": "connectors.folder.source:Folder",
     "confluence": "connectors.confluence.source:Confluence",
     "google-drive": "connectors.google_drive.source:GoogleDrive",
+    "sharepoint": "connectors.sharepoint.source:SharePoint",
     "slack": "connectors.slack.source:Slack",
     "uploads": "connectors.uploads.source:Uploads",
     "git": "connectors.git.source:Git",

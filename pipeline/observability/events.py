@@ -96,6 +96,7 @@ LogEvent = Literal[
     "set_aside_failed",
     "shadow_crashed",
     "shadow_not_recorded",
+    "sharepoint_problem_reported",
     "slack_socket_delayed",
     "source_code_unparsed",
     "span_closed_elsewhere",

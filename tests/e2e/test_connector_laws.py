@@ -31,6 +31,7 @@ KINDS = (
     "git",
     "github",
     "google-drive",
+    "sharepoint",
     "slack",
     "uploads",
 )

@@ -1,0 +1,338 @@
+"""Reads items of drives as entries and listings, with their access, and which drives the options select."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import unquote, urlsplit
+
+from connectors.access_memory import AccessMemory
+from connectors.sharepoint import content
+from connectors.sharepoint.access import NO_ACCESS, Access, Sharing, access_of
+from connectors.sharepoint.client import Graph, Json
+from connectors.sharepoint.content import Contents
+from connectors.sharepoint.options import SharePointOptions
+from connectors.source import Entry, Gone, Listed, Unreadable
+from connectors.web import Answered, Denied, Missing, Rejected
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.runtime.tasks import gather_or_cancel
+
+DRIVES_SECONDS = 300.0
+"""The list of drives is read again after so long. Access is never read from it."""
+HELD_RECORDS = "/preservationholdlibrary"
+"""The end of the address of the library in which SharePoint keeps what users have deleted, for as long as the law asks.
+Graph lists it among the libraries of a site (learn.microsoft.com/purview/retention-policies-sharepoint)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """A library of a site, or a user's OneDrive: Graph has one listing and one log of changes for each."""
+
+    id: str
+    site: str
+    """The id of the site, ``host,site collection,web``."""
+    site_url: str
+    has_pages: bool = False
+    """It holds the pages of its site."""
+
+    @property
+    def collection(self) -> str:
+        """The id of the site collection, within which the numbers of site groups are unique."""
+        parts = self.site.split(",")
+        return parts[1].lower() if len(parts) > 1 else self.site.lower()
+
+
+class Drives:
+    """The drives that the options select at the moment. A site that cannot be read is reported and left out."""
+
+    def __init__(self, graph: Graph, options: SharePointOptions, report: Callable[[str, str], None]) -> None:
+        """report: called with the code and message of a problem."""
+        self._graph = graph
+        self._options = options
+        self._report = report
+        self._lock = asyncio.Lock()
+        self._drives: tuple[Drive, ...] = ()
+        self._read_at = float("-inf")
+
+    def site_url(self, collection: str) -> str | None:
+        return next((drive.site_url for drive in self._drives if drive.collection == collection), None)
+
+    async def selected(self, *, fresh: bool = False) -> tuple[Drive, ...]:
+        """Return the drives in a stable order. fresh: do not use a list that was read before. Raises Misconfigured if
+        there is none."""
+        async with self._lock:
+            if fresh or time.monotonic() > self._read_at + DRIVES_SECONDS:
+                drives = {drive.id: drive async for drive in self._read()}
+                self._drives = tuple(sorted(drives.values(), key=lambda drive: drive.id))
+                self._read_at = time.monotonic()
+            if not self._drives:
+                raise Misconfigured("no site and no OneDrive can be read: penstock connector check names the reasons")
+            return self._drives
+
+    async def _read(self) -> AsyncIterator[Drive]:
+        for address in self._options.sites:
+            async for drive in self._try(address, self._named_site(address)):
+                yield drive
+        for user in self._options.onedrives:
+            async for drive in self._try(user, self._onedrive(user)):
+                yield drive
+        if not (self._options.all_sites or self._options.all_onedrives):
+            return
+        async for site in self._graph.all_sites():
+            is_personal = site.get("isPersonalSite") is True
+            if self._options.all_onedrives if is_personal else self._options.all_sites:
+                async for drive in self._try(str(site.get("webUrl")), self._drives_of(site, personal=is_personal)):
+                    yield drive
+
+    async def _try(self, name: str, drives: AsyncIterator[Drive]) -> AsyncIterator[Drive]:
+        try:
+            async for drive in drives:
+                yield drive
+        except (Missing, Denied, Rejected) as error:
+            if error.status == 401:
+                raise
+            self._report(f"site:{name}", unreadable_site(name, error))
+
+    async def _named_site(self, address: str) -> AsyncIterator[Drive]:
+        async for drive in self._drives_of(await self._graph.site(address), personal=False):
+            yield drive
+
+    async def _drives_of(self, site: Json, *, personal: bool) -> AsyncIterator[Drive]:
+        id_, url = str(site["id"]), str(site.get("webUrl") or "")
+        async for drive in self._graph.drives(id_):
+            if not unquote(urlsplit(str(drive.get("webUrl") or "")).path).lower().endswith(HELD_RECORDS):
+                yield Drive(str(drive["id"]), id_, url)
+        if self._options.pages and not personal:
+            pages = await self._graph.pages_drive(id_)
+            if pages is not None:
+                yield Drive(str(pages["id"]), id_, url, has_pages=True)
+
+    async def _onedrive(self, user: str) -> AsyncIterator[Drive]:
+        drive = await self._graph.onedrive(user)
+        ids = drive.get("sharePointIds") or {}
+        url = str(ids.get("siteUrl") or "")
+        yield Drive(str(drive["id"]), f"{urlsplit(url).netloc},{ids.get('siteId')},{ids.get('webId')}", url)
+
+
+def unreadable_site(name: str, error: Answered) -> str:
+    """Return one line about a site or OneDrive that is left out."""
+    if error.status == 423:
+        return f"{name} is locked or archived: its documents are hidden until it is unlocked"
+    if isinstance(error, Missing):
+        return f"{name} does not exist, or the application may not read it (Sites.Selected has to be granted for it)"
+    return f"{name} cannot be read ({error.status}, {error.code}): grant Sites.Read.All, or Sites.Selected for it"
+
+
+def external_id(drive: str, item: str) -> str:
+    return f"{drive}:{item}"
+
+
+class Tree:
+    """Folders of a drive, as far as a listing has shown them: their parents, and which have permissions of their
+    own."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, tuple[str | None, bool]] = {}
+        self.shows_roots = False
+        """Whether the listing shows where permissions begin: the root of a drive then has the facet ``shared``."""
+
+    def note(self, item: Json) -> None:
+        if not is_folder(item):
+            return
+        self._folders[str(item["id"])] = parent_of(item), "shared" in item
+        if "root" in item and "shared" in item:
+            self.shows_roots = True
+
+    def access_root(self, item: Json) -> str:
+        """Return the id of the item whose permissions this item has: itself, or the nearest folder above that has
+        permissions of its own. A folder that the listing has not shown is returned itself, because Graph returns the
+        inherited permissions of every item."""
+        id_, parent, is_unique = str(item["id"]), parent_of(item), "shared" in item
+        while not is_unique and parent is not None:
+            id_ = parent
+            parent, is_unique = self._folders.get(id_, (None, True))
+        return id_
+
+
+def is_folder(item: Json) -> bool:
+    return item.get("deleted") is None and ("folder" in item or "root" in item)
+
+
+def parent_of(item: Json) -> str | None:
+    parent = (item.get("parentReference") or {}).get("id")
+    return str(parent) if parent else None
+
+
+MAX_CONCURRENT_FILES = 4
+"""Files read at the same time by the full read, and again by everything else. Each is half of the client's limit, so
+that an edit does not wait behind a crawl."""
+MAX_FAILURES = 3
+"""Failures of Microsoft at one file (each after the client's own retries) before the file is taken to be the reason."""
+
+
+class Reading:
+    """Reads items with their access."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        contents: Contents,
+        memory: AccessMemory,
+        options: SharePointOptions,
+        now: Callable[[], datetime],
+        report: Callable[[str, str], None],
+    ) -> None:
+        self._graph = graph
+        self._contents = contents
+        self._memory = memory
+        self._by_hierarchy = options.permissions == "hierarchy"
+        self._sharing = Sharing(options.organization_links, options.anonymous_links)
+        self._now = now
+        self._report = report
+        self._slots = {bulk: asyncio.Semaphore(MAX_CONCURRENT_FILES) for bulk in (True, False)}
+        self._files_read = 0
+        self._failing: dict[str, tuple[int, int]] = {}
+        """By external id: the failures in a row, and ``_files_read`` at the first."""
+
+    def select(self, items: Sequence[Json], drive: Drive) -> list[Json]:
+        """Return those items that are documents, each as it was shown last."""
+        last = {str(item["id"]): item for item in items}
+        return [item for item in last.values() if content.type_of(item, is_pages_library=drive.has_pages) is not None]
+
+    async def listed(self, items: Sequence[Json], drive: Drive, tree: Tree) -> list[Listed]:
+        """Return items as listing entries, without items that have been deleted."""
+        accesses = await self._accesses(items, drive, tree)
+        return [
+            Listed(
+                external_id=external_id(drive.id, str(item["id"])),
+                acl_tags=accesses[str(item["id"])].tags,
+                revision=content.revision_of(item, drive.id),
+            )
+            for item in items
+            if str(item["id"]) in accesses
+        ]
+
+    async def entries(self, items: Sequence[Json], drive: Drive, tree: Tree, *, bulk: bool = False) -> list[Entry]:
+        """Return items as entries. bulk: a full read, which no user waits for. A file that fails repeatedly while
+        others are read becomes unreadable, so that it does not block the others."""
+        accesses = await self._accesses(items, drive, tree)
+        attempts = await gather_or_cancel(
+            *(self._try(item, drive, accesses.get(str(item["id"])), bulk) for item in items)
+        )
+        entries: list[Entry] = []
+        failure: Retryable | None = None
+        for item, entry in zip(items, attempts, strict=True):
+            id_ = external_id(drive.id, str(item["id"]))
+            if not isinstance(entry, Retryable):
+                entries.append(entry)
+            elif self._has_failed_repeatedly(id_):
+                entries.append(
+                    Unreadable(
+                        external_id=id_,
+                        code="unavailable",
+                        acl_tags=accesses.get(str(item["id"]), NO_ACCESS).tags,
+                        message="every request for it fails at Microsoft: it is retried with every sweep",
+                    )
+                )
+            else:
+                failure = entry
+        if failure is not None:
+            raise failure
+        return entries
+
+    async def _try(self, item: Json, drive: Drive, access: Access | None, bulk: bool) -> Entry | Retryable:
+        id_ = external_id(drive.id, str(item["id"]))
+        kind = content.type_of(item, is_pages_library=drive.has_pages)
+        if access is None or kind is None:
+            return Gone(id_)
+        try:
+            async with self._slots[bulk]:
+                entry = await self._contents.read(item, id_, drive.id, drive.site, kind, access)
+        except Missing:
+            return Gone(id_)
+        except Deferred:
+            raise  # the reason is not the file
+        except Retryable as error:
+            times, since = self._failing.get(id_, (0, self._files_read))
+            self._failing[id_] = times + 1, since
+            return error
+        self._files_read += 1
+        self._failing.pop(id_, None)
+        return entry
+
+    def _has_failed_repeatedly(self, id_: str) -> bool:
+        times, since = self._failing[id_]
+        return times >= MAX_FAILURES and self._files_read > since
+
+    async def folder_access(self, items: Sequence[Json], drive: Drive) -> Mapping[str, Access]:
+        """Return the access of folders by id, without folders that have been deleted."""
+        return await self._read_accesses([str(item["id"]) for item in items], drive)
+
+    async def fetch(self, external_ids: Sequence[str], drives: Mapping[str, Drive]) -> list[Entry]:
+        """Read documents by their external ids."""
+        entries: list[Entry] = []
+        items: dict[str, list[Json]] = {}
+        shown = await gather_or_cancel(*(self._item(id_) for id_ in external_ids))
+        for id_, item in zip(external_ids, shown, strict=True):
+            drive = drives.get(id_.partition(":")[0])
+            if isinstance(item, dict) and drive is not None and self.select([item], drive):
+                items.setdefault(drive.id, []).append(item)
+            else:
+                entries.append(item if isinstance(item, Unreadable) else Gone(id_))
+        await self._memory.forget([entry.external_id for entry in entries])
+        for key, some in items.items():
+            entries += await self.entries(some, drives[key], Tree())
+        return entries
+
+    async def _item(self, id_: str) -> Json | Unreadable | None:
+        """Return an item; None if it does not exist. Nobody may read one of a site that is locked, or that the
+        application may not read any more: what was published of it stays until the site can be read again."""
+        drive, _, item = id_.partition(":")
+        try:
+            async with self._slots[False]:
+                return await self._graph.item(drive, item)
+        except Missing:
+            return None
+        except (Denied, Rejected) as error:
+            if error.status == 401:
+                raise
+            code = "locked" if error.status == 423 else "denied"
+            message = (
+                f"its site or library cannot be read ({error.status}, {error.code}): nobody may read it until then"
+            )
+            return Unreadable(external_id=id_, code=code, message=message, acl_tags=())
+
+    async def _accesses(self, items: Sequence[Json], drive: Drive, tree: Tree) -> dict[str, Access]:
+        """Return the access of items by id, without items that have been deleted."""
+        by_hierarchy = self._by_hierarchy and tree.shows_roots
+        roots = {str(item["id"]): tree.access_root(item) if by_hierarchy else str(item["id"]) for item in items}
+        of_root = await self._read_accesses(sorted(set(roots.values())), drive)
+        accesses = {
+            id_: of_root.get(root, NO_ACCESS)  # a folder above that was deleted meanwhile: the item is read again soon
+            for id_, root in roots.items()
+            if root in of_root or root != id_
+        }
+        await self._memory.record(
+            {external_id(drive.id, id_): (access.tags, access.expires_at) for id_, access in accesses.items()}
+        )
+        return accesses
+
+    async def _read_accesses(self, ids: Sequence[str], drive: Drive) -> dict[str, Access]:
+        answers = await self._graph.permissions(drive.id, ids)
+        accesses: dict[str, Access] = {}
+        for id_, permissions in zip(ids, answers, strict=True):
+            if isinstance(permissions, Missing):
+                continue
+            if isinstance(permissions, Answered):
+                self._report(
+                    "permissions",
+                    f"Microsoft Graph does not show permissions ({permissions.code}): nobody may"
+                    " read these documents; grant Sites.Read.All",
+                )
+                accesses[id_] = NO_ACCESS
+            else:
+                accesses[id_] = access_of(permissions, drive.collection, self._sharing, self._now())
+        return accesses

@@ -1,0 +1,323 @@
+"""SharePoint and OneDrive as a source, read by an application through Microsoft Graph, and a check of what the
+application lacks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from datetime import UTC, datetime
+from typing import ClassVar
+
+import structlog
+
+from connectors.access_memory import AccessMemory, Listener
+from connectors.protocol import Problem
+from connectors.sharepoint.access import EVERYONE, Access, Memberships
+from connectors.sharepoint.changes import Subscriptions
+from connectors.sharepoint.client import Credential, Graph, Json, SiteGroups, misconfiguration
+from connectors.sharepoint.content import Contents
+from connectors.sharepoint.options import SharePointOptions
+from connectors.sharepoint.reading import (
+    Drive,
+    Drives,
+    Reading,
+    Tree,
+    external_id,
+    is_folder,
+    parent_of,
+    unreadable_site,
+)
+from connectors.source import (
+    Context,
+    Cursor,
+    CursorExpired,
+    Entry,
+    Gone,
+    Group,
+    Listed,
+    Page,
+    Playground,
+    Reaction,
+    Request,
+)
+from connectors.web import Answered, Denied, Limits, Missing, Rejected
+from pipeline.core.errors import Misconfigured, Retryable
+
+log = structlog.get_logger()
+
+RELIST_SECONDS = 1.0
+"""Delay before a listing whose link has expired begins again."""
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class SharePoint:
+    """``connectors.source.Source``. A document is a file or a page; its external id is ``DRIVE:ITEM``, the ids of its
+    library and of the item."""
+
+    Options: ClassVar[type[SharePointOptions]] = SharePointOptions
+
+    def __init__(
+        self,
+        options: SharePointOptions,
+        context: Context,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
+        """Raises Misconfigured. now: the clock by which grants and subscriptions expire."""
+        self._options = options
+        self._context = context
+        self._now = now
+        credential = Credential(options)
+        self._graph = Graph(options, credential, context.name, limits)
+        self._site_groups = (
+            SiteGroups(options, credential, context.name, limits)
+            if options.site_groups and credential.is_certificate
+            else None
+        )
+        self._reported: dict[str, str] = {}
+        self._listener = Listener()
+        self._memory = AccessMemory(context.memory, self._listener.groups)
+        self._subscriptions = Subscriptions(self._graph, context.memory, now)
+        self._drives = Drives(self._graph, options, self._report)
+        contents = Contents(self._graph, context.folder / "downloads", options.max_bytes)
+        self._reading = Reading(self._graph, contents, self._memory, options, now, self._report)
+        self._memberships = Memberships(self._graph, self._site_groups, options, self._drives.site_url, self._report)
+        self._folders: dict[str, tuple[str | None, bool, Access | None]] = {}
+        """By external id, as folders were last seen: the parent, whether it has permissions of its own, and the access;
+        None if only a listing has shown the folder."""
+
+    @staticmethod
+    def playground() -> AbstractAsyncContextManager[Playground]:
+        from connectors.sharepoint.playground import playing
+
+        return playing()
+
+    async def close(self) -> None:
+        await self._graph.close()
+        if self._site_groups is not None:
+            await self._site_groups.close()
+
+    def _report(self, code: str, message: str) -> None:
+        """Log a problem once; ``check`` shows it as well."""
+        if self._reported.get(code) != message:
+            self._reported[code] = message
+            log.warning("sharepoint_problem_reported", source=self._context.name, code=code, problem=message)
+
+    async def check(self) -> Sequence[Problem]:
+        name = self._context.name
+        try:
+            await self._graph.auth.token()
+            drives = await self._drives.selected(fresh=True)
+            await self._graph.delta_now(drives[0].id)
+            async with aclosing(self._memberships.groups([EVERYONE])) as groups:
+                async for _ in groups:
+                    break
+            await self._check_site_groups(drives)
+        except (Misconfigured, Answered) as error:
+            self._report("credential", str(error))
+        return [Problem(name, code.partition(":")[0], text) for code, text in self._reported.items()]
+
+    async def _check_site_groups(self, drives: Sequence[Drive]) -> None:
+        """Read a group of the first site, if the root of its library is shared with one."""
+        [permissions] = await self._graph.permissions(drives[0].id, ["root"])
+        if isinstance(permissions, Answered):
+            raise permissions
+        for permission in permissions:
+            group = ((permission.get("grantedToV2") or {}).get("siteGroup") or {}).get("id")
+            if group is not None:
+                tag = f"site-group:{drives[0].collection}:{group}"
+                async with aclosing(self._memberships.groups([tag])) as groups:
+                    async for _ in groups:
+                        break
+                return
+
+    # Full read and listing
+
+    async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
+        """Yield all documents in the order of Graph's log, one drive after the other. Items that change meanwhile are
+        in the log of changes."""
+        remaining = list(await self._drives.selected(fresh=True))
+        link: str | None = None
+        if cursor is not None:
+            at, link = cursor["drive"], cursor["link"]
+            if link and at not in {drive.id for drive in remaining}:
+                raise CursorExpired("the library that was being read is no longer selected")
+            remaining = [drive for drive in remaining if at is not None and drive.id >= at]
+        while remaining:
+            drive = remaining.pop(0)
+            following = remaining[0].id if remaining else None
+            async with aclosing(self._items(drive, self._options.page_size, link)) as pages:
+                async for items, tree, after in pages:
+                    entries = await self._reading.entries(items, drive, tree, bulk=True)
+                    yield Page(entries, {"drive": drive.id if after else following, "link": after})
+            link = None
+
+    async def slim(self) -> AsyncGenerator[Sequence[Listed], None]:
+        async with self._memory.listing():
+            for drive in await self._drives.selected(fresh=True):
+                async with aclosing(self._items(drive, self._options.sweep_page_size, None)) as pages:
+                    try:
+                        async for items, tree, _ in pages:
+                            yield await self._reading.listed(items, drive, tree)
+                    except CursorExpired as error:  # a listing has no cursor: it begins again
+                        raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
+
+    async def _items(
+        self, drive: Drive, size: int, link: str | None
+    ) -> AsyncGenerator[tuple[list[Json], Tree, str | None], None]:
+        """Yield pages of a drive's documents with the folders seen so far, each with the link of the next page. A page
+        without items is no end: only a page without a link is."""
+        tree = Tree()
+        while True:
+            page = await self._page(drive, link, size)
+            if page is None:
+                return
+            items = page.get("value", [])
+            for item in items:
+                tree.note(item)
+                if is_folder(item):
+                    # A folder that has moved since it was last seen must still be noticed by ``changes``.
+                    key = external_id(drive.id, str(item["id"]))
+                    self._folders.setdefault(key, (parent_of(item), "shared" in item, None))
+            after = page.get("@odata.nextLink")
+            yield self._reading.select(items, drive), tree, after
+            if not after:
+                return
+            link = after
+
+    async def _page(self, drive: Drive, link: str | None, size: int) -> Json | None:
+        """Return a page of a drive's log; None if the drive cannot be read, which is reported: the others are read, and
+        its documents are then requested by name."""
+        try:
+            page = await self._graph.delta(drive.id, link, size)
+            if link is not None and page.get("@odata.nextLink") == link:
+                raise Retryable("Microsoft Graph returned the same page of a library's log again")
+            return page
+        except (Missing, Denied, Rejected) as error:
+            self._set_aside(drive, error)
+            return None
+
+    # Changes
+
+    async def start(self) -> Cursor:
+        links: dict[str, str] = {}
+        for drive in await self._drives.selected(fresh=True):
+            if (link := await self._now_link(drive)) is not None:
+                links[drive.id] = link
+        return {"links": links}
+
+    async def _now_link(self, drive: Drive) -> str | None:
+        try:
+            return await self._graph.delta_now(drive.id)
+        except (Missing, Denied, Rejected) as error:
+            self._set_aside(drive, error)
+            return None
+
+    def _set_aside(self, drive: Drive, error: Answered) -> None:
+        """Report that a drive cannot be read. Raises Misconfigured if nothing can be read."""
+        if (advice := misconfiguration(error)) is not None:
+            raise Misconfigured(advice) from error
+        self._report(f"drive:{drive.id}", unreadable_site(f"a library of {drive.site_url}", error))
+
+    async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
+        links: dict[str, str] = dict(cursor["links"])
+        selected = {drive.id: drive for drive in await self._drives.selected()}
+        expired = await self._memory.expired(self._now())
+        for start in range(0, len(expired), self._options.page_size):
+            ids = expired[start : start + self._options.page_size]
+            yield Page(await self._reading.fetch(ids, selected), {"links": dict(links)})
+        if links.keys() != selected.keys():
+            # A library was added, removed or can be read again: a sweep finds its documents, and its log the changes
+            # from now on.
+            known = {id_: links.get(id_) or await self._now_link(drive) for id_, drive in selected.items()}
+            before, links = links, {id_: link for id_, link in known.items() if link is not None}
+            if links.keys() != before.keys():
+                self._listener.sweep()
+                yield Page((), {"links": dict(links)})
+        for id_ in sorted(links):
+            following: str | None = links[id_]
+            while following:
+                page = await self._page(selected[id_], following, self._options.page_size)
+                if page is None:
+                    break
+                following = page.get("@odata.nextLink")
+                entries = await self._changed(page.get("value", []), selected[id_])
+                link = str(following or page.get("@odata.deltaLink") or links[id_])
+                if entries or link != links[id_]:
+                    links[id_] = link
+                    yield Page(entries, {"links": dict(links)})
+
+    async def _changed(self, items: Sequence[Json], drive: Drive) -> list[Entry]:
+        """Return the entries of changed items. Graph shows the folders above a changed item, too, and of a deleted item
+        little more than its id."""
+        last = {str(item["id"]): item for item in items}
+        deleted = [id_ for id_, item in last.items() if item.get("deleted") is not None]
+        present = self._reading.select(list(last.values()), drive)
+        shown = {str(item["id"]) for item in present}
+        folders = [item for item in last.values() if is_folder(item)]
+        if any(self._folders.pop(external_id(drive.id, id_), None) for id_ in deleted):
+            self._listener.sweep()  # what was below a deleted folder need not be named
+        await self._compare_folders(folders, drive)
+        # A file that is no document may have been one before it was renamed.
+        gone = [external_id(drive.id, id_) for id_, item in last.items() if id_ not in shown and not is_folder(item)]
+        await self._memory.forget(gone)
+        return [*(Gone(id_) for id_ in gone), *await self._reading.entries(present, drive, Tree())]
+
+    async def _compare_folders(self, folders: Sequence[Json], drive: Drive) -> None:
+        """Request a sweep if a folder was moved or shared with others: the log of changes does not name what is below
+        it, and marks neither every change of sharing (OneDrive/onedrive-api-docs issues 1248 and 1670) nor one of a
+        folder (microsoftgraph/msgraph-sdk-java issue 2548)."""
+        accesses = await self._reading.folder_access(folders, drive)
+        for folder in folders:
+            if (access := accesses.get(str(folder["id"]))) is None:
+                continue
+            key = external_id(drive.id, str(folder["id"]))
+            place = parent_of(folder), "shared" in folder
+            before = self._folders.get(key)
+            is_changed = before is not None and (before[:2] != place or before[2] not in (None, access))
+            if is_changed or "@microsoft.graph.sharedChanged" in folder:
+                self._listener.sweep()
+            self._folders[key] = *place, access
+
+    async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
+        drives = {drive.id: drive for drive in await self._drives.selected()}
+        return await self._reading.fetch(external_ids, drives)
+
+    # Memberships
+
+    async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
+        await self._drives.selected()  # the addresses of sites, whose groups are read
+        if tags is None:
+            tags, complete = await self._memory.tags()
+            if not complete:
+                async with aclosing(self.slim()) as pages:
+                    async for _ in pages:
+                        pass
+                tags, _ = await self._memory.tags()
+        async for group in self._memberships.groups(tags):
+            yield group
+
+    # Events
+
+    async def on_event(self, request: Request) -> Reaction:
+        reaction, renew = await self._subscriptions.reaction(request)
+        if renew:
+            self._listener.renew_now()
+        return reaction
+
+    async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
+        address = self._context.events_url
+
+        async def renew() -> datetime | None:
+            assert address is not None
+            try:
+                return await self._subscriptions.renew(await self._drives.selected(), address)
+            except (Retryable, Misconfigured, Answered) as error:  # polling continues in any case
+                self._report("subscription", str(error))
+                return None
+
+        await self._listener.run(react, self._memory, self._now, renew if address else None)
