@@ -54,6 +54,8 @@ class Faults:
     """The delay of every response."""
     denied: set[str] = field(default_factory=set)
     """Paths that contain one of these respond with 403."""
+    unanswered: set[str] = field(default_factory=set)
+    """Requests whose path contains one of these get no response."""
     moved_to: str | None = None
     """The address to which downloads are redirected; None: this server."""
     largest: int | None = None
@@ -136,6 +138,8 @@ class FakeConfluence:
         faults = self.faults
         if faults.seconds:
             await anyio.sleep(faults.seconds)
+        if any(part in line for part in faults.unanswered):
+            await anyio.sleep_forever()
         fault_response: Response | None = None
         if faults.throttled > 0:
             faults.throttled -= 1

@@ -205,7 +205,7 @@ class Stores:
             made_by, vector = await asyncio.shield(embedding)
             with steps.step("vectors") as offer.facts:
                 require_same(made_by, scope.generation)
-                deadline = perf_counter() + seconds
+                deadline = monotonic() + seconds
                 async with self.connection(seconds, "vector search", scope.caller.tenant) as connection:
                     query = NeighbourQuery(scope.generation, scope.caller, scope.readable, scope.filters, verified)
                     scan = await self._scan(connection, query, scope.access, limit)
@@ -216,7 +216,7 @@ class Stores:
                         vector,
                         scan,
                         limit=limit,
-                        timeout_seconds=SCAN_TIME_SHARE * (deadline - perf_counter()),
+                        timeout_seconds=SCAN_TIME_SHARE * (deadline - monotonic()),
                         tuning=self._tuning,
                     )
         except PenstockError as error:

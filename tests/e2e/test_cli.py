@@ -146,7 +146,7 @@ async def test_ten_thousand_files_are_searchable_by_keyword_without_the_vectors_
         (["ingest", "README.md", "--required", "nda"], 2, "--required needs --acl"),
         (["watch", "README.md", "--acl", "staff", "--required", "folder/nda"], 2, "write 'nda'"),
         (["why", "no/such/document"], 1, "no/such/document"),
-        (["worker", "nonsense"], 1, "detect, vectors, keywords"),
+        (["worker", "nonsense"], 2, "'nonsense' is not one of"),
         (["search", " "], 2, ""),
     ],
 )

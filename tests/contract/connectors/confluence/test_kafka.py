@@ -171,8 +171,8 @@ async def test_a_429_storm_is_waited_out(office: Office) -> None:
 
 async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(office: Office) -> None:
     fake = office.play.fake
-    # The second page cannot be had, nor what a poll would ask for meanwhile.
-    fake.faults.denied = {"cursor=", "start=3", "lastmodified"}
+    # The second page cannot be had, nor what a poll would ask for meanwhile. (A refused page would only be set aside.)
+    fake.faults.unanswered = {"cursor=", "start=3", "lastmodified"}
     async with office.running():
         async with asyncio.timeout(60):  # asked for the second page: the first is published and kept
             while not any(
@@ -181,7 +181,7 @@ async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(offic
                 await asyncio.sleep(0.02)
     kept = await office.published()
     assert 0 < len(kept) <= 3
-    fake.faults.denied = set()
+    fake.faults.unanswered = set()
     fake.requests.clear()
     async with office.running() as instance:
         await office.settle(instance)

@@ -167,8 +167,8 @@ async def test_why_reports_a_published_document_that_is_queued_in_its_partition(
     assert (code, queued["state"]) == (1, "queued")
     assert "no detect worker runs to process it" in queued["reason"]
     assert queued["next"] == "penstock worker detect"
-    [queue] = [q for q in queued["queues"] if q["behind"]]
-    assert (queue["topic"], queue["members"]) == (DOCUMENTS_BACKFILL.name, 0)
+    [queue] = [q for q in queued["queues"] if q["topic"] == DOCUMENTS_BACKFILL.name]
+    assert (queue["behind"] > 0, queue["members"]) == (True, 0)
 
     kafka = town.space.settings.kafka
     async with Groups(kafka.bootstrap, kafka.topic_prefix) as groups:
