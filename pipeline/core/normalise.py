@@ -35,6 +35,15 @@ _JOINING = "\u0590"
 letters a joiner only hides a word."""
 
 
+def is_html(media_type: str) -> bool:
+    """Whether content of this media type is converted to Markdown, which is slow."""
+    return _kind(media_type) in _HTML
+
+
+def _kind(media_type: str) -> str:
+    return media_type.partition(";")[0].strip().lower() or "text/plain"
+
+
 def normalise(content: str, media_type: str) -> tuple[str, str]:
     """The (text, media type) as it is stored: NFC, with ``\\n`` as line ends, without invisible characters, HTML
     converted to Markdown.
@@ -46,7 +55,7 @@ def normalise(content: str, media_type: str) -> tuple[str, str]:
         content.encode("utf-8")
     except UnicodeEncodeError as error:
         raise Poison("bad_text", "the text holds a lone surrogate, which is not Unicode: fix its encoding") from error
-    kind = media_type.partition(";")[0].strip().lower() or "text/plain"
+    kind = _kind(media_type)
     if kind in _HTML:
         from pipeline.core.html import to_markdown  # here: importing its parser takes 0.1 s
 

@@ -73,19 +73,29 @@ MAX_ADMITTED_RECORDS = 10_000
 
 
 class LiveBudget:
-    """Token buckets. Law: in any t seconds at most ``per_second * (t + BURST_SECONDS)`` documents of a source are
-    admitted, and SOURCES_PER_GROUP as many of a group. A rate of 0 admits everything."""
+    """Token buckets. Law: in any t seconds the admitted documents of a source cost at most
+    ``per_second * (t + BURST_SECONDS)`` and what the last one of them costs, and those of a group SOURCES_PER_GROUP as
+    much. A rate of 0 admits everything."""
 
     def __init__(self, per_second: float) -> None:
-        """per_second: documents of one source."""
+        """per_second: the cost of documents of one source."""
         self._per_second = per_second
         self._left: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
         """name → (tokens left, when they were counted), the most recently used last."""
         self._admitted: OrderedDict[Hashable, None] = OrderedDict()
 
-    def admit(self, source: Hashable, now: float, *, groups: Sequence[Hashable] = (), record: Hashable = None) -> bool:
-        """Whether one more document of the source is handled live. now: seconds on a clock that never goes back.
-        groups: those that the source belongs to. record: identifies a retry, which costs nothing."""
+    def admit(
+        self,
+        source: Hashable,
+        now: float,
+        *,
+        cost: float = 1,
+        groups: Sequence[Hashable] = (),
+        record: Hashable = None,
+    ) -> bool:
+        """Whether one more document of the source is handled live. now: seconds on a clock that never goes back. cost:
+        in small documents; it may exceed what is left, which is then owed. groups: those that the source belongs to.
+        record: identifies a retry, which costs nothing."""
         if not self._per_second or record in self._admitted:
             return True
         rates = {("source", source): self._per_second}
@@ -93,7 +103,7 @@ class LiveBudget:
         left = {name: self._tokens(name, rate, now) for name, rate in rates.items()}
         admitted = min(left.values()) >= 1
         for name, tokens in left.items():
-            self._left[name] = tokens - admitted, now
+            self._left[name] = tokens - cost * admitted, now
         while len(self._left) > MAX_SOURCES:
             self._left.popitem(last=False)
         if admitted and record is not None:

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import structlog
 
-from pipeline.core.errors import PenstockError, Retryable
+from pipeline.core.errors import PenstockError, Poison, Retryable
 from pipeline.core.fold import Access, Delete, Upsert
 from pipeline.core.identity import source_of
 from pipeline.core.model import ChunkParams, CountTokens, Generation, Lane, Manifest
@@ -32,13 +32,21 @@ from pipeline.observability.traced_records import note
 from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.announce import AccessLoss, Announcer
 from pipeline.stages.dead import DeadLetters
-from pipeline.stages.events import Arrival, read_event
+from pipeline.stages.events import (
+    Arrival,
+    DocumentEvent,
+    access_arrival,
+    cost,
+    identity_of,
+    read_message,
+    to_arrival,
+)
 from pipeline.stages.folding import Folded, access_loss, decide, fold_batch, outcome, superseded_upserts
 from pipeline.stages.hints import send_hints
 from pipeline.stages.manifests import Counters, build_manifest
 from pipeline.stages.stage import Flooded, Incoming
 from pipeline.stores.postgres import GENERATIONS_LOCK, Pool, translated
-from topics.messages import AccessChanged
+from topics.messages import DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 log = structlog.get_logger()
@@ -52,6 +60,9 @@ NO_LIVE_SECONDS = 15.0
 STALLED_STORE_SECONDS = 5.0
 """A store whose oldest pending document has stayed the same for this long is stalled, and its backlog does not count:
 backfill goes on for the other store."""
+MAX_PROMPT_COST = 250
+"""Where converting the HTML of a batch costs more (in small documents; a quarter of a second), its other events are
+accepted before: a revocation does not wait for somebody's large page."""
 DEFERRED_LOG_SECONDS, DEFERRED_SOURCES_LOGGED = 60.0, 5
 BACKLOG_CHECK_SECONDS, BACKLOG_CHECK_PAUSE_FACTOR = 0.3, 20
 """Pause between two counts of the backlog: this many seconds, or this many times the duration of the last count if that
@@ -113,34 +124,44 @@ class Detect:
             self._live_at = monotonic()
         read_at, now = datetime.now(UTC), monotonic()
         sorted_batch = await self._admission.sort(
-            batch, lambda record: read_event(record, now=read_at), lambda arrival: arrival.identity, stage=self.name
+            batch, lambda record: read_message(record, now=read_at), lambda message: message, stage=self.name
         )
-        arrivals, valid = sorted_batch.accepted, sorted_batch.valid
+        records = list(zip(sorted_batch.accepted, sorted_batch.valid, sorted_batch.producers, strict=True))
         excess = [
-            n
-            for n, record in enumerate(valid)
-            if self._exceeds_live_budget(arrivals[n], record, sorted_batch.producers[n], now)
+            (message, record)
+            for message, record, producer in records
+            if self._exceeds_live_budget(message, record, producer, now)
         ]
-        accepted = [arrival for n, arrival in enumerate(arrivals) if n not in excess]
-        accepted += await self._urgent_access_changes(
-            [arrivals[n] for n in excess], {arrival.identity.id for arrival in accepted}
+        excess_places = {_place(record) for _, record in excess}
+        accepted = [(message, record) for message, record, _ in records if _place(record) not in excess_places]
+        urgent = await self._urgent_access_changes(
+            [message for message, _ in excess if isinstance(message, DocumentUpserted)],
+            {identity_of(message).id for message, _ in accepted},
         )
-        if accepted:
-            await self._accept(accepted)
-        self._dead.count_accepted(valid, stage=self.name)
-        await self._defer([valid[n] for n in excess])
-        await self._dead_letter(sorted_batch.poison)  # last: valid records must not wait for a flood of poison to end
+        poison = sorted_batch.poison
+        for part in _prompt_first(accepted):
+            arrivals, unusable = await asyncio.to_thread(_normalise, part)
+            if arrivals or urgent:
+                await self._accept([*arrivals, *urgent])
+            poison, urgent = [*poison, *unusable], []
+        refused = {_place(record) for record, _ in poison}
+        self._dead.count_accepted(
+            (record for record in sorted_batch.valid if _place(record) not in refused), stage=self.name
+        )
+        await self._defer([record for _, record in excess])
+        await self._dead_letter(poison)  # last: valid records must not wait for a flood of poison to end
 
-    def _exceeds_live_budget(self, arrival: Arrival, record: Incoming, producer: str | None, now: float) -> bool:
+    def _exceeds_live_budget(self, message: DocumentEvent, record: Incoming, producer: str | None, now: float) -> bool:
         """Whether this record exceeds the live budget of its source, tenant or producer. now: on time.monotonic().
         Deletes and access changes never do."""
-        if record.lane != "live" or not isinstance(arrival.event, Upsert):
+        if record.lane != "live" or not isinstance(message, DocumentUpserted):
             return False
-        groups = [("tenant", arrival.identity.tenant)] + ([("producer", producer)] if producer is not None else [])
-        place = (record.topic, record.partition, record.offset)
-        return not self._budget.admit(source_of(record.key), now, groups=groups, record=place)
+        groups = [("tenant", message.tenant)] + ([("producer", producer)] if producer is not None else [])
+        return not self._budget.admit(
+            source_of(record.key), now, cost=cost(message), groups=groups, record=_place(record)
+        )
 
-    async def _urgent_access_changes(self, excess: Sequence[Arrival], accepted: Set[UUID]) -> list[Arrival]:
+    async def _urgent_access_changes(self, excess: Sequence[DocumentUpserted], accepted: Set[UUID]) -> list[Arrival]:
         """The access changes of deferred upserts by which somebody loses access, because losing access never waits.
 
         excess: the upserts that will be deferred. accepted: the documents with other events in this batch, which may
@@ -149,19 +170,19 @@ class Detect:
         """
         if not excess:
             return []
+        changes = [access_arrival(message, "live") for message in excess]
         with translated("ledger"):
             async with self._pool.connection() as connection:
-                known = await documents.peek(connection, [arrival.identity.id for arrival in excess])
+                known = await documents.peek(connection, [change.identity.id for change in changes])
         urgent = []
-        for arrival in excess:
-            event, before = arrival.event, known.get(arrival.identity.id)
-            assert isinstance(event, Upsert)
+        for change in changes:
+            event, before = change.event, known.get(change.identity.id)
+            assert isinstance(event, Access)
             loses_access = before is not None and access_loss(
                 before.state, replace(before.state, acl_tags=event.acl_tags, required_tags=event.required_tags)
             )
-            if loses_access or arrival.identity.id in accepted:
-                access = Access(event.observed_at, event.acl_tags, event.required_tags)
-                urgent.append(Arrival(arrival.identity, access, AccessChanged.kind, "live"))
+            if loses_access or change.identity.id in accepted:
+                urgent.append(change)
         return urgent
 
     async def _defer(self, records: Sequence[Incoming]) -> None:
@@ -313,6 +334,29 @@ class Detect:
                 note(document.identity.id, {"penstock.outcome": outcome(step)})
             if document.state.alive and not document.state.acl_tags:
                 log.warning("readers_missing", document=str(document.identity.id), tenant=document.identity.tenant)
+
+
+def _place(record: Incoming) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset
+
+
+def _prompt_first(accepted: Sequence[tuple[DocumentEvent, Incoming]]) -> list[list[tuple[DocumentEvent, Incoming]]]:
+    """The batch in one part, or, where converting HTML would delay the other events of the batch, in two."""
+    if sum(cost(message) for message, _ in accepted) <= MAX_PROMPT_COST:
+        return [list(accepted)]
+    slow = [(message, record) for message, record in accepted if cost(message) > 1]
+    return [[(message, record) for message, record in accepted if cost(message) == 1], slow]
+
+
+def _normalise(part: Sequence[tuple[DocumentEvent, Incoming]]) -> tuple[list[Arrival], list[tuple[Incoming, Poison]]]:
+    """The arrivals of these records, and those that cannot be normalised. Runs in a thread."""
+    arrivals, unusable = [], []
+    for message, record in part:
+        try:
+            arrivals.append(to_arrival(message, record.lane))
+        except Poison as error:
+            unusable.append((record, error))
+    return arrivals, unusable
 
 
 def _build_manifests(

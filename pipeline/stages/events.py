@@ -10,7 +10,7 @@ from pipeline.core.errors import Poison
 from pipeline.core.fold import Access, Delete, Event, Upsert
 from pipeline.core.identity import content_hash, document_id, meta_hash, qualify
 from pipeline.core.model import Lane
-from pipeline.core.normalise import clean, normalise
+from pipeline.core.normalise import clean, is_html, normalise
 from pipeline.ledger.documents import Fields, Identity
 from pipeline.stages.stage import Incoming
 from topics.codec import BadMessage, decode
@@ -36,9 +36,9 @@ class Arrival:
     """Whether its ``source_url`` was dropped, because it is no link that may be shown."""
 
 
-def read_event(record: Incoming, *, now: datetime) -> Arrival:
-    """Parse, check and normalise one record. now: the time against which observed_at is checked. Raises Poison, whose
-    message quotes no content."""
+def read_message(record: Incoming, *, now: datetime) -> DocumentEvent:
+    """Parse and check one record, whose text is not normalised yet. now: the time against which observed_at is checked.
+    Raises Poison, whose message quotes no content."""
     try:
         message = decode(record.value, record.headers)
     except BadMessage as error:
@@ -46,21 +46,39 @@ def read_event(record: Incoming, *, now: datetime) -> Arrival:
     if not isinstance(message, DocumentEvent):
         raise Poison("wrong_topic", f"{message.kind} does not belong on {record.topic}")
     check_record(record, message, now=now)
-    identity = Identity(
-        document_id(message.tenant, message.source, message.external_id),
-        message.tenant,
-        message.source,
-        message.external_id,
-    )
+    return message
+
+
+def to_arrival(message: DocumentEvent, lane: Lane) -> Arrival:
+    """Normalise one message. A page of 4 MiB of HTML takes five seconds of processor. Raises Poison."""
     match message:
         case DocumentDeleted():
-            event: Event = Delete(message.version, message.observed_at)
-            return Arrival(identity, event, message.kind, record.lane)
+            return Arrival(identity_of(message), Delete(message.version, message.observed_at), message.kind, lane)
         case AccessChanged():
-            tags = qualify(message.source, message.acl_tags), qualify(message.source, message.required_tags)
-            return Arrival(identity, Access(message.observed_at, *tags), message.kind, record.lane)
+            return access_arrival(message, lane)
         case DocumentUpserted():
-            return _upsert(identity, message, record.lane)
+            return _upsert(identity_of(message), message, lane)
+
+
+def access_arrival(message: AccessChanged | DocumentUpserted, lane: Lane) -> Arrival:
+    """The access set that a message sets, as an event of its own."""
+    tags = qualify(message.source, message.acl_tags), qualify(message.source, message.required_tags)
+    return Arrival(identity_of(message), Access(message.observed_at, *tags), AccessChanged.kind, lane)
+
+
+def identity_of(message: DocumentEvent) -> Identity:
+    id_ = document_id(message.tenant, message.source, message.external_id)
+    return Identity(id_, message.tenant, message.source, message.external_id)
+
+
+def cost(message: DocumentEvent) -> int:
+    """How many small documents of plain text take detect as long as this message, which is about a millisecond each.
+
+    Measured: HTML takes 1.1 ms per KiB (an element takes 80 µs, and a page has one in every 70 characters).
+    """
+    if isinstance(message, DocumentUpserted) and is_html(message.media_type):
+        return 1 + len(message.content) // 1024
+    return 1
 
 
 def check_record(record: Incoming, message: AnyMessage, *, now: datetime) -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.identity import qualify
-from pipeline.stages.events import Arrival, read_event
+from pipeline.stages.events import Arrival, read_message, to_arrival
 from pipeline.stages.folding import fold_batch
 from pipeline.stages.stage import Incoming
 from tests.faults.model import Event, outcome
@@ -22,7 +22,8 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 def arrival(event: Event) -> Arrival:
     record = encode(event)
-    return read_event(Incoming("t", 0, 0, record.key, record.value, record.headers, "live"), now=datetime.now(UTC))
+    incoming = Incoming("t", 0, 0, record.key, record.value, record.headers, "live")
+    return to_arrival(read_message(incoming, now=datetime.now(UTC)), "live")
 
 
 def folded(events: list[Event]) -> tuple[object, ...] | None:

@@ -16,6 +16,7 @@ from tests.support.pipeline.dead_kit import INVALID, Desk, open_desk
 from tests.support.query.library import access, deletion, document
 from tests.support.space import Space
 from topics.codec import encode
+from topics.messages import DocumentUpserted
 from topics.registry import DEAD_LETTERS, DOCUMENTS_BACKFILL, MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.stack
@@ -191,3 +192,39 @@ async def test_a_deferred_edit_narrows_at_once_the_access_another_event_of_its_b
     assert await desk.space.query("SELECT a.acl_tags FROM documents d JOIN access_sets a ON a.id = d.access_id") == [
         (["wiki/boss"],)
     ]
+
+
+def page(name: str, **fields: object) -> DocumentUpserted:
+    """A page that costs as much as 301 small documents."""
+    return document(name, "<p>Some text.</p>" + " " * 300 * 1024, media_type="text/html", **fields)
+
+
+async def test_large_pages_use_up_their_sources_budget(desk: Desk) -> None:
+    stage = detect_with_live_budget(desk, 20)  # 200 small documents at once
+    pages = [page(f"{n}.html") for n in range(5)]
+    notes = [document("note.md", "Some text.", source="drive")]
+    await stage.handle([desk.record(e.key, e.value, e.headers) for e in map(encode, pages + notes)])
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 4
+    assert await desk.space.query("SELECT source, count(*) FROM documents GROUP BY 1 ORDER BY 1") == [
+        ("drive", 1),
+        ("wiki", 1),
+    ]
+
+
+async def test_a_revocation_is_accepted_before_the_pages_of_its_batch_are_converted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = detect_with_live_budget(desk, 0)
+    note = document("note.md", "Some text.")
+    encoded = encode(note)
+    await stage.handle([desk.record(encoded.key, encoded.value, encoded.headers)])
+    readers = "SELECT a.acl_tags FROM documents d JOIN access_sets a ON a.id = d.access_id"
+
+    def convert(html: str) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr("pipeline.core.html.to_markdown", convert)
+    batch = [encode(message) for message in (page("1.html"), access(note, ["boss"]), page("2.html"))]
+    with pytest.raises(MemoryError):
+        await stage.handle([desk.record(e.key, e.value, e.headers) for e in batch])
+    assert await desk.space.query(readers) == [(["wiki/boss"],)]

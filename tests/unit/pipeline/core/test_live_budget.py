@@ -19,6 +19,18 @@ def test_a_source_gets_at_most_its_rate_and_its_burst(pauses: list[float], rate:
         assert admitted <= rate * (now + BURST_SECONDS) + 1e-6
 
 
+@given(PAUSES, st.floats(0.5, 20.0), st.floats(1.0, 5_000.0))
+def test_costly_documents_exceed_a_sources_rate_and_burst_by_one_document(
+    pauses: list[float], rate: float, cost: float
+) -> None:
+    budget, now, admitted = LiveBudget(rate), 0.0, 0.0
+    for pause in pauses:
+        now += pause
+        admitted += cost * budget.admit("loud", now, cost=cost)
+        assert admitted <= rate * (now + BURST_SECONDS) + cost + 1e-6
+    assert admitted, "the first one is always admitted, however large"
+
+
 def test_documents_of_a_source_within_its_rate_are_always_admitted() -> None:
     budget = LiveBudget(10)
     assert all(budget.admit("steady", n / 10) for n in range(1_000))

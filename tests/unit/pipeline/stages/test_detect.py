@@ -10,7 +10,7 @@ import pytest
 from pipeline.core.errors import Poison
 from pipeline.core.fold import State
 from pipeline.ledger.documents import Known
-from pipeline.stages.events import Arrival, read_event
+from pipeline.stages.events import Arrival, read_message, to_arrival
 from pipeline.stages.folding import fold_batch
 from pipeline.stages.stage import Incoming
 from query.access.documents import Document
@@ -43,7 +43,7 @@ def incoming(message: AnyMessage, *, key: bytes | None = None) -> Incoming:
 
 
 def read(message: AnyMessage, **options: bytes) -> Arrival:
-    return read_event(incoming(message, **options), now=NOW)
+    return to_arrival(read_message(incoming(message, **options), now=NOW), "live")
 
 
 def test_access_tags_are_qualified_by_their_source() -> None:

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from pipeline.core.fold import Delete, State, Upsert
 from pipeline.ledger.documents import Known, Superseded
-from pipeline.stages.events import Arrival, read_event
+from pipeline.stages.events import Arrival, DocumentEvent, to_arrival
 from pipeline.stages.folding import fold_batch
-from pipeline.stages.stage import Incoming
 from tests.support.portion import portion
-from topics.codec import encode
 from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -47,8 +45,8 @@ EVENTS = st.one_of(
 
 
 def arrival(message: AnyMessage) -> Arrival:
-    record = encode(message)
-    return read_event(Incoming("documents.live.v1", 0, 0, record.key, record.value, record.headers, "live"), now=at(60))
+    assert isinstance(message, DocumentEvent)
+    return to_arrival(message, "live")
 
 
 def run(batches: Sequence[Sequence[Arrival]]) -> State:

@@ -24,7 +24,7 @@ from pipeline.ledger.documents import Known
 from pipeline.stages import keywords
 from pipeline.stages.announce import Announcer
 from pipeline.stages.detect import _build_manifests
-from pipeline.stages.events import read_event
+from pipeline.stages.events import to_arrival
 from pipeline.stages.folding import fold_batch
 from pipeline.stages.hints import Sweeper
 from pipeline.stages.manifests import Chunker
@@ -269,7 +269,7 @@ def test_a_new_sequence_number_is_above_the_documents_own_even_after_a_restore(b
 
 
 def test_a_manifest_precomputed_from_another_text_is_recomputed(bench: Bench) -> None:
-    arrival = read_event(bench.incoming(bench.event(DocumentUpserted, 1)), now=bench.loop.now())
+    arrival = to_arrival(bench.event(DocumentUpserted, 1), "live")
     folded = fold_batch([arrival], {})
     foreseen = {ID: {bench.generation.name: Manifest(b"of another text")}}
     made = _build_manifests(list(folded.values()), [(bench.generation, lambda texts: [1 for _ in texts])], foreseen)
