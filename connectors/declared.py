@@ -34,6 +34,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.runtime import plugins
 from pipeline.runtime.credentials import KeyExpiry
 from pipeline.runtime.credentials import environment as settings_environment
+from pipeline.runtime.home import of_current_folder
 from topics.messages import Segment
 
 PLUGINS: plugins.Group = "penstock.sources"
@@ -130,8 +131,10 @@ class Declared:
 
 def file_of(file: Path | None = None) -> Path:
     """Return the file of the declarations: ``file``, else ``PENSTOCK_CONNECTORS_FILE``, else the one in the current
-    folder."""
-    return file or Path(os.environ.get(VARIABLE) or DEFAULT)
+    folder. Raises Misconfigured if that one belongs to another user: it says which code runs, and who may read what."""
+    if chosen := file or os.environ.get(VARIABLE):
+        return Path(chosen)
+    return of_current_folder(DEFAULT, variable=VARIABLE)
 
 
 def declared_or_none(*, needed: bool) -> Declared:

@@ -249,6 +249,9 @@ def _filters(filters: SearchFilters | None) -> dict[str, Any]:
 
 
 def _segment(value: UUID | str) -> str:
+    """The value as a segment of a path. Raises ValueError for one that would change the path."""
+    if str(value) in ("", ".", ".."):
+        raise ValueError(f"{str(value)!r} is no id of a document")
     return quote(str(value), safe="")
 
 

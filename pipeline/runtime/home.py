@@ -34,16 +34,22 @@ def home() -> Path:
     """The one state folder: ``$PENSTOCK_HOME``, default ``.penstock`` in the current folder.
 
     Raises Misconfigured if the default belongs to another user. It names the servers that documents and passwords are
-    sent to, and the current folder may be one that many people write to.
+    sent to.
     """
     if (chosen := os.environ.get("PENSTOCK_HOME")) is not None:
         return Path(chosen).absolute()
-    folder = Path(".penstock").absolute()
+    return of_current_folder(".penstock", variable="PENSTOCK_HOME").absolute()
+
+
+def of_current_folder(name: str, *, variable: str) -> Path:
+    """The path in the current folder that is used where nobody names another one. variable: the environment variable
+    that names it. Raises Misconfigured if it belongs to another user: many people may write to the current folder."""
+    path = Path(name)
     with suppress(OSError):
-        owners = {folder.lstat().st_uid, folder.stat().st_uid}
+        owners = {path.lstat().st_uid, path.stat().st_uid}
         if not owners <= {os.geteuid(), 0}:
-            raise Misconfigured(f"{folder} belongs to another user: set PENSTOCK_HOME to the state folder to use")
-    return folder
+            raise Misconfigured(f"{path.absolute()} belongs to another user: if you mean it, name it in {variable}")
+    return path
 
 
 def made_secret(file: Path, before: str = "") -> None:

@@ -84,6 +84,9 @@ class Authenticator:
     async def authenticate(self, headers: Headers) -> Identity:
         """The caller's identity. Raises Problem (401, or 403 for development mode behind a proxy), Retryable when the
         issuer's keys are not available, and Misconfigured when the key file cannot be read."""
+        for name in ("authorization", API_KEY):
+            if len(headers.getlist(name)) > 1:  # a proxy may have checked the other one
+                raise _unauthorized(f"send the header {name} once")
         authorization = headers.get("authorization")
         key = headers.get(API_KEY)
         if authorization is None and key is None:

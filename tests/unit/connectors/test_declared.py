@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,25 @@ def made(path: Path, name: str = "help-desk", **environ: str) -> Tickets:
     source = load(path, environ).plan(name).make(context)
     assert isinstance(source, Tickets)
     return source
+
+
+def test_declarations_of_another_user_in_the_current_folder_are_used_only_if_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They say which code runs, and who may read what; many people may write to the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_CONNECTORS_FILE", raising=False)
+    path = declare(tmp_path, '[connector.help-desk]\nkind = "KIND"')
+    assert "help-desk" in load().plans
+    if os.geteuid() == 0:
+        os.chown(path, 12_345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    with pytest.raises(Misconfigured, match="belongs to another user"):
+        load()
+    assert "help-desk" in load(path).plans
+    monkeypatch.setenv("PENSTOCK_CONNECTORS_FILE", "connectors.toml")
+    assert "help-desk" in load().plans
 
 
 def test_secrets_are_read_from_environment_variables(tmp_path: Path) -> None:

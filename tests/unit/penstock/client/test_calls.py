@@ -161,6 +161,9 @@ def test_a_response_that_is_not_penstocks_is_named_without_its_content() -> None
 def test_an_id_cannot_leave_its_place_in_the_path() -> None:
     assert calls.document("../me?x=1").path == "/v1/documents/..%2Fme%3Fx%3D1"
     assert calls.story(UUID(int=1)).path == "/v1/documents/00000000-0000-0000-0000-000000000001/why"
+    for name in ("", ".", ".."):  # which HTTP libraries resolve
+        with pytest.raises(ValueError, match="is no id of a document"):
+            calls.document(name)
 
 
 @pytest.mark.parametrize(

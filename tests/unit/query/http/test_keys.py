@@ -49,6 +49,18 @@ def test_an_api_key_identifies_its_service_tenant_and_principal(tmp_path: Path) 
         assert keys.identify(wrong) is None
 
 
+async def test_a_request_with_two_credentials_is_refused(tmp_path: Path) -> None:
+    """The proxy in front of the service may have looked at the other one."""
+    path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
+    authenticator = Authenticator(AuthSettings(), keys=None, key_file=KeyFile(path), development=None)
+    bearer, key = (b"authorization", b"Bearer one"), (b"x-api-key", b"one")
+    for raw in ([bearer], [key]):
+        assert (await authenticator.authenticate(Headers(raw=raw))).key == "bot"
+    for raw in ([bearer, bearer], [key, key], [bearer, (b"authorization", b"Bearer two")], [bearer, key]):
+        with pytest.raises(Problem):
+            await authenticator.authenticate(Headers(raw=raw))
+
+
 def test_a_removed_api_key_is_rejected_at_the_next_request(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
     keys = KeyFile(path)
