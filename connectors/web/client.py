@@ -32,7 +32,7 @@ from connectors.web.limits import (
     budget_pause,
     throttled,
 )
-from connectors.web.transport import LOCATION, Guarded, Hosts, Resolver, origin, system_resolver
+from connectors.web.transport import LOCATION, Guarded, Hosts, Resolver, default_ssl_context, origin, system_resolver
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import backoff, retry_after_seconds
 from pipeline.observability.tracing import trace_source_request
@@ -235,7 +235,7 @@ class Web:
         self._pace = Pace(parallel=limits.parallel)
         self._on_throttled = on_throttled or throttled.get()
         self._client = httpx.AsyncClient(
-            transport=Guarded(self._hosts, resolver, ssl_context or httpx.create_ssl_context(), 2 * limits.parallel),
+            transport=Guarded(self._hosts, resolver, ssl_context or default_ssl_context(), 2 * limits.parallel),
             headers={"user-agent": "penstock", "accept": "*/*", "accept-encoding": ACCEPT_ENCODING},
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none: a cookie is a credential
             timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),

@@ -12,7 +12,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 import httpx
 
 from connectors.web.errors import Forbidden
-from connectors.web.transport import Guarded, Hosts, Resolver, origin, system_resolver
+from connectors.web.transport import Guarded, Hosts, Resolver, default_ssl_context, origin, system_resolver
 from pipeline.core.errors import Misconfigured
 from pipeline.core.retry import retry_after_seconds
 
@@ -71,7 +71,7 @@ class Receiver:
         self._where = str(origin(self._url))
         hosts = Hosts(self._url, (), base_may_be_private=private)
         self._client = httpx.AsyncClient(
-            transport=Guarded(hosts, resolver, ssl_context or httpx.create_ssl_context(), PARALLEL),
+            transport=Guarded(hosts, resolver, ssl_context or default_ssl_context(), PARALLEL),
             headers={"user-agent": "penstock", "accept": "*/*", "accept-encoding": "identity"},
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             timeout=httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS, pool=None),

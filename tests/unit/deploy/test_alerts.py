@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,21 @@ def promtool(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def alerts() -> list[dict[str, Any]]:
+@cache
+def alerts() -> Sequence[dict[str, Any]]:
     groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
+
+
+@cache
+def existing_metrics() -> Set[str]:
+    return catalogue.names()
+
+
+@cache
+def alert_tests() -> Sequence[dict[str, Any]]:
+    files = (PROMETHEUS / "tests").glob("*.yml")
+    return [test for file in files for test in yaml.safe_load(file.read_text())["tests"]]
 
 
 def panels() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -119,22 +132,16 @@ def test_every_alert_fires_under_its_fault_and_clears(tmp_path: Path) -> None:
 
 def test_every_alert_has_a_test_that_it_fires_and_clears() -> None:
     tried: dict[str, list[str]] = {}
-    for file in (PROMETHEUS / "tests").glob("*.yml"):
-        for test in yaml.safe_load(file.read_text())["tests"]:
-            for tests in test["promql_expr_test"]:
-                assert f'alertname="{test["name"]}"' in tests["expr"]
-                tried.setdefault(test["name"], []).append("fires" if tests["exp_samples"] else "clears")
+    for test in alert_tests():
+        for tests in test["promql_expr_test"]:
+            assert f'alertname="{test["name"]}"' in tests["expr"]
+            tried.setdefault(test["name"], []).append("fires" if tests["exp_samples"] else "clears")
     assert tried == {alert["alert"]: ["fires", "clears"] for alert in alerts()}
 
 
 def checked_labels(name: str) -> set[str]:
     """The labels that the alert has when it fires, as its promtool test checks them."""
-    tests = [
-        test["promql_expr_test"][0]["expr"]
-        for file in (PROMETHEUS / "tests").glob("*.yml")
-        for test in yaml.safe_load(file.read_text())["tests"]
-        if test["name"] == name
-    ]
+    tests = [test["promql_expr_test"][0]["expr"] for test in alert_tests() if test["name"] == name]
     return set(re.findall(r'(\w+)="[^"]+"', "".join(tests))) - {"alertname", "alertstate"}
 
 
@@ -164,25 +171,25 @@ def test_every_runbook_has_all_chapters_and_valid_links_metrics_and_commands(boo
     assert any(book.name in alert["annotations"]["runbook_url"] for alert in alerts())
     for link in re.findall(r"\]\(([^)#]+)", text):
         assert (book.parent / link).exists(), link
-    assert named("\n".join(re.findall(r"`(penstock[_:][^`]*)`", text))) <= catalogue.names()
+    assert named("\n".join(re.findall(r"`(penstock[_:][^`]*)`", text))) <= existing_metrics()
     commands = chapters["First three commands"].strip().strip("`").strip().splitlines()
     assert len(commands) == 3
     for command in (*commands, *re.findall(r"`(penstock [a-z][^`]*)`", text)):
         assert exists(command), command
 
 
-def exists(command: str) -> bool:
+def exists(line: str) -> bool:
     """Whether we have the command, and its options."""
-    program, *words = command.split()
+    program, *words = line.split()
     if program != "penstock":
         return program == "curl"
-    results: Any = get_command(app)
-    context = results.make_context("penstock", ["--help"], resilient_parsing=True)
-    while words and isinstance(results, typer.core.TyperGroup) and not words[0].startswith("-"):
-        results = results.get_command(context, words.pop(0))
-        if results is None:
+    command: Any = get_command(app)
+    context = command.make_context("penstock", ["--help"], resilient_parsing=True)
+    while words and isinstance(command, typer.core.TyperGroup) and not words[0].startswith("-"):
+        command = command.get_command(context, words.pop(0))
+        if command is None:
             return False
-    options = {name for parameter in results.params for name in parameter.opts} | {"--help"}
+    options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
     return all(word in options for word in words if word.startswith("--"))
 
 
@@ -195,9 +202,9 @@ def test_promtool_accepts_every_expression(tmp_path: Path) -> None:
 def test_every_expression_names_only_existing_metrics() -> None:
     for where, expression in expressions():
         assert named(expression), where
-        assert named(expression) <= catalogue.names() | OF_KUBERNETES, where
+        assert named(expression) <= existing_metrics() | OF_KUBERNETES, where
 
 
 def test_a_metric_that_does_not_exist_is_detected() -> None:
     assert named('sum(rate(penstock_typo_total{job="penstock"}[5m]))') == {"penstock_typo_total"}
-    assert not named('sum(rate(penstock_typo_total{job="penstock"}[5m]))') <= catalogue.names()
+    assert not named('sum(rate(penstock_typo_total{job="penstock"}[5m]))') <= existing_metrics()
