@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -9,10 +10,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
 
 from deploy.local.postgres import Postgres
 from deploy.local.service import Place
 from deploy.local.stack import SERVERS, Stack
+from pipeline.runtime.settings import PostgresSettings
+from pipeline.stores.postgres import migrate
 from tests.faults.tcp_proxy import ProxiedKafka, proxy_ports
 from tests.support.portion import portion
 from tests.support.space import Space
@@ -50,10 +55,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 class UnsyncedPostgres(Postgres):
-    """Waits for no disk: the tests kill the server but never the machine, whose cache holds what was written."""
+    """Waits for no disk: the tests kill the server but never the machine, whose cache holds what was written. A new
+    database has the tables of all migrations at once, unless it is made from ``template0``."""
 
     def more_settings(self, place: Place) -> dict[str, object]:
         return {"fsync": "off", "full_page_writes": "off"}
+
+    def complete(self, place: Place, port: int) -> None:
+        super().complete(place, port)
+        template = make_conninfo(self.url(place, port), dbname="template1")
+        asyncio.run(migrate(PostgresSettings(dsn=SecretStr(template))))
 
 
 @pytest.fixture(scope="session")

@@ -144,7 +144,7 @@ async def test_the_upgrade_guides_command_applies_the_grants(stack: Stack) -> No
     administrator = stack.endpoints()["postgres"]["dsn"]
     name = f"t{secrets.token_hex(5)}"
     with psycopg.connect(administrator, autocommit=True) as connection:
-        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+        connection.execute(SQL("CREATE DATABASE {} TEMPLATE template0").format(Identifier(name)))
     try:
         admin = make_conninfo(administrator, dbname=name)
         run_file(admin, "1-roles.sql")

@@ -540,7 +540,7 @@ async def test_a_generation_added_by_the_owner_has_all_grants_at_once(stack: Sta
     name = f"r{uuid.uuid4().hex[:10]}"
     database = make_conninfo(**{**conninfo_to_dict(admin), "dbname": name})
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0'.encode())
     try:
         run_file(database, "1-roles.sql")
         with logins(database) as dsns:

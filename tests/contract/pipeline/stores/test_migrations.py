@@ -30,7 +30,7 @@ async def database(stack: Stack) -> AsyncIterator[PostgresSettings]:
     admin = json.loads((stack.home / "endpoints.json").read_text())["postgres"]["dsn"]
     name = f"m{secrets.token_hex(5)}"
     async with await psycopg.AsyncConnection.connect(admin, autocommit=True) as connection:
-        await connection.execute(f"CREATE DATABASE {name}".encode())
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0".encode())
         yield PostgresSettings(dsn=SecretStr(make_conninfo(**{**conninfo_to_dict(admin), "dbname": name})))
         await connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 

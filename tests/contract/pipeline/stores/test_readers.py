@@ -104,7 +104,7 @@ async def test_migrating_without_the_right_to_create_roles_says_what_to_run(libr
     admin = conninfo_to_dict(library.settings.postgres.dsn.get_secret_value())
     async with await psycopg.AsyncConnection.connect(make_conninfo(**admin), autocommit=True) as connection:
         await connection.execute(f"CREATE ROLE {owner} LOGIN PASSWORD 'owner' NOSUPERUSER NOCREATEROLE".encode())
-        await connection.execute(f"CREATE DATABASE {database} OWNER {owner}".encode())
+        await connection.execute(f"CREATE DATABASE {database} OWNER {owner} TEMPLATE template0".encode())
         inside = make_conninfo(**{**admin, "dbname": database})
         async with await psycopg.AsyncConnection.connect(inside, autocommit=True) as inner:
             await inner.execute("CREATE EXTENSION vector")
