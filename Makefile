@@ -36,7 +36,7 @@ test: test-servers  ## lint, types and every test but the slow ones, against rea
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
+	PENSTOCK_TEST_PORTION=$${PENSTOCK_TEST_PORTION:-0.5} $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
 
 test-slow: test-servers test-programs  ## the tests marked slow: every alert, guide, connector law, upgrade, failover, fault, delivery
 	$(BIN)/pytest -m slow -n $(JOBS) --dist worksteal

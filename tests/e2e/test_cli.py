@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ async def test_an_ingested_folder_is_searchable_and_follows_every_change(working
     assert "access" in why["reason"] or "nobody" in why["reason"]
 
 
+@pytest.mark.slow
 async def test_two_tenants_with_equal_tags_do_not_see_each_other(working: Space, folder: Path) -> None:
     answer(working, "ingest", str(folder / "turbine.md"), "--acl", "staff", "--tenant", "one", "--wait")
     answer(working, "ingest", str(folder / "dam.md"), "--acl", "staff", "--tenant", "two", "--wait")
@@ -100,6 +102,7 @@ async def test_two_tenants_with_equal_tags_do_not_see_each_other(working: Space,
             assert set(names) <= {own}
 
 
+@pytest.mark.slow
 async def test_unreadable_files_are_reported_and_the_others_indexed(working: Space, folder: Path) -> None:
     (folder / "empty.txt").touch()
     (folder / "binary.txt").write_bytes(os.urandom(4096) + b"\x00")
@@ -137,26 +140,24 @@ async def test_ten_thousand_files_are_searchable_by_keyword_without_the_vectors_
     assert await working.query("SELECT count(*) FROM dead_letters") == [(0,)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["ingest", "no/such/folder"], 2, "does not exist"),
-        (["ingest", "README.md", "--acl", ""], 2, "cannot be empty"),
-        (["ingest", "README.md", "--acl", "folder/staff"], 2, "write 'staff'"),
-        (["ingest", "README.md", "--required", "nda"], 2, "--required needs --acl"),
-        (["watch", "README.md", "--acl", "staff", "--required", "folder/nda"], 2, "write 'nda'"),
-        (["why", "no/such/document"], 1, "no/such/document"),
-        (["worker", "nonsense"], 2, "'nonsense' is not one of"),
-        (["search", " "], 2, ""),
-    ],
+WRONG_ARGUMENTS: Sequence[tuple[list[str], int, str]] = (
+    (["ingest", "no/such/folder"], 2, "does not exist"),
+    (["ingest", "README.md", "--acl", ""], 2, "cannot be empty"),
+    (["ingest", "README.md", "--acl", "folder/staff"], 2, "write 'staff'"),
+    (["ingest", "README.md", "--required", "nda"], 2, "--required needs --acl"),
+    (["watch", "README.md", "--acl", "staff", "--required", "folder/nda"], 2, "write 'nda'"),
+    (["why", "no/such/document"], 1, "no/such/document"),
+    (["worker", "nonsense"], 2, "'nonsense' is not one of"),
+    (["search", " "], 2, ""),
 )
-async def test_wrong_arguments_are_reported_without_a_traceback(
-    space: Space, arguments: list[str], code: int, says: str
-) -> None:
-    process = run(space, *arguments)
-    assert process.returncode == code, process.stderr
-    assert says in process.stderr
-    assert "Traceback" not in process.stderr
+
+
+async def test_wrong_arguments_are_reported_without_a_traceback(space: Space) -> None:
+    for arguments, code, says in WRONG_ARGUMENTS:
+        process = run(space, *arguments)
+        assert (arguments, process.returncode) == (arguments, code), process.stderr
+        assert says in process.stderr
+        assert "Traceback" not in process.stderr
 
 
 async def test_ingest_without_services_fails_with_one_line(space: Space, folder: Path) -> None:

@@ -69,7 +69,7 @@ class Company:
                 await asyncio.sleep(0.05)
 
 
-@pytest.fixture(params=["cloud", "data-center"])
+@pytest.fixture(params=["cloud", pytest.param("data-center", marks=pytest.mark.slow)])
 async def company(request: pytest.FixtureRequest, space: Space, tmp_path: Path) -> AsyncIterator[Company]:
     """Three pages about the harbour, read once; nothing more happens by itself."""
     space.start("detect", "vectors", "keywords")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -169,28 +170,23 @@ async def test_the_dead_command_lists_shows_and_replays_dead_letters(space: Spac
     assert people.stdout == "replayed 1 of 2 dead letters\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["dead", "replay"], 2, "--all"),
-        (["dead", "replay", "a:0:1", "--all"], 2, "--all"),
-        (["dead", "replay", "a:0:1", "--code", "invalid"], 2, "need --all"),
-        (["dead", "list", "--since", "yesterday"], 2, "not a time"),
-        (["dead", "list", "--after", "a:0:1"], 1, "a:0:1"),
-        (["dead", "show", "a:0:1"], 1, "a:0:1"),
-        (["dead", "replay", "a:0:1"], 1, "a:0:1"),
-    ],
+WRONG_ARGUMENTS: Sequence[tuple[list[str], int, str]] = (
+    (["dead", "replay"], 2, "--all"),
+    (["dead", "replay", "a:0:1", "--all"], 2, "--all"),
+    (["dead", "replay", "a:0:1", "--code", "invalid"], 2, "need --all"),
+    (["dead", "list", "--since", "yesterday"], 2, "not a time"),
+    (["dead", "list", "--after", "a:0:1"], 1, "a:0:1"),
+    (["dead", "show", "a:0:1"], 1, "a:0:1"),
+    (["dead", "replay", "a:0:1"], 1, "a:0:1"),
 )
-async def test_wrong_arguments_are_reported_without_a_traceback(
-    space: Space, arguments: list[str], code: int, says: str
-) -> None:
-    process = run(space, *arguments)
-    assert process.returncode == code, process.stderr
-    assert says in process.stderr
-    assert "Traceback" not in process.stderr
 
 
-async def test_the_dead_command_reports_that_there_are_no_dead_letters(space: Space) -> None:
+async def test_the_dead_command_reports_wrong_arguments_and_that_there_are_no_dead_letters(space: Space) -> None:
+    for arguments, code, says in WRONG_ARGUMENTS:
+        process = run(space, *arguments)
+        assert (arguments, process.returncode) == (arguments, code), process.stderr
+        assert says in process.stderr
+        assert "Traceback" not in process.stderr
     assert run(space, "dead", "list").stdout == "No dead letters.\n"
     assert answer(space, "dead", "list") == []
     assert answer(space, "dead", "replay", "--all") == []

@@ -372,6 +372,7 @@ async def test_a_forgotten_authors_name_is_removed_from_all_their_documents(work
 
 
 @pytest.mark.parametrize("subject", ["document", "source"])
+@pytest.mark.slow
 async def test_references_to_a_document_are_forgotten_after_its_row_expired_by_retention(
     operator: Space, subject: str
 ) -> None:

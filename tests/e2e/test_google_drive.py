@@ -49,6 +49,7 @@ async def company(space: Space, tmp_path: Path) -> AsyncIterator[Harbour]:
             yield Harbour(**vars(company))
 
 
+@pytest.mark.slow
 async def test_documents_are_searchable_and_follow_their_changes(company: Harbour) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.files.values()

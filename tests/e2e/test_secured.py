@@ -71,6 +71,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
+@pytest.mark.slow
 def test_a_folders_file_is_searchable_in_both_stores_over_tls_with_least_privilege(site: Site) -> None:
     deadline = time.monotonic() + 90
 

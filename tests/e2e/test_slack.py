@@ -78,6 +78,7 @@ def ids(company: Workplace) -> list[str]:
     return [f"{company.ops}:{m['ts']}" for m in messages if "thread_ts" not in m]
 
 
+@pytest.mark.slow
 async def test_threads_are_searchable_by_the_workspace_and_follow_their_changes(company: Workplace) -> None:
     c, w = company, company.workspace
     crane, ferry, bridge = ids(c)

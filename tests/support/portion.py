@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 PORTION = float(os.environ.get("PENSTOCK_TEST_PORTION", "1"))
-"""A share of the examples. ``make check`` tries some, other ones each time, everything else tries all."""
+"""A share of the examples. ``make check`` and ``make test`` try some, other ones each time; pytest alone tries all."""
 
 
 def portion(examples: int) -> int:

@@ -31,7 +31,7 @@ async def faults(tab: Tab, rules: dict[str, Any] = RULES) -> list[tuple[str, lis
     ]
 
 
-@pytest.mark.parametrize(("theme", "rules"), [("light", RULES), ("dark", COLOURS)])
+@pytest.mark.parametrize(("theme", "rules"), [("light", RULES), pytest.param("dark", COLOURS, marks=pytest.mark.slow)])
 async def test_every_view_has_no_accessibility_violations(tabs: Tabs, theme: str, rules: dict[str, Any]) -> None:
     tab = await tabs.new(theme=theme, who=None)
     await tab.open("?q=undo+a+hard+reset&source=git-guide")

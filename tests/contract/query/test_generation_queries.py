@@ -94,7 +94,7 @@ def mistake_in(response: dict, name: str, mode: str) -> str | None:  # type: ign
     return None if first == [name] else f"{mode}: {first} in place of {name}"
 
 
-@pytest.mark.parametrize("remembered", [0, 2_000])
+@pytest.mark.parametrize("remembered", [0, pytest.param(2_000, marks=pytest.mark.slow)])
 async def test_no_query_fails_or_mixes_models_while_generations_change(site: Site, remembered: int) -> None:
     dice = random.Random(remembered)
     answered = count(1)

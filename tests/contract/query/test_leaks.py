@@ -166,7 +166,7 @@ class Asking:
         return chosen
 
 
-@pytest.mark.parametrize("seed", [*SEEDS, None])
+@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS), None])
 async def test_every_search_result_is_what_a_plain_access_filter_allows(paths: Paths, seed: int | None) -> None:
     asking = Asking(paths, random.randrange(10, 10**6) if seed is None else seed)
     library = paths.library

@@ -662,6 +662,7 @@ async def test_without_the_ledger_search_is_unavailable(library: Library, tenant
 # How good the ranking is
 
 
+@pytest.mark.slow
 async def test_the_right_topic_is_among_the_first_five_results_for_most_questions(stack: Stack) -> None:
     model = embedder(EmbeddingSettings(), dist() / "models")
     hits = dict.fromkeys(MODES, 0)

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deploy.local.stack import Stack
 from pipeline.runtime.home import DEVELOPMENT_FILE
 from tests.support.query.http_kit import service_over
@@ -42,6 +44,7 @@ def external_ids(response: dict[str, Any]) -> list[str]:
     return sorted(result["external_id"] for result in response["results"])
 
 
+@pytest.mark.slow
 async def test_penstock_search_gives_the_same_results_with_and_without_the_service(
     stack: Stack, tmp_path: Path
 ) -> None:

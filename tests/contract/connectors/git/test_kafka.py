@@ -170,6 +170,7 @@ async def test_a_sweep_follows_an_expired_cursor_of_changes(team: Team) -> None:
         assert kinds(await team.run_action("changes")) == upserted(later)
 
 
+@pytest.mark.slow
 async def test_a_429_storm_is_waited_out(team: Team) -> None:
     await team.play.trouble(throttled=6)
     async with team.running() as instance:

@@ -170,6 +170,7 @@ async def test_a_sweep_follows_an_expired_cursor_of_changes(office: Office) -> N
         assert kinds(await office.run_action("changes")) == upserted(later)
 
 
+@pytest.mark.slow
 async def test_a_429_storm_is_waited_out(office: Office) -> None:
     await office.play.trouble(throttled=40)
     async with office.running() as instance:

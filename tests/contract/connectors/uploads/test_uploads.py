@@ -31,6 +31,7 @@ async def office(space: Space, tmp_path: Path) -> AsyncIterator[Office]:
 # From the upload to what is found
 
 
+@pytest.mark.slow
 async def test_an_upload_becomes_searchable_can_be_replaced_and_is_deleted(office: Office, space: Space) -> None:
     space.start("detect", "vectors", "keywords")
     office.declare()

@@ -247,7 +247,7 @@ async def test_a_topic_recreated_under_a_running_worker_loses_no_record(world: W
         await world.until_committed()
 
 
-@pytest.mark.parametrize(("count", "kind"), [(5, "truncated"), (40, "regrown")])
+@pytest.mark.parametrize(("count", "kind"), [(5, "truncated"), pytest.param(40, "regrown", marks=pytest.mark.slow)])
 async def test_records_sent_after_a_lost_tail_are_read_by_the_next_worker(world: World, count: int, kind: str) -> None:
     await world.handle_all("kept", 20)
     copy = await world.keep_a_copy()
@@ -284,6 +284,7 @@ async def test_records_sent_after_a_lost_tail_are_read_by_a_running_worker(world
         await world.until_committed()
 
 
+@pytest.mark.slow
 async def test_a_log_that_lost_all_and_regrew_past_the_position_is_read_by_a_running_worker(world: World) -> None:
     grown = replace(world, topic=replace(world.topic, name="grown.v1"))
     await grown.make()
@@ -399,6 +400,7 @@ async def test_an_unchanged_log_is_read_once_without_an_alarm(world: World) -> N
             assert (world.moved(), world.expired()) == ({}, 0)
 
 
+@pytest.mark.slow
 async def test_marks_restored_from_a_backup_cause_no_false_alarm_and_hide_no_loss(world: World) -> None:
     await world.handle_all("old", 20)
     rows = "SELECT log_id, offsets, sent_ms, digests FROM kafka_marks WHERE consumer_group = %s"
@@ -421,6 +423,7 @@ async def test_marks_restored_from_a_backup_cause_no_false_alarm_and_hide_no_los
         assert world.moved() == {"truncated": 1}
 
 
+@pytest.mark.slow
 async def test_another_cluster_is_read_from_its_beginning(world: World) -> None:
     await world.handle_all("old", 20)
     assert await world.space.execute("UPDATE kafka_marks SET log_id = 'another/' || split_part(log_id, '/', 2)") == 1

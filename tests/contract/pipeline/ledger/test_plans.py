@@ -155,6 +155,7 @@ async def test_hot_statements_read_few_rows_in_a_large_ledger(ledger: AsyncConne
     assert {name: rows for name, rows in most.items() if rows > MOST_ROWS} == {}
 
 
+@pytest.mark.slow
 async def test_checking_a_cached_answer_reads_few_rows_during_a_long_open_transaction(
     space: Space, ledger: AsyncConnection[Any]
 ) -> None:
@@ -183,6 +184,7 @@ async def test_checking_a_cached_answer_reads_few_rows_during_a_long_open_transa
     assert await cache.changed_since(ledger, taken, generation, caller, everything)
 
 
+@pytest.mark.slow
 async def test_a_connectors_comparison_with_the_ledger_reads_one_page_at_a_time(ledger: AsyncConnection[Any]) -> None:
     """Functions hide their plans: what counts is what was read."""
     await ledger.execute(

@@ -204,7 +204,7 @@ async def open_asking(paths: Paths, folder: Path, seed: int) -> AsyncIterator[As
             yield Asking(paths, client, worlds, everybody)
 
 
-@pytest.mark.parametrize("seed", [1, None])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.slow), None])
 async def test_every_http_response_shows_only_what_a_plain_access_filter_allows(
     paths: Paths, tmp_path: Path, seed: int | None
 ) -> None:

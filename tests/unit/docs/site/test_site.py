@@ -50,12 +50,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+@pytest.mark.slow
 def test_the_site_has_a_page_for_every_page_of_docs(site: Path) -> None:
     sources = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
     assert len(sources) > 100
     assert {path for path in sources if not (site / path).is_file()} == set()
 
 
+@pytest.mark.slow
 def test_a_reader_without_a_network_sees_all_of_it(site: Path) -> None:
     for page in site.rglob("*.html"):
         elsewhere = {address for address in Loaded(page.read_text()).addresses if re.match(r"(\w+:)?//", address)}
@@ -65,6 +67,7 @@ def test_a_reader_without_a_network_sees_all_of_it(site: Path) -> None:
     assert (site / "searchindex.js").stat().st_size > 200_000
 
 
+@pytest.mark.slow
 def test_generated_parts_and_the_diagram_are_on_their_pages(site: Path) -> None:
     assert not [path for path in site.rglob("*.html") if "<!-- generated:" in path.read_text()]
     assert "PENSTOCK_STREAM_LIVE_DOCUMENTS_PER_SECOND" in (site / "reference" / "settings.html").read_text()

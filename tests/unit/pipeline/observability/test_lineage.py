@@ -25,6 +25,7 @@ from pipeline.core.errors import Retryable
 from pipeline.observability import lineage
 from pipeline.observability.metrics import Metrics, configure_logging
 configure_logging()
+lineage.FLUSH_SECONDS = 50.0
 metrics = Metrics()
 wiki = lineage.Dataset("file", "/notes")
 rules = lineage.Assertion("no missing chunks", 0), lineage.Assertion("no orphan chunks", 2)
