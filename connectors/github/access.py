@@ -96,15 +96,17 @@ class Directory:
         self._options = options
         self.known: dict[int, Repository] = {}
         """The repositories that the last listing selected."""
-        self.closed: dict[str, str] = {}
-        """Repositories that refuse the credential since then, with the errors."""
+        self.closed: dict[str, tuple[int | None, str]] = {}
+        """Repositories that refuse the credential since then, with their numbers, where these are known, and the
+        errors."""
 
     def set_aside(self, repository: str, error: Denied) -> None:
         """Record that one repository refuses the credential. Raises the error again when the credential itself is not
         valid (401), from which nothing follows about this repository."""
         if error.status == 401:
             raise error
-        self.closed[repository] = str(error)
+        number = next((place.id for place in self.known.values() if place.name == repository), None)
+        self.closed[repository] = number, str(error)
 
     async def repositories(self) -> list[Repository]:
         """List the selected repositories, in the order of their numbers. A named repository that was renamed or

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from connectors.github import events, queries
 from connectors.github.access import Directory, Findings
 from connectors.github.client import Api, Json
-from connectors.github.content import document, external_id, listed, organization_tag, split_id
+from connectors.github.content import document, external_id, listed, organization_tag, split_id, tag
 from connectors.github.options import GitHubOptions, Kind
 from connectors.github.queries import PROBED_REPOSITORIES, PROBED_UPDATES, Repository
 from connectors.protocol import Problem
@@ -28,6 +28,7 @@ from connectors.source import (
     Playground,
     Reaction,
     Request,
+    Unlisted,
 )
 from connectors.web import Answered, Denied, Forbidden, Limits, TooLarge
 from pipeline.core.errors import Misconfigured, Retryable
@@ -93,10 +94,12 @@ class GitHub:
                     if done:
                         break
 
-    async def slim(self) -> AsyncIterator[Sequence[Listed]]:
+    async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         with self._translated():
             try:
+                listed_repositories: set[str] = set()
                 for place, kind in self._units(await self._directory.repositories()):
+                    listed_repositories.add(place.name)
                     after: str | None = None
                     while True:
                         size = self._options.sweep_page_size
@@ -107,11 +110,20 @@ class GitHub:
                         yield [listed(current, item, self._options.public_acl_tags) for item in items]
                         if after is None:
                             break
-                if closed := self._directory.closed:
+                closed = self._directory.closed
+                if closed and not listed_repositories - closed.keys():
                     raise Misconfigured(
-                        f"{_some(closed)} refuse the credential, so that the listing is not complete and nothing is"
-                        f" deleted: grant it access, or name them in exclude ({next(iter(closed.values()))})"
+                        f"{_some(closed)} refuse the credential: grant it access, or name them in exclude"
+                        f" ({next(iter(closed.values()))[1]})"
                     )
+                yield [
+                    Unlisted(
+                        part=f"repository {name}",
+                        reason=f"{error}: grant it access, or name it in exclude",
+                        tag=None if number is None else tag(number),
+                    )
+                    for name, (number, error) in closed.items()
+                ]
             except CursorExpired as error:  # a listing has no cursor: it begins again
                 raise Retryable(f"{error}: the listing begins again") from error
 

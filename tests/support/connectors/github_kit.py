@@ -62,7 +62,8 @@ async def changed(source: GitHub, cursor: Any) -> tuple[dict[str, Entry], Any]:
 
 
 async def listing(source: GitHub) -> dict[str, Listed]:
-    return {entry.external_id: entry async for page in source.slim() for entry in page}
+    entries = [entry async for page in source.slim() for entry in page]
+    return {entry.external_id: entry for entry in entries if isinstance(entry, Listed)}
 
 
 async def one(source: GitHub, external_id: str) -> Entry:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from connectors.fakes.github import Place
-from connectors.source import Document, Gone
+from connectors.set_aside import SetAside
+from connectors.source import Document, Gone, Listed, Unlisted
 from connectors.web import Limits
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from tests.support.connectors.github_kit import Desk, changed, desk_in, everything, listing, members, one
+from tests.support.connectors.memory_runner import MemoryRunner
 
 
 @pytest.fixture
@@ -51,17 +53,33 @@ async def test_a_repository_that_refuses_the_credential_is_set_aside_and_nothing
     bad, good = places(desk)
     desk.fake.faults.refused.add(bad.id)
     source = desk.github()
-    pages = aiter(source.slim())
-    listed = {entry.external_id for _ in range(3) for entry in await anext(pages)}
-    with pytest.raises(Misconfigured, match="acme/bad"):
-        await anext(pages)
-    assert listed == {f"{good.id}/1"}
+    entries = [entry async for page in source.slim() for entry in page]
+    assert [entry.external_id for entry in entries if isinstance(entry, Listed)] == [f"{good.id}/1"]
+    [unlisted] = [entry for entry in entries if isinstance(entry, Unlisted)]
+    assert (unlisted.part, unlisted.tag) == ("repository acme/bad", f"repository:{bad.id}")
+    assert "grant it access, or name it in exclude" in unlisted.reason
     assert (await everything(source)).keys() == {f"{good.id}/1"}
     assert (await changed(source, await source.start()))[0].keys() == {f"{good.id}/1"}
     with pytest.raises(Misconfigured):
         await one(source, f"{bad.id}/1")
+    desk.fake.faults.refused.add(good.id)
+    with pytest.raises(Misconfigured, match="acme/bad, acme/good refuse the credential"):
+        await listing(source)
     desk.fake.faults.refused.clear()
     assert len(await listing(source)) == 2
+
+
+async def test_a_repository_that_refuses_the_credential_stops_no_deletion_in_another(desk: Desk) -> None:
+    bad, good = places(desk)
+    desk.fake.add(good, "Issue", "Two", "Text.")
+    runner = MemoryRunner(desk.github(), SetAside())
+    assert await runner.full()
+    assert runner.published.keys() == {f"{bad.id}/1", f"{good.id}/1", f"{good.id}/2"}
+    desk.fake.faults.refused.add(bad.id)
+    desk.fake.delete(good, 2)
+    assert await runner.sweep(), runner.status
+    assert runner.deleted == [f"{good.id}/2"]
+    assert f"{bad.id}/1" in runner.published
 
 
 async def test_a_listing_that_lacks_repositories_deletes_nothing_that_is_still_there(desk: Desk) -> None:
