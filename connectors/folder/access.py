@@ -61,8 +61,11 @@ class Policy:
         """Return the rules of a folder below. Raises PolicyError."""
         path = os.path.join(folder, FILE)
         raw = _read(path)
-        if raw is None:
-            return self
+        return self if raw is None else self.with_file(raw, path, folder)
+
+    def with_file(self, raw: bytes, path: str, folder: str) -> Policy:
+        """Return the rules of a folder below, whose ``.penstock.toml`` has this path and content. Raises
+        PolicyError."""
         settings = _parsed(raw)
         policy = self
         try:

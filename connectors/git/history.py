@@ -159,102 +159,6 @@ def _byte(value: int) -> str:
 MAX_FILES = 2_000_000
 _FILE = re.compile(rb"100(?:644|755|664) blob ([0-9a-f]+) +(\d+)\t(.+)", re.DOTALL)
 """A regular file. Links (120000) and submodules (160000) are not followed."""
-_BINARY_ENDINGS = frozenset(
-    {
-        "png",
-        "jpg",
-        "jpeg",
-        "gif",
-        "bmp",
-        "ico",
-        "icns",
-        "tif",
-        "tiff",
-        "webp",
-        "heic",
-        "psd",
-        "ai",
-        "eps",
-        "mp3",
-        "mp4",
-        "m4a",
-        "mov",
-        "avi",
-        "mkv",
-        "webm",
-        "wav",
-        "ogg",
-        "flac",
-        "ttf",
-        "otf",
-        "woff",
-        "woff2",
-        "eot",
-        "zip",
-        "gz",
-        "tgz",
-        "bz2",
-        "xz",
-        "zst",
-        "7z",
-        "rar",
-        "tar",
-        "jar",
-        "war",
-        "ear",
-        "whl",
-        "egg",
-        "so",
-        "dll",
-        "dylib",
-        "exe",
-        "bin",
-        "o",
-        "a",
-        "obj",
-        "lib",
-        "class",
-        "pyc",
-        "pyo",
-        "wasm",
-        "dex",
-        "apk",
-        "aab",
-        "ipa",
-        "dmg",
-        "iso",
-        "img",
-        "deb",
-        "rpm",
-        "msi",
-        "pdb",
-        "db",
-        "sqlite",
-        "sqlite3",
-        "mdb",
-        "parquet",
-        "avro",
-        "orc",
-        "npy",
-        "npz",
-        "pkl",
-        "pt",
-        "pth",
-        "onnx",
-        "h5",
-        "safetensors",
-        "gguf",
-        "keystore",
-        "jks",
-        "p12",
-        "pfx",
-        "der",
-        "mo",
-        "pack",
-        "idx",
-    }
-)
-"""Endings of files without text. Other binary files are detected when they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,12 +185,6 @@ class Snapshot:
     @cached_property
     def order(self) -> list[str]:
         return list(self.documents)
-
-
-def may_hold_text(path: str, file: File) -> bool:
-    """Whether a file may hold text at all."""
-    ending = path.rpartition("/")[2].rpartition(".")[2].lower()
-    return file.size > 0 and ending not in _BINARY_ENDINGS
 
 
 async def files(mirror: Mirror, commit: str) -> dict[str, File]:

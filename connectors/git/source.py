@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
+from connectors.files import may_hold_text
 from connectors.git.client import Head, Mirror
 from connectors.git.content import Reader, revision
-from connectors.git.history import History, Ids, Snapshot, advance_ids, changes, files, may_hold_text, rebuild_ids
+from connectors.git.history import History, Ids, Snapshot, advance_ids, changes, files, rebuild_ids
 from connectors.git.options import Access, GitOptions
 from connectors.protocol import Problem
 from connectors.replay import Received
@@ -213,7 +214,7 @@ class Git:
         documents = {
             ids.id_of(path): path
             for path, file in by_path.items()
-            if may_hold_text(path, file) and self._options.selects(path)
+            if may_hold_text(path, file.size) and self._options.selects(path)
         }
         if self._options.authors:
             await self._history.advance(self._mirror, head.commit, documents.values())

@@ -1,7 +1,7 @@
 """The HTTP client for sources: obeys rate limits, sends credentials to the configured address only, and connects to
 permitted addresses only."""
 
-from connectors.web.client import Web
+from connectors.web.client import Fetched, Web
 from connectors.web.errors import Answered, Denied, Forbidden, Missing, Rejected, ServerFailed, TooLarge
 from connectors.web.limits import Limits, throttled
 from connectors.web.transport import Resolver, system_resolver
@@ -9,6 +9,7 @@ from connectors.web.transport import Resolver, system_resolver
 __all__ = [
     "Answered",
     "Denied",
+    "Fetched",
     "Forbidden",
     "Limits",
     "Missing",

@@ -183,6 +183,20 @@ Read = Callable[[httpx.Response, str], Awaitable[T]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Fetched:
+    """A response with its whole body."""
+
+    url: str
+    """The address that answered, after redirects."""
+    status: int
+    headers: Mapping[str, str]
+    """With names in lower case."""
+    media_type: str
+    """In lower case, without parameters, or ``""``."""
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class _Request:
     method: str
     url: httpx.URL
@@ -313,6 +327,39 @@ class Web:
             seconds=self._limits.request_seconds,
         )
         return await self._run(request, lambda response, where: read_text(response, where, self._limits.answer_bytes))
+
+    async def fetch(
+        self,
+        path_or_url: str,
+        *,
+        max_bytes: int,
+        headers: Mapping[str, str] | None = None,
+        ok: Collection[int] = (200,),
+    ) -> Fetched:
+        """Request an address with GET, and return status, headers and body. headers: in addition to the client's, and
+        sent to the base address alone."""
+        request = self._request(
+            "GET",
+            path_or_url,
+            None,
+            headers or {},
+            json=None,
+            data=None,
+            ok=ok,
+            bucket=None,
+            seconds=self._limits.download_seconds,
+        )
+
+        async def whole(response: httpx.Response, where: str) -> Fetched:
+            return Fetched(
+                url=str(response.url),
+                status=response.status_code,
+                headers={name.lower(): value for name, value in response.headers.items()},
+                media_type=media_type(response),
+                body=await read(response, where, max_bytes),
+            )
+
+        return await self._run(request, whole)
 
     async def download(
         self,

@@ -31,9 +31,12 @@ KINDS = (
     "git",
     "github",
     "google-drive",
+    "objects",
+    "connectors.objects.playground:FileObjects",
     "sharepoint",
     "slack",
     "uploads",
+    "web",
 )
 SECURITY_LAWS = ("delete", "member-removed")
 

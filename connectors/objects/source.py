@@ -1,0 +1,146 @@
+"""Object stores as a source. A document is an object; its external id is its path below the source's address."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from posixpath import basename, dirname, join
+from urllib.parse import quote
+
+from connectors.base import SmallSource
+from connectors.extract import EXTRACTOR
+from connectors.file_documents import document_from_file
+from connectors.files import may_hold_text
+from connectors.folder.access import FILE, MAX_BYTES, SKIPPED, Policy, PolicyError
+from connectors.objects.options import ObjectsOptions
+from connectors.objects.store import FolderDenied, Store, StoredObject
+from connectors.source import Context, Entry, Gone, Listed, Playground, Unlisted, Unreadable
+from pipeline.core.errors import Misconfigured
+
+PAGE_LISTED = 1_000
+PAGE_FOLDERS = 50
+"""A page of the listing ends after so many objects, or so many folders."""
+
+
+class Objects(SmallSource):
+    """A ``connectors.source.Source``. A moved object is another document: a store does not say that it was moved."""
+
+    Options = ObjectsOptions
+    options: ObjectsOptions
+
+    def __init__(self, options: ObjectsOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self._store = Store(options.url, options.arguments())
+
+    @staticmethod
+    def playground() -> AbstractAsyncContextManager[Playground]:
+        from connectors.objects.playground import playing
+
+        return playing()
+
+    async def list(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
+        waiting = [""]
+        while waiting:
+            objects: dict[str, StoredObject] = {}
+            denied: list[Unlisted] = []
+            unruled: set[str] = set()
+            for _ in range(PAGE_FOLDERS):
+                if not waiting or len(objects) >= PAGE_LISTED:
+                    break
+                folder = waiting.pop()
+                try:
+                    listed, folders = await self.blocking(self._store.list_folder, folder)
+                except FolderDenied:
+                    denied.append(Unlisted(part=f"folder {folder}", reason="the store denies access to it"))
+                    continue
+                if join(folder, FILE) not in {listed_object.path for listed_object in listed}:
+                    unruled.add(folder)
+                objects |= {listed_object.path: listed_object for listed_object in listed}
+                waiting += [folder for folder in folders if not SKIPPED.fullmatch(basename(folder))]
+            policies = await self._policies({dirname(path) for path in objects}, without=unruled)
+            yield [
+                *denied,
+                *(
+                    Listed(
+                        external_id=path,
+                        acl_tags=policies[dirname(path)].acl_tags,
+                        required_tags=policies[dirname(path)].required_tags,
+                        revision=_revision(listed_object),
+                    )
+                    for path, listed_object in objects.items()
+                    if self._admits(listed_object, policies[dirname(path)])
+                ),
+            ]
+
+    async def read(self, external_id: str) -> Entry:
+        if any(name in ("", ".", "..") or SKIPPED.fullmatch(name) for name in external_id.split("/")):
+            return Gone(external_id)
+        folder, name = dirname(external_id), basename(external_id)
+        policy = (await self._policies([folder]))[folder]
+        stored = await self.blocking(self._store.find, external_id)
+        if stored is None or not self._admits(stored, policy):
+            return Gone(external_id)
+        revision = _revision(stored)
+        if stored.size > (most := self.options.max_file_bytes):
+            return Unreadable(
+                external_id=external_id,
+                code="too_large",
+                message=f"{name} is {stored.size:,} bytes, the limit is {most:,} (max_file_bytes)",
+                acl_tags=policy.acl_tags,
+                required_tags=policy.required_tags,
+                revision=revision,
+            )
+        file = self.context.folder / secrets.token_hex(8)
+        try:
+            if not await self.blocking(self._store.download, external_id, file):
+                return Gone(external_id)
+            return await document_from_file(
+                file,
+                name,
+                external_id=external_id,
+                acl_tags=policy.acl_tags,
+                required_tags=policy.required_tags,
+                revision=revision,
+                source_url=self.options.source_url and self.options.source_url.format(path=quote(external_id)),
+                source_modified_at=stored.modified_at,
+                metadata={"path": external_id, "size": stored.size},
+            )
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _admits(self, stored: StoredObject, policy: Policy) -> bool:
+        path = stored.path
+        return may_hold_text(path, stored.size) and policy.admits_file(path) and self.options.selects(path)
+
+    async def _policies(self, folders: Iterable[str], *, without: Collection[str] = ()) -> dict[str, Policy]:
+        """Return the rules of each folder, read now. without: folders that have no sidecar file. Raises Misconfigured
+        for an invalid one."""
+        policies: dict[str, Policy] = {}
+        for folder in folders:
+            await self._add_policy(folder, policies, without)
+        return policies
+
+    async def _add_policy(self, folder: str, policies: dict[str, Policy], without: Collection[str]) -> Policy:
+        if folder in policies:
+            return policies[folder]
+        if folder:
+            policy = await self._add_policy(dirname(folder), policies, without)
+        else:
+            policy = Policy(self.options.acl_tags, self.options.required_tags)
+        if self.options.sidecars and folder not in without:
+            path = join(folder, FILE)
+            raw = await self.blocking(self._store.read, path, MAX_BYTES + 1)
+            if raw is not None and len(raw) > MAX_BYTES:
+                raise Misconfigured(f"{path} is longer than {MAX_BYTES} bytes: nothing is read until it is shorter")
+            try:
+                policy = policy if raw is None else policy.with_file(raw, path, folder)
+            except PolicyError as error:
+                raise Misconfigured(f"{path} {error}: nothing is read until it is corrected") from error
+        policies[folder] = policy
+        return policy
+
+
+def _revision(stored: StoredObject) -> str:
+    """Return another revision also where a later version of the extraction reads the same bytes in another way."""
+    return f"{EXTRACTOR}:{stored.state}"

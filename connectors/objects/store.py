@@ -1,0 +1,193 @@
+"""A folder of an object store, through fsspec. All functions block: call them in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import fsspec
+
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+
+REFUSED = {
+    "AuthenticationException": "refuses the credentials",
+    "BadHostKeyException": "has another host key than known_hosts says",
+    "NoCredentialsError": "has no credentials",
+    "PartialCredentialsError": "has incomplete credentials",
+}
+"""Errors of vendors' libraries, by class, that only a person can correct."""
+TIMEOUT_SECONDS = 60.0
+"""For connecting to a server of SFTP, and for each of its answers."""
+ETAGS = ("ETag", "etag")
+TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""Keys of fsspec's descriptions of files, which differ from store to store."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object in a listing."""
+
+    path: str
+    """Relative to the folder."""
+    size: int
+    state: str
+    """Differs after each change: the etag, or else size and modification time."""
+    modified_at: datetime | None
+
+
+class FolderDenied(Exception):
+    """The store denies access to one folder."""
+
+
+class Store:
+    """The folder at an address. All methods raise Retryable while the store cannot respond, and Misconfigured where it
+    refuses the credentials, or the package for its protocol is missing. After an error they connect again."""
+
+    def __init__(self, url: str, arguments: Mapping[str, Any]) -> None:
+        self._url = url
+        self._protocol = url.partition("://")[0]
+        self._arguments = {**arguments, "use_listings_cache": False, "skip_instance_cache": True}
+        self._connected: tuple[Any, str] | None = None
+        self._connecting = Lock()
+
+    def list_folder(self, folder: str) -> tuple[list[StoredObject], list[str]]:
+        """Return the objects of a folder and the paths of the folders in it. An absent folder is empty; the root
+        has to hold something, because a store does not tell an empty folder from a wrong address. Raises
+        FolderDenied for another one."""
+        with self._connection() as (fs, root):
+            fs.invalidate_cache()
+            try:
+                entries = fs.ls(_below(root, folder), detail=True)
+            except FileNotFoundError:
+                entries = []
+            except PermissionError as error:
+                if folder:
+                    raise FolderDenied from error
+                raise
+        objects, folders = [], []
+        for entry in entries:
+            path = str(entry["name"]).removeprefix(root).strip("/")
+            if path == folder.strip("/") or entry.get("islink"):
+                continue
+            if entry["type"] == "directory":
+                folders.append(path)
+            elif entry["type"] == "file":
+                objects.append(_stored(path, entry))
+        if not folder and not objects and not folders:
+            raise Retryable(f"nothing is at the {self._protocol} address: check bucket and prefix; nothing is deleted")
+        return objects, folders
+
+    def find(self, path: str) -> StoredObject | None:
+        """Return an object, or None if there is none of this path."""
+        with self._connection() as (fs, root):
+            try:
+                entry = fs.info(_below(root, path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return _stored(path, entry) if entry["type"] == "file" and not entry.get("islink") else None
+
+    def read(self, path: str, max_bytes: int) -> bytes | None:
+        """Return the first ``max_bytes`` bytes of an object, or None if there is none of this path."""
+        with self._connection() as (fs, root):
+            try:
+                content: bytes = fs.cat_file(_below(root, path), start=0, end=max_bytes)
+            except FileNotFoundError:
+                return None
+        return content
+
+    def download(self, path: str, to: Path) -> bool:
+        """Copy an object to a file. Returns False if there is none of this path."""
+        with self._connection() as (fs, root):
+            try:
+                fs.get_file(_below(root, path), str(to))
+            except FileNotFoundError:
+                return False
+        return True
+
+    @contextmanager
+    def _connection(self) -> Iterator[tuple[Any, str]]:
+        """Yield the file system and the path of the folder in it. Translates errors, without their texts, which may
+        quote addresses and credentials."""
+        name = f"the {self._protocol} store"
+        try:
+            with self._connecting:
+                if self._connected is None:
+                    if self._protocol in ("sftp", "ssh"):
+                        use_verified_sftp()
+                    fs, root = fsspec.core.url_to_fs(self._url, **self._arguments)
+                    self._connected = fs, str(root).rstrip("/")
+                connected = self._connected
+            yield connected
+        except (PenstockError, FolderDenied):
+            raise
+        except ImportError as error:
+            raise Misconfigured(
+                f"the protocol {self._protocol} needs a package that is not installed: pip install 'penstock[objects]'"
+                " has those for s3 and sftp, docs/connectors/objects.md names others"
+            ) from error
+        except PermissionError as error:
+            raise Misconfigured(f"{name} denies access: allow the account to list and read the address") from error
+        except (ValueError, TypeError) as error:
+            raise Misconfigured(f"{name} cannot be opened with these settings ({type(error).__name__})") from error
+        except Exception as error:  # libraries of vendors, whose errors have no common class
+            self._connected = None
+            kind = type(error).__name__
+            if kind in REFUSED:
+                raise Misconfigured(f"{name} {REFUSED[kind]}: set them as docs/connectors/objects.md says") from error
+            raise Retryable(f"{name} does not respond ({kind})") from error
+
+
+def use_verified_sftp() -> None:
+    """Replace fsspec's class for SFTP, which accepts any host key, by one that accepts those in known_hosts. Raises
+    ImportError."""
+    import paramiko
+    from fsspec.implementations.sftp import SFTPFileSystem
+
+    class OnlyKnown(paramiko.MissingHostKeyPolicy):
+        def missing_host_key(self, client: object, hostname: str, key: object) -> None:
+            raise Misconfigured(
+                f"the host key of {hostname} is not in known_hosts: compare it with the server's, then add it"
+                " (ssh-keyscan), or name the file in settings.known_hosts"
+            )
+
+    class VerifiedSFTP(SFTPFileSystem):  # type: ignore[misc]
+        def _connect(self) -> None:
+            arguments = {"timeout": TIMEOUT_SECONDS, "allow_agent": False, **self.ssh_kwargs}
+            arguments.pop("use_listings_cache", None)  # of fsspec
+            known_hosts = arguments.pop("known_hosts", None)
+            self.client = paramiko.SSHClient()
+            if known_hosts is None:
+                self.client.load_system_host_keys()
+            else:
+                self.client.load_host_keys(str(known_hosts))
+            self.client.set_missing_host_key_policy(OnlyKnown())
+            self.client.connect(self.host, **arguments)
+            self.ftp = self.client.open_sftp()
+            if (channel := self.ftp.get_channel()) is not None:
+                channel.settimeout(TIMEOUT_SECONDS)
+
+    for protocol in ("sftp", "ssh"):
+        fsspec.register_implementation(protocol, VerifiedSFTP, clobber=True)
+
+
+def _below(root: str, path: str) -> str:
+    return f"{root}/{path}" if path else root
+
+
+def _stored(path: str, entry: Mapping[str, Any]) -> StoredObject:
+    etag = next((entry[key] for key in ETAGS if entry.get(key)), None)
+    modified = next((entry[key] for key in TIMES if entry.get(key) is not None), None)
+    if isinstance(modified, int | float):
+        at: datetime | None = datetime.fromtimestamp(modified, UTC)
+    elif isinstance(modified, datetime):
+        at = modified if modified.tzinfo else modified.replace(tzinfo=UTC)
+    else:
+        at = None
+    size = int(entry.get("size") or 0)
+    time = at.timestamp() if at else modified  # a listing and a single description may have it in two forms
+    return StoredObject(path, size, str(etag).strip('"') if etag else f"{size} {time}", at)

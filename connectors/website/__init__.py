@@ -1,0 +1,1 @@
+"""The pages of a website, by its sitemaps and feeds."""

@@ -1,0 +1,148 @@
+"""A website for the laws of connectors: a real server with robots.txt, a sitemap, ETags and faults."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from connectors.source import Request
+from pipeline.runtime.http_server import served
+
+
+@dataclass
+class Site:
+    """An ASGI application that serves pages by path."""
+
+    pages: dict[str, bytes] = field(default_factory=dict)
+    headers: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """Further headers of the responses, by path; without a content type the page is HTML."""
+    lastmod: dict[str, str] = field(default_factory=dict)
+    """The times of change in the sitemap, by path."""
+    unlisted: set[str] = field(default_factory=set)
+    """Paths that the sitemap leaves out."""
+    statuses: dict[str, int] = field(default_factory=dict)
+    """Paths that answer with an error."""
+    robots: str = ""
+    throttled: int = 0
+    failing: int = 0
+    base: str = ""
+    requests: list[tuple[str, int]] = field(default_factory=list)
+    """Path and status of each response."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{kind}.complete"})
+            return
+        request = HttpRequest(scope, receive)
+        response = self._answer(request)
+        self.requests.append((request.url.path, response.status_code))
+        await response(scope, receive, send)
+
+    def _answer(self, request: HttpRequest) -> Response:
+        path = request.url.path
+        if self.throttled:
+            self.throttled -= 1
+            return Response(status_code=429, headers={"retry-after": "1"})
+        if self.failing:
+            self.failing -= 1
+            return Response(status_code=500)
+        if path in self.statuses:
+            return Response(status_code=self.statuses[path])
+        if path == "/robots.txt":
+            return Response(self.robots, media_type="text/plain")
+        if path == "/sitemap.xml" and path not in self.pages:
+            return Response(self.sitemap(), media_type="application/xml")
+        if (body := self.pages.get(path)) is None:
+            return Response(status_code=404)
+        etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers={"etag": etag})
+        headers = {"content-type": "text/html; charset=utf-8", "etag": etag, **self.headers.get(path, {})}
+        return Response(body, headers=headers)
+
+    def sitemap(self) -> str:
+        entries = "".join(
+            f"<url><loc>{html.escape(self.base + path)}</loc>"
+            + (f"<lastmod>{self.lastmod[path]}</lastmod>" if path in self.lastmod else "")
+            + "</url>"
+            for path in self.pages
+            if path not in self.unlisted
+        )
+        return f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{entries}</urlset>'
+
+
+class WebsitePlayground:
+    inside, outside = "ines@example.com", "otto@example.com"
+
+    def __init__(self, site: Site, members: Path) -> None:
+        self.site = site
+        self._members = members
+        self._removed: dict[str, bytes] = {}
+        self.environment: Mapping[str, str] = {}
+        self.options: Mapping[str, Any] = {
+            "url": site.base,
+            "acl_tags": ["team"],
+            "members_file": str(members),
+            "requests_per_second": 100,
+        }
+        self._write_members(self.inside)
+
+    async def write(self, name: str, text: str) -> str:
+        paragraphs = "".join(f"<p>{html.escape(part)}</p>" for part in text.split("\n\n"))
+        self.site.pages[f"/{name}"] = f"<html><head><title>{name}</title></head><body>{paragraphs}</body>".encode()
+        return f"{self.site.base}/{name}"
+
+    async def move(self, name: str) -> None:
+        """Serve the page with another attribute. At another address it would be another page."""
+        self.site.pages[f"/{name}"] = self.site.pages[f"/{name}"].replace(b"<body>", b"<body class='moved'>")
+
+    async def remove(self, name: str) -> None:
+        self._removed[name] = self.site.pages.pop(f"/{name}")
+
+    async def restore(self, name: str) -> None:
+        self.site.pages[f"/{name}"] = self._removed.pop(name)
+
+    async def restrict(self, name: str) -> None:
+        self.site.robots += f"User-agent: *\nDisallow: /{name}\n"
+
+    async def leave(self) -> None:
+        self._write_members()
+
+    def sent(self) -> Sequence[Request]:
+        """Return no requests: a website reports no changes."""
+        return []
+
+    async def trouble(
+        self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
+    ) -> None:
+        """truncated: the sitemap is HTML, as where a site shows a page of its own in place of errors."""
+        self.site.throttled, self.site.failing = throttled, failing
+        if truncated:
+            self.site.pages["/sitemap.xml"] = b"<!doctype html><html><body>We are working on it.</body></html>"
+        else:
+            self.site.pages.pop("/sitemap.xml", None)
+
+    def _write_members(self, *members: str) -> None:
+        self._members.write_text(f"team = {json.dumps(members)}\n")
+
+
+@asynccontextmanager
+async def playing() -> AsyncIterator[WebsitePlayground]:
+    site = Site()
+    with tempfile.TemporaryDirectory(prefix="penstock-website-") as folder:
+        async with served(site) as address:
+            site.base = address
+            yield WebsitePlayground(site, Path(folder, "members.toml"))

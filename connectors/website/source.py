@@ -1,0 +1,365 @@
+"""A website as a source. A document is a page or file that a sitemap or feed names; its external id is its address."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from protego import Protego
+
+from connectors.base import SmallSource
+from connectors.extract import EXTRACTOR
+from connectors.file_documents import document_from_file
+from connectors.files import may_hold_text
+from connectors.set_aside import Failures, may_be_set_aside
+from connectors.source import Context, Entry, Gone, Listed, Playground, Unlisted, Unreadable
+from connectors.web import Fetched, Limits, Missing, Resolver, Web, system_resolver
+from connectors.website.listings import MAX_LISTING_BYTES, BadListing, Listing, normalised, parse
+from connectors.website.options import WebsiteOptions
+from connectors.website.page import HTML_TYPES, head_of
+from pipeline.core.errors import Misconfigured, PenstockError
+from pipeline.runtime.tasks import gather_or_cancel
+
+PAGE_LISTED = 100
+MAX_ROBOTS_BYTES = 512_000
+"""As much as RFC 9309 asks a crawler to read at least."""
+MAX_CRAWL_DELAY_SECONDS = 30.0
+MAX_SITEMAPS = 1_000
+FEED_PAGES = "feed-pages"
+"""Name in the source's memory: the pages that feeds have named."""
+
+
+@dataclass(slots=True)
+class KnownPage:
+    """The response to the last request for a page."""
+
+    digest: str
+    etag: str | None = None
+    last_modified: str | None = None
+    excluded: str | None = None
+    """The reason why it is no document, such as ``noindex``."""
+    lastmod: str | None = None
+    """The sitemap's, at that time."""
+
+
+class Website(SmallSource):
+    """A ``connectors.source.Source``."""
+
+    Options = WebsiteOptions
+    options: WebsiteOptions
+    page_documents = 10
+
+    def __init__(
+        self,
+        options: WebsiteOptions,
+        context: Context,
+        *,
+        limits: Limits = Limits(),  # noqa: B008  frozen
+        resolver: Resolver = system_resolver,
+    ) -> None:
+        """Raises Misconfigured."""
+        super().__init__(options, context)
+        headers = {"user-agent": options.user_agent}
+        if options.authorization is not None:
+            headers["authorization"] = options.authorization.get_secret_value()
+        self.web = Web(options.url, headers=headers, name=context.name, limits=limits, resolver=resolver)
+        self._origin = urlsplit(normalised("/", options.url) or options.url)
+        self._robots: Protego | None = None
+        self._pages: dict[str, str | None] | None = None
+        """By address: the sitemap's ``lastmod``. None: nothing was listed yet."""
+        self._known: dict[str, KnownPage] | None = None
+        self._failures = Failures()
+        self._pace = asyncio.Lock()
+        self._next_request = 0.0
+        """When the next request may be sent, on time.monotonic()."""
+
+    @staticmethod
+    def playground() -> AbstractAsyncContextManager[Playground]:
+        from connectors.website.playground import playing
+
+        return playing()
+
+    # Listing
+
+    async def list(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
+        pages, unlisted = await self._read_listings()
+        self._pages = pages
+        failing: dict[str, str] = {}
+        if not pages:
+            yield unlisted
+        urls = sorted(pages)
+        for start in range(0, len(urls), PAGE_LISTED):
+            batch = urls[start : start + PAGE_LISTED]
+            revisions = await gather_or_cancel(*(self._listed_revision(url, failing) for url in batch))
+            self._save_known()
+            listed = [
+                Listed(
+                    external_id=url,
+                    acl_tags=self.options.acl_tags,
+                    required_tags=self.options.required_tags,
+                    revision=revision,
+                )
+                for url, revision in zip(batch, revisions, strict=True)
+                if revision is not None
+            ]
+            yield listed if start else [*unlisted, *listed]
+        self.context.set_aside.replace("pages", failing)
+
+    async def _read_listings(self) -> tuple[dict[str, str | None], Sequence[Unlisted]]:
+        """Read robots.txt, all sitemaps and all feeds. Raises Misconfigured if none can be read."""
+        self._robots = await self._read_robots()
+        sitemaps = [self._absolute(location) for location in self.options.sitemaps]
+        if not sitemaps and not self.options.feeds:
+            named = [normalised(location, self.options.url) for location in self._robots.sitemaps]
+            sitemaps = [url for url in named if url is not None] or [self._absolute("/sitemap.xml")]
+        pages: dict[str, str | None] = {}
+        failed: dict[str, str] = {}
+        waiting, seen = list(reversed(sitemaps)), set(sitemaps)
+        while waiting:
+            if (listing := await self._listing(waiting.pop(), failed)) is None:
+                continue
+            pages |= listing.pages
+            more = [url for url in listing.sitemaps if url not in seen]
+            seen.update(more)
+            waiting += more
+            if len(seen) > MAX_SITEMAPS or len(pages) > self.options.max_pages:
+                raise Misconfigured(
+                    f"the sitemaps name more than {self.options.max_pages:,} pages or {MAX_SITEMAPS:,} sitemaps: raise"
+                    " max_pages, or name the sitemaps that you need"
+                )
+        pages |= await self._feed_pages(pages, failed)
+        sources = len(seen) + len(self.options.feeds)
+        if failed and len(failed) == sources:
+            raise Misconfigured("; ".join(f"{url} {reason}" for url, reason in sorted(failed.items())[:3]))
+        selected = {url: lastmod for url, lastmod in pages.items() if self._selects(url)}
+        return selected, [Unlisted(part=f"listing {url}", reason=reason) for url, reason in sorted(failed.items())]
+
+    async def _feed_pages(self, of_sitemaps: Mapping[str, str | None], failed: dict[str, str]) -> dict[str, str | None]:
+        """Return the pages of feeds, including those that have left them: only a request shows whether they exist."""
+        if not self.options.feeds:
+            return {}
+        remembered = await self.context.memory.get(FEED_PAGES) or []
+        pages: dict[str, str | None] = dict.fromkeys(remembered)
+        for location in self.options.feeds:
+            if (listing := await self._listing(self._absolute(location), failed)) is not None:
+                pages |= listing.pages
+        pages = {url: moment for url, moment in pages.items() if url not in of_sitemaps}
+        if len(pages) + len(of_sitemaps) > self.options.max_pages:
+            raise Misconfigured(f"the feeds have named more than {self.options.max_pages:,} pages: raise max_pages")
+        if sorted(pages) != sorted(remembered):
+            await self.context.memory.put(FEED_PAGES, sorted(pages))
+        return pages
+
+    async def _listing(self, url: str, failed: dict[str, str]) -> Listing | None:
+        try:
+            fetched = await self._request(url, max_bytes=MAX_LISTING_BYTES)
+            return await asyncio.to_thread(parse, fetched.body, fetched.url)
+        except BadListing as error:
+            failed[url] = f"{error}: name the address of a sitemap or a feed"
+        except PenstockError as error:
+            if not may_be_set_aside(error):
+                raise
+            failed[url] = str(error)
+        return None
+
+    async def _read_robots(self) -> Protego:
+        """A site without robots.txt permits everything (RFC 9309); one that fails is not read."""
+        try:
+            fetched = await self._request(self._absolute("/robots.txt"), max_bytes=MAX_ROBOTS_BYTES)
+        except Missing:
+            return Protego.parse("")
+        return Protego.parse(fetched.body.decode("utf-8", "replace"))
+
+    async def _listed_revision(self, url: str, failing: dict[str, str]) -> str | None:
+        """Return the revision of a page, or None if it is no document. Where the sitemap does not say whether it has
+        changed, the page is requested. A page that fails keeps its revision."""
+        assert self._pages is not None
+        known, lastmod = self._known_pages().get(url), self._pages[url]
+        if lastmod is not None and self.options.trust_lastmod:
+            is_same = known is not None and known.lastmod == lastmod
+            return None if is_same and known is not None and known.excluded else _revision(lastmod)
+        try:
+            known = await self._check(url)
+        except Missing:
+            self._known_pages().pop(url, None)
+            await self._forget_feed_page(url)
+            return None
+        except PenstockError as error:
+            if not may_be_set_aside(error):
+                raise
+            failing[f"page {url}"] = str(error)
+            return None if known is None or known.excluded else _revision(known.digest)
+        return None if known.excluded else _revision(known.digest)
+
+    async def _check(self, url: str) -> KnownPage:
+        """Request a page, conditionally, and record the response."""
+        known = self._known_pages().get(url)
+        conditions: dict[str, str] = {}
+        if known is not None and known.etag:
+            conditions["if-none-match"] = known.etag
+        elif known is not None and known.last_modified:
+            conditions["if-modified-since"] = known.last_modified
+        fetched = await self._request(url, max_bytes=self.options.max_file_bytes, headers=conditions, ok=(200, 304))
+        if fetched.status == 304 and known is not None:
+            return known
+        return self._record(url, fetched)
+
+    def _record(self, url: str, fetched: Fetched) -> KnownPage:
+        head = head_of(fetched.body, fetched.url, fetched.media_type, fetched.headers)
+        excluded = None
+        if head.no_index:
+            excluded = "noindex"
+        elif head.canonical not in (None, url) and head.canonical in (self._pages or {}):
+            excluded = "copy"
+        self._known_pages()[url] = known = KnownPage(
+            digest=hashlib.sha256(fetched.body).hexdigest(),
+            etag=fetched.headers.get("etag"),
+            last_modified=fetched.headers.get("last-modified"),
+            excluded=excluded,
+            lastmod=(self._pages or {}).get(url),
+        )
+        return known
+
+    async def _forget_feed_page(self, url: str) -> None:
+        remembered = await self.context.memory.get(FEED_PAGES) or []
+        if url in remembered:
+            await self.context.memory.put(FEED_PAGES, [page for page in remembered if page != url])
+
+    # Reading
+
+    async def read(self, external_id: str) -> Entry:
+        if self._pages is None:  # after a restart
+            self._pages, _ = await self._read_listings()
+        if external_id not in self._pages:
+            return Gone(external_id)
+        lastmod = self._pages[external_id] if self.options.trust_lastmod else None
+        try:
+            fetched = await self._request(external_id, max_bytes=self.options.max_file_bytes)
+        except Missing:
+            raise
+        except PenstockError as error:
+            if not may_be_set_aside(error) or not self._failures.fail(external_id, error):
+                raise
+            return self._unreadable(external_id, "unavailable", str(error), lastmod)
+        self._failures.succeed(external_id)
+        known = self._record(external_id, fetched)
+        if known.excluded:
+            return Gone(external_id)
+        return await self._document(external_id, fetched, _revision(lastmod or known.digest))
+
+    async def _document(self, url: str, fetched: Fetched, revision: str) -> Entry:
+        name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2]) or self._origin.hostname or url
+        if fetched.media_type in HTML_TYPES and not name.lower().endswith((".html", ".htm")):
+            name += ".html"
+        file: Path = self.context.folder / secrets.token_hex(8)
+        try:
+            await asyncio.to_thread(file.write_bytes, fetched.body)
+            return await document_from_file(
+                file,
+                name,
+                external_id=url,
+                acl_tags=self.options.acl_tags,
+                required_tags=self.options.required_tags,
+                revision=revision,
+                media_type=fetched.media_type or None,
+                source_url=url,
+                source_modified_at=_time(fetched.headers.get("last-modified")),
+                metadata={"path": urlsplit(url).path},
+            )
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _unreadable(self, url: str, code: str, message: str, lastmod: str | None) -> Unreadable:
+        return Unreadable(
+            external_id=url,
+            code=code,
+            message=message,
+            acl_tags=self.options.acl_tags,
+            required_tags=self.options.required_tags,
+            revision=None if lastmod is None else _revision(lastmod),
+        )
+
+    # Requests
+
+    async def _request(
+        self,
+        url: str,
+        *,
+        max_bytes: int,
+        headers: Mapping[str, str] | None = None,
+        ok: Sequence[int] = (200,),
+    ) -> Fetched:
+        async with self._pace:
+            now = time.monotonic()
+            wait, self._next_request = self._next_request - now, max(now, self._next_request) + self._seconds_between
+            if wait > 0:
+                await asyncio.sleep(wait)
+        return await self.web.fetch(url, max_bytes=max_bytes, headers=headers, ok=ok)
+
+    @property
+    def _seconds_between(self) -> float:
+        delay = 0.0 if self._robots is None else float(self._robots.crawl_delay(self.options.user_agent) or 0)
+        return max(1 / self.options.requests_per_second, min(delay, MAX_CRAWL_DELAY_SECONDS))
+
+    def _absolute(self, location: str) -> str:
+        if (url := normalised(location, f"{self.options.url}/")) is None:
+            raise Misconfigured(f"{location!r} is no address of a sitemap or feed")
+        return url
+
+    def _selects(self, url: str) -> bool:
+        parts = urlsplit(url)
+        assert self._robots is not None
+        return (
+            (parts.scheme, parts.netloc) == (self._origin.scheme, self._origin.netloc)
+            and may_hold_text(parts.path, 1)
+            and self.options.selects(unquote(parts.path))
+            and self._robots.can_fetch(url, self.options.user_agent)
+        )
+
+    # What was read before
+
+    @property
+    def _file(self) -> Path:
+        return self.context.folder / "pages.json"
+
+    def _known_pages(self) -> dict[str, KnownPage]:
+        """The responses to earlier requests. They are in a file that may be lost: pages are then requested again."""
+        if self._known is None:
+            try:
+                raw = json.loads(self._file.read_text())
+                self._known = {url: KnownPage(**fields) for url, fields in raw.items()}
+            except (OSError, ValueError, TypeError, AttributeError):
+                self._known = {}
+        return self._known
+
+    def _save_known(self) -> None:
+        self.context.folder.mkdir(parents=True, exist_ok=True)
+        pages = {url: asdict(known) for url, known in self._known_pages().items() if url in (self._pages or {})}
+        part = self._file.with_suffix(".part")
+        part.write_text(json.dumps(pages))
+        part.replace(self._file)
+
+
+def _revision(state: str) -> str:
+    """Return another revision also where a later version of the extraction reads the same bytes in another way."""
+    return f"{EXTRACTOR}:{state}"
+
+
+def _time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,280 @@
+"""The source of object stores: on stores in memory and of files, and (slow) on a server of S3 and one of SFTP."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from connectors.declared import options
+from connectors.objects.source import Objects
+from connectors.source import Context, Document, Entry, Gone, Listed, Unlisted, Unreadable
+from pipeline.core.errors import Misconfigured, Retryable
+from tests.support.connectors.hostile_pdfs import damaged_pdf
+from tests.support.connectors.pdf_files import pdf_of
+from tests.support.connectors.sftp_server import PASSWORD, SftpServer, sftp_server
+
+KINDS = ("memory", "file", pytest.param("s3", marks=pytest.mark.slow), pytest.param("sftp", marks=pytest.mark.slow))
+
+
+@dataclass
+class Desk:
+    """A store, and sources that read it."""
+
+    url: str
+    folder: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    server: Any = None
+    opened: list[Objects] = field(default_factory=list)
+
+    def source(self, **more: Any) -> Objects:
+        declared = {"url": self.url, "acl_tags": ["team"], "settings": dict(self.settings), **more}
+        environment = {f"PENSTOCK_S_{name.upper()}": value for name, value in self.secrets.items()}
+        given = options(Objects, declared, "s", environment)
+        source = Objects(given, Context(name="s", tenant="t", memory=None, folder=self.folder))  # type: ignore[arg-type]
+        self.opened.append(source)
+        return source
+
+    def put(self, path: str, content: str | bytes = "Some text.") -> None:
+        if self.server is not None and isinstance(self.server, SftpServer):
+            file = self.server.folder / "docs" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content.encode() if isinstance(content, str) else content)
+            return
+        fs, root = self._file_system()
+        fs.makedirs(f"{root}/{path}".rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(f"{root}/{path}", content.encode() if isinstance(content, str) else content)
+
+    def remove(self, path: str) -> None:
+        if isinstance(self.server, SftpServer):
+            (self.server.folder / "docs" / path).unlink()
+            return
+        fs, root = self._file_system()
+        fs.rm_file(f"{root}/{path}")
+
+    def _file_system(self) -> tuple[Any, str]:
+        return fsspec.core.url_to_fs(self.url, skip_instance_cache=True, **self.settings, **self.secrets)
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=KINDS)
+async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    with ExitStack() as closing:
+        match request.param:
+            case "memory":
+                desk = Desk(f"memory://{uuid.uuid4().hex}/docs", downloads)
+            case "file":
+                desk = Desk(f"file://{tmp_path}/docs", downloads)
+            case "s3":
+                address = closing.enter_context(s3_server())
+                bucket = f"b{uuid.uuid4().hex}"
+                keys = {"key": "an id", "secret": "a secret"}
+                desk = Desk(f"s3://{bucket}/docs", downloads, {"endpoint_url": address}, keys)
+                fsspec.filesystem("s3", skip_instance_cache=True, endpoint_url=address, **keys).mkdir(bucket)
+            case _:
+                (tmp_path / "served" / "docs").mkdir(parents=True)
+                server = closing.enter_context(sftp_server(tmp_path / "served"))
+                known = str(server.write_known_hosts(tmp_path / "known_hosts"))
+                secrets = {"password": PASSWORD}
+                desk = Desk(f"{server.url}/docs", downloads, {"known_hosts": known}, secrets, server)
+        yield desk
+        for source in desk.opened:
+            await source.close()
+
+
+async def listing(source: Objects) -> dict[str, Listed]:
+    entries = [entry async for page in source.list() for entry in page]
+    assert all(isinstance(entry, Listed) for entry in entries)
+    return {entry.external_id: entry for entry in entries if isinstance(entry, Listed)}
+
+
+async def one(source: Objects, external_id: str) -> Entry:
+    [entry] = await source.fetch([external_id])
+    return entry
+
+
+async def test_every_object_is_listed_as_it_is_read(desk: Desk) -> None:
+    names = ("readme.md", "a/b/c/deep.txt", "a/über 50% #1.md", "a/page.html", "report.pdf")
+    for name in names:
+        desk.put(name, pdf_of(["The otter sleeps."]) if name.endswith("pdf") else f"About {name}.")
+    for hidden in (".git/config", "a/~$lock.docx", "node_modules/x/index.js", "a/logo.png"):
+        desk.put(hidden)
+    desk.put("a/empty.md", "")
+    source = desk.source(source_url="https://files.example/{path}", members={"team": ["ada@example.com"]})
+    listed = await listing(source)
+    assert sorted(listed) == sorted(names)
+    for name, entry in listed.items():
+        document = await one(source, name)
+        assert isinstance(document, Document)
+        assert (document.revision, document.acl_tags, document.required_tags) == (
+            entry.revision,
+            entry.acl_tags,
+            entry.required_tags,
+        )
+        assert document.metadata["path"] == name
+        assert ("otter" if name.endswith("pdf") else f"About {name}.") in document.content
+    encoded = await one(source, "a/über 50% #1.md")
+    assert isinstance(encoded, Document)
+    assert encoded.source_url == "https://files.example/a/%C3%BCber%2050%25%20%231.md"
+    assert await source.check() == []
+    assert list(desk.folder.iterdir()) == [], "no download is left"
+
+
+async def test_an_edit_changes_the_revision_and_a_removed_object_is_gone(desk: Desk) -> None:
+    desk.put("a.md", "One.")
+    desk.put("b.md", "One.")
+    source = desk.source()
+    before = await listing(source)
+    assert await listing(source) == before
+    desk.put("a.md", "Two, longer.")
+    after = await listing(source)
+    assert after["a.md"].revision != before["a.md"].revision
+    assert after["b.md"] == before["b.md"]
+    desk.remove("b.md")
+    assert list(await listing(source)) == ["a.md"]
+    assert await one(source, "b.md") == Gone("b.md")
+    assert await one(source, "never.md") == Gone("never.md")
+
+
+async def test_sidecar_files_say_who_may_read_their_folder(desk: Desk) -> None:
+    desk.put("open.md")
+    desk.put("board/minutes.md")
+    desk.put("board/2026/q1.md")
+    desk.put("board/2026/draft.md")
+    desk.put("board/.penstock.toml", 'acl = ["board"]\nrequired = ["nda"]\nexclude = ["draft.md"]\n')
+    source = desk.source(sidecars=True)
+    listed = await listing(source)
+    access = {name: (tuple(entry.acl_tags), tuple(entry.required_tags)) for name, entry in listed.items()}
+    assert access == {
+        "open.md": (("team",), ()),
+        "board/minutes.md": (("board",), ("nda",)),
+        "board/2026/q1.md": (("board",), ("nda",)),
+    }
+    assert await one(source, "board/2026/draft.md") == Gone("board/2026/draft.md")
+    document = await one(source, "board/2026/q1.md")
+    assert isinstance(document, Document)
+    assert (document.acl_tags, document.required_tags) == (("board",), ("nda",))
+
+    ignoring = await listing(desk.source())
+    assert {tuple(entry.acl_tags) for entry in ignoring.values()} == {("team",)}
+    desk.put("board/.penstock.toml", "acl = [")
+    with pytest.raises(Misconfigured, match=r"board/\.penstock\.toml is not valid TOML.*: nothing is read until"):
+        await listing(source)
+    with pytest.raises(Misconfigured, match="nothing is read until"):
+        await one(source, "board/2026/q1.md")
+
+
+async def test_patterns_and_sizes_select_objects(desk: Desk) -> None:
+    for name in ("docs/a.md", "docs/old/b.md", "c.md", "docs/d.csv", "docs/damaged.pdf"):
+        desk.put(name, damaged_pdf() if name.endswith("pdf") else "Some text.")
+    desk.put("docs/large.md", "x" * 2_000)
+    source = desk.source(include=["docs/**"], exclude=["old", "*.csv"], max_file_bytes=1_500)
+    assert sorted(await listing(source)) == ["docs/a.md", "docs/damaged.pdf", "docs/large.md"]
+    assert await one(source, "c.md") == Gone("c.md")
+    large = await one(source, "docs/large.md")
+    assert isinstance(large, Unreadable)
+    assert (large.code, large.message) == ("too_large", "large.md is 2,000 bytes, the limit is 1,500 (max_file_bytes)")
+    damaged = await one(source, "docs/damaged.pdf")
+    assert isinstance(damaged, Unreadable)
+    assert list(desk.folder.iterdir()) == []
+
+
+async def test_an_address_that_holds_nothing_deletes_nothing(desk: Desk) -> None:
+    desk.put("a.md")
+    wrong = desk.source(url=f"{desk.url}-of-another-year")
+    with pytest.raises(Retryable, match="check bucket and prefix"):
+        await listing(wrong)
+
+
+@pytest.mark.parametrize("name", ["../secret.md", "a/../../secret.md", "/etc/passwd", "", ".penstock.toml", "a//b.md"])
+async def test_an_external_id_cannot_leave_the_address(desk: Desk, name: str) -> None:
+    desk.put("a.md")
+    assert await one(desk.source(), name) == Gone(name)
+
+
+# One store
+
+
+async def test_a_protocol_without_its_package_is_named_with_what_to_install(tmp_path: Path) -> None:
+    source = Desk("gs://bucket/docs", tmp_path).source()
+    with pytest.raises(Misconfigured, match="the protocol gs needs a package that is not installed: pip install"):
+        await listing(source)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"url": "bucket/docs"}, "write an address such as s3://bucket/prefix"),
+        ({"url": "https://example.com/docs"}, "a web server has no listing"),
+        ({"url": "simplecache::s3://bucket/docs"}, "write an address"),
+        ({"settings": {"secret": "x"}}, "settings.secret is a secret: it is the option secret, set in the environment"),
+        ({"source_url": "https://files.example/"}, "write an https address with {path}"),
+    ],
+)
+def test_options_are_refused_with_one_line(more: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=says) as refused:
+        Desk("s3://bucket/docs", tmp_path).source(**more)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("desk", [pytest.param("sftp", marks=pytest.mark.slow)], indirect=True)
+async def test_a_server_of_sftp_is_trusted_only_by_its_host_key(desk: Desk, tmp_path: Path) -> None:
+    import paramiko
+
+    desk.put("a.md")
+    (tmp_path / "empty").write_text("")
+    other = desk.server.write_known_hosts(tmp_path / "other", paramiko.ECDSAKey.generate())
+    for file, says in ((tmp_path / "empty", "is not in known_hosts: compare it"), (other, "another host key")):
+        with pytest.raises(Misconfigured, match=says):
+            await listing(desk.source(settings={"known_hosts": str(file)}))
+    wrong = Desk(desk.url, desk.folder, desk.settings, {"password": "wrong"})
+    with pytest.raises(Misconfigured, match="refuses the credentials") as refused:
+        await listing(wrong.source())
+    assert "wrong" not in str(refused.value)
+
+
+@pytest.mark.parametrize("desk", [pytest.param("sftp", marks=pytest.mark.slow)], indirect=True)
+async def test_a_lost_connection_is_opened_again(desk: Desk) -> None:
+    desk.put("a.md")
+    source = desk.source()
+    await listing(source)
+    desk.server.disconnect()
+    with pytest.raises(Retryable, match="the sftp store does not respond"):
+        await listing(source)
+    assert list(await listing(source)) == ["a.md"]
+
+
+@pytest.mark.parametrize("desk", [pytest.param("sftp", marks=pytest.mark.slow)], indirect=True)
+async def test_a_folder_that_denies_access_is_set_aside(desk: Desk) -> None:
+    desk.put("a.md")
+    desk.put("closed/b.md")
+    desk.server.denied.add("closed")
+    entries = [entry async for page in desk.source().list() for entry in page]
+    assert [entry for entry in entries if isinstance(entry, Unlisted)] == [
+        Unlisted(part="folder closed", reason="the store denies access to it")
+    ]
+    assert [entry.external_id for entry in entries if isinstance(entry, Listed)] == ["a.md"]
+    desk.server.denied.add("docs")
+    with pytest.raises(Misconfigured, match="the sftp store denies access"):
+        await listing(desk.source())

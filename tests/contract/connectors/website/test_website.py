@@ -1,0 +1,261 @@
+"""The source of a website, against a real server of pages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.declared import options
+from connectors.set_aside import SetAside
+from connectors.source import Context, Document, Entry, Gone, Listed, Unlisted, Unreadable
+from connectors.web import Limits
+from connectors.website.playground import Site
+from connectors.website.source import Website
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.runtime.http_server import served
+from tests.support.connectors.pdf_files import pdf_of
+from tests.support.connectors.slack_kit import Notes
+
+IMPATIENT = Limits(patience_seconds=0.5, backoff_base_seconds=0.01, backoff_cap_seconds=0.02)
+
+
+@dataclass
+class Desk:
+    site: Site
+    folder: Path
+    memory: Notes = field(default_factory=Notes)
+    set_aside: SetAside = field(default_factory=SetAside)
+    opened: list[Website] = field(default_factory=list)
+
+    def source(self, **more: Any) -> Website:
+        declared = {"url": self.site.base, "acl_tags": ["team"], "requests_per_second": 100, **more}
+        context = Context(name="s", tenant="t", memory=self.memory, folder=self.folder, set_aside=self.set_aside)
+        source = Website(options(Website, declared, "s", {}), context, limits=IMPATIENT)  # type: ignore[arg-type]
+        self.opened.append(source)
+        return source
+
+    def page(self, path: str, text: str = "Some text.", *, head: str = "", lastmod: str | None = None) -> str:
+        self.site.pages[path] = f"<html><head><title>About {path}</title>{head}</head><body><p>{text}".encode()
+        if lastmod is not None:
+            self.site.lastmod[path] = lastmod
+        return self.site.base + path
+
+    def requested(self) -> list[tuple[str, int]]:
+        """Return the requests for pages since the last call."""
+        requests = [request for request in self.site.requests if request[0] not in ("/robots.txt", "/sitemap.xml")]
+        self.site.requests.clear()
+        return requests
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    site = Site()
+    async with served(site) as address:
+        site.base = address
+        desk = Desk(site, tmp_path)
+        yield desk
+        for source in desk.opened:
+            await source.close()
+
+
+async def entries(source: Website) -> list[Listed | Unlisted]:
+    return [entry async for page in source.list() for entry in page]
+
+
+async def listing(source: Website) -> dict[str, Listed]:
+    listed = await entries(source)
+    assert all(isinstance(entry, Listed) for entry in listed), listed
+    return {entry.external_id: entry for entry in listed if isinstance(entry, Listed)}
+
+
+async def one(source: Website, external_id: str) -> Entry:
+    [entry] = await source.fetch([external_id])
+    return entry
+
+
+async def test_pages_and_files_of_the_sitemap_are_documents(desk: Desk) -> None:
+    page = desk.page("/guide/über pumps", "The pump is red.")
+    desk.site.pages["/report.pdf"] = pdf_of(["The otter sleeps."])
+    desk.site.headers["/report.pdf"] = {
+        "content-type": "application/pdf",
+        "last-modified": "Fri, 02 Jan 2026 10:00:00 GMT",
+    }
+    desk.site.pages["/logo.png"] = b"\x89PNG"
+    source = desk.source(members={"team": ["ada@example.com"]})
+    listed = await listing(source)
+    assert len(listed) == 2
+    for external_id, entry in listed.items():
+        document = await one(source, external_id)
+        assert isinstance(document, Document)
+        assert (document.revision, document.acl_tags, document.source_url) == (
+            entry.revision,
+            entry.acl_tags,
+            external_id,
+        )
+    html = await one(source, next(url for url in listed if "guide" in url))
+    assert isinstance(html, Document)
+    assert "The pump is red." in html.content
+    assert html.title.startswith("About /guide")
+    pdf = await one(source, f"{desk.site.base}/report.pdf")
+    assert isinstance(pdf, Document)
+    assert "otter" in pdf.content
+    assert pdf.source_modified_at is not None
+    assert await source.check() == []
+    assert [problem.code for problem in await desk.source().check()] == ["nobody"]
+    assert page
+    assert [file.name for file in desk.folder.iterdir()] == ["pages.json"]
+
+
+async def test_a_page_with_an_unchanged_lastmod_is_not_requested_again(desk: Desk) -> None:
+    a, b = desk.page("/a", lastmod="2026-01-01"), desk.page("/b", lastmod="2026-01-01")
+    source = desk.source()
+    before = await listing(source)
+    assert desk.requested() == [], "the sitemap says it all"
+    desk.page("/a", "Other text.", lastmod="2026-01-02")
+    after = await listing(source)
+    assert after[a].revision != before[a].revision
+    assert after[b] == before[b]
+
+
+async def test_a_page_without_lastmod_is_requested_conditionally(desk: Desk) -> None:
+    a = desk.page("/a")
+    before = await listing(desk.source())
+    assert desk.requested() == [("/a", 200)]
+    again = desk.source()  # after a restart
+    assert await listing(again) == before
+    assert desk.requested() == [("/a", 304)]
+    desk.page("/a", "Other text.")
+    assert (await listing(again))[a].revision != before[a].revision
+    distrusting = desk.source(trust_lastmod=False)
+    desk.page("/a", "Third text.", lastmod="2020-01-01")
+    first = await listing(distrusting)
+    desk.page("/a", "Fourth text.", lastmod="2020-01-01")
+    assert (await listing(distrusting))[a].revision != first[a].revision
+
+
+async def test_robots_txt_is_obeyed(desk: Desk) -> None:
+    desk.page("/open")
+    secret = desk.page("/secret/a")
+    desk.site.robots = "User-agent: penstock\nDisallow: /secret/\nUser-agent: *\nDisallow: /\n"
+    source = desk.source()
+    assert list(await listing(source)) == [f"{desk.site.base}/open"]
+    assert await one(source, secret) == Gone(secret)
+    desk.site.statuses["/robots.txt"] = 500
+    with pytest.raises(Retryable):
+        await listing(source)
+
+
+@pytest.mark.parametrize("lastmod", [None, "2026-01-01"])
+async def test_pages_with_noindex_and_copies_are_no_documents(desk: Desk, lastmod: str | None) -> None:
+    desk.page("/a", lastmod=lastmod, head="<link rel=canonical href='/a'>")
+    copy = desk.page("/a-print", lastmod=lastmod, head="<link rel=canonical href='/a'>")
+    hidden = desk.page("/hidden", lastmod=lastmod, head="<meta name=robots content=noindex>")
+    alone = desk.page("/alone", lastmod=lastmod, head="<link rel=canonical href='https://elsewhere.example/alone'>")
+    source = desk.source()
+    await listing(source)
+    for url in (copy, hidden):
+        assert await one(source, url) == Gone(url)
+    desk.requested()
+    assert sorted(await listing(source)) == [f"{desk.site.base}/a", alone]
+    if lastmod is not None:
+        assert desk.requested() == [], "what they are is remembered"
+
+
+async def test_a_removed_page_is_gone_and_one_that_fails_stays(desk: Desk) -> None:
+    a, b = desk.page("/a"), desk.page("/b")
+    source = desk.source()
+    before = await listing(source)
+    desk.site.statuses["/a"] = 500
+    assert await listing(source) == before
+    assert list(desk.set_aside.reasons()) == [f"page {a}"]
+    with pytest.raises(Retryable):
+        await one(source, a)
+    desk.site.statuses["/a"] = 403
+    unreadable = await one(source, a)
+    assert isinstance(unreadable, Unreadable)
+    assert unreadable.code == "unavailable"
+    desk.site.statuses["/a"] = 404
+    assert list(await listing(source)) == [b]
+    assert not desk.set_aside.reasons()
+    assert await one(source, a) == Gone(a)
+
+
+async def test_pages_of_a_feed_stay_documents_when_they_leave_it(desk: Desk) -> None:
+    def feed(*paths: str) -> bytes:
+        return b"<rss><channel>%s</channel></rss>" % b"".join(
+            b"<item><link>%s</link></item>" % (desk.site.base + path).encode() for path in paths
+        )
+
+    a, b = desk.page("/a"), desk.page("/b")
+    desk.site.pages["/feed.xml"] = feed("/a")
+    desk.site.headers["/feed.xml"] = {"content-type": "application/rss+xml"}
+    assert list(await listing(desk.source(feeds=["/feed.xml"]))) == [a]
+    desk.site.pages["/feed.xml"] = feed("/b")
+    source = desk.source(feeds=["/feed.xml"])
+    assert list(await listing(source)) == [a, b]
+    del desk.site.pages["/a"]
+    assert list(await listing(source)) == [b]
+    assert desk.memory.kept["feed-pages"] == [b]
+
+
+async def test_a_listing_that_cannot_be_read_deletes_nothing(desk: Desk) -> None:
+    a = desk.page("/a")
+    desk.site.pages["/more.xml"] = b"<html><body>We are working on it.</body></html>"
+    source = desk.source(sitemaps=["/sitemap.xml", "/more.xml"])
+    desk.site.unlisted.add("/more.xml")
+    [unlisted, listed] = await entries(source)
+    assert isinstance(unlisted, Unlisted)
+    assert unlisted.reason == "is an HTML page: name the address of a sitemap or a feed"
+    assert (unlisted.tag, isinstance(listed, Listed) and listed.external_id) == (None, a)
+    with pytest.raises(Misconfigured, match=r"/more\.xml is an HTML page"):
+        await entries(desk.source(sitemaps=["/more.xml"]))
+    with pytest.raises(Misconfigured, match="answered 404"):
+        await entries(desk.source(sitemaps=["/none.xml"]))
+
+
+async def test_pages_of_other_sites_are_not_requested(desk: Desk) -> None:
+    a = desk.page("/a")
+    other = Site()
+    async with served(other) as address:
+        other.pages["/b"] = b"Secret."
+        desk.site.pages["/map.txt"] = f"{a}\n{address}/b\n".encode()
+        desk.site.statuses["/c"] = 302
+        source = desk.source(sitemaps=["/map.txt"])
+        assert list(await listing(source)) == [a]
+        assert await one(source, f"{address}/b") == Gone(f"{address}/b")
+        assert other.requests == []
+
+
+async def test_patterns_select_pages_and_too_many_are_refused(desk: Desk) -> None:
+    for path in ("/guide/a", "/guide/old/b", "/blog/c", "/"):
+        desk.page(path)
+    source = desk.source(include=["guide/**"], exclude=["old"])
+    assert list(await listing(source)) == [f"{desk.site.base}/guide/a"]
+    with pytest.raises(Misconfigured, match="more than 3 pages"):
+        await entries(desk.source(max_pages=3))
+
+
+async def test_throttling_is_waited_for(desk: Desk) -> None:
+    desk.page("/a")
+    desk.site.throttled = 1
+    with pytest.raises(Deferred):
+        await entries(desk.source())
+    assert len(await listing(desk.source())) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"url": "docs.example.com"}, "write the address of the site"),
+        ({"url": "https://user:secret@docs.example.com"}, "write the address of the site"),
+        ({"user_agent": "a\nb"}, "write printable ASCII"),
+    ],
+)
+def test_options_are_refused_with_one_line(more: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=says) as refused:
+        Desk(Site(base="https://docs.example.com"), tmp_path).source(**more)
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,143 @@
+"""Sitemaps, feeds and heads of pages, with the forms and the mistakes that sites publish."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from connectors.website.listings import MAX_LISTING_BYTES, BadListing, normalised, parse
+from connectors.website.page import Head, head_of
+
+BASE = "https://docs.example.com/sitemap.xml"
+SITEMAP = """<?xml version="1.0" encoding="UTF-8"?>
+<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">
+  <url><loc> https://docs.example.com/a?x=1&amp;y=2#part </loc><lastmod>2026-01-02</lastmod></url>
+  <url><loc>/relative</loc></url>
+  <url><loc>HTTPS://Docs.Example.com:443</loc><lastmod/></url>
+  <url><loc>ftp://docs.example.com/b</loc></url>
+  <url><loc>https://user@docs.example.com/b</loc></url>
+  <url></url>
+</urlset>"""
+PAGES = {
+    "https://docs.example.com/a?x=1&y=2": "2026-01-02",
+    "https://docs.example.com/relative": None,
+    "https://docs.example.com/": None,
+}
+
+
+@pytest.mark.parametrize("body", [SITEMAP.encode(), gzip.compress(SITEMAP.encode()), SITEMAP[39:].encode()])
+def test_a_sitemap_names_pages_with_the_time_of_their_last_change(body: bytes) -> None:
+    assert parse(body, BASE).pages == PAGES
+
+
+def test_sitemaps_without_or_with_another_namespace_are_read() -> None:
+    for namespace in ("", ' xmlns="https://www.google.com/schemas/sitemap/0.84"'):
+        body = f"<urlset{namespace}><url><loc>https://docs.example.com/a</loc></url></urlset>"
+        assert list(parse(body.encode(), BASE).pages) == ["https://docs.example.com/a"]
+
+
+def test_an_index_names_further_sitemaps() -> None:
+    index = (
+        "<sitemapindex><sitemap><loc>/one.xml.gz</loc></sitemap><sitemap><loc>/two.xml</loc></sitemap></sitemapindex>"
+    )
+    assert parse(index.encode(), BASE).sitemaps == [
+        "https://docs.example.com/one.xml.gz",
+        "https://docs.example.com/two.xml",
+    ]
+
+
+def test_a_list_of_addresses_in_plain_text_is_a_sitemap() -> None:
+    assert parse("\ufeffhttps://docs.example.com/a\r\n\r\nhttps://docs.example.com/b\n".encode(), BASE).pages == {
+        "https://docs.example.com/a": None,
+        "https://docs.example.com/b": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("feed", "pages"),
+    [
+        (
+            "<rss version='2.0'><channel><link>https://docs.example.com</link>"
+            "<item><link>https://docs.example.com/a</link><pubDate>Fri, 02 Jan 2026 10:00:00 GMT</pubDate></item>"
+            "<item><guid>https://docs.example.com/b</guid><pubDate>yesterday</pubDate></item>"
+            "<item><guid isPermaLink='false'>b-17</guid></item></channel></rss>",
+            {"https://docs.example.com/a": "2026-01-02T10:00:00+00:00", "https://docs.example.com/b": "yesterday"},
+        ),
+        (
+            "<feed xmlns='http://www.w3.org/2005/Atom'><entry><link rel='self' href='/feed/a'/><link href='/a'/>"
+            "<updated>2026-01-02T10:00:00Z</updated></entry><entry/></feed>",
+            {"https://docs.example.com/a": "2026-01-02T10:00:00Z"},
+        ),
+        (
+            "<rdf:RDF xmlns:rdf='http://www.w3.org/1999/02/22-rdf-syntax-ns#' xmlns='http://purl.org/rss/1.0/'"
+            " xmlns:dc='http://purl.org/dc/elements/1.1/'><channel/><item><link>/a</link>"
+            "<dc:date>2026-01-02</dc:date></item></rdf:RDF>",
+            {"https://docs.example.com/a": "2026-01-02"},
+        ),
+    ],
+    ids=["RSS 2.0", "Atom", "RSS 1.0"],
+)
+def test_a_feed_names_the_pages_of_its_entries(feed: str, pages: dict[str, str | None]) -> None:
+    assert parse(feed.encode(), BASE).pages == pages
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"<!DOCTYPE html><html><body>We are working on it.<br></body></html>", "is an HTML page"),
+        (b"<html><head/><body/></html>", "is an HTML page"),
+        (b"<urlset><url>", "is not valid XML"),
+        (b"<svg/>", "neither a sitemap nor a feed"),
+        (b"Not found", "neither XML nor a list of addresses"),
+        (b"\x1f\x8b\x08damaged", "is a damaged gzip file"),
+        (gzip.compress(b" " * (MAX_LISTING_BYTES + 10)), "has more than 52,428,800 bytes unpacked"),
+    ],
+)
+def test_anything_else_is_refused_and_never_an_empty_listing(body: bytes, says: str) -> None:
+    with pytest.raises(BadListing, match=says):
+        parse(body, BASE)
+
+
+def test_entities_are_not_expanded_and_no_file_is_read() -> None:
+    bomb = "<!DOCTYPE u [<!ENTITY a 'https://docs.example.com/'><!ENTITY b SYSTEM 'file:///etc/passwd'>]>"
+    listing = parse(f"{bomb}<urlset><url><loc>&a;</loc></url><url><loc>&b;</loc></url></urlset>".encode(), BASE)
+    assert listing.pages == {}
+
+
+@pytest.mark.parametrize(
+    ("location", "url"),
+    [
+        ("https://Docs.Example.com:8443/A", "https://docs.example.com:8443/A"),
+        ("//docs.example.com/a", "https://docs.example.com/a"),
+        ("mailto:ann@example.com", None),
+        ("https://[::1", None),
+        ("https://docs.example.com:port/", None),
+        ("https://docs.example.com/" + "x" * 2_000, None),
+        ("https://docs.example.com/\u202e", None),
+        ("  ", None),
+        (None, None),
+    ],
+)
+def test_addresses_are_brought_into_one_form(location: str | None, url: str | None) -> None:
+    assert normalised(location, BASE) == url
+
+
+@pytest.mark.parametrize(
+    ("html", "headers", "head"),
+    [
+        ("<meta name=robots content='NOINDEX, nofollow'>", {}, Head(no_index=True)),
+        ("<meta name='Robots' content=none>", {}, Head(no_index=True)),
+        ("<meta name=robots content='index,nofollow'>", {}, Head()),
+        ("<meta name=robots content='max-snippet:-1, noindex-this-word'>", {}, Head()),
+        ("<body><meta name=robots content=noindex><p>We show robots:", {}, Head()),
+        ("", {"x-robots-tag": "noindex"}, Head(no_index=True)),
+        ("", {"x-robots-tag": "otherbot: noindex"}, Head()),
+        ("<link rel='canonical' href='/b'>", {}, Head(canonical="https://docs.example.com/b")),
+        ("<base href='/v2/'><link rel=canonical href=b>", {}, Head(canonical="https://docs.example.com/v2/b")),
+        ("<link rel=canonical href=''>", {}, Head()),
+        ("<link rel=canonical href='javascript:x'>", {}, Head()),
+    ],
+)
+def test_the_head_of_a_page_is_understood(html: str, headers: dict[str, str], head: Head) -> None:
+    assert head_of(f"<html><head>{html}".encode(), "https://docs.example.com/a", "text/html", headers) == head
