@@ -220,8 +220,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a record that nobody can read hides the others of its batch",
         _DETECT,
-        "        if accepted:\n",
-        "        if accepted and not poison:\n",
+        "            if arrivals or urgent:\n",
+        "            if (arrivals or urgent) and not poison:\n",
     ),
     Mutant(
         "a withdrawal is not announced at once",
