@@ -10,11 +10,17 @@ from connectors.extraction.sandbox import extract_blocking
 from connectors.extraction.settings import from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
 
-__all__ = ["CONTENT_CODES", "EXTRACTOR", "Extracted", "Unreadable", "extract", "most_bytes"]
+__all__ = ["CONTENT_CODES", "EXTRACTOR", "Extracted", "Unreadable", "extract", "extracted_revision", "most_bytes"]
 
 EXTRACTOR = 2
 """The version of the extraction. It is raised whenever the same bytes give another result, so that unchanged files are
 read again."""
+
+
+def extracted_revision(state: str) -> str:
+    """Return a revision that differs also where a later version of the extraction reads the same bytes in another way.
+    state: differs after each change of the bytes."""
+    return f"{EXTRACTOR}:{state}"
 
 
 def most_bytes(head: bytes, name: str) -> int:

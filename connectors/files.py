@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -242,6 +242,17 @@ ABANDONED_SECONDS = 24 * 3600.0
 """A download that is older was left by a process that was killed: reading takes minutes."""
 
 
+@contextmanager
+def temporary_file(folder: Path, ending: str = "") -> Iterator[Path]:
+    """Yield the path of a file in the folder, which is made if needed. What is there at the end is deleted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{secrets.token_hex(8)}{ending}"
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+
+
 class Downloads:
     """Reads the text of files through a folder, in which a file exists only while it is read."""
 
@@ -257,16 +268,14 @@ class Downloads:
         download: writes the file to a path, with at most so many bytes.
         """
         self._remove_abandoned()
-        to = self._folder / f"{secrets.token_hex(8)}{kind.ending}"
-        try:
+        with temporary_file(self._folder, kind.ending) as to:
             await download(to, self._max_bytes)
             if kind.ending and not name.lower().endswith(kind.ending):
                 name += kind.ending
-            extracted = await extract_file(to, name, kind.media_type or None)
-        except extraction.Unreadable as error:
-            raise NoText(error.code, str(error)) from error
-        finally:
-            to.unlink(missing_ok=True)
+            try:
+                extracted = await extract_file(to, name, kind.media_type or None)
+            except extraction.Unreadable as error:
+                raise NoText(error.code, str(error)) from error
         return extracted.text, extracted.media_type
 
     def _remove_abandoned(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from connectors.confluence.markup import markdown, users
 from connectors.confluence.model import Comment, Content, parse_time
 from connectors.extraction import Unreadable as NoText
 from connectors.extraction import extract_file
+from connectors.files import temporary_file
 from connectors.source import Document, Entry, Gone, Unreadable
 from connectors.web import Forbidden, Missing, TooLarge, Web
 from pipeline.core.errors import PenstockError
@@ -154,11 +154,10 @@ class Files:
         too_large = f"is larger than {self._max_bytes:,} bytes: raise max_attachment_bytes, or divide the file"
         if attachment.size > self._max_bytes:
             return unreadable(attachment, "too_large", too_large)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / f"attachment-{secrets.token_hex(8)}"
         try:
-            await self._web.download(self._address(attachment), file, max_bytes=self._max_bytes)
-            extracted = await extract_file(file, attachment.title, attachment.media_type or None)
+            with temporary_file(self._folder) as file:
+                await self._web.download(self._address(attachment), file, max_bytes=self._max_bytes)
+                extracted = await extract_file(file, attachment.title, attachment.media_type or None)
         except Missing:
             return Gone(attachment.id)
         except TooLarge:
@@ -168,8 +167,6 @@ class Files:
             return unreadable(attachment, "forbidden_address", message)
         except NoText as error:
             return unreadable(attachment, error.code, str(error))
-        finally:
-            file.unlink(missing_ok=True)
         return document(attachment, extracted.text, extracted.media_type, names, base, extracted.metadata)
 
     def _address(self, attachment: Content) -> str:

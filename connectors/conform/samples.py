@@ -18,6 +18,27 @@ from starlette.routing import Route
 from connectors.source import Request
 from pipeline.runtime.http_server import served
 
+
+class DeclaredMembers:
+    """The part of a playground whose source knows no people: ``members_file`` says who holds the tag ``team``."""
+
+    inside, outside = "ines@example.com", "otto@example.com"
+
+    def __init__(self, members_file: Path) -> None:
+        self.members_file = members_file
+        self._write_members([self.inside])
+
+    async def leave(self) -> None:
+        self._write_members([])
+
+    def sent(self) -> Sequence[Request]:
+        """Return no requests: the source sends none."""
+        return []
+
+    def _write_members(self, members: Sequence[str]) -> None:
+        self.members_file.write_text(f"team = {json.dumps(members)}\n")
+
+
 STAFF, BOARD = "staff", "board"
 TRUNCATED_DOCUMENTS = 3
 """The documents of a listing that ends early."""

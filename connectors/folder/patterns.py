@@ -4,6 +4,7 @@ matching must take time in proportion to the length of each."""
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
@@ -42,6 +43,13 @@ def compiled(pattern: str) -> Pattern:
     if sum(element in WILDCARDS for element in elements) <= MAX_FAST_WILDCARDS:
         return re.compile("".join(elements) + "(?:/.*)?", re.DOTALL)
     return _Automaton(elements)
+
+
+def selects(path: str, include: Collection[str], exclude: Collection[str]) -> bool:
+    """Whether the path matches a pattern of ``include``, or that is empty, and no pattern of ``exclude``."""
+    if any(compiled(pattern).fullmatch(path) for pattern in exclude):
+        return False
+    return not include or any(compiled(pattern).fullmatch(path) for pattern in include)
 
 
 ANYTHING, FOLDERS, WITHIN_NAME = ".*", "(?:.*/)?", "[^/]*"

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from connectors.source import Request
+from connectors.conform.samples import DeclaredMembers
 
 
-class FolderPlayground:
-    inside, outside = "ines@example.com", "otto@example.com"
-
+class FolderPlayground(DeclaredMembers):
     def __init__(self, folder: Path) -> None:
-        self.root, self._hidden, self._members = folder / "docs", folder / "hidden", folder / "members.toml"
+        super().__init__(folder / "members.toml")
+        self.root, self._hidden = folder / "docs", folder / "hidden"
         self.root.mkdir()
         (self.root / "moved").mkdir()
         self._paths: dict[str, Path] = {}
@@ -26,10 +24,9 @@ class FolderPlayground:
         self.options: Mapping[str, Any] = {
             "paths": [str(self.root)],
             "acl_tags": ["team"],
-            "members_file": str(self._members),
+            "members_file": str(self.members_file),
             "page_files": 3,
         }
-        self._write_members(self.inside)
 
     async def write(self, name: str, text: str) -> str:
         path = self._paths.setdefault(name, self.root / name / f"{name}.md")
@@ -52,13 +49,6 @@ class FolderPlayground:
     async def restrict(self, name: str) -> None:
         (self._paths[name].parent / ".penstock.toml").write_text('acl = ["board"]\n')
 
-    async def leave(self) -> None:
-        self._write_members()
-
-    def sent(self) -> Sequence[Request]:
-        """Return no requests: the operating system reports changes."""
-        return []
-
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
     ) -> None:
@@ -69,9 +59,6 @@ class FolderPlayground:
         elif not truncated and self._hidden.exists():
             self.root.rmdir()
             self._hidden.rename(self.root)
-
-    def _write_members(self, *members: str) -> None:
-        self._members.write_text(f"team = {json.dumps(members)}\n")
 
 
 @asynccontextmanager

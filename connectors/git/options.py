@@ -13,7 +13,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from connectors.folder.patterns import compiled
+from connectors.folder.patterns import compiled, selects
 from pipeline.core.errors import Misconfigured
 from topics.fields import AclTags, Member, RequiredTags, Tag
 
@@ -169,9 +169,7 @@ class GitOptions(BaseModel):
         return not self.url.startswith(("https://", "file://"))
 
     def selects(self, path: str) -> bool:
-        if any(compiled(pattern).fullmatch(path) for pattern in self.exclude):
-            return False
-        return not self.include or any(compiled(pattern).fullmatch(path) for pattern in self.include)
+        return selects(path, self.include, self.exclude)
 
     def access(self) -> Access:
         """Return the current access. Blocks. Raises Misconfigured, which leaves the published access as it is."""

@@ -21,8 +21,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import SecretStr
+from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from connectors.git.options import basic
@@ -43,18 +45,13 @@ class Backend:
         self.failing = 0
         self.redirect: str | None = None
         self.requests: list[tuple[str, Mapping[str, str]]] = []
+        self._app = Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            for kind in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{kind}.complete"})
-            return
-        request = HttpRequest(scope, receive)
-        self.requests.append((request.url.path, dict(request.headers)))
-        await (await self._answer(request))(scope, receive, send)
+        await self._app(scope, receive, send)
 
     async def _answer(self, request: HttpRequest) -> Response:
+        self.requests.append((request.url.path, dict(request.headers)))
         if self.throttled:
             self.throttled -= 1
             return Response(status_code=429, headers={"retry-after": "1"})

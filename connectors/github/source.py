@@ -97,9 +97,8 @@ class GitHub:
     async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         with self._translated():
             try:
-                listed_repositories: set[str] = set()
-                for place, kind in self._units(await self._directory.repositories()):
-                    listed_repositories.add(place.name)
+                units = self._units(await self._directory.repositories())
+                for place, kind in units:
                     after: str | None = None
                     while True:
                         size = self._options.sweep_page_size
@@ -111,7 +110,7 @@ class GitHub:
                         if after is None:
                             break
                 closed = self._directory.closed
-                if closed and not listed_repositories - closed.keys():
+                if closed and {place.name for place, _ in units} <= closed.keys():
                     raise Misconfigured(
                         f"{_some(closed)} refuse the credential: grant it access, or name them in exclude"
                         f" ({next(iter(closed.values()))[1]})"

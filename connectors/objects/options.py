@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from connectors.base import ReadersOptions
-from connectors.folder.patterns import compiled
+from connectors.folder.patterns import selects
 
 SECRETS = ("key", "secret", "token", "password", "passphrase", "account_key", "sas_token", "connection_string")
 """Secret arguments of fsspec's file systems, which are options of the same names."""
@@ -86,6 +86,4 @@ class ObjectsOptions(ReadersOptions):
         return {**self.settings, **{name: value.get_secret_value() for name, value in values.items() if value}}
 
     def selects(self, path: str) -> bool:
-        if any(compiled(pattern).fullmatch(path) for pattern in self.exclude):
-            return False
-        return not self.include or any(compiled(pattern).fullmatch(path) for pattern in self.include)
+        return selects(path, self.include, self.exclude)

@@ -3,44 +3,34 @@ own, with a sidecar file of its own."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import fsspec
 
+from connectors.conform.samples import DeclaredMembers
 from connectors.objects.source import Objects
-from connectors.source import Playground, Request
+from connectors.source import Playground
 
 
-class ObjectsPlayground:
-    inside, outside = "ines@example.com", "otto@example.com"
-
-    def __init__(
-        self,
-        url: str,
-        members: Path,
-        settings: Mapping[str, Any] | None = None,
-        secrets: Mapping[str, str] | None = None,
-    ) -> None:
-        """url: an empty folder. settings, secrets: arguments of its file system."""
-        secrets = secrets or {}
-        self._fs, self._root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **(settings or {}), **secrets)
-        self._members, self._removed = members, dict[str, bytes]()
+class ObjectsPlayground(DeclaredMembers):
+    def __init__(self, url: str, members_file: Path) -> None:
+        """url: an empty folder."""
+        super().__init__(members_file)
+        self._fs, self._root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
         self._hidden = f"{self._root}-hidden"
-        self.environment: Mapping[str, str] = {name.upper(): value for name, value in secrets.items()}
+        self._removed: dict[str, bytes] = {}
+        self.environment: Mapping[str, str] = {}
         self.options: Mapping[str, Any] = {
             "url": url,
             "acl_tags": ["team"],
-            "members_file": str(members),
+            "members_file": str(self.members_file),
             "sidecars": True,
-            "settings": settings or {},
         }
-        self._write_members(self.inside)
 
     async def write(self, name: str, text: str) -> str:
         self._put(_path(name), text.encode())
@@ -61,12 +51,6 @@ class ObjectsPlayground:
     async def restrict(self, name: str) -> None:
         self._put(f"{name}/.penstock.toml", b'acl = ["board"]\n')
 
-    async def leave(self) -> None:
-        self._write_members()
-
-    def sent(self) -> Sequence[Request]:
-        return []
-
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
     ) -> None:
@@ -85,9 +69,6 @@ class ObjectsPlayground:
     def _get(self, path: str) -> bytes:
         content: bytes = self._fs.cat_file(f"{self._root}/{path}")
         return content
-
-    def _write_members(self, *members: str) -> None:
-        self._members.write_text(f"team = {json.dumps(members)}\n")
 
 
 def _path(name: str) -> str:

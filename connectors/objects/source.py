@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from posixpath import basename, dirname, join
 from urllib.parse import quote
 
 from connectors.base import SmallSource
-from connectors.extract import EXTRACTOR
+from connectors.extract import extracted_revision
 from connectors.file_documents import document_from_file
-from connectors.files import may_hold_text
+from connectors.files import may_hold_text, temporary_file
 from connectors.folder.access import FILE, MAX_BYTES, SKIPPED, Policy, PolicyError
 from connectors.objects.options import ObjectsOptions
 from connectors.objects.store import FolderDenied, Store, StoredObject
@@ -66,7 +65,7 @@ class Objects(SmallSource):
                         external_id=path,
                         acl_tags=policies[dirname(path)].acl_tags,
                         required_tags=policies[dirname(path)].required_tags,
-                        revision=_revision(listed_object),
+                        revision=extracted_revision(listed_object.state),
                     )
                     for path, listed_object in objects.items()
                     if self._admits(listed_object, policies[dirname(path)])
@@ -81,7 +80,7 @@ class Objects(SmallSource):
         stored = await self.blocking(self._store.find, external_id)
         if stored is None or not self._admits(stored, policy):
             return Gone(external_id)
-        revision = _revision(stored)
+        revision = extracted_revision(stored.state)
         if stored.size > (most := self.options.max_file_bytes):
             return Unreadable(
                 external_id=external_id,
@@ -91,8 +90,7 @@ class Objects(SmallSource):
                 required_tags=policy.required_tags,
                 revision=revision,
             )
-        file = self.context.folder / secrets.token_hex(8)
-        try:
+        with temporary_file(self.context.folder) as file:
             if not await self.blocking(self._store.download, external_id, file):
                 return Gone(external_id)
             return await document_from_file(
@@ -106,8 +104,6 @@ class Objects(SmallSource):
                 source_modified_at=stored.modified_at,
                 metadata={"path": external_id, "size": stored.size},
             )
-        finally:
-            file.unlink(missing_ok=True)
 
     def _admits(self, stored: StoredObject, policy: Policy) -> bool:
         path = stored.path
@@ -139,8 +135,3 @@ class Objects(SmallSource):
                 raise Misconfigured(f"{path} {error}: nothing is read until it is corrected") from error
         policies[folder] = policy
         return policy
-
-
-def _revision(stored: StoredObject) -> str:
-    """Return another revision also where a later version of the extraction reads the same bytes in another way."""
-    return f"{EXTRACTOR}:{stored.state}"

@@ -338,17 +338,7 @@ class Web:
     ) -> Fetched:
         """Request an address with GET, and return status, headers and body. headers: in addition to the client's, and
         sent to the base address alone."""
-        request = self._request(
-            "GET",
-            path_or_url,
-            None,
-            headers or {},
-            json=None,
-            data=None,
-            ok=ok,
-            bucket=None,
-            seconds=self._limits.download_seconds,
-        )
+        request = self._request("GET", path_or_url, None, headers or {}, ok=ok, seconds=self._limits.download_seconds)
 
         async def whole(response: httpx.Response, where: str) -> Fetched:
             return Fetched(
@@ -378,8 +368,6 @@ class Web:
             path_or_url,
             params,
             headers or {},
-            json=None,
-            data=None,
             ok=(200,),
             bucket=bucket,
             seconds=self._limits.download_seconds,
@@ -407,10 +395,10 @@ class Web:
         params: Mapping[str, Any] | None,
         headers: Mapping[str, str],
         *,
-        json: Any,
-        data: Mapping[str, Any] | None,
+        json: Any = None,
+        data: Mapping[str, Any] | None = None,
         ok: Collection[int],
-        bucket: str | None,
+        bucket: str | None = None,
         seconds: float,
         failing_seconds: float | None = None,
     ) -> _Request:

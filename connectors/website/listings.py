@@ -9,10 +9,11 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 from lxml import etree  # type: ignore[import-untyped]
+
+from pipeline.core.retry import http_date
 
 MAX_LISTING_BYTES = 50 * 1024 * 1024
 """The largest sitemap that the protocol permits, uncompressed."""
@@ -134,12 +135,8 @@ def _permalink(item: etree._Element) -> str | None:
 
 def _moment(text: str | None) -> str | None:
     """Return a feed's date as it is compared: two forms of one moment are equal."""
-    if text is None:
-        return None
-    try:
-        return parsedate_to_datetime(text).isoformat()
-    except ValueError:
-        return text
+    moment = None if text is None else http_date(text)
+    return text if moment is None else moment.isoformat()
 
 
 def _add(listing: Listing, base: str, location: str | None, changed: str | None) -> None:

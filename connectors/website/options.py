@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator
 
 from connectors.base import ReadersOptions
-from connectors.folder.patterns import compiled
+from connectors.folder.patterns import selects
 
 
 class WebsiteOptions(ReadersOptions):
@@ -54,7 +54,4 @@ class WebsiteOptions(ReadersOptions):
         return name
 
     def selects(self, path: str) -> bool:
-        relative = path.strip("/") or "index"
-        if any(compiled(pattern).fullmatch(relative) for pattern in self.exclude):
-            return False
-        return not self.include or any(compiled(pattern).fullmatch(relative) for pattern in self.include)
+        return selects(path.strip("/") or "index", self.include, self.exclude)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from connectors.source import Request
+from connectors.conform.samples import DeclaredMembers
 from pipeline.runtime.http_server import served
 
 
@@ -40,16 +41,16 @@ class Site:
     requests: list[tuple[str, int]] = field(default_factory=list)
     """Path and status of each response."""
 
+    def __post_init__(self) -> None:
+        self._app = Starlette(routes=[Route("/{path:path}", self._respond)])
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            for kind in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{kind}.complete"})
-            return
-        request = HttpRequest(scope, receive)
+        await self._app(scope, receive, send)
+
+    async def _respond(self, request: HttpRequest) -> Response:
         response = self._answer(request)
         self.requests.append((request.url.path, response.status_code))
-        await response(scope, receive, send)
+        return response
 
     def _answer(self, request: HttpRequest) -> Response:
         path = request.url.path
@@ -84,21 +85,18 @@ class Site:
         return f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{entries}</urlset>'
 
 
-class WebsitePlayground:
-    inside, outside = "ines@example.com", "otto@example.com"
-
-    def __init__(self, site: Site, members: Path) -> None:
+class WebsitePlayground(DeclaredMembers):
+    def __init__(self, site: Site, members_file: Path) -> None:
+        super().__init__(members_file)
         self.site = site
-        self._members = members
         self._removed: dict[str, bytes] = {}
         self.environment: Mapping[str, str] = {}
         self.options: Mapping[str, Any] = {
             "url": site.base,
             "acl_tags": ["team"],
-            "members_file": str(members),
+            "members_file": str(self.members_file),
             "requests_per_second": 100,
         }
-        self._write_members(self.inside)
 
     async def write(self, name: str, text: str) -> str:
         paragraphs = "".join(f"<p>{html.escape(part)}</p>" for part in text.split("\n\n"))
@@ -118,13 +116,6 @@ class WebsitePlayground:
     async def restrict(self, name: str) -> None:
         self.site.robots += f"User-agent: *\nDisallow: /{name}\n"
 
-    async def leave(self) -> None:
-        self._write_members()
-
-    def sent(self) -> Sequence[Request]:
-        """Return no requests: a website reports no changes."""
-        return []
-
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
     ) -> None:
@@ -134,9 +125,6 @@ class WebsitePlayground:
             self.site.pages["/sitemap.xml"] = b"<!doctype html><html><body>We are working on it.</body></html>"
         else:
             self.site.pages.pop("/sitemap.xml", None)
-
-    def _write_members(self, *members: str) -> None:
-        self._members.write_text(f"team = {json.dumps(members)}\n")
 
 
 @asynccontextmanager

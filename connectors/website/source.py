@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from protego import Protego
 
 from connectors.base import SmallSource
-from connectors.extract import EXTRACTOR
+from connectors.extract import extracted_revision
 from connectors.file_documents import document_from_file
-from connectors.files import may_hold_text
+from connectors.files import may_hold_text, temporary_file
 from connectors.set_aside import Failures, may_be_set_aside
 from connectors.source import Context, Entry, Gone, Listed, Playground, Unlisted, Unreadable
 from connectors.web import Fetched, Limits, Missing, Resolver, Web, system_resolver
@@ -28,6 +25,7 @@ from connectors.website.listings import MAX_LISTING_BYTES, BadListing, Listing, 
 from connectors.website.options import WebsiteOptions
 from connectors.website.page import HTML_TYPES, head_of
 from pipeline.core.errors import Misconfigured, PenstockError
+from pipeline.core.retry import http_date
 from pipeline.runtime.tasks import gather_or_cancel
 
 PAGE_LISTED = 100
@@ -186,8 +184,8 @@ class Website(SmallSource):
         assert self._pages is not None
         known, lastmod = self._known_pages().get(url), self._pages[url]
         if lastmod is not None and self.options.trust_lastmod:
-            is_same = known is not None and known.lastmod == lastmod
-            return None if is_same and known is not None and known.excluded else _revision(lastmod)
+            is_excluded = known is not None and known.lastmod == lastmod and known.excluded
+            return None if is_excluded else extracted_revision(lastmod)
         try:
             known = await self._check(url)
         except Missing:
@@ -198,8 +196,7 @@ class Website(SmallSource):
             if not may_be_set_aside(error):
                 raise
             failing[f"page {url}"] = str(error)
-            return None if known is None or known.excluded else _revision(known.digest)
-        return None if known.excluded else _revision(known.digest)
+        return None if known is None or known.excluded else extracted_revision(known.digest)
 
     async def _check(self, url: str) -> KnownPage:
         """Request a page, conditionally, and record the response."""
@@ -250,19 +247,25 @@ class Website(SmallSource):
         except PenstockError as error:
             if not may_be_set_aside(error) or not self._failures.fail(external_id, error):
                 raise
-            return self._unreadable(external_id, "unavailable", str(error), lastmod)
+            return Unreadable(
+                external_id=external_id,
+                code="unavailable",
+                message=str(error),
+                acl_tags=self.options.acl_tags,
+                required_tags=self.options.required_tags,
+                revision=None if lastmod is None else extracted_revision(lastmod),
+            )
         self._failures.succeed(external_id)
         known = self._record(external_id, fetched)
         if known.excluded:
             return Gone(external_id)
-        return await self._document(external_id, fetched, _revision(lastmod or known.digest))
+        return await self._document(external_id, fetched, extracted_revision(lastmod or known.digest))
 
     async def _document(self, url: str, fetched: Fetched, revision: str) -> Entry:
         name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2]) or self._origin.hostname or url
         if fetched.media_type in HTML_TYPES and not name.lower().endswith((".html", ".htm")):
             name += ".html"
-        file: Path = self.context.folder / secrets.token_hex(8)
-        try:
+        with temporary_file(self.context.folder) as file:
             await asyncio.to_thread(file.write_bytes, fetched.body)
             return await document_from_file(
                 file,
@@ -273,21 +276,9 @@ class Website(SmallSource):
                 revision=revision,
                 media_type=fetched.media_type or None,
                 source_url=url,
-                source_modified_at=_time(fetched.headers.get("last-modified")),
+                source_modified_at=http_date(fetched.headers.get("last-modified", "")),
                 metadata={"path": urlsplit(url).path},
             )
-        finally:
-            file.unlink(missing_ok=True)
-
-    def _unreadable(self, url: str, code: str, message: str, lastmod: str | None) -> Unreadable:
-        return Unreadable(
-            external_id=url,
-            code=code,
-            message=message,
-            acl_tags=self.options.acl_tags,
-            required_tags=self.options.required_tags,
-            revision=None if lastmod is None else _revision(lastmod),
-        )
 
     # Requests
 
@@ -348,18 +339,3 @@ class Website(SmallSource):
         part = self._file.with_suffix(".part")
         part.write_text(json.dumps(pages))
         part.replace(self._file)
-
-
-def _revision(state: str) -> str:
-    """Return another revision also where a later version of the extraction reads the same bytes in another way."""
-    return f"{EXTRACTOR}:{state}"
-
-
-def _time(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

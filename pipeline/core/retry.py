@@ -42,12 +42,17 @@ def _retry_after(headers: Mapping[str, str], *, now: datetime) -> float | None:
     value = headers.get("retry-after")
     if value is None or (seconds := _number(value)) is not None:
         return None if value is None else seconds
+    then = http_date(value)
+    return None if then is None else max(0.0, (then - now).total_seconds())
+
+
+def http_date(text: str) -> datetime | None:
+    """The moment of a date as HTTP and mail write it; without a zone it is in UTC. None: it is no such date."""
     try:
-        then = parsedate_to_datetime(value)
+        moment = parsedate_to_datetime(text)
     except (ValueError, OverflowError):  # the latter for numbers of many digits
         return None
-    then = then if then.tzinfo else then.replace(tzinfo=UTC)
-    return max(0.0, (then - now).total_seconds())
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _number(value: str | None) -> float | None:

@@ -126,14 +126,13 @@ class Detect:
         sorted_batch = await self._admission.sort(
             batch, lambda record: read_message(record, now=read_at), lambda message: message, stage=self.name
         )
-        records = list(zip(sorted_batch.accepted, sorted_batch.valid, sorted_batch.producers, strict=True))
-        excess = [
-            (message, record)
-            for message, record, producer in records
-            if self._exceeds_live_budget(message, record, producer, now)
-        ]
-        excess_places = {_place(record) for _, record in excess}
-        accepted = [(message, record) for message, record, _ in records if _place(record) not in excess_places]
+        accepted: list[tuple[DocumentEvent, Incoming]] = []
+        excess: list[tuple[DocumentEvent, Incoming]] = []
+        for message, record, producer in zip(
+            sorted_batch.accepted, sorted_batch.valid, sorted_batch.producers, strict=True
+        ):
+            exceeds = self._exceeds_live_budget(message, record, producer, now)
+            (excess if exceeds else accepted).append((message, record))
         urgent = await self._urgent_access_changes(
             [message for message, _ in excess if isinstance(message, DocumentUpserted)],
             {identity_of(message).id for message, _ in accepted},

@@ -43,7 +43,7 @@ class Desk:
         return source
 
     def put(self, path: str, content: str | bytes = "Some text.") -> None:
-        if self.server is not None and isinstance(self.server, SftpServer):
+        if isinstance(self.server, SftpServer):
             file = self.server.folder / "docs" / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content.encode() if isinstance(content, str) else content)
