@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from connectors.protocol import Problem
-from connectors.web import Answered, Denied, ServerFailed, TooLarge
+from connectors.web import Answered, Denied, Forbidden, ServerFailed, TooLarge
 from pipeline.core.errors import PenstockError
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def may_be_set_aside(error: BaseException) -> bool:
     that does not respond are reasons that concern every request."""
     if isinstance(error, Denied):
         return error.status != 401
-    return isinstance(error, Answered | ServerFailed | TooLarge)
+    return isinstance(error, Answered | Forbidden | ServerFailed | TooLarge)
 
 
 class Failures:
@@ -69,11 +69,11 @@ class Failures:
             self._failing.pop(name, None)
 
     def fail(self, name: str, error: PenstockError) -> bool:
-        """Record a failure. Returns whether ``name`` is now taken to be the reason: the source says that the request
-        cannot succeed, or it failed MAX_FAILURES times while other requests succeeded."""
+        """Record a failure. Returns whether ``name`` is now taken to be the reason: the request cannot
+        succeed, or it failed MAX_FAILURES times while other requests succeeded."""
         times, since = self._failing.get(name, (0, self._successes))
         self._failing[name] = times + 1, since
-        if isinstance(error, Answered | TooLarge):
+        if isinstance(error, Answered | Forbidden | TooLarge):
             return True
         return times + 1 >= MAX_FAILURES and self._successes > since
 

@@ -13,7 +13,7 @@ from connectors.file_documents import document_from_file
 from connectors.files import may_hold_text, temporary_file
 from connectors.folder.access import FILE, MAX_BYTES, SKIPPED, Policy, PolicyError
 from connectors.objects.options import ObjectsOptions
-from connectors.objects.store import FolderDenied, Store, StoredObject
+from connectors.objects.store import AccessDenied, ObjectTooLarge, Store, StoredObject
 from connectors.source import Context, Entry, Gone, Listed, Playground, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured
 
@@ -49,14 +49,15 @@ class Objects(SmallSource):
                     break
                 folder = waiting.pop()
                 try:
-                    listed, folders = await self.blocking(self._store.list_folder, folder)
-                except FolderDenied:
+                    listed = await self.blocking(self._store.list_folder, folder)
+                except AccessDenied:
                     denied.append(Unlisted(part=f"folder {folder}", reason="the store denies access to it"))
                     continue
-                if join(folder, FILE) not in {listed_object.path for listed_object in listed}:
+                objects_here = {stored.path: stored for stored in listed.objects}
+                if join(folder, FILE) not in {*objects_here, *listed.links}:
                     unruled.add(folder)
-                objects |= {listed_object.path: listed_object for listed_object in listed}
-                waiting += [folder for folder in folders if not SKIPPED.fullmatch(basename(folder))]
+                objects |= objects_here
+                waiting += [path for path in listed.folders if not SKIPPED.fullmatch(basename(path))]
             policies = await self._policies({dirname(path) for path in objects}, without=unruled)
             yield [
                 *denied,
@@ -77,32 +78,46 @@ class Objects(SmallSource):
             return Gone(external_id)
         folder, name = dirname(external_id), basename(external_id)
         policy = (await self._policies([folder]))[folder]
-        stored = await self.blocking(self._store.find, external_id)
-        if stored is None or not self._admits(stored, policy):
-            return Gone(external_id)
-        revision = extracted_revision(stored.state)
-        if stored.size > (most := self.options.max_file_bytes):
+        try:
+            stored = await self.blocking(self._store.find, external_id)
+            if stored is None or not self._admits(stored, policy):
+                return Gone(external_id)
+            return await self._document(stored, policy)
+        except AccessDenied:
+            await self.blocking(self._store.list_folder, "")  # raises where the credentials are the reason
             return Unreadable(
                 external_id=external_id,
-                code="too_large",
-                message=f"{name} is {stored.size:,} bytes, the limit is {most:,} (max_file_bytes)",
+                code="access_denied",
+                message=f"the store denies access to {name}: allow the account to read it",
                 acl_tags=policy.acl_tags,
                 required_tags=policy.required_tags,
-                revision=revision,
             )
+
+    async def _document(self, stored: StoredObject, policy: Policy) -> Entry:
+        name, revision, most = basename(stored.path), extracted_revision(stored.state), self.options.max_file_bytes
         with temporary_file(self.context.folder) as file:
-            if not await self.blocking(self._store.download, external_id, file):
-                return Gone(external_id)
+            try:
+                if not await self.blocking(self._store.download, stored, file, most):
+                    return Gone(stored.path)
+            except ObjectTooLarge:
+                return Unreadable(
+                    external_id=stored.path,
+                    code="too_large",
+                    message=f"{name} is larger than {most:,} bytes: raise max_file_bytes, or divide the file",
+                    acl_tags=policy.acl_tags,
+                    required_tags=policy.required_tags,
+                    revision=revision,
+                )
             return await document_from_file(
                 file,
                 name,
-                external_id=external_id,
+                external_id=stored.path,
                 acl_tags=policy.acl_tags,
                 required_tags=policy.required_tags,
                 revision=revision,
-                source_url=self.options.source_url and self.options.source_url.format(path=quote(external_id)),
+                source_url=self.options.source_url and self.options.source_url.format(path=quote(stored.path)),
                 source_modified_at=stored.modified_at,
-                metadata={"path": external_id, "size": stored.size},
+                metadata={"path": stored.path, "size": stored.size},
             )
 
     def _admits(self, stored: StoredObject, policy: Policy) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,12 @@ REFUSED = {
     "PartialCredentialsError": "has incomplete credentials",
 }
 """Errors of vendors' libraries, by class, that only a person can correct."""
+SFTP = ("sftp", "ssh")
+WITH_LINKS = ("file", "local", *SFTP)
+"""Protocols of stores that may hold symbolic links."""
+COPIED_BYTES = 1024 * 1024
+PREFETCHED_REQUESTS = 64
+"""Requests to a server of SFTP at a time."""
 TIMEOUT_SECONDS = 60.0
 """For connecting to a server of SFTP, and for each of its answers."""
 ETAGS = ("ETag", "etag")
@@ -40,8 +46,23 @@ class StoredObject:
     modified_at: datetime | None
 
 
-class FolderDenied(Exception):
-    """The store denies access to one folder."""
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The listing of a folder. Objects of which a name in the path is a symbolic link are not part of the store."""
+
+    objects: list[StoredObject]
+    folders: list[str]
+    """Paths."""
+    links: set[str]
+    """Paths of symbolic links."""
+
+
+class AccessDenied(Exception):
+    """The store denies access to one folder or object."""
+
+
+class ObjectTooLarge(Exception):
+    """An object has more bytes than permitted."""
 
 
 class Store:
@@ -54,11 +75,12 @@ class Store:
         self._arguments = {**arguments, "use_listings_cache": False, "skip_instance_cache": True}
         self._connected: tuple[Any, str] | None = None
         self._connecting = Lock()
+        # paramiko's client loses responses when threads share it.
+        self._serial: AbstractContextManager[object] = Lock() if self._protocol in SFTP else nullcontext()
 
-    def list_folder(self, folder: str) -> tuple[list[StoredObject], list[str]]:
-        """Return the objects of a folder and the paths of the folders in it. An absent folder is empty; the root
-        has to hold something, because a store does not tell an empty folder from a wrong address. Raises
-        FolderDenied for another one."""
+    def list_folder(self, folder: str) -> Folder:
+        """List a folder. An absent one is empty; the root has to hold something, because a store does not tell an
+        empty folder from a wrong address. Raises AccessDenied for another one than the root."""
         with self._connection() as (fs, root):
             fs.invalidate_cache()
             try:
@@ -67,46 +89,69 @@ class Store:
                 entries = []
             except PermissionError as error:
                 if folder:
-                    raise FolderDenied from error
+                    raise AccessDenied from error
                 raise
-        objects, folders = [], []
+        listed = Folder([], [], set())
         for entry in entries:
             path = str(entry["name"]).removeprefix(root).strip("/")
-            if path == folder.strip("/") or entry.get("islink"):
+            if path == folder.strip("/"):
                 continue
-            if entry["type"] == "directory":
-                folders.append(path)
+            if _is_link(entry):
+                listed.links.add(path)
+            elif entry["type"] == "directory":
+                listed.folders.append(path)
             elif entry["type"] == "file":
-                objects.append(_stored(path, entry))
-        if not folder and not objects and not folders:
+                listed.objects.append(_stored(path, entry))
+        if not folder and not listed.objects and not listed.folders:
             raise Retryable(f"nothing is at the {self._protocol} address: check bucket and prefix; nothing is deleted")
-        return objects, folders
+        return listed
 
     def find(self, path: str) -> StoredObject | None:
-        """Return an object, or None if there is none of this path."""
+        """Return an object, or None if there is none of this path. Raises AccessDenied."""
         with self._connection() as (fs, root):
             try:
+                names = path.split("/")
+                for end in range(1, len(names)) if self._protocol in WITH_LINKS else ():
+                    if _is_link(fs.info(_below(root, "/".join(names[:end])))):
+                        return None
                 entry = fs.info(_below(root, path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return _stored(path, entry) if entry["type"] == "file" and not entry.get("islink") else None
+            except PermissionError as error:
+                raise AccessDenied from error
+        return _stored(path, entry) if entry["type"] == "file" and not _is_link(entry) else None
 
     def read(self, path: str, max_bytes: int) -> bytes | None:
-        """Return the first ``max_bytes`` bytes of an object, or None if there is none of this path."""
+        """Return the first ``max_bytes`` bytes of an object, or None if there is none of this path. Follows links:
+        raises Misconfigured for one whose target is missing."""
         with self._connection() as (fs, root):
             try:
                 content: bytes = fs.cat_file(_below(root, path), start=0, end=max_bytes)
             except FileNotFoundError:
+                if self._protocol in WITH_LINKS and fs.lexists(_below(root, path)):
+                    raise Misconfigured(f"{path} is a symbolic link to nothing: nothing is read until it is") from None
                 return None
         return content
 
-    def download(self, path: str, to: Path) -> bool:
-        """Copy an object to a file. Returns False if there is none of this path."""
+    def download(self, stored: StoredObject, to: Path, max_bytes: int) -> bool:
+        """Copy an object to a file. Returns False if it is there no more. Raises AccessDenied, and ObjectTooLarge,
+        also where the object has grown since it was found."""
+        if stored.size > max_bytes:
+            raise ObjectTooLarge
+        left = max_bytes
         with self._connection() as (fs, root):
             try:
-                fs.get_file(_below(root, path), str(to))
+                with fs.open(_below(root, stored.path), "rb") as content, to.open("wb") as file:
+                    if self._protocol in SFTP:  # one request after another would cost a round trip for each 32 KiB
+                        content.prefetch(stored.size, PREFETCHED_REQUESTS)
+                    while part := content.read(COPIED_BYTES):
+                        if (left := left - len(part)) < 0:
+                            raise ObjectTooLarge
+                        file.write(part)
             except FileNotFoundError:
                 return False
+            except PermissionError as error:
+                raise AccessDenied from error
         return True
 
     @contextmanager
@@ -117,13 +162,14 @@ class Store:
         try:
             with self._connecting:
                 if self._connected is None:
-                    if self._protocol in ("sftp", "ssh"):
+                    if self._protocol in SFTP:
                         use_verified_sftp()
                     fs, root = fsspec.core.url_to_fs(self._url, **self._arguments)
                     self._connected = fs, str(root).rstrip("/")
                 connected = self._connected
-            yield connected
-        except (PenstockError, FolderDenied):
+            with self._serial:
+                yield connected
+        except (PenstockError, AccessDenied, ObjectTooLarge):
             raise
         except ImportError as error:
             raise Misconfigured(
@@ -171,8 +217,17 @@ def use_verified_sftp() -> None:
             if (channel := self.ftp.get_channel()) is not None:
                 channel.settimeout(TIMEOUT_SECONDS)
 
-    for protocol in ("sftp", "ssh"):
+        def info(self, path: str) -> dict[str, Any]:
+            """Describe a link as one, as a listing does."""
+            path = self._strip_protocol(path)
+            return {**self._decode_stat(self.ftp.lstat(path)), "name": path}
+
+    for protocol in SFTP:
         fsspec.register_implementation(protocol, VerifiedSFTP, clobber=True)
+
+
+def _is_link(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("islink")) or entry["type"] == "link"
 
 
 def _below(root: str, path: str) -> str:

@@ -24,7 +24,7 @@ class SftpServer:
     port: int
     key: paramiko.PKey
     denied: set[str] = field(default_factory=set)
-    """Names of folders that nobody may list."""
+    """Names of folders that nobody may list, and of files that nobody may read."""
     connections: list[paramiko.Transport] = field(default_factory=list)
 
     @property
@@ -85,9 +85,15 @@ class _Files(paramiko.SFTPServerInterface):
         except OSError as error:
             return paramiko.SFTPServer.convert_errno(error.errno or 0)
 
-    lstat = stat
+    def lstat(self, path: str) -> paramiko.SFTPAttributes | int:
+        try:
+            return paramiko.SFTPAttributes.from_stat(self._real(path).lstat())
+        except OSError as error:
+            return paramiko.SFTPServer.convert_errno(error.errno or 0)
 
     def open(self, path: str, flags: int, attr: paramiko.SFTPAttributes) -> paramiko.SFTPHandle | int:
+        if self._real(path).name in self._served.denied:
+            return int(SFTP_PERMISSION_DENIED)
         try:
             descriptor = os.open(self._real(path), flags, 0o600)
         except OSError as error:

@@ -194,7 +194,10 @@ async def test_patterns_and_sizes_select_objects(desk: Desk) -> None:
     assert await one(source, "c.md") == Gone("c.md")
     large = await one(source, "docs/large.md")
     assert isinstance(large, Unreadable)
-    assert (large.code, large.message) == ("too_large", "large.md is 2,000 bytes, the limit is 1,500 (max_file_bytes)")
+    assert (large.code, large.message) == (
+        "too_large",
+        "large.md is larger than 1,500 bytes: raise max_file_bytes, or divide the file",
+    )
     damaged = await one(source, "docs/damaged.pdf")
     assert isinstance(damaged, Unreadable)
     assert list(desk.folder.iterdir()) == []
@@ -211,6 +214,64 @@ async def test_an_address_that_holds_nothing_deletes_nothing(desk: Desk) -> None
 async def test_an_external_id_cannot_leave_the_address(desk: Desk, name: str) -> None:
     desk.put("a.md")
     assert await one(desk.source(), name) == Gone(name)
+
+
+LINKING = ("file", pytest.param("sftp", marks=pytest.mark.slow))
+
+
+def _folder_of(desk: Desk) -> Path:
+    return desk.server.folder / "docs" if desk.server else Path(desk.url.removeprefix("file://"))
+
+
+@pytest.mark.parametrize("desk", LINKING, indirect=True)
+async def test_a_sidecar_file_that_is_a_symbolic_link_restricts_what_is_listed_and_read(desk: Desk) -> None:
+    desk.put("rules.md")
+    desk.put("board/minutes.md")
+    desk.put("board.toml", 'acl = ["board"]\n')
+    (_folder_of(desk) / "board" / ".penstock.toml").symlink_to("../board.toml")
+    source = desk.source(sidecars=True)
+    listed = await listing(source)
+    document = await one(source, "board/minutes.md")
+    assert isinstance(document, Document)
+    assert tuple(listed["board/minutes.md"].acl_tags) == tuple(document.acl_tags) == ("board",)
+    (_folder_of(desk) / "board.toml").unlink()
+    with pytest.raises(Misconfigured, match=r"board/\.penstock\.toml is a symbolic link to nothing"):
+        await listing(source)
+    with pytest.raises(Misconfigured, match=r"board/\.penstock\.toml is a symbolic link to nothing"):
+        await one(source, "board/minutes.md")
+
+
+@pytest.mark.parametrize("desk", LINKING, indirect=True)
+async def test_symbolic_links_do_not_lead_out_of_the_address(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret.md").write_text("A secret.")
+    desk.put("real/a.md")
+    (_folder_of(desk) / "linked").symlink_to(tmp_path / "elsewhere")
+    (_folder_of(desk) / "real" / "b.md").symlink_to(tmp_path / "elsewhere" / "secret.md")
+    source = desk.source()
+    assert list(await listing(source)) == ["real/a.md"]
+    for name in ("linked/secret.md", "real/b.md"):
+        assert await one(source, name) == Gone(name)
+    assert isinstance(await one(source, "real/a.md"), Document)
+
+
+async def test_an_object_that_grows_before_it_is_read_is_not_copied_whole(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.put("a.md")
+    source = desk.source(max_file_bytes=100_000)
+    find = source._store.find
+
+    def find_and_grow(path: str) -> object:
+        stored = find(path)
+        desk.put(path, "x" * 3_000_000)
+        return stored
+
+    monkeypatch.setattr(source._store, "find", find_and_grow)
+    grown = await one(source, "a.md")
+    assert isinstance(grown, Unreadable)
+    assert grown.code == "too_large"
+    assert list(desk.folder.iterdir()) == []
 
 
 # One store
@@ -255,6 +316,16 @@ async def test_a_server_of_sftp_is_trusted_only_by_its_host_key(desk: Desk, tmp_
 
 
 @pytest.mark.parametrize("desk", [pytest.param("sftp", marks=pytest.mark.slow)], indirect=True)
+async def test_objects_that_are_read_at_once_do_not_take_each_others_responses(desk: Desk) -> None:
+    names = [f"{number}.md" for number in range(40)]
+    for name in names:
+        desk.put(name, f"About {name}. " * 10_000)
+    for name, entry in zip(names, await desk.source().fetch(names), strict=True):
+        assert isinstance(entry, Document)
+        assert entry.content.startswith(f"About {name}.")
+
+
+@pytest.mark.parametrize("desk", [pytest.param("sftp", marks=pytest.mark.slow)], indirect=True)
 async def test_a_lost_connection_is_opened_again(desk: Desk) -> None:
     desk.put("a.md")
     source = desk.source()
@@ -278,3 +349,24 @@ async def test_a_folder_that_denies_access_is_set_aside(desk: Desk) -> None:
     desk.server.denied.add("docs")
     with pytest.raises(Misconfigured, match="the sftp store denies access"):
         await listing(desk.source())
+
+
+@pytest.mark.parametrize("desk", [pytest.param("sftp", marks=pytest.mark.slow)], indirect=True)
+async def test_an_object_that_denies_access_does_not_stop_the_others(desk: Desk) -> None:
+    for name in ("a.md", "b.md", "board/.penstock.toml", "board/c.md"):
+        desk.put(name, "" if name.endswith("toml") else "Some text.")
+    source = desk.source(sidecars=True)
+    desk.server.denied.add("a.md")
+    [denied, other] = await source.fetch(["a.md", "b.md"])
+    assert isinstance(denied, Unreadable)
+    assert (denied.code, denied.message) == (
+        "access_denied",
+        "the store denies access to a.md: allow the account to read it",
+    )
+    assert isinstance(other, Document)
+    desk.server.denied.add(".penstock.toml")
+    with pytest.raises(Misconfigured, match="the sftp store denies access"):
+        await source.fetch(["board/c.md"])
+    desk.server.denied.add("docs")
+    with pytest.raises(Misconfigured, match="the sftp store denies access"):
+        await source.fetch(["a.md"])
