@@ -207,6 +207,7 @@ class _Request:
     gates: Sequence[Gate]
     seconds: float
     failing_seconds: float | None = None
+    permits: Callable[[str], bool] | None = None
 
 
 class Web:
@@ -335,10 +336,14 @@ class Web:
         max_bytes: int,
         headers: Mapping[str, str] | None = None,
         ok: Collection[int] = (200,),
+        permits: Callable[[str], bool] | None = None,
     ) -> Fetched:
         """Request an address with GET, and return status, headers and body. headers: in addition to the client's, and
-        sent to the base address alone."""
-        request = self._request("GET", path_or_url, None, headers or {}, ok=ok, seconds=self._limits.download_seconds)
+        sent to the base address alone. permits: whether a redirect to an address may be followed; Forbidden is raised
+        otherwise, before anything is sent there."""
+        request = self._request(
+            "GET", path_or_url, None, headers or {}, ok=ok, seconds=self._limits.download_seconds, permits=permits
+        )
 
         async def whole(response: httpx.Response, where: str) -> Fetched:
             return Fetched(
@@ -401,6 +406,7 @@ class Web:
         bucket: str | None = None,
         seconds: float,
         failing_seconds: float | None = None,
+        permits: Callable[[str], bool] | None = None,
     ) -> _Request:
         base = str(self._base).rstrip("/")
         url = _parsed(path_or_url if _ABSOLUTE.match(path_or_url) else f"{base}/{path_or_url.removeprefix('/')}")
@@ -418,6 +424,7 @@ class Web:
             ok=ok,
             seconds=seconds,
             failing_seconds=failing_seconds,
+            permits=permits,
             gates=self._pace.gates(origin(url).host, bucket),
         )
 
@@ -510,6 +517,8 @@ class Web:
         target = _parsed(response.extensions[LOCATION], base=url)
         if target is None:
             raise Forbidden(f"{where} redirects to an invalid URL")
+        if request.permits is not None and not request.permits(str(target)):
+            raise Forbidden(f"{where} redirects to an address that is not to be read")
         return target
 
     async def _answer(self, request: _Request, response: httpx.Response, where: str, read: Read[T]) -> T:

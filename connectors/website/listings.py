@@ -13,6 +13,7 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 
 from lxml import etree  # type: ignore[import-untyped]
 
+from connectors.web.client import Gunzip
 from pipeline.core.retry import http_date
 
 MAX_LISTING_BYTES = 50 * 1024 * 1024
@@ -20,7 +21,6 @@ MAX_LISTING_BYTES = 50 * 1024 * 1024
 MAX_URL_CHARACTERS = 2_000
 """Longer addresses are left out: the protocol permits 2,047 characters, an external id 2,000."""
 _GZIP = b"\x1f\x8b"
-_WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
 
 
 class BadListing(Exception):
@@ -41,7 +41,10 @@ def parse(body: bytes, url: str) -> Listing:
     """Parse a sitemap, an index of sitemaps, a feed, or a list of addresses in plain text, each of them perhaps with
     gzip. url: its address, for relative ones. Raises BadListing."""
     body = _unpacked(body)
-    if not body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+    content = body.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not content:
+        raise BadListing("is empty")
+    if not content.startswith(b"<"):
         return _plain(body, url)
     try:
         root = etree.fromstring(body, _parser())
@@ -105,14 +108,17 @@ def _plain(body: bytes, url: str) -> Listing:
 def _unpacked(body: bytes) -> bytes:
     if not body.startswith(_GZIP):
         return body
-    unpacking = zlib.decompressobj(_WITH_GZIP_HEADER)
+    gunzip, unpacked = Gunzip(), bytearray()
     try:
-        unpacked = unpacking.decompress(body, MAX_LISTING_BYTES)
+        for part in gunzip.feed(body):
+            unpacked += part
+            if len(unpacked) > MAX_LISTING_BYTES:
+                raise BadListing(f"has more than {MAX_LISTING_BYTES:,} bytes unpacked")
     except zlib.error as error:
         raise BadListing("is a damaged gzip file") from error
-    if unpacking.unconsumed_tail:
-        raise BadListing(f"has more than {MAX_LISTING_BYTES:,} bytes unpacked")
-    return unpacked
+    if not gunzip.complete:
+        raise BadListing("is a gzip file that was cut off")
+    return bytes(unpacked)
 
 
 def _parser() -> etree.XMLParser:

@@ -33,7 +33,7 @@ class Site:
     unlisted: set[str] = field(default_factory=set)
     """Paths that the sitemap leaves out."""
     statuses: dict[str, int] = field(default_factory=dict)
-    """Paths that answer with an error."""
+    """Paths that answer with an error or a redirect."""
     robots: str = ""
     throttled: int = 0
     failing: int = 0
@@ -61,7 +61,7 @@ class Site:
             self.failing -= 1
             return Response(status_code=500)
         if path in self.statuses:
-            return Response(status_code=self.statuses[path])
+            return Response(status_code=self.statuses[path], headers=self.headers.get(path))
         if path == "/robots.txt":
             return Response(self.robots, media_type="text/plain")
         if path == "/sitemap.xml" and path not in self.pages:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ MAX_ROBOTS_BYTES = 512_000
 """As much as RFC 9309 asks a crawler to read at least."""
 MAX_CRAWL_DELAY_SECONDS = 30.0
 MAX_SITEMAPS = 1_000
+MAX_CANONICAL_HOPS = 10
+"""Longer chains of copies are not followed: their pages are documents."""
 FEED_PAGES = "feed-pages"
 """Name in the source's memory: the pages that feeds have named."""
 
@@ -41,11 +43,13 @@ FEED_PAGES = "feed-pages"
 class KnownPage:
     """The response to the last request for a page."""
 
-    digest: str
+    digest: str = ""
     etag: str | None = None
     last_modified: str | None = None
-    excluded: str | None = None
-    """The reason why it is no document, such as ``noindex``."""
+    no_index: bool = False
+    is_missing: bool = False
+    canonical: str | None = None
+    """The address that stands for it: where it redirects to, or the one that it names."""
     lastmod: str | None = None
     """The sitemap's, at that time."""
 
@@ -184,19 +188,35 @@ class Website(SmallSource):
         assert self._pages is not None
         known, lastmod = self._known_pages().get(url), self._pages[url]
         if lastmod is not None and self.options.trust_lastmod:
-            is_excluded = known is not None and known.lastmod == lastmod and known.excluded
+            is_excluded = known is not None and known.lastmod == lastmod and self._is_excluded(url)
             return None if is_excluded else extracted_revision(lastmod)
         try:
             known = await self._check(url)
         except Missing:
-            self._known_pages().pop(url, None)
+            self._known_pages()[url] = KnownPage(is_missing=True)
             await self._forget_feed_page(url)
             return None
         except PenstockError as error:
             if not may_be_set_aside(error):
                 raise
             failing[f"page {url}"] = str(error)
-        return None if known is None or known.excluded else extracted_revision(known.digest)
+        return None if known is None or not known.digest or self._is_excluded(url) else extracted_revision(known.digest)
+
+    def _is_excluded(self, url: str) -> bool:
+        """Return whether a page is no document: it says ``noindex``, or is a copy of a page that is one. A page of
+        which nothing is known yet counts as a document; of pages that name each other, the first by address does."""
+        known, chain = self._known_pages(), [url]
+        if (page := known.get(url)) is not None and page.no_index:
+            return True
+        while (page := known.get(chain[-1])) is not None and page.canonical in (self._pages or {}):
+            if len(chain) > MAX_CANONICAL_HOPS:
+                return False
+            if page.canonical in chain:
+                return min(chain[chain.index(page.canonical) :]) != url
+            if (target := known.get(page.canonical)) is not None and (target.no_index or target.is_missing):
+                break
+            chain.append(page.canonical)
+        return chain[-1] != url
 
     async def _check(self, url: str) -> KnownPage:
         """Request a page, conditionally, and record the response."""
@@ -206,23 +226,20 @@ class Website(SmallSource):
             conditions["if-none-match"] = known.etag
         elif known is not None and known.last_modified:
             conditions["if-modified-since"] = known.last_modified
-        fetched = await self._request(url, max_bytes=self.options.max_file_bytes, headers=conditions, ok=(200, 304))
+        fetched = await self._request_page(url, conditions)
         if fetched.status == 304 and known is not None:
             return known
         return self._record(url, fetched)
 
     def _record(self, url: str, fetched: Fetched) -> KnownPage:
         head = head_of(fetched.body, fetched.url, fetched.media_type, fetched.headers)
-        excluded = None
-        if head.no_index:
-            excluded = "noindex"
-        elif head.canonical not in (None, url) and head.canonical in (self._pages or {}):
-            excluded = "copy"
+        canonical = head.canonical or normalised(fetched.url, url)
         self._known_pages()[url] = known = KnownPage(
             digest=hashlib.sha256(fetched.body).hexdigest(),
             etag=fetched.headers.get("etag"),
             last_modified=fetched.headers.get("last-modified"),
-            excluded=excluded,
+            no_index=head.no_index,
+            canonical=None if canonical == url else canonical,
             lastmod=(self._pages or {}).get(url),
         )
         return known
@@ -241,8 +258,9 @@ class Website(SmallSource):
             return Gone(external_id)
         lastmod = self._pages[external_id] if self.options.trust_lastmod else None
         try:
-            fetched = await self._request(external_id, max_bytes=self.options.max_file_bytes)
+            fetched = await self._request_page(external_id, {})
         except Missing:
+            self._known_pages()[external_id] = KnownPage(is_missing=True)
             raise
         except PenstockError as error:
             if not may_be_set_aside(error) or not self._failures.fail(external_id, error):
@@ -257,7 +275,7 @@ class Website(SmallSource):
             )
         self._failures.succeed(external_id)
         known = self._record(external_id, fetched)
-        if known.excluded:
+        if self._is_excluded(external_id):
             return Gone(external_id)
         return await self._document(external_id, fetched, extracted_revision(lastmod or known.digest))
 
@@ -282,6 +300,20 @@ class Website(SmallSource):
 
     # Requests
 
+    async def _request_page(self, url: str, conditions: Mapping[str, str]) -> Fetched:
+        """Request a page. Raises Forbidden where it redirects to an address that is not read, such as one that
+        robots.txt disallows: it would show the text of that address to the readers of this one."""
+        return await self._request(
+            url,
+            max_bytes=self.options.max_file_bytes,
+            headers=conditions,
+            ok=(200, 304) if conditions else (200,),
+            permits=self._selects_redirect,
+        )
+
+    def _selects_redirect(self, target: str) -> bool:
+        return (url := normalised(target, self.options.url)) is not None and self._selects(url)
+
     async def _request(
         self,
         url: str,
@@ -289,13 +321,14 @@ class Website(SmallSource):
         max_bytes: int,
         headers: Mapping[str, str] | None = None,
         ok: Sequence[int] = (200,),
+        permits: Callable[[str], bool] | None = None,
     ) -> Fetched:
         async with self._pace:
             now = time.monotonic()
             wait, self._next_request = self._next_request - now, max(now, self._next_request) + self._seconds_between
             if wait > 0:
                 await asyncio.sleep(wait)
-        return await self.web.fetch(url, max_bytes=max_bytes, headers=headers, ok=ok)
+        return await self.web.fetch(url, max_bytes=max_bytes, headers=headers, ok=ok, permits=permits)
 
     @property
     def _seconds_between(self) -> float:

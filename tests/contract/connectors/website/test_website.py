@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import gzip
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,133 @@ async def test_a_listing_that_cannot_be_read_deletes_nothing(desk: Desk) -> None
         await entries(desk.source(sitemaps=["/more.xml"]))
     with pytest.raises(Misconfigured, match="answered 404"):
         await entries(desk.source(sitemaps=["/none.xml"]))
+
+
+def redirect(desk: Desk, path: str, to: str) -> str:
+    desk.site.pages[path] = b""
+    desk.site.statuses[path] = 302
+    desk.site.headers[path] = {"location": to}
+    return desk.site.base + path
+
+
+@pytest.mark.parametrize("lastmod", [None, "2026-01-01"])
+async def test_a_redirect_to_a_page_that_is_not_read_is_not_followed(desk: Desk, lastmod: str | None) -> None:
+    secret = desk.page("/internal/y", "A secret.")
+    disallowed = desk.page("/private/z", "A secret.")
+    desk.site.unlisted |= {"/internal/y", "/private/z"}
+    desk.site.robots = "User-agent: *\nDisallow: /private/\n"
+    open_page = desk.page("/public/a", lastmod=lastmod)
+    moved = [
+        redirect(desk, "/public/b", "/internal/y"),
+        redirect(desk, "/public/c", "/private/z"),
+        redirect(desk, "/public/d", "https://elsewhere.example/"),
+        redirect(desk, "/public/e", "/public/e"),
+    ]
+    if lastmod is not None:
+        desk.site.lastmod.update(dict.fromkeys(desk.site.statuses, lastmod))
+    source = desk.source(include=["public/**"])
+    listed = await listing(source)
+    if lastmod is None:
+        assert list(listed) == [open_page]
+        assert sorted(desk.set_aside.reasons()) == [f"page {url}" for url in moved]
+    for url in moved:
+        entry = await one(source, url)
+        assert isinstance(entry, Unreadable)
+        assert "redirects" in entry.message or "not configured" in entry.message
+        assert "internal" not in entry.message
+    requested = {path for path, _ in desk.requested()}
+    assert not {"/internal/y", "/private/z"} & requested
+    assert secret
+    assert disallowed
+
+
+async def test_a_page_that_redirects_to_another_listed_page_is_a_copy(desk: Desk) -> None:
+    a = desk.page("/a")
+    old = redirect(desk, "/old", "/a")
+    desk.page("/b")
+    desk.site.unlisted.add("/b")
+    moved = redirect(desk, "/moved", "/b")
+    source = desk.source()
+    assert list(await listing(source)) == [a, moved]
+    assert await one(source, old) == Gone(old)
+    document = await one(source, moved)
+    assert isinstance(document, Document)
+    assert document.title == "About /b"
+
+
+@pytest.mark.parametrize("lastmod", [None, "2026-01-01"])
+async def test_copies_of_a_page_that_is_no_document_are_documents(desk: Desk, lastmod: str | None) -> None:
+    def canonical(path: str) -> str:
+        return f"<link rel=canonical href='{path}'>"
+
+    first = desk.page("/loop-a", lastmod=lastmod, head=canonical("/loop-b"))
+    second = desk.page("/loop-b", lastmod=lastmod, head=canonical("/loop-a"))
+    of_hidden = desk.page("/of-hidden", lastmod=lastmod, head=canonical("/hidden"))
+    hidden = desk.page("/hidden", lastmod=lastmod, head="<meta name=robots content=noindex>")
+    of_gone = desk.page("/of-gone", lastmod=lastmod, head=canonical("/gone"))
+    gone = desk.page("/gone", lastmod=lastmod)
+    desk.site.statuses["/gone"] = 404
+    of_unlisted = desk.page("/of-unlisted", lastmod=lastmod, head=canonical("/unlisted"))
+    unlisted = desk.page("/unlisted", lastmod=lastmod)
+    source = desk.source()
+    urls = [first, second, of_hidden, hidden, of_gone, gone, of_unlisted, unlisted]
+    for _ in range(2):  # what a page's canonical one is has to be read first
+        await listing(source)
+        for url in urls:
+            await one(source, url)
+    documents = {url for url in await listing(source) if isinstance(await one(source, url), Document)}
+    assert documents == {first, of_hidden, of_gone, unlisted}
+    desk.site.unlisted.add("/unlisted")
+    assert of_unlisted in await listing(source), "the page that it is a copy of has left the sitemap"
+    assert isinstance(await one(source, of_unlisted), Document)
+
+
+async def test_a_response_without_content_that_was_not_requested_is_no_page(desk: Desk) -> None:
+    a = desk.page("/a")
+    desk.site.statuses["/a"] = 304
+    source = desk.source()
+    assert await listing(source) == {}
+    assert list(desk.set_aside.reasons()) == [f"page {a}"]
+    del desk.site.statuses["/a"]
+    assert list(await listing(source)) == [a]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda sitemap: gzip.compress(sitemap)[:-20], "is a gzip file that was cut off"),
+        (lambda sitemap: gzip.compress(sitemap) + b"garbage", "is a damaged gzip file"),
+        (lambda sitemap: b"", "is empty"),
+        (lambda sitemap: b"\xef\xbb\xbf \n", "is empty"),
+        (lambda sitemap: sitemap[: len(sitemap) // 2], "is not valid XML"),
+    ],
+)
+async def test_a_listing_that_was_cut_off_deletes_nothing(
+    desk: Desk, damage: Callable[[bytes], bytes], reason: str
+) -> None:
+    desk.page("/a")
+    sitemap = desk.site.sitemap().encode()
+    desk.site.pages["/map"] = damage(sitemap)
+    with pytest.raises(Misconfigured, match=reason):
+        await entries(desk.source(sitemaps=["/map"]))
+
+
+async def test_a_sitemap_in_several_gzip_members_is_read_whole(desk: Desk) -> None:
+    a, b = desk.page("/a"), desk.page("/b")
+    sitemap = desk.site.sitemap().encode()
+    middle = len(sitemap) // 2
+    desk.site.pages["/map"] = gzip.compress(sitemap[:middle]) + gzip.compress(sitemap[middle:])
+    desk.site.unlisted.add("/map")
+    assert list(await listing(desk.source(sitemaps=["/map"]))) == [a, b]
+
+
+async def test_a_sitemap_that_redirects_elsewhere_is_set_aside(desk: Desk) -> None:
+    a = desk.page("/a")
+    redirect(desk, "/more.xml", "https://elsewhere.example/sitemap.xml")
+    desk.site.unlisted.add("/more.xml")
+    listed = await entries(desk.source(sitemaps=["/sitemap.xml", "/more.xml"]))
+    assert [entry.part for entry in listed if isinstance(entry, Unlisted)] == [f"listing {desk.site.base}/more.xml"]
+    assert [entry.external_id for entry in listed if isinstance(entry, Listed)] == [a]
 
 
 async def test_pages_of_other_sites_are_not_requested(desk: Desk) -> None:
