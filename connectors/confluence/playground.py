@@ -45,6 +45,14 @@ class ConfluencePlayground:
             SECRET_VARIABLE: fake.webhook_secret,
         }
 
+    async def add_places(self) -> Mapping[str, str]:
+        """Add the space OPS with the page ``far``. Returns its id (``ops``), that of ENG (``eng``), and that of what is
+        above the page ``broken`` (``parent``)."""
+        self.state.add_space("OPS", groups={"staff"})
+        far = self.state.add_page("OPS", "Far", "<p>About far.</p>").id
+        ids = {"far": far, "eng": self.state.spaces["ENG"].id, "ops": self.state.spaces["OPS"].id}
+        return {**ids, "parent": self.state.items[self.pages["broken"]].parent or ""}
+
     def _add_parent(self, title: str) -> str:
         return self.state.add_page("ENG", title, kind="folder" if self.fake.cloud else "page").id
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from connectors.conform import conversations
+from connectors.conform import conversations, misbehaviour
 from connectors.conform.laws import LAWS, LAWS_OF_FAILURE, Law
 from connectors.conform.trial import Broken, RecordingProducer, Trial, trial
 from connectors.declared import source_class
+from connectors.fakes.misbehaviour import Entry
 from connectors.runner.activity import explained
 from connectors.source import Source
 from pipeline.core.errors import Misconfigured, PenstockError
@@ -51,10 +52,12 @@ async def conform_on(
     """Test laws (by default all) on the running stack, whose detect worker has to run. Raises Misconfigured for an
     unknown kind or law.
 
+    A kind with entries in the catalogue of vendors' misbehaviour has a law for each (connectors.conform.misbehaviour).
     The kind ``conversations`` is no source: it has laws of its own (connectors.conform.conversations).
     """
     is_served = kind == CONVERSATIONS
-    every: Collection[str] = conversations.LAWS if is_served else ALL_LAWS
+    entries: Mapping[str, Entry] = {} if is_served else misbehaviour.entries_of(source_class(kind))
+    every: Collection[str] = conversations.LAWS if is_served else [*ALL_LAWS, *entries]
     if unknown := sorted(set(laws or ()) - set(every)):
         raise Misconfigured(f"no law is called {unknown[0]!r}: choose one of {', '.join(every)}")
     verdicts = []
@@ -62,6 +65,8 @@ async def conform_on(
         for name in laws or every:
             if is_served:
                 verdict = await _try_conversation_law(name, pool, kafka)
+            elif name in entries:
+                verdict = await try_entry(entries[name], _with_playground(kind))
             else:
                 verdict = await try_law(name, _with_playground(kind), settings, pool, kafka)
             verdicts.append(verdict)
@@ -87,6 +92,19 @@ async def _try_conversation_law(name: str, pool: Pool, kafka: Producer) -> Verdi
     except (Broken, PenstockError) as broken:
         why, holds = str(broken), False
     return Verdict(name, holds, why, monotonic() - began)
+
+
+async def try_entry(entry: Entry, kind: type[Source]) -> Verdict:
+    """Test that a source withstands one kind of misbehaviour. It needs no stack."""
+    began = monotonic()
+    with tempfile.TemporaryDirectory(prefix="penstock-conform-") as folder:
+        try:
+            why, holds = await misbehaviour.show(entry, kind, Path(folder)), True
+        except Broken as broken:
+            why, holds = str(broken), False
+        except Exception as error:  # noqa: BLE001 # a source is foreign code
+            why, holds = explained(error), False
+    return Verdict(entry.id, holds, why, monotonic() - began)
 
 
 async def try_law(

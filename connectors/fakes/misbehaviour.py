@@ -31,7 +31,7 @@ class Fault(BaseModel):
 
     request: str
     """A regular expression for ``METHOD /path?query``, decoded; the fields of a form count as query. ``{name}`` stands
-    for the id of the document with that name, and ``{name:0}`` for its part before the first colon."""
+    for the id of the document or place of that name, ``{name:0}`` for its part before the first colon or slash."""
     contains: str | None = None
     """Only answers whose body matches this, with the same placeholders."""
     times: int | None = None
@@ -55,8 +55,8 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
-    vendor: str
-    """The kinds of source that it concerns, as for ``connector conform``, and ``confluence-data-center``."""
+    kind: str
+    """The kind of source that it concerns, as for ``connector conform``."""
     source: str
     """The public report or page that describes it."""
     summary: str
@@ -201,6 +201,6 @@ async def _body(receive: Receive) -> bytes:
 def _pattern(text: str, ids: Mapping[str, str]) -> re.Pattern[str]:
     def id_of(match: re.Match[str]) -> str:
         id_ = ids[match["name"]]
-        return re.escape(id_.split(":")[int(match["part"])] if match["part"] else id_)
+        return re.escape(re.split("[:/]", id_)[int(match["part"])] if match["part"] else id_)
 
     return re.compile(re.sub(r"\{(?P<name>[a-z]+)(?::(?P<part>\d))?\}", id_of, text))

@@ -77,6 +77,10 @@ class GoogleDrivePlayground:
     async def leave(self) -> None:
         self.fake.corpus.groups[STAFF].discard(self.inside)
 
+    async def add_places(self) -> Mapping[str, str]:
+        """Add nothing: the entries name documents only."""
+        return {}
+
     def sent(self) -> Sequence[Request]:
         return [Request(dict(event.headers), {}, b"") for event in self.fake.channels.take()]
 

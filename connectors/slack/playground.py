@@ -73,6 +73,10 @@ class SlackPlayground:
         """Make Ines a guest, who reads only channels of which she is a member."""
         self.workspace.change_user(self.ines, is_restricted=True)
 
+    async def add_places(self) -> Mapping[str, str]:
+        """Add nothing: the entries name documents only."""
+        return {}
+
     def sent(self) -> Sequence[Request]:
         return self.fake.sent()
 

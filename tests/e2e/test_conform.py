@@ -62,6 +62,9 @@ async def test_the_conform_command_reports_verdicts_and_leaves_no_rows(space: Sp
     assert [(law["law"], law["holds"]) for law in result["laws"]] == [("member-removed", False), ("slim-is-full", True)]
     code, result = await space.penstock("connector", "conform", "examples.notes:Notes", *laws, "--json")
     assert (code, result["conforms"]) == (0, True)
+    code, result = await space.penstock("connector", "conform", "slack", "--law", "slack-429", "--json")
+    assert (code, [law["law"] for law in result["laws"]]) == (0, ["slack-429"])
+    assert result["laws"][0]["why"].endswith("(https://github.com/MODSetter/SurfSense/issues/115)")
     assert await space.query("SELECT 1 FROM connectors") == []
     assert await space.query("SELECT 1 FROM connector_items") == []
 

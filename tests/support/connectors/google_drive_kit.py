@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from connectors.conform.memory_runner import InMemory
 from connectors.fakes.google_drive import FakeGoogleDrive
 from connectors.fakes.google_drive_corpus import Corpus, Grant
 from connectors.google_drive import GoogleDrive, GoogleDriveOptions
@@ -17,21 +18,6 @@ from connectors.web import Limits
 from pipeline.runtime.http_server import served
 
 EVENTS = "https://penstock.example.com/events/drive"
-
-
-class InMemory:
-    """``connectors.source.Memory``: what the runner keeps in Postgres, as JSON that survives the instance."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
-
-    async def get(self, name: str) -> Any | None:
-        return self.kept.get(name)
-
-    async def put(self, name: str, value: Any | None) -> None:
-        self.kept[name] = value
-        if value is None:
-            del self.kept[name]
 
 
 class Desk:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from connectors.conform.memory_runner import InMemory
 from connectors.fakes.graph import CLIENT, SECRET, FakeGraph
 from connectors.fakes.graph_tenant import TENANT, Grant, Site, Tenant
 from connectors.sharepoint import SharePoint, SharePointOptions
 from connectors.source import Context, Cursor, Document, Entry, Group, Listed
 from connectors.web import Limits
 from pipeline.runtime.http_server import served
-from tests.support.connectors.google_drive_kit import InMemory
 
 EVENTS = "https://penstock.example.com/v1/events/sharepoint"
 

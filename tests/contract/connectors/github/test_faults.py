@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from connectors.conform.memory_runner import MemoryRunner
 from connectors.fakes.github import Place
 from connectors.set_aside import SetAside
 from connectors.source import Document, Gone, Listed, Unlisted
 from connectors.web import Limits
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from tests.support.connectors.github_kit import Desk, changed, desk_in, everything, listing, members, one
-from tests.support.connectors.memory_runner import MemoryRunner
 
 
 @pytest.fixture

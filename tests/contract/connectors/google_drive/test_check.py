@@ -10,13 +10,14 @@ import pytest
 import structlog
 from pydantic import ValidationError
 
+from connectors.conform.memory_runner import InMemory
 from connectors.declared import options as declared_options
 from connectors.fakes.google_drive_corpus import FOLDER, Grant
 from connectors.google_drive import GoogleDrive, GoogleDriveOptions
 from connectors.google_drive.playground import ACCOUNT, ADMIN, playing
 from connectors.source import Context
 from pipeline.core.errors import Misconfigured, PenstockError
-from tests.support.connectors.google_drive_kit import Desk, InMemory, desk_in, whole
+from tests.support.connectors.google_drive_kit import Desk, desk_in, whole
 
 
 @pytest.fixture

@@ -77,8 +77,8 @@ async def test_requests_and_fake_responses_match_googles_discovery_documents(
         await asyncio.sleep(0.01)
     for channel in list(desk.fake.channels.open.values()):
         channel.expires_at = desk.corpus.now()
-    desk.memory.kept["channels"] = [
-        {**channel, "address": "https://old.example.com"} for channel in desk.memory.kept["channels"]
+    desk.memory.stored["channels"] = [
+        {**channel, "address": "https://old.example.com"} for channel in desk.memory.stored["channels"]
     ]
     listening.cancel()
     listening = asyncio.create_task(source.listen(_nothing))

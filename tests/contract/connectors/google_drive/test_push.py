@@ -35,7 +35,7 @@ async def listening(desk: Desk, source: GoogleDrive, channels: int = 1) -> Async
     task = asyncio.create_task(source.listen(ignored))
     try:
         async with asyncio.timeout(30):
-            while len(desk.fake.channels.open) != channels or len(desk.memory.kept.get("channels", ())) != channels:
+            while len(desk.fake.channels.open) != channels or len(desk.memory.stored.get("channels", ())) != channels:
                 assert not task.done(), task.result()
                 await asyncio.sleep(0.01)
         yield
@@ -90,7 +90,7 @@ async def test_the_channels_secret_is_not_stored(desk: Desk) -> None:
     async with listening(desk, desk.source(drives=[desk.drive()])):
         [channel] = desk.fake.channels.open.values()
         assert channel.token
-        assert channel.token not in json.dumps(desk.memory.kept)
+        assert channel.token not in json.dumps(desk.memory.stored)
 
 
 async def test_duplicated_notifications_cause_one_read_of_changes_each(desk: Desk) -> None:

@@ -123,7 +123,7 @@ async def _subscribe(office: Office) -> None:
 
     listening = listen(onedrives=["otto@contoso.com"])
     async with asyncio.timeout(30):
-        while len(office.memory.kept.get("subscriptions", ())) < 3:
+        while len(office.memory.stored.get("subscriptions", ())) < 3:
             await asyncio.sleep(0.01)
     listening.cancel()
     office.tenant.advance(timedelta(days=28))

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from connectors.conform.memory_runner import MemoryRunner
 from connectors.set_aside import SetAside
 from connectors.source import Listed, Unlisted
-from tests.support.connectors.memory_runner import MemoryRunner
 from tests.support.connectors.runner_world import World, WorldSource
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -24,6 +24,21 @@ from topics.registry import Topic
 
 ATTEMPTS = 5
 """Runs of an activity before its error counts."""
+
+
+class InMemory:
+    """``connectors.source.Memory`` as a dictionary, which outlives a source."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
+
+    async def get(self, name: str) -> Any | None:
+        return self.stored.get(name)
+
+    async def put(self, name: str, value: Any | None) -> None:
+        self.stored[name] = value
+        if value is None:
+            del self.stored[name]
 
 
 def nothing(*_: object) -> None:
@@ -55,25 +70,26 @@ class MemoryRunner:
 
     async def full(self) -> bool:
         self.progress = replace(self.progress, full_state="due", full_cursor=None)
-        services: Any = self.source, self, self._publisher, self._clock
-        sweep: Any = nothing  # the sources have logs of changes
-        crawl = Crawl(*services, between_pages=nothing, on_loaded=nothing, on_gap=nothing, sweep=sweep)
-        return await self._attempt(lambda: crawl.full(frozenset()))
+        return await self._attempt(lambda: self._crawl().full(frozenset()))
 
     async def changes(self) -> bool:
-        services: Any = self.source, self, self._publisher, self._clock
-        sweep: Any = nothing  # the sources have logs of changes
-        crawl = Crawl(*services, between_pages=nothing, on_loaded=nothing, on_gap=nothing, sweep=sweep)
-        return await self._attempt(lambda: crawl.changes(frozenset()))
+        return await self._attempt(lambda: self._crawl().changes(frozenset()))
 
     async def sweep(self) -> bool:
+        return await self._attempt(self._run_sweep)
+
+    def _crawl(self) -> Crawl:
+        services: Any = self.source, self, self._publisher, self._clock
+        return Crawl(*services, between_pages=nothing, on_loaded=nothing, on_gap=nothing, sweep=self._run_sweep)
+
+    async def _run_sweep(self) -> Mapping[str, Any]:
         services: Any = self.source, self, self._publisher, self._clock
         sweep = Sweep(
             *services, set_aside=self.set_aside, between_pages=nothing, on_no_revisions=nothing, on_done=nothing
         )
-        done = await self._attempt(lambda: sweep.run(frozenset()))
+        tally = await sweep.run(frozenset())
         self.problems += [problem.message for problem in sweep.problems]
-        return done
+        return tally
 
     async def groups(self) -> list[Group] | None:
         """Return all groups; None: they cannot be listed, and the memberships stay as they are."""
