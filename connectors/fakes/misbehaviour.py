@@ -45,6 +45,8 @@ class Fault(BaseModel):
     """Paths in the answer's JSON to remove, such as ``results.*.version``."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Paths in the answer's JSON to replace, with the new values."""
+    null: tuple[str, ...] = ()
+    """Paths in the answer's JSON to replace by null."""
     cut: bool = False
     """Whether the body ends in its middle."""
 
@@ -146,11 +148,11 @@ class _Answer:
             self.body = fault.body.encode()
             is_json = fault.body[:1] in ("{", "[")
             self._set("content-type", "application/json" if is_json else "text/html")
-        if fault.drop or fault.set:
+        if fault.drop or fault.set or fault.null:
             document = json.loads(self.body)
             for path in fault.drop:
                 _edit(document, path.split("."), None)
-            for path, value in fault.set.items():
+            for path, value in [*fault.set.items(), *((path, None) for path in fault.null)]:
                 _edit(document, path.split("."), lambda value=value: value)
             self.body = json.dumps(document).encode()
         for name, value in fault.headers.items():

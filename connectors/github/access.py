@@ -18,7 +18,7 @@ from connectors.github.options import GitHubOptions
 from connectors.github.queries import PROBED_REPOSITORIES, Repository, following, nodes, repositories_of
 from connectors.github.queries import repository_named as find_named
 from connectors.source import Group
-from connectors.web import Denied
+from connectors.web import Denied, ServerFailed
 from pipeline.core.errors import Misconfigured
 
 _COLLABORATORS = """
@@ -96,17 +96,17 @@ class Directory:
         self._options = options
         self.known: dict[int, Repository] = {}
         """The repositories that the last listing selected."""
-        self.closed: dict[str, tuple[int | None, str]] = {}
-        """Repositories that refuse the credential since then, with their numbers, where these are known, and the
-        errors."""
+        self.closed: dict[str, tuple[int | None, Denied | ServerFailed]] = {}
+        """Repositories that refuse the credential since then, or whose listing always fails, with their numbers, where
+        these are known, and the errors."""
 
-    def set_aside(self, repository: str, error: Denied) -> None:
-        """Record that one repository refuses the credential. Raises the error again when the credential itself is not
-        valid (401), from which nothing follows about this repository."""
-        if error.status == 401:
+    def set_aside(self, repository: str, error: Denied | ServerFailed) -> None:
+        """Record that one repository cannot be read. Raises the error again when the credential itself is not valid
+        (401), from which nothing follows about this repository."""
+        if isinstance(error, Denied) and error.status == 401:
             raise error
         number = next((place.id for place in self.known.values() if place.name == repository), None)
-        self.closed[repository] = number, str(error)
+        self.closed[repository] = number, error
 
     async def repositories(self) -> list[Repository]:
         """List the selected repositories, in the order of their numbers. A named repository that was renamed or

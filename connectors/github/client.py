@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from connectors.github.options import GitHubOptions
 from connectors.source import CursorExpired
-from connectors.web import Answered, Denied, Limits, Missing, Rejected, Web
+from connectors.web import Answered, Denied, Limits, Missing, Rejected, ServerFailed, Web
 from connectors.web.token import RenewedToken
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 
@@ -35,6 +35,8 @@ LIMITED_SECONDS = 60.0
 PER_PAGE = 100
 MAX_PAGES = 1_000
 """A list with more pages is taken for a server's mistake that would never end."""
+FAILING_SECONDS = 5.0
+"""Attempts at a query that GitHub fails to answer, before less is requested: it ends a query after ten seconds."""
 _TAKEN_AWAY = frozenset({404, 410, 451})
 
 
@@ -144,9 +146,10 @@ class Api:
         self, text: str, variables: Json, *, tolerated: Collection[str] = ("NOT_FOUND",)
     ) -> tuple[Json, frozenset[str]]:
         """Return the data of a GraphQL query, and the types of the errors in it, all of which are ``tolerated``: what
-        such an error concerns is None in the data. Raises CursorExpired for a cursor that GitHub does not know."""
+        such an error concerns is None in the data. Raises CursorExpired for a cursor that GitHub does not know, and
+        ServerFailed where the reason may be how much, or what, was requested."""
         body = {"query": text, "variables": dict(variables)}
-        answer = await self._web.json("POST", self._graphql_url, json=body)
+        answer = await self._web.json("POST", self._graphql_url, json=body, failing_seconds=FAILING_SECONDS)
         if not isinstance(answer, dict):
             raise Retryable(f"{self._name}: GitHub answered with something that is not an object")
         rows = answer.get("errors") or []
@@ -161,5 +164,7 @@ class Api:
             raise Denied(f"{self._name}: GitHub answered {code}: the credential may not do this", status=403, code=code)
         if errors - set(tolerated) or not isinstance(data, dict):
             # Its own failures and time-outs have status 200, too.
-            raise Retryable(f"{self._name}: GitHub did not answer a query ({', '.join(sorted(errors)) or 'no data'})")
+            raise ServerFailed(
+                f"{self._name}: GitHub did not answer a query ({', '.join(sorted(errors)) or 'no data'})"
+            )
         return data, errors

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from connectors.fakes.github import WEBHOOK_SECRET, FakeGitHub, Object, Place
+from connectors.fakes.misbehaviour import Misbehaving
 from connectors.source import Request
 from pipeline.runtime.http_server import served
 
@@ -17,8 +18,9 @@ class GitHubPlayground:
     inside = "ines@acme.example"
     outside = "otto@acme.example"
 
-    def __init__(self, fake: FakeGitHub, url: str) -> None:
+    def __init__(self, fake: FakeGitHub, url: str, misbehaving: Misbehaving) -> None:
         self.fake = fake
+        self.misbehaving = misbehaving
         fake.organization("acme", ines=self.inside, sam="sam@acme.example", otto=self.outside)
         self.issues: dict[str, tuple[Place, int]] = {}
         """The suite's name of a document → its repository and number."""
@@ -63,6 +65,11 @@ class GitHubPlayground:
         for place, _ in self.issues.values():
             place.collaborators.discard("ines")
 
+    async def add_places(self) -> Mapping[str, str]:
+        """Add nothing. Returns the node id and the name of the repository of ``broken`` (``node``, ``repository``)."""
+        place, _ = self.issues["broken"]
+        return {"node": place.node, "repository": place.full_name}
+
     def sent(self) -> Sequence[Request]:
         return self.fake.sent()
 
@@ -79,5 +86,6 @@ class GitHubPlayground:
 @asynccontextmanager
 async def playing() -> AsyncIterator[GitHubPlayground]:
     fake = FakeGitHub()
-    async with served(fake) as url:
-        yield GitHubPlayground(fake, url)
+    misbehaving = Misbehaving(fake)
+    async with served(misbehaving) as url:
+        yield GitHubPlayground(fake, url, misbehaving)

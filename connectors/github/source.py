@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 from connectors.github import events, queries
 from connectors.github.access import Directory, Findings
 from connectors.github.client import Api, Json
-from connectors.github.content import document, external_id, listed, organization_tag, split_id, tag
+from connectors.github.content import acl_tags, document, external_id, listed, organization_tag, split_id, tag
 from connectors.github.options import GitHubOptions, Kind
 from connectors.github.queries import PROBED_REPOSITORIES, PROBED_UPDATES, Repository
 from connectors.protocol import Problem
 from connectors.replay import Received
+from connectors.set_aside import Failures, read_isolated
 from connectors.source import (
     Context,
     Cursor,
@@ -29,8 +30,9 @@ from connectors.source import (
     Reaction,
     Request,
     Unlisted,
+    Unreadable,
 )
-from connectors.web import Answered, Denied, Forbidden, Limits, TooLarge
+from connectors.web import Answered, Denied, Forbidden, Limits, ServerFailed, TooLarge
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
@@ -61,6 +63,7 @@ class GitHub:
         self._api = Api(options, context.name, limits)
         self._directory = Directory(self._api, options)
         self._received = Received(context.memory)
+        self._failures = Failures()
 
     async def close(self) -> None:
         await self._api.close()
@@ -77,17 +80,15 @@ class GitHub:
         repository that is taken away meanwhile ends early, and the sweep handles it."""
         at = _position(cursor)
         with self._translated():
-            for place, kind in self._units(await self._directory.repositories()):
+            for place, kind in self._units(await self._repositories()):
                 if (place.id, kind) < at[:2]:
                     continue
                 after = at[2] if (place.id, kind) == at[:2] else None
                 while True:
-                    size = self._options.page_size
-                    page = await self._page(place, kind, "Read", size, after)
-                    if page is None:
+                    read = await self._read_page(place, kind, after)
+                    if read is None:
                         break
-                    current, items, after = page
-                    entries = await self._entries(current, [(kind, item) for item in items])
+                    entries, after = read
                     done = after is None
                     # A space sorts behind the name of the kind: this unit is done, and no other is skipped.
                     yield Page(entries, {"repository": place.id, "kind": f"{kind} " if done else kind, "after": after})
@@ -97,7 +98,7 @@ class GitHub:
     async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         with self._translated():
             try:
-                units = self._units(await self._directory.repositories())
+                units = self._units(await self._repositories())
                 for place, kind in units:
                     after: str | None = None
                     while True:
@@ -110,15 +111,16 @@ class GitHub:
                         if after is None:
                             break
                 closed = self._directory.closed
-                if closed and {place.name for place, _ in units} <= closed.keys():
+                refused = {name: error for name, (_, error) in closed.items() if isinstance(error, Denied)}
+                if refused and {place.name for place, _ in units} <= refused.keys():
                     raise Misconfigured(
-                        f"{_some(closed)} refuse the credential: grant it access, or name them in exclude"
-                        f" ({next(iter(closed.values()))[1]})"
+                        f"{_some(refused)} refuse the credential: grant it access, or name them in exclude"
+                        f" ({next(iter(refused.values()))})"
                     )
                 yield [
                     Unlisted(
                         part=f"repository {name}",
-                        reason=f"{error}: grant it access, or name it in exclude",
+                        reason=f"{error}: grant it access, or name it in exclude" if name in refused else str(error),
                         tag=None if number is None else tag(number),
                     )
                     for name, (number, error) in closed.items()
@@ -137,10 +139,10 @@ class GitHub:
             raise CursorExpired("this cursor of changes was written by another version of the connector") from error
         since = at - timedelta(seconds=self._options.overlap_seconds)
         with self._translated():
-            places = [place for place in await self._directory.repositories() if place.id > done]
+            places = [place for place in await self._repositories() if place.id > done]
             for start in range(0, len(places), PROBED_REPOSITORIES):
                 batch = places[start : start + PROBED_REPOSITORIES]
-                newest = await queries.updates(self._api, batch)
+                newest = await self._newest(batch)
                 for place in batch:
                     numbers = await self._updated(place, newest.get(place.id, {}), since)
                     size = self._options.page_size
@@ -161,13 +163,59 @@ class GitHub:
         after: str | None,
         order: queries.Order = "CREATED_AT",
     ) -> tuple[Repository, list[Json], str | None] | None:
-        """Return a page as ``queries.documents``. A repository that refuses the credential is set aside: it has no
-        page, and the listing is not complete."""
+        """Return a page as ``queries.documents``. Where GitHub fails to answer, less is requested, down to a single
+        document. A repository that refuses the credential, or whose listing always fails, is set aside: it has no page,
+        and the listing is not complete. Raises ServerFailed."""
+        while True:
+            try:
+                page = await queries.documents(self._api, place, kind, detail, size, after, order)
+            except Denied as error:
+                self._directory.set_aside(place.name, error)
+                return None
+            except ServerFailed as error:
+                if size > 1:
+                    size //= 2
+                    continue
+                if detail == "Read" or not self._failures.fail(place.name, error):
+                    raise
+                self._directory.set_aside(place.name, error)
+                return None
+            self._failures.succeed()
+            return page
+
+    async def _read_page(
+        self, place: Repository, kind: Kind, after: str | None
+    ) -> tuple[list[Entry], str | None] | None:
+        """Return the entries of a page, and the cursor of the next one; None: the repository has no page. A document
+        that GitHub fails to read is listed, which says what follows it, and read by itself."""
         try:
-            return await queries.documents(self._api, place, kind, detail, size, after, order)
-        except Denied as error:
-            self._directory.set_aside(place.name, error)
+            page = await self._page(place, kind, "Read", self._options.page_size, after)
+            if page is None:
+                return None
+            current, items, following = page
+            return await self._entries(current, [(kind, item) for item in items]), following
+        except ServerFailed:
+            page = await self._page(place, kind, "Listed", 1, after)
+        if page is None:
             return None
+        _, items, following = page
+        return await self._read([external_id(place.id, int(item["number"])) for item in items]), following
+
+    async def _newest(self, places: Sequence[Repository]) -> Mapping[int, Mapping[Kind, list[Json]]]:
+        """Return what ``queries.updates`` returns, without repositories that always fail: a sweep finds their
+        changes."""
+        by_node = {place.node: place for place in places}
+
+        async def read(ids: Sequence[str]) -> list[tuple[int, Mapping[Kind, list[Json]]]]:
+            return list((await queries.updates(self._api, [by_node[id] for id in ids])).items())
+
+        newest, errors = await read_isolated(list(by_node), read)
+        if newest:
+            self._failures.succeed()
+        for node, error in errors.items():
+            if not isinstance(error, ServerFailed) or not self._failures.fail(by_node[node].name, error):
+                raise error
+        return dict(newest)
 
     async def _updated(self, place: Repository, newest: Mapping[Kind, Sequence[Json]], since: datetime) -> list[int]:
         """Return the numbers of the documents that were updated since then. ``newest`` are the newest of each kind."""
@@ -201,22 +249,52 @@ class GitHub:
                 numbers[parts[0]].append(parts[1])
         for repository, expected in numbers.items():
             node = await self._directory.node(repository)
+            if node is None:
+                entries += [Gone(external_id(repository, number)) for number in expected]
+                continue
             for start in range(0, len(expected), READ_AT_ONCE):
-                batch = expected[start : start + READ_AT_ONCE]
-                answer = None if node is None else await queries.numbered(self._api, node, batch)
-                if answer is None or not self._directory.is_selected(answer[0]):
-                    entries += [Gone(external_id(repository, number)) for number in batch]
-                    continue
-                place, items = answer
-                read = {n: item for n, item in items.items() if item[0] in self._kinds(place)}
-                entries += [Gone(external_id(repository, number)) for number in batch if number not in read]
-                entries += await self._entries(place, list(read.values()))
+                entries += await self._read_numbers(repository, node, expected[start : start + READ_AT_ONCE])
+        return entries
+
+    async def _read_numbers(self, repository: int, node: str, numbers: Sequence[int]) -> list[Entry]:
+        """Read documents of a repository. One that GitHub always fails to read becomes unreadable."""
+
+        async def read(names: Sequence[str]) -> list[Entry]:
+            batch = [int(name) for name in names]
+            answer = await queries.numbered(self._api, node, batch)
+            if answer is None or not self._directory.is_selected(answer[0]):
+                return [Gone(external_id(repository, number)) for number in batch]
+            place, items = answer
+            shown = {n: item for n, item in items.items() if item[0] in self._kinds(place)}
+            gone = [Gone(external_id(repository, number)) for number in batch if number not in shown]
+            return [*gone, *await self._entries(place, list(shown.values()))]
+
+        entries, errors = await read_isolated([str(number) for number in numbers], read)
+        for entry in entries:
+            self._failures.succeed(entry.external_id)
+        for name, error in errors.items():
+            id, place = external_id(repository, int(name)), self._directory.known.get(repository)
+            if not isinstance(error, ServerFailed) or place is None or not self._failures.fail(id, error):
+                raise error
+            entries.append(
+                Unreadable(
+                    external_id=id,
+                    code="unavailable",
+                    message=f"{error}: it is tried again with every sweep",
+                    acl_tags=acl_tags(place, self._options.public_acl_tags),
+                )
+            )
         return entries
 
     async def _entries(self, place: Repository, items: Sequence[tuple[Kind, Any]]) -> list[Entry]:
         complete = await gather_or_cancel(*(queries.complete(self._api, kind, item) for kind, item in items))
         public = self._options.public_acl_tags
         return [document(kind, place, item, public) for (kind, _), item in zip(items, complete, strict=True)]
+
+    async def _repositories(self) -> list[Repository]:
+        places = await self._directory.repositories()
+        self._failures.succeed()  # GitHub responds: what fails now does so for a reason of its own
+        return places
 
     def _kinds(self, place: Repository) -> list[Kind]:
         return sorted(kind for kind in self._options.kinds if kind != "discussions" or place.has_discussions)

@@ -21,6 +21,7 @@ MINIMUM = {
     "connectors.confluence.playground:ConfluenceDataCenter": 15,
     "google-drive": 9,
     "slack": 18,
+    "github": 12,
 }
 """The entries that each kind has at least."""
 
