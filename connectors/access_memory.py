@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from connectors.source import Memory, Reaction
@@ -17,6 +18,15 @@ TAGS = "tags"
 ENDING = "ending"
 MAX_EXPIRING = 5_000
 """Documents with expiring grants that are remembered, the soonest ones; a sweep finds later ones."""
+
+
+@dataclass
+class Listing:
+    """A listing that is under way."""
+
+    tags: set[str] = field(default_factory=set)
+    lacks_parts: bool = False
+    """Whether documents were left out, whose tags are therefore not recorded: no tag is forgotten."""
 
 
 class AccessMemory:
@@ -32,7 +42,7 @@ class AccessMemory:
         self._tags: set[str] | None = None
         self._listed: set[str] | None = None
         """The tags of the last complete listing; None: there was none yet."""
-        self._listings: list[set[str]] = []
+        self._listings: list[Listing] = []
         self._ending: dict[str, str] | None = None
         """By external id: when the first grant expires, in ISO 8601."""
 
@@ -57,7 +67,7 @@ class AccessMemory:
             tags, ending = await self._load()
             groups = {tag for named, _ in accesses.values() for tag in named if not tag.startswith("user:")}
             for listing in self._listings:
-                listing |= groups
+                listing.tags |= groups
             new = groups - tags
             if new:
                 tags |= new
@@ -75,21 +85,24 @@ class AccessMemory:
             self._on_new_tags(new)
 
     @asynccontextmanager
-    async def listing(self) -> AsyncIterator[None]:
+    async def listing(self) -> AsyncIterator[Listing]:
         """Wrap a complete listing. When it ends, tags are forgotten that neither it nor the listing before it has
         recorded."""
-        listed: set[str] = set()
-        self._listings.append(listed)
+        under_way = Listing()
+        self._listings.append(under_way)
         try:
-            yield
+            yield under_way
+            listed = under_way.tags
             async with self._lock:
                 tags, _ = await self._load()
+                if under_way.lacks_parts:
+                    listed |= tags
                 current = listed | (self._listed or set())
                 if tags != current or self._listed != listed:
                     self._tags, self._listed = current, set(listed)
                     await self._save_tags()
         finally:
-            self._listings = [listing for listing in self._listings if listing is not listed]
+            self._listings = [listing for listing in self._listings if listing is not under_way]
 
     async def _save_tags(self) -> None:
         listed = None if self._listed is None else sorted(self._listed)

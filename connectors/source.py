@@ -114,6 +114,10 @@ class Unlisted:
     """The problem and what to do about it; without content."""
     tag: str | None = None
     """A tag in ``acl_tags`` of every document of the part; None: any document may belong to it."""
+    id_prefix: str | None = None
+    """How the external ids of the part's documents begin, and no others, instead of a tag."""
+    is_closed: bool = False
+    """True if nobody knows who may read the part, which ``id_prefix`` names: nobody may, until it is listed again."""
     is_document: bool = False
     """Whether the part is a single document. It is fetched by name, which shows whether it still exists."""
 

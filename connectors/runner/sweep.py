@@ -29,7 +29,7 @@ MAX_LIVE_NEW_DOCUMENTS = 500
 class Sweep:
     """Law: a sweep deletes only documents that a complete listing lacks and that the source, when fetched by name,
     reports as gone, and never many at once unless an operator allows it. Documents that were read since the listing
-    began, and those of a part that could not be listed, are left alone.
+    began, and those of a part that could not be listed, are left alone; those of a closed part lose their readers.
 
     Nothing is written for an unchanged document: the listed ids are held in memory until the sweep ends, and an
     interrupted sweep starts again.
@@ -100,6 +100,8 @@ class Sweep:
                 tally += page_tally
                 self._between_pages()
         self._set_aside.replace("listing", {part.part: part.reason for part in unlisted})
+        if closed := [part.id_prefix for part in unlisted if part.is_closed and part.id_prefix is not None]:
+            tally += await self._close(started, tuple(closed), at)
         tally += await self._delete_unlisted(started, listed_ids, unlisted, allowed="allow" in arguments)
         if "gap" in arguments and lacks_revisions:
             self._on_no_revisions()
@@ -190,6 +192,18 @@ class Sweep:
         await self._state.set_guard(None)
         return tally
 
+    async def _close(self, started: datetime, prefixes: tuple[str, ...], at: datetime) -> Counter[str]:
+        """Publish that nobody may read the documents whose ids begin with any of these prefixes."""
+        tally, after = Counter[str](), ""
+        while True:
+            page = await self._rows.sweep_page(started, after)
+            ids = [row.external_id for row in page if row.acl_tags and row.external_id.startswith(prefixes)]
+            if ids:
+                tally += await self._publisher.publish_access(_without_readers(ids), at)
+            if len(page) < PAGE:
+                return tally
+            after = page[-1].external_id
+
     async def _find_unlisted(
         self, started: datetime, listed_ids: ListedIds, parts: Sequence[Unlisted]
     ) -> tuple[list[str], list[str], int]:
@@ -210,9 +224,17 @@ class Sweep:
         return published, others, known
 
 
+def _without_readers(ids: Sequence[str]) -> dict[str, Listed]:
+    return {id_: Listed(external_id=id_, acl_tags=()) for id_ in ids}
+
+
 def _may_be_within(row: SweepRow, parts: Sequence[Unlisted]) -> bool:
     """Return whether a document may belong to one of these parts. One without tags, whose access was not known, may
-    belong to any."""
-    return any(
-        not part.is_document and (part.tag is None or not row.acl_tags or part.tag in row.acl_tags) for part in parts
-    )
+    belong to any that has no prefix."""
+    return any(_may_hold(part, row) for part in parts if not part.is_document)
+
+
+def _may_hold(part: Unlisted, row: SweepRow) -> bool:
+    if part.id_prefix is not None:
+        return row.external_id.startswith(part.id_prefix)
+    return part.tag is None or not row.acl_tags or part.tag in row.acl_tags

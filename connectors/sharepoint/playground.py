@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from connectors.fakes.graph import CLIENT, FakeGraph
 from connectors.fakes.graph_tenant import TENANT, Grant
+from connectors.fakes.misbehaviour import Misbehaving
 from connectors.source import Request
 from pipeline.runtime.http_server import served
 
@@ -22,9 +23,10 @@ class SharePointPlayground:
     inside = "ines@contoso.com"
     outside = "otto@contoso.com"
 
-    def __init__(self, fake: FakeGraph, url: str, sharepoint_url: str) -> None:
+    def __init__(self, fake: FakeGraph, url: str, sharepoint_url: str, misbehaving: Misbehaving) -> None:
         """url, sharepoint_url: where the fake serves Graph, and SharePoint."""
         self.fake = fake
+        self.misbehaving = misbehaving
         fake.connect(url, sharepoint_url)
         tenant = fake.tenant
         self.ines, _, sam = (tenant.user(mail) for mail in (self.inside, self.outside, "sam@contoso.com"))
@@ -82,6 +84,17 @@ class SharePointPlayground:
     async def leave(self) -> None:
         self.fake.tenant.groups[self.staff].members.discard(self.ines)
 
+    async def add_places(self) -> Mapping[str, str]:
+        """Add the site ``vault`` with a library and the file ``far``, also to the options. Returns the ids of the file,
+        of the site (``vault``) and of its library (``library``)."""
+        tenant = self.fake.tenant
+        site = tenant.site("/sites/vault")
+        site.groups = {MEMBERS: [self.fake.group_claim(self.staff)]}
+        library = tenant.drive(site, "Documents", Grant(site_group=MEMBERS, role="write"))
+        far = tenant.add("far.txt", drive=library, content=b"About far.").id
+        self.options = {**self.options, "sites": [*self.options["sites"], site.url]}
+        return {"far": f"{library}:{far}", "vault": site.id, "library": library}
+
     def sent(self) -> Sequence[Request]:
         return [Request({"content-type": "application/json"}, {}, body) for body in self.fake.take()]
 
@@ -98,5 +111,6 @@ class SharePointPlayground:
 @asynccontextmanager
 async def playing() -> AsyncIterator[SharePointPlayground]:
     fake = FakeGraph()
-    async with served(fake) as url, served(fake.sharepoint) as sharepoint_url:
-        yield SharePointPlayground(fake, url, sharepoint_url)
+    misbehaving = Misbehaving(fake)
+    async with served(misbehaving) as url, served(fake.sharepoint) as sharepoint_url:
+        yield SharePointPlayground(fake, url, sharepoint_url, misbehaving)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from connectors.access_memory import AccessMemory
+from connectors.set_aside import Failures
 from connectors.sharepoint import content
 from connectors.sharepoint.access import NO_ACCESS, Access, Sharing, access_of
-from connectors.sharepoint.client import Graph, Json
+from connectors.sharepoint.client import Graph, Json, misconfiguration
 from connectors.sharepoint.content import Contents
 from connectors.sharepoint.options import SharePointOptions
-from connectors.source import Entry, Gone, Listed, Unreadable
-from connectors.web import Answered, Denied, Missing, Rejected
+from connectors.source import Entry, Gone, Listed, Memory, Unlisted, Unreadable
+from connectors.web import Answered, Denied, Missing, Rejected, ServerFailed
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
+SITES = "sites"
+"""Name in the source's memory: ``Sites``."""
+Sites = dict[str, list[dict[str, Any]]]
+"""The fields of drives by the name of their site."""
 DRIVES_SECONDS = 300.0
 """The list of drives is read again after so long. Access is never read from it."""
 HELD_RECORDS = "/preservationholdlibrary"
@@ -46,55 +52,88 @@ class Drive:
 
 
 class Drives:
-    """The drives that the options select at the moment. A site that cannot be read is reported and left out."""
+    """The drives that the options select at the moment. A site that cannot be read is reported and set aside."""
 
-    def __init__(self, graph: Graph, options: SharePointOptions, report: Callable[[str, str], None]) -> None:
-        """report: called with the code and message of a problem."""
+    def __init__(
+        self,
+        graph: Graph,
+        options: SharePointOptions,
+        memory: Memory,
+        failures: Failures,
+        report: Callable[[str, str], None],
+    ) -> None:
+        """memory: holds the drives of each site, as they were read last. report: called with the code and message of a
+        problem."""
         self._graph = graph
         self._options = options
+        self._memory = memory
         self._report = report
         self._lock = asyncio.Lock()
         self._drives: tuple[Drive, ...] = ()
+        self._known: list[Drive] = []
+        """The drives, and those of sites that cannot be read at the moment."""
         self._read_at = float("-inf")
+        self._failures = failures
+        self.unlisted: dict[str, Unlisted] = {}
+        """The parts of the sites that could not be read, by the id of the drive, or by the site's name."""
 
     def site_url(self, collection: str) -> str | None:
-        return next((drive.site_url for drive in self._drives if drive.collection == collection), None)
+        return next((drive.site_url for drive in self._known if drive.collection == collection), None)
 
     async def selected(self, *, fresh: bool = False) -> tuple[Drive, ...]:
         """Return the drives in a stable order. fresh: do not use a list that was read before. Raises Misconfigured if
         there is none."""
         async with self._lock:
             if fresh or time.monotonic() > self._read_at + DRIVES_SECONDS:
-                drives = {drive.id: drive async for drive in self._read()}
+                stored: Sites = await self._memory.get(SITES) or {}
+                self.unlisted, sites = {}, Sites()
+                drives = {drive.id: drive async for drive in self._read(stored, sites)}
+                self._known = [Drive(**drive) for of_site in sites.values() for drive in of_site]
+                if sites != stored:
+                    await self._memory.put(SITES, sites)
                 self._drives = tuple(sorted(drives.values(), key=lambda drive: drive.id))
                 self._read_at = time.monotonic()
             if not self._drives:
                 raise Misconfigured("no site and no OneDrive can be read: penstock connector check names the reasons")
             return self._drives
 
-    async def _read(self) -> AsyncIterator[Drive]:
+    async def _read(self, stored: Sites, sites: Sites) -> AsyncIterator[Drive]:
+        """Yield the drives, and add them to ``sites``. stored: the same when they were read last."""
+        failed: dict[str, Answered | ServerFailed] = {}
+        async for name, site_drives in self._sites():
+            try:
+                drives = [drive async for drive in site_drives]
+            except (Missing, Denied, Rejected, ServerFailed) as error:
+                failed[name] = error
+                continue
+            self._failures.succeed(name)
+            sites[name] = [asdict(drive) for drive in drives]
+            for drive in drives:
+                yield drive
+        is_any_read = bool(sites)
+        for name, failure in failed.items():
+            if not is_any_read and isinstance(failure, Answered) and (advice := misconfiguration(failure)):
+                raise Misconfigured(advice) from failure
+            if isinstance(failure, ServerFailed) and not self._failures.fail(name, failure):
+                raise failure
+            reason = unreadable_site(name, failure)
+            self._report(f"site:{name}", reason)
+            sites[name] = stored.get(name, [])
+            # A site that was never read has no documents: nothing begins with its name.
+            for id_ in [drive["id"] for drive in sites[name]] or [name]:
+                self.unlisted[id_] = unlisted(name, id_, failure, reason)
+
+    async def _sites(self) -> AsyncIterator[tuple[str, AsyncIterator[Drive]]]:
         for address in self._options.sites:
-            async for drive in self._try(address, self._named_site(address)):
-                yield drive
+            yield address, self._named_site(address)
         for user in self._options.onedrives:
-            async for drive in self._try(user, self._onedrive(user)):
-                yield drive
+            yield user, self._onedrive(user)
         if not (self._options.all_sites or self._options.all_onedrives):
             return
         async for site in self._graph.all_sites():
             is_personal = site.get("isPersonalSite") is True
             if self._options.all_onedrives if is_personal else self._options.all_sites:
-                async for drive in self._try(str(site.get("webUrl")), self._drives_of(site, personal=is_personal)):
-                    yield drive
-
-    async def _try(self, name: str, drives: AsyncIterator[Drive]) -> AsyncIterator[Drive]:
-        try:
-            async for drive in drives:
-                yield drive
-        except (Missing, Denied, Rejected) as error:
-            if error.status == 401:
-                raise
-            self._report(f"site:{name}", unreadable_site(name, error))
+                yield str(site.get("webUrl")), self._drives_of(site, personal=is_personal)
 
     async def _named_site(self, address: str) -> AsyncIterator[Drive]:
         async for drive in self._drives_of(await self._graph.site(address), personal=False):
@@ -117,13 +156,25 @@ class Drives:
         yield Drive(str(drive["id"]), f"{urlsplit(url).netloc},{ids.get('siteId')},{ids.get('webId')}", url)
 
 
-def unreadable_site(name: str, error: Answered) -> str:
-    """Return one line about a site or OneDrive that is left out."""
+def unreadable_site(name: str, error: Answered | ServerFailed) -> str:
+    """Return one line about a site or OneDrive that cannot be read."""
+    if isinstance(error, ServerFailed):
+        return f"{name} cannot be listed: {error}"
     if error.status == 423:
         return f"{name} is locked or archived: its documents are hidden until it is unlocked"
     if isinstance(error, Missing):
         return f"{name} does not exist, or the application may not read it (Sites.Selected has to be granted for it)"
     return f"{name} cannot be read ({error.status}, {error.code}): grant Sites.Read.All, or Sites.Selected for it"
+
+
+def unlisted(site: str, drive: str, error: Answered | ServerFailed, reason: str) -> Unlisted:
+    """Return a drive that cannot be listed. Where Microsoft refuses it, nobody may read its documents."""
+    return Unlisted(
+        part=f"library {drive} of {site}" if drive != site else site,
+        reason=reason,
+        id_prefix=external_id(drive, ""),
+        is_closed=isinstance(error, Answered),
+    )
 
 
 def external_id(drive: str, item: str) -> str:
@@ -166,6 +217,7 @@ def parent_of(item: Json) -> str | None:
     return str(parent) if parent else None
 
 
+UNREADABLE = "its site or library cannot be read, and nobody may read it until then"
 MAX_CONCURRENT_FILES = 4
 """Files read at the same time by the full read, and again by everything else. Each is half of the client's limit, so
 that an edit does not wait behind a crawl."""
@@ -271,8 +323,10 @@ class Reading:
         """Return the access of folders by id, without folders that have been deleted."""
         return await self._read_accesses([str(item["id"]) for item in items], drive)
 
-    async def fetch(self, external_ids: Sequence[str], drives: Mapping[str, Drive]) -> list[Entry]:
-        """Read documents by their external ids."""
+    async def fetch(
+        self, external_ids: Sequence[str], drives: Mapping[str, Drive], refused: Collection[str]
+    ) -> list[Entry]:
+        """Read documents by their external ids. refused: the ids of drives whose site cannot be read."""
         entries: list[Entry] = []
         items: dict[str, list[Json]] = {}
         shown = await gather_or_cancel(*(self._item(id_) for id_ in external_ids))
@@ -280,6 +334,8 @@ class Reading:
             drive = drives.get(id_.partition(":")[0])
             if isinstance(item, dict) and drive is not None and self.select([item], drive):
                 items.setdefault(drive.id, []).append(item)
+            elif isinstance(item, dict) and id_.partition(":")[0] in refused:
+                entries.append(Unreadable(external_id=id_, code="denied", message=UNREADABLE, acl_tags=()))
             else:
                 entries.append(item if isinstance(item, Unreadable) else Gone(id_))
         await self._memory.forget([entry.external_id for entry in entries])
@@ -300,9 +356,7 @@ class Reading:
             if error.status == 401:
                 raise
             code = "locked" if error.status == 423 else "denied"
-            message = (
-                f"its site or library cannot be read ({error.status}, {error.code}): nobody may read it until then"
-            )
+            message = f"{UNREADABLE} ({error.status}, {error.code})"
             return Unreadable(external_id=id_, code=code, message=message, acl_tags=())
 
     async def _accesses(self, items: Sequence[Json], drive: Drive, tree: Tree) -> dict[str, Access]:

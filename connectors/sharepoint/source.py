@@ -12,6 +12,7 @@ import structlog
 
 from connectors.access_memory import AccessMemory, Listener
 from connectors.protocol import Problem
+from connectors.set_aside import Failures
 from connectors.sharepoint.access import EVERYONE, Access, Memberships
 from connectors.sharepoint.changes import Subscriptions
 from connectors.sharepoint.client import Credential, Graph, Json, SiteGroups, misconfiguration
@@ -25,6 +26,7 @@ from connectors.sharepoint.reading import (
     external_id,
     is_folder,
     parent_of,
+    unlisted,
     unreadable_site,
 )
 from connectors.source import (
@@ -39,8 +41,9 @@ from connectors.source import (
     Playground,
     Reaction,
     Request,
+    Unlisted,
 )
-from connectors.web import Answered, Denied, Limits, Missing, Rejected
+from connectors.web import Answered, Denied, Limits, Missing, Rejected, ServerFailed
 from pipeline.core.errors import Misconfigured, Retryable
 
 log = structlog.get_logger()
@@ -82,10 +85,13 @@ class SharePoint:
         self._listener = Listener()
         self._memory = AccessMemory(context.memory, self._listener.groups)
         self._subscriptions = Subscriptions(self._graph, context.memory, now)
-        self._drives = Drives(self._graph, options, self._report)
+        self._failures = Failures()
+        self._drives = Drives(self._graph, options, context.memory, self._failures, self._report)
         contents = Contents(self._graph, context.folder / "downloads", options.max_bytes)
         self._reading = Reading(self._graph, contents, self._memory, options, now, self._report)
         self._memberships = Memberships(self._graph, self._site_groups, options, self._drives.site_url, self._report)
+        self._unlisted: dict[str, Unlisted] = {}
+        """Drives whose log could not be read, by their id."""
         self._folders: dict[str, tuple[str | None, bool, Access | None]] = {}
         """By external id, as folders were last seen: the parent, whether it has permissions of its own, and the access;
         None if only a listing has shown the folder."""
@@ -156,15 +162,20 @@ class SharePoint:
                     yield Page(entries, {"drive": drive.id if after else following, "link": after})
             link = None
 
-    async def slim(self) -> AsyncGenerator[Sequence[Listed], None]:
-        async with self._memory.listing():
-            for drive in await self._drives.selected(fresh=True):
+    async def slim(self) -> AsyncGenerator[Sequence[Listed | Unlisted], None]:
+        async with self._memory.listing() as listing:
+            drives = await self._drives.selected(fresh=True)
+            for drive in drives:
                 async with aclosing(self._items(drive, self._options.sweep_page_size, None)) as pages:
                     try:
                         async for items, tree, _ in pages:
                             yield await self._reading.listed(items, drive, tree)
                     except CursorExpired as error:  # a listing has no cursor: it begins again
                         raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
+            logs = [self._unlisted[drive.id] for drive in drives if drive.id in self._unlisted]
+            parts = [*self._drives.unlisted.values(), *logs]
+            listing.lacks_parts = bool(parts)
+            yield parts
 
     async def _items(
         self, drive: Drive, size: int, link: str | None
@@ -190,16 +201,18 @@ class SharePoint:
             link = after
 
     async def _page(self, drive: Drive, link: str | None, size: int) -> Json | None:
-        """Return a page of a drive's log; None if the drive cannot be read, which is reported: the others are read, and
-        its documents are then requested by name."""
+        """Return a page of a drive's log; None if the drive cannot be read: it is set aside, and the others are
+        read."""
         try:
             page = await self._graph.delta(drive.id, link, size)
             if link is not None and page.get("@odata.nextLink") == link:
                 raise Retryable("Microsoft Graph returned the same page of a library's log again")
-            return page
-        except (Missing, Denied, Rejected) as error:
+        except (Missing, Denied, Rejected, ServerFailed) as error:
             self._set_aside(drive, error)
             return None
+        self._failures.succeed(drive.id)
+        self._unlisted.pop(drive.id, None)
+        return page
 
     # Changes
 
@@ -213,15 +226,21 @@ class SharePoint:
     async def _now_link(self, drive: Drive) -> str | None:
         try:
             return await self._graph.delta_now(drive.id)
-        except (Missing, Denied, Rejected) as error:
+        except (Missing, Denied, Rejected, ServerFailed) as error:
             self._set_aside(drive, error)
             return None
 
-    def _set_aside(self, drive: Drive, error: Answered) -> None:
-        """Report that a drive cannot be read. Raises Misconfigured if nothing can be read."""
-        if (advice := misconfiguration(error)) is not None:
+    def _set_aside(self, drive: Drive, error: Answered | ServerFailed) -> None:
+        """Record that a drive cannot be read. Raises Misconfigured if nothing can be read, and an error again that may
+        not be the drive's."""
+        if isinstance(error, ServerFailed):
+            if not self._failures.fail(drive.id, error):
+                raise error
+        elif (advice := misconfiguration(error)) is not None:
             raise Misconfigured(advice) from error
-        self._report(f"drive:{drive.id}", unreadable_site(f"a library of {drive.site_url}", error))
+        reason = unreadable_site(f"a library of {drive.site_url}", error)
+        self._report(f"drive:{drive.id}", reason)
+        self._unlisted[drive.id] = unlisted(drive.site_url, drive.id, error, reason)
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         links: dict[str, str] = dict(cursor["links"])
@@ -229,7 +248,7 @@ class SharePoint:
         expired = await self._memory.expired(self._now())
         for start in range(0, len(expired), self._options.page_size):
             ids = expired[start : start + self._options.page_size]
-            yield Page(await self._reading.fetch(ids, selected), {"links": dict(links)})
+            yield Page(await self._reading.fetch(ids, selected, self._drives.unlisted), {"links": dict(links)})
         if links.keys() != selected.keys():
             # A library was added, removed or can be read again: a sweep finds its documents, and its log the changes
             # from now on.
@@ -285,7 +304,7 @@ class SharePoint:
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         drives = {drive.id: drive for drive in await self._drives.selected()}
-        return await self._reading.fetch(external_ids, drives)
+        return await self._reading.fetch(external_ids, drives, self._drives.unlisted)
 
     # Memberships
 

@@ -21,7 +21,8 @@ MINIMUM = {
     "connectors.confluence.playground:ConfluenceDataCenter": 15,
     "google-drive": 9,
     "slack": 18,
-    "github": 12,
+    "github": 14,
+    "sharepoint": 13,
 }
 """The entries that each kind has at least."""
 

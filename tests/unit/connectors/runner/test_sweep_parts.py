@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -19,12 +20,15 @@ class WithParts(WorldSource):
     def __init__(self, world: World) -> None:
         super().__init__(world, cast(Any, None))
         self.unlisted: list[Unlisted] = []
+        self.hidden: str | None = None
+        """How the ids of documents begin that are not listed."""
 
     async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:  # type: ignore[override]
         yield list(self.unlisted)
         tags = {part.tag for part in self.unlisted if not part.is_document}
         async for page in super().slim():
-            yield [entry for entry in page if not tags & set(entry.acl_tags)]
+            shown = [entry for entry in page if not (self.hidden and entry.external_id.startswith(self.hidden))]
+            yield [entry for entry in shown if not tags & set(entry.acl_tags)]
 
 
 @pytest.fixture
@@ -75,3 +79,24 @@ async def test_a_single_document_that_cannot_be_listed_is_fetched(world: World) 
     source.unlisted = [Unlisted(part="page 7", reason="it answered 500", is_document=True)]
     assert await runner.sweep()
     assert runner.deleted == ["eng0"]
+
+
+async def test_a_part_that_ids_name_loses_nothing_and_its_readers_only_if_it_is_closed(world: World) -> None:
+    source = WithParts(world)
+    runner = MemoryRunner(source, SetAside())
+    assert await runner.full()
+    world.remove("eng0")
+    world.remove("ops0")
+    part = Unlisted(part="a drive", reason="it answered 423", id_prefix="ops")
+    source.unlisted = [part]
+    assert await runner.sweep()
+    assert runner.deleted == ["eng0"]
+    assert runner.published["ops0"].acl_tags == ["space:OPS"]
+    source.unlisted = [replace(part, is_closed=True)]
+    source.hidden = "ops"
+    assert await runner.sweep()
+    assert {id_ for id_, document in runner.published.items() if not document.acl_tags} == {"ops0", "ops1", "ops2"}
+    source.unlisted, source.hidden = [], None
+    assert await runner.sweep()
+    assert runner.deleted == ["eng0", "ops0"]
+    assert {tuple(document.acl_tags) for document in runner.published.values()} == {("space:ENG",), ("space:OPS",)}
