@@ -149,6 +149,8 @@ async def _heal(
     runner: MemoryRunner, play: MisbehavingPlayground, everything: set[str], inside: set[str], affected: set[str]
 ) -> None:
     """Require that everything is read again, without documents that are not read before they change."""
+    if runner.progress.loaded_at is None:
+        require(await runner.full(), f"after the fault, a first read does not end: {runner.status}")
     require(await runner.sweep(), f"after the fault, a sweep does not end: {runner.status}")
     require(await runner.changes(), f"after the fault, a poll does not end: {runner.status}")
     unread = affected - runner.published.keys()

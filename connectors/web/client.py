@@ -46,12 +46,12 @@ _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/(javas
 
 
 async def parts(response: httpx.Response, where: str, limit: int) -> AsyncIterator[bytes]:
-    """Yield the decoded body. Raises TooLarge as soon as it is certain, and Retryable for a body that was cut off or
-    does not decode."""
+    """Yield the decoded body. Raises TooLarge as soon as it is certain, Retryable for a body that was cut off, and
+    ServerFailed for one that does not decode."""
     length = response.headers.get("content-length", "")
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
-        raise Retryable(f"{where} responded in an encoding that was not requested")
+        raise ServerFailed(f"{where} responded in an encoding that was not requested")
     if encoding == "identity" and length.isdecimal() and int(length) > limit:
         raise too_large(where, limit)
     gunzip = Gunzip() if encoding == "gzip" else None
@@ -64,7 +64,7 @@ async def parts(response: httpx.Response, where: str, limit: int) -> AsyncIterat
                     raise too_large(where, limit)
                 yield part
     except zlib.error as error:
-        raise Retryable(f"{where} answered with a body that does not decode: a proxy may have damaged it") from error
+        raise ServerFailed(f"{where} answered with a body that does not decode: a proxy may have damaged it") from error
     if gunzip and not gunzip.complete:
         raise Retryable(f"{where} answered with a body that was cut off")
 

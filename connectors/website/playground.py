@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from connectors.conform.samples import DeclaredMembers
+from connectors.fakes.misbehaviour import Misbehaving
 from pipeline.runtime.http_server import served
 
 
@@ -86,9 +87,10 @@ class Site:
 
 
 class WebsitePlayground(DeclaredMembers):
-    def __init__(self, site: Site, members_file: Path) -> None:
+    def __init__(self, site: Site, members_file: Path, misbehaving: Misbehaving) -> None:
         super().__init__(members_file)
         self.site = site
+        self.misbehaving = misbehaving
         self._removed: dict[str, bytes] = {}
         self.environment: Mapping[str, str] = {}
         self.options: Mapping[str, Any] = {
@@ -114,7 +116,12 @@ class WebsitePlayground(DeclaredMembers):
         self.site.pages[f"/{name}"] = self._removed.pop(name)
 
     async def restrict(self, name: str) -> None:
-        self.site.robots += f"User-agent: *\nDisallow: /{name}\n"
+        self.site.headers[f"/{name}"] = {"x-robots-tag": "noindex"}
+        self.site.pages[f"/{name}"] += b"<!-- not for an index -->"
+
+    async def add_places(self) -> Mapping[str, str]:
+        """Add nothing: the entries name pages by their paths."""
+        return {}
 
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
@@ -130,7 +137,8 @@ class WebsitePlayground(DeclaredMembers):
 @asynccontextmanager
 async def playing() -> AsyncIterator[WebsitePlayground]:
     site = Site()
+    misbehaving = Misbehaving(site)
     with tempfile.TemporaryDirectory(prefix="penstock-website-") as folder:
-        async with served(site) as address:
+        async with served(misbehaving) as address:
             site.base = address
-            yield WebsitePlayground(site, Path(folder, "members.toml"))
+            yield WebsitePlayground(site, Path(folder, "members.toml"), misbehaving)

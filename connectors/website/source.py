@@ -20,7 +20,7 @@ from connectors.file_documents import document_from_file
 from connectors.files import may_hold_text, temporary_file
 from connectors.set_aside import Failures, may_be_set_aside
 from connectors.source import Context, Entry, Gone, Listed, Playground, Unlisted, Unreadable
-from connectors.web import Fetched, Limits, Missing, Resolver, Web, system_resolver
+from connectors.web import Denied, Fetched, Limits, Missing, Resolver, Web, system_resolver
 from connectors.website.listings import MAX_LISTING_BYTES, BadListing, Listing, normalised, parse
 from connectors.website.options import WebsiteOptions
 from connectors.website.page import HTML_TYPES, head_of
@@ -175,10 +175,13 @@ class Website(SmallSource):
         return None
 
     async def _read_robots(self) -> Protego:
-        """A site without robots.txt permits everything (RFC 9309); one that fails is not read."""
+        """A site without robots.txt permits everything, also where absent files are answered with 403; one that fails
+        is not read (RFC 9309, 2.3.1)."""
         try:
             fetched = await self._request(self._absolute("/robots.txt"), max_bytes=MAX_ROBOTS_BYTES)
-        except Missing:
+        except (Missing, Denied) as error:
+            if error.status == 401:
+                raise
             return Protego.parse("")
         return Protego.parse(fetched.body.decode("utf-8", "replace"))
 

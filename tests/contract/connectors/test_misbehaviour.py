@@ -23,6 +23,7 @@ MINIMUM = {
     "slack": 18,
     "github": 14,
     "sharepoint": 13,
+    "web": 7,
 }
 """The entries that each kind has at least."""
 

@@ -13,7 +13,7 @@ import pytest
 from connectors.declared import options
 from connectors.set_aside import SetAside
 from connectors.source import Context, Document, Entry, Gone, Listed, Unlisted, Unreadable
-from connectors.web import Limits
+from connectors.web import Denied, Limits
 from connectors.website.playground import Site
 from connectors.website.source import Website
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
@@ -147,6 +147,11 @@ async def test_robots_txt_is_obeyed(desk: Desk) -> None:
     assert await one(source, secret) == Gone(secret)
     desk.site.statuses["/robots.txt"] = 500
     with pytest.raises(Retryable):
+        await listing(source)
+    desk.site.statuses["/robots.txt"] = 403
+    assert len(await listing(source)) == 2
+    desk.site.statuses["/robots.txt"] = 401
+    with pytest.raises(Denied):
         await listing(source)
 
 
