@@ -36,16 +36,15 @@ class MisbehavingPlayground(Playground, Protocol):
 
 
 @cache
-def _by_class() -> Mapping[type[Source], Mapping[str, Entry]]:
-    entries: dict[type[Source], dict[str, Entry]] = {}
-    for entry in catalogue():
-        entries.setdefault(source_class(entry.kind), {})[entry.id] = entry
-    return entries
+def _classes() -> Mapping[str, type[Source]]:
+    """Return the class that each entry concerns, by the entry's id."""
+    return {entry.id: source_class(entry.kind) for entry in catalogue()}
 
 
 def entries_of(kind: type[Source]) -> Mapping[str, Entry]:
-    """Return the entries about a kind of source by id; none for a kind that the catalogue does not know."""
-    return _by_class().get(kind, {})
+    """Return the entries by id that concern a kind of source, or a variant of it that inherits from its class; none for
+    a kind that the catalogue does not know."""
+    return {entry.id: entry for entry in catalogue() if issubclass(_classes()[entry.id], kind)}
 
 
 @dataclass
@@ -87,13 +86,13 @@ async def _stage(kind: type[Source], folder: Path) -> AsyncIterator[_Stage]:
             await stage.close()
 
 
-async def show(entry: Entry, kind: type[Source], folder: Path) -> str:
+async def show(entry: Entry, folder: Path) -> str:
     """Show an entry to a source that has read everything and to one that has not; returns one line. Raises Broken.
 
     Whatever the entry is, nothing is deleted that was not removed, nobody may read more than before, and everything is
     read once the service behaves. folder: an empty one, for the sources.
     """
-    async with _stage(kind, folder) as stage:
+    async with _stage(_classes()[entry.id], folder) as stage:
         play, ids = stage.play, stage.ids
         before = stage.runner(entry.options)
         require(await before.full(), f"without the fault, a full read fails: {before.status}")

@@ -66,7 +66,7 @@ async def conform_on(
             if is_served:
                 verdict = await _try_conversation_law(name, pool, kafka)
             elif name in entries:
-                verdict = await try_entry(entries[name], _with_playground(kind))
+                verdict = await try_entry(entries[name])
             else:
                 verdict = await try_law(name, _with_playground(kind), settings, pool, kafka)
             verdicts.append(verdict)
@@ -94,12 +94,12 @@ async def _try_conversation_law(name: str, pool: Pool, kafka: Producer) -> Verdi
     return Verdict(name, holds, why, monotonic() - began)
 
 
-async def try_entry(entry: Entry, kind: type[Source]) -> Verdict:
-    """Test that a source withstands one kind of misbehaviour. It needs no stack."""
+async def try_entry(entry: Entry) -> Verdict:
+    """Test that the source of an entry withstands it. It needs no stack."""
     began = monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-conform-") as folder:
         try:
-            why, holds = await misbehaviour.show(entry, kind, Path(folder)), True
+            why, holds = await misbehaviour.show(entry, Path(folder)), True
         except Broken as broken:
             why, holds = str(broken), False
         except Exception as error:  # noqa: BLE001 # a source is foreign code

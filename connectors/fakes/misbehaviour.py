@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote_plus
@@ -74,6 +75,7 @@ class Entry(BaseModel):
     """Settings of the instance besides those of the playground."""
 
 
+@cache
 def catalogue() -> Sequence[Entry]:
     """Return all entries. Raises ValidationError for one that is not valid."""
     raw = tomllib.loads((Path(__file__).parent / "misbehaviour.toml").read_text())

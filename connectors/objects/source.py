@@ -13,7 +13,7 @@ from connectors.file_documents import document_from_file
 from connectors.files import may_hold_text, temporary_file
 from connectors.folder.access import FILE, MAX_BYTES, SKIPPED, Policy, PolicyError
 from connectors.objects.options import ObjectsOptions
-from connectors.objects.store import AccessDenied, ObjectTooLarge, Store, StoredObject
+from connectors.objects.store import AccessDenied, Archived, ObjectTooLarge, Store, StoredObject
 from connectors.source import Context, Entry, Gone, Listed, Playground, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured
 
@@ -51,7 +51,8 @@ class Objects(SmallSource):
                 try:
                     listed = await self.blocking(self._store.list_folder, folder)
                 except AccessDenied:
-                    denied.append(Unlisted(part=f"folder {folder}", reason="the store denies access to it"))
+                    reason = "the store denies access to it"
+                    denied.append(Unlisted(part=f"folder {folder}", reason=reason, id_prefix=f"{folder}/"))
                     continue
                 objects_here = {stored.path: stored for stored in listed.objects}
                 if join(folder, FILE) not in {*objects_here, *listed.links}:
@@ -99,6 +100,15 @@ class Objects(SmallSource):
             try:
                 if not await self.blocking(self._store.download, stored, file, most):
                     return Gone(stored.path)
+            except Archived:  # it is tried again after a change: each attempt at all archived objects would cost much
+                return Unreadable(
+                    external_id=stored.path,
+                    code="archived",
+                    message=f"{name} is archived: restore it, then penstock connector run {self.context.name} --full",
+                    acl_tags=policy.acl_tags,
+                    required_tags=policy.required_tags,
+                    revision=revision,
+                )
             except ObjectTooLarge:
                 return Unreadable(
                     external_id=stored.path,

@@ -57,8 +57,16 @@ class Folder:
     """Paths of symbolic links."""
 
 
+ARCHIVED = "InvalidObjectState"
+"""S3's code for an object in an archive (Amazon S3 API reference, "Error responses")."""
+
+
 class AccessDenied(Exception):
     """The store denies access to one folder or object."""
+
+
+class Archived(AccessDenied):
+    """The object has to be restored from an archive, such as S3 Glacier, before it can be read."""
 
 
 class ObjectTooLarge(Exception):
@@ -151,6 +159,9 @@ class Store:
             except FileNotFoundError:
                 return False
             except PermissionError as error:
+                answer = getattr(error.__cause__, "response", None) or {}  # of botocore
+                if (answer.get("Error") or {}).get("Code") == ARCHIVED:
+                    raise Archived from error
                 raise AccessDenied from error
         return True
 

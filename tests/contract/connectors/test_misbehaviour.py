@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from connectors.confluence.playground import ConfluenceDataCenter
 from connectors.conform.misbehaviour import entries_of, show
 from connectors.conform.run import try_entry
 from connectors.conform.trial import Broken
@@ -24,6 +25,7 @@ MINIMUM = {
     "github": 14,
     "sharepoint": 13,
     "web": 7,
+    "connectors.objects.playground:S3Objects": 5,
 }
 """The entries that each kind has at least."""
 
@@ -33,7 +35,7 @@ MINIMUM = {
     [pytest.param(e, id=e.id, marks=() if e.id in QUICKLY else pytest.mark.slow) for e in ENTRIES],
 )
 async def test_misbehaviour_of_a_vendor(entry: Entry) -> None:
-    verdict = await try_entry(entry, source_class(entry.kind))
+    verdict = await try_entry(entry)
     assert verdict.holds, verdict.why
 
 
@@ -52,7 +54,7 @@ async def test_an_entry_with_a_wrong_outcome_breaks_its_law(
 ) -> None:
     [entry] = [entry for entry in ENTRIES if entry.id == "confluence-dc-permissions-500"]
     with pytest.raises(Broken, match=why):
-        await show(entry.model_copy(update=change), source_class(entry.kind), tmp_path)
+        await show(entry.model_copy(update=change), tmp_path)
 
 
 def test_the_catalogue_names_a_public_source_for_each_entry_once() -> None:
@@ -65,4 +67,6 @@ def test_the_catalogue_names_a_public_source_for_each_entry_once() -> None:
 
 def test_only_the_kind_of_an_entry_has_its_law() -> None:
     assert entries_of(source_class("slack")).keys() == {e.id for e in ENTRIES if e.kind == "slack"}
+    variants = {e.id for e in ENTRIES if "onfluence" in e.kind}
+    assert entries_of(source_class("confluence")).keys() == variants > entries_of(ConfluenceDataCenter).keys()
     assert entries_of(source_class("examples.notes:Notes")) == {}

@@ -343,7 +343,7 @@ async def test_a_folder_that_denies_access_is_set_aside(desk: Desk) -> None:
     desk.server.denied.add("closed")
     entries = [entry async for page in desk.source().list() for entry in page]
     assert [entry for entry in entries if isinstance(entry, Unlisted)] == [
-        Unlisted(part="folder closed", reason="the store denies access to it")
+        Unlisted(part="folder closed", reason="the store denies access to it", id_prefix="closed/")
     ]
     assert [entry.external_id for entry in entries if isinstance(entry, Listed)] == ["a.md"]
     desk.server.denied.add("docs")
