@@ -133,7 +133,11 @@ class DataCenter:
     async def _by_start(self, params: Mapping[str, Any], start: int) -> tuple[Sequence[Json], Position | None]:
         overlap = min(OVERLAP_RESULTS, params["limit"] // 4, start)
         try:
-            return await self._api.page(CONTENT, params, {"start": start - overlap}, shrinks=False)
+            results, following = await self._api.page(CONTENT, params, {"start": start - overlap}, shrinks=False)
+            if following is None or following["start"] > start:
+                return results, following
+            # The server permits so few results that none is new.
+            return await self._api.page(CONTENT, params, {"start": start}, shrinks=False)
         except (ServerFailed, TooLarge):
             return await self._api.page(
                 CONTENT, {**params, "limit": max(1, params["limit"] // SMALLER)}, {"start": start}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote_plus
+from urllib.parse import parse_qsl, unquote_plus, urlencode
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,6 +35,8 @@ class Fault(BaseModel):
     for the id of the document or place of that name, ``{name:0}`` for its part before the first colon or slash."""
     contains: str | None = None
     """Only answers whose body matches this, with the same placeholders."""
+    query: dict[str, str] = Field(default_factory=dict)
+    """Parameters of the request's query that the service replaces by these, where the request has them."""
     times: int | None = None
     """The number of faulty answers; None: all."""
     status: int | None = None
@@ -106,9 +108,8 @@ class Misbehaving:
             await self.app(scope, receive, send)
             return
         request = await _body(receive)
-        query = scope["query_string"].decode()
         form = request.decode("utf-8", "replace")
-        line = unquote_plus(f"{scope['method']} {scope['path']}?{query}&{form}")
+        line = unquote_plus(f"{scope['method']} {scope['path']}?{scope['query_string'].decode()}&{form}")
 
         async def receive_again() -> Message:
             return {"type": "http.request", "body": request, "more_body": False}
@@ -122,7 +123,10 @@ class Misbehaving:
             await self.app(scope, receive_again, send)
             return
         answer = _Answer()
-        await self.app(scope, receive_again, answer.send)
+        replaced = {name: value for _, fault, _ in matching for name, value in fault.query.items()}
+        pairs = parse_qsl(scope["query_string"].decode(), keep_blank_values=True)
+        query = urlencode([(name, replaced.get(name, value)) for name, value in pairs])
+        await self.app({**scope, "query_string": query.encode()} if replaced else scope, receive_again, answer.send)
         for number, fault, contains in matching:
             if contains is None or contains.search(answer.body.decode("utf-8", "replace")):
                 if number in self._left:

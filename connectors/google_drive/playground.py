@@ -78,7 +78,8 @@ class GoogleDrivePlayground:
         self.fake.corpus.groups[STAFF].discard(self.inside)
 
     async def add_places(self) -> Mapping[str, str]:
-        """Add nothing: the entries name documents only."""
+        """Share ``broken`` with one more person, so that its permissions have to be listed."""
+        self.fake.corpus.share(self.files["broken"], Grant(type="user", who="sam@example.com"))
         return {}
 
     def sent(self) -> Sequence[Request]:
