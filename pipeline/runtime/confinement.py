@@ -160,6 +160,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64 (asm/u
     "gettimeofday": (96, 169),
     "init_module": (175, 105),
     "inotify_add_watch": (254, 27),
+    "ioctl": (16, 29),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425),
@@ -440,6 +441,21 @@ processes, which Landlock does not restrict; and for shared memory, semaphores a
 which outlive the program."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET (linux/sched.h)."""
+_CLONE_PARENT = 0x8000
+"""The new process becomes a child of the caller's parent, which never waits for it: its number is taken until that
+parent ends."""
+_TERMINAL_AND_PIPE_REQUESTS = (
+    0x5401,  # TCGETS
+    0x802C542A,  # TCGETS2, by which newer C libraries recognise a terminal
+    0x540F,  # TIOCGPGRP
+    0x5413,  # TIOCGWINSZ
+    0x541B,  # FIONREAD
+    0x5421,  # FIONBIO
+    0x5450,  # FIONCLEX
+    0x5451,  # FIOCLEX
+)
+"""Requests of ioctl (asm-generic/ioctls.h, the same on both architectures) that programs make of any descriptor. Others
+change the attributes of a file that is open for reading only, such as FS_IOC_SETFLAGS."""
 
 
 def is_available() -> bool:
@@ -456,16 +472,17 @@ def allow_only(calls: Iterable[Call]) -> None:
 
 
 def refuse(calls: Iterable[Call]) -> None:
-    """Make these calls fail with EPERM, and clone into new namespaces too; all others are allowed. clone3 fails with
-    ENOSYS, because a filter cannot see its flags, which are in memory: C libraries then use clone. A process may change
-    its own resource limits only. Setting a priority has no effect but reports success, because programs that lower
-    their own would otherwise fail. Raises OSError."""
+    """Make these calls fail with EPERM, and clone into new namespaces or for another parent too; all others are
+    allowed. clone3 fails with ENOSYS, because a filter cannot see its flags, which are in memory: C libraries then use
+    clone. A process may change its own resource limits only, and ask terminals and pipes only. Setting a priority has
+    no effect but reports success, because programs that lower their own would otherwise fail. Raises OSError."""
     cloning = [
-        *_rules([Call("clone", 0, without=_NEW_NAMESPACES)], _ALLOW),
+        *_rules([Call("clone", 0, without=_NEW_NAMESPACES | _CLONE_PARENT)], _ALLOW),
         *_rules([Call("clone3")], _ERRNO | errno.ENOSYS),
     ]
     limiting = [
         *_rules([Call("prlimit64", 0, one_of=(0,))], _ALLOW),
+        *_rules([Call("ioctl", 1, one_of=_TERMINAL_AND_PIPE_REQUESTS)], _ALLOW),
         *_rules([Call("setpriority")], _ERRNO),
     ]
     _install([*_head(), *cloning, *limiting, *_rules(calls, _ERRNO | errno.EPERM), _instruction(_RETURN, _ALLOW)])

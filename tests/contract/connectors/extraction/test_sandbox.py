@@ -294,7 +294,7 @@ one.start(), one.join()
 
 
 OCR_ATTACKER = """
-import ctypes, json, os, resource, stat, sys, tempfile
+import ctypes, fcntl, json, os, resource, signal, stat, sys, tempfile
 from pathlib import Path
 
 mode, folder, parent = sys.argv[1], sys.argv[2], os.getpid()
@@ -327,8 +327,25 @@ def segment():
         call("shmctl", made, 0, None)
     return made
 
+def attributes():
+    # FS_IOC_GETFLAGS, FS_IOC_SETFLAGS: chattr, which needs no right to write
+    os.mkdir(folder + "/own")
+    flags, opened = bytearray(8), os.open(folder + "/own", os.O_RDONLY)
+    fcntl.ioctl(opened, 0x80086601, flags)
+    flags[0] |= 0x40  # FS_NODUMP_FL
+    fcntl.ioctl(opened, 0x40086602, flags)
+
+def foundling():
+    # CLONE_PARENT: a child of the parent, which does not know of it
+    made = call("clone", ctypes.c_ulong(0x8000 | signal.SIGCHLD), 0, 0, 0, 0)
+    if made == 0:
+        os._exit(0)
+    return made
+
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 tries = {
+    "change the attributes of a folder": attributes,
+    "leave its parent a dead process": foundling,
     "open a device by a node of its own": device,
     "take its parent's open files": lambda: resource.prlimit(parent, resource.RLIMIT_NOFILE, (soft - 1, hard)),
     "take its parent's turn": lambda: os.sched_setscheduler(parent, os.SCHED_IDLE, os.sched_param(0)),
@@ -378,19 +395,19 @@ def test_compromised_ocr_makes_no_device_and_changes_nothing_of_its_parent(who: 
 HEADERS = {
     "x86_64": """
 read 0, write 1, close 3, fstat 5, lseek 8, mmap 9, mprotect 10, munmap 11, brk 12, rt_sigaction 13, rt_sigprocmask 14,
-rt_sigreturn 15, readv 19, writev 20, sched_yield 24, mremap 25, madvise 28, shmget 29, shmat 30, shmctl 31, nanosleep
-35, getpid 39, socket 41, connect 42, accept 43, bind 49, listen 50, clone 56, exit 60, semget 64, semop 65, semctl 66,
-msgget 68, msgsnd 69, msgrcv 70, msgctl 71, fcntl 72, readlink 89, chmod 90, fchmod 91, chown 92, fchown 93, lchown 94,
-gettimeofday 96, getrusage 98, ptrace 101, syslog 103, setpgid 109, setsid 112, sigaltstack 131, utime 132, personality
-135, setpriority 141, sched_setparam 142, sched_setscheduler 144, vhangup 153, pivot_root 155, chroot 161, acct 163,
-settimeofday 164, mount 165, umount2 166, swapon 167, swapoff 168, reboot 169, sethostname 170, setdomainname 171,
-init_module 175, delete_module 176, quotactl 179, gettid 186, setxattr 188, lsetxattr 189, fsetxattr 190, removexattr
-197, lremovexattr 198, fremovexattr 199, futex 202, sched_setaffinity 203, sched_getaffinity 204, lookup_dcookie 212,
-getdents64 217, semtimedop 220, clock_gettime 228, clock_getres 229, clock_nanosleep 230, exit_group 231, utimes 235,
-mq_open 240, mq_unlink 241, kexec_load 246, add_key 248, request_key 249, keyctl 250, ioprio_set 251, inotify_add_watch
-254, migrate_pages 256, openat 257, fchownat 260, futimesat 261, newfstatat 262, readlinkat 267, fchmodat 268, unshare
-272, move_pages 279, utimensat 280, accept4 288, perf_event_open 298, fanotify_init 300, prlimit64 302,
-name_to_handle_at 303, open_by_handle_at 304, setns 308, process_vm_readv 310, process_vm_writev 311, kcmp 312,
+rt_sigreturn 15, ioctl 16, readv 19, writev 20, sched_yield 24, mremap 25, madvise 28, shmget 29, shmat 30, shmctl 31,
+nanosleep 35, getpid 39, socket 41, connect 42, accept 43, bind 49, listen 50, clone 56, exit 60, semget 64, semop 65,
+semctl 66, msgget 68, msgsnd 69, msgrcv 70, msgctl 71, fcntl 72, readlink 89, chmod 90, fchmod 91, chown 92, fchown 93,
+lchown 94, gettimeofday 96, getrusage 98, ptrace 101, syslog 103, setpgid 109, setsid 112, sigaltstack 131, utime 132,
+personality 135, setpriority 141, sched_setparam 142, sched_setscheduler 144, vhangup 153, pivot_root 155, chroot 161,
+acct 163, settimeofday 164, mount 165, umount2 166, swapon 167, swapoff 168, reboot 169, sethostname 170, setdomainname
+171, init_module 175, delete_module 176, quotactl 179, gettid 186, setxattr 188, lsetxattr 189, fsetxattr 190,
+removexattr 197, lremovexattr 198, fremovexattr 199, futex 202, sched_setaffinity 203, sched_getaffinity 204,
+lookup_dcookie 212, getdents64 217, semtimedop 220, clock_gettime 228, clock_getres 229, clock_nanosleep 230, exit_group
+231, utimes 235, mq_open 240, mq_unlink 241, kexec_load 246, add_key 248, request_key 249, keyctl 250, ioprio_set 251,
+inotify_add_watch 254, migrate_pages 256, openat 257, fchownat 260, futimesat 261, newfstatat 262, readlinkat 267,
+fchmodat 268, unshare 272, move_pages 279, utimensat 280, accept4 288, perf_event_open 298, fanotify_init 300, prlimit64
+302, name_to_handle_at 303, open_by_handle_at 304, setns 308, process_vm_readv 310, process_vm_writev 311, kcmp 312,
 finit_module 313, sched_setattr 314, getrandom 318, kexec_file_load 320, bpf 321, userfaultfd 323, pidfd_send_signal
 424, io_uring_setup 425, io_uring_enter 426, io_uring_register 427, open_tree 428, move_mount 429, fsopen 430, fsconfig
 431, fsmount 432, fspick 433, pidfd_open 434, clone3 435, pidfd_getfd 438, process_madvise 440, mount_setattr 442,
@@ -398,23 +415,23 @@ process_mrelease 448, fchmodat2 452, setxattrat 463, removexattrat 466, file_set
 """,
     "aarch64": """
 setxattr 5, lsetxattr 6, fsetxattr 7, removexattr 14, lremovexattr 15, fremovexattr 16, lookup_dcookie 18, fcntl 25,
-inotify_add_watch 27, ioprio_set 30, umount2 39, mount 40, pivot_root 41, chroot 51, fchmod 52, fchmodat 53, fchownat
-54, fchown 55, openat 56, close 57, vhangup 58, quotactl 60, getdents64 61, lseek 62, read 63, write 64, readv 65,
-writev 66, readlinkat 78, newfstatat 79, fstat 80, utimensat 88, acct 89, personality 92, exit 93, exit_group 94,
-unshare 97, futex 98, nanosleep 101, kexec_load 104, init_module 105, delete_module 106, clock_gettime 113,
-clock_getres 114, clock_nanosleep 115, syslog 116, ptrace 117, sched_setparam 118, sched_setscheduler 119,
-sched_setaffinity 122, sched_getaffinity 123, sched_yield 124, sigaltstack 132, rt_sigaction 134, rt_sigprocmask 135,
-rt_sigreturn 139, setpriority 140, reboot 142, setpgid 154, setsid 157, sethostname 161, setdomainname 162, getrusage
-165, gettimeofday 169, settimeofday 170, getpid 172, gettid 178, mq_open 180, mq_unlink 181, msgget 186, msgctl 187,
-msgrcv 188, msgsnd 189, semget 190, semctl 191, semtimedop 192, semop 193, shmget 194, shmctl 195, shmat 196, socket
-198, bind 200, listen 201, accept 202, connect 203, brk 214, munmap 215, mremap 216, add_key 217, request_key 218,
-keyctl 219, clone 220, mmap 222, swapon 224, swapoff 225, mprotect 226, madvise 233, migrate_pages 238, move_pages 239,
-perf_event_open 241, accept4 242, prlimit64 261, fanotify_init 262, name_to_handle_at 264, open_by_handle_at 265, setns
-268, process_vm_readv 270, process_vm_writev 271, kcmp 272, finit_module 273, sched_setattr 274, getrandom 278, bpf
-280, userfaultfd 282, kexec_file_load 294, pidfd_send_signal 424, io_uring_setup 425, io_uring_enter 426,
-io_uring_register 427, open_tree 428, move_mount 429, fsopen 430, fsconfig 431, fsmount 432, fspick 433, pidfd_open
-434, clone3 435, pidfd_getfd 438, process_madvise 440, mount_setattr 442, process_mrelease 448, fchmodat2 452,
-setxattrat 463, removexattrat 466, file_setattr 469
+inotify_add_watch 27, ioctl 29, ioprio_set 30, umount2 39, mount 40, pivot_root 41, chroot 51, fchmod 52, fchmodat 53,
+fchownat 54, fchown 55, openat 56, close 57, vhangup 58, quotactl 60, getdents64 61, lseek 62, read 63, write 64, readv
+65, writev 66, readlinkat 78, newfstatat 79, fstat 80, utimensat 88, acct 89, personality 92, exit 93, exit_group 94,
+unshare 97, futex 98, nanosleep 101, kexec_load 104, init_module 105, delete_module 106, clock_gettime 113, clock_getres
+114, clock_nanosleep 115, syslog 116, ptrace 117, sched_setparam 118, sched_setscheduler 119, sched_setaffinity 122,
+sched_getaffinity 123, sched_yield 124, sigaltstack 132, rt_sigaction 134, rt_sigprocmask 135, rt_sigreturn 139,
+setpriority 140, reboot 142, setpgid 154, setsid 157, sethostname 161, setdomainname 162, getrusage 165, gettimeofday
+169, settimeofday 170, getpid 172, gettid 178, mq_open 180, mq_unlink 181, msgget 186, msgctl 187, msgrcv 188, msgsnd
+189, semget 190, semctl 191, semtimedop 192, semop 193, shmget 194, shmctl 195, shmat 196, socket 198, bind 200, listen
+201, accept 202, connect 203, brk 214, munmap 215, mremap 216, add_key 217, request_key 218, keyctl 219, clone 220, mmap
+222, swapon 224, swapoff 225, mprotect 226, madvise 233, migrate_pages 238, move_pages 239, perf_event_open 241, accept4
+242, prlimit64 261, fanotify_init 262, name_to_handle_at 264, open_by_handle_at 265, setns 268, process_vm_readv 270,
+process_vm_writev 271, kcmp 272, finit_module 273, sched_setattr 274, getrandom 278, bpf 280, userfaultfd 282,
+kexec_file_load 294, pidfd_send_signal 424, io_uring_setup 425, io_uring_enter 426, io_uring_register 427, open_tree
+428, move_mount 429, fsopen 430, fsconfig 431, fsmount 432, fspick 433, pidfd_open 434, clone3 435, pidfd_getfd 438,
+process_madvise 440, mount_setattr 442, process_mrelease 448, fchmodat2 452, setxattrat 463, removexattrat 466,
+file_setattr 469
 """,
 }
 """The numbers of the kernel's own headers: ``asm/unistd_64.h`` and ``asm-generic/unistd.h`` of Linux 6.1, and for the
