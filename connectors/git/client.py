@@ -30,6 +30,10 @@ MAX_RECORD_BYTES = 1024 * 1024
 """A path is shorter; a longer record cannot come from git."""
 _MAX_ERROR_BYTES = 16 * 1024
 _PIECE_BYTES = 64 * 1024
+_LIMITED = ("/bin/sh", "-c", 'ulimit -d "$0" 2> /dev/null; exec git "$@"')
+"""Runs git with so many KiB of memory (RLIMIT_DATA) for each of its processes: a repository of some kilobytes can hold
+trees that git needs gigabytes to compare. The limit is set before git starts, because its first act may be to start
+others."""
 
 
 class GitFailed(Exception):
@@ -57,9 +61,12 @@ class RunningGit:
 class Command:
     """Runs git on one repository."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], secrets: Collection[str]) -> None:
-        """folder: the bare repository. secrets: removed from error messages."""
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str], secrets: Collection[str], memory_bytes: int
+    ) -> None:
+        """folder: the bare repository. secrets: removed from error messages. memory_bytes: the most for one process."""
         self.folder = folder
+        self._limited = (*_LIMITED, str(memory_bytes // 1024))
         self._environment = environment
         self._secrets = [secret for secret in secrets if secret]
 
@@ -96,9 +103,11 @@ class Command:
     ) -> AsyncIterator[RunningGit]:
         """Run a command while the block runs. At its normal end the exit code is checked; if the block is left by an
         error or cancelled, git and all processes that it started are killed."""
+        if shutil.which("git", path=self._environment["PATH"]) is None:
+            raise Misconfigured("git is not installed, or not on PATH: install it (2.35 or newer)")
         try:
             process = await asyncio.create_subprocess_exec(
-                "git",
+                *self._limited,
                 f"--git-dir={self.folder}",
                 "--no-pager",
                 "--literal-pathspecs",
@@ -112,7 +121,7 @@ class Command:
                 limit=MAX_RECORD_BYTES,
             )
         except FileNotFoundError as error:
-            raise Misconfigured("git is not installed, or not on PATH: install it (2.35 or newer)") from error
+            raise Misconfigured(f"{_LIMITED[0]}, which starts git, is missing") from error
         errors = asyncio.create_task(_head(process.stderr))
         helpers: list[asyncio.Task[Any]] = [errors]
         if input is not None:
@@ -191,6 +200,7 @@ _REFUSED = re.compile(
     re.I,
 )
 """Errors that only an operator can correct. All others (no connection, 5xx, an early end) are retryable."""
+_OUT_OF_MEMORY = re.compile(r"out of memory|cannot allocate memory", re.I)
 _THROTTLED = re.compile(r"returned error: 429|rate limit", re.I)
 
 
@@ -212,7 +222,7 @@ class Mirror:
         secret = options.token.get_secret_value() if options.token else ""
         secrets = (secret, basic(options.username, options.token)) if options.token else ()
         variables = environment(options, home, os.environ.get("PATH", os.defpath))
-        self.git = Command(folder / "mirror.git", variables, secrets)
+        self.git = Command(folder / "mirror.git", variables, secrets, options.max_memory_bytes)
         self._home = home
         self._damaged = False
 
@@ -307,7 +317,7 @@ class Mirror:
         return True
 
     async def is_ancestor(self, old: str, new: str) -> bool:
-        """Whether one commit is an ancestor of the other. Raises Retryable."""
+        """Whether one commit is an ancestor of the other. Raises Retryable and Misconfigured."""
         if not await self.has_commit(old):
             return False
         try:
@@ -319,21 +329,26 @@ class Mirror:
         return True
 
     async def run_local(self, *arguments: str) -> bytes:
-        """Run a command on the mirror. Raises Retryable."""
+        """Run a command on the mirror. Raises Retryable and Misconfigured."""
         try:
             return await self.git.run(*arguments)
         except GitFailed as error:
             raise self.local_error(error) from error
 
     async def read_records(self, consume: Callable[[bytes], bool], *arguments: str) -> None:
-        """Call ``Command.read_records`` on the mirror. Raises Retryable."""
+        """Call ``Command.read_records`` on the mirror. Raises Retryable and Misconfigured."""
         try:
             await self.git.read_records(consume, *arguments)
         except GitFailed as error:
             raise self.local_error(error) from error
 
-    def local_error(self, error: GitFailed) -> Retryable:
+    def local_error(self, error: GitFailed) -> Retryable | Misconfigured:
         """Return the error for a failure on the mirror. A damaged mirror is fetched again at the next refresh."""
+        if _OUT_OF_MEMORY.search(error.stderr):
+            return Misconfigured(
+                f"{error}; it may take max_memory_bytes = {self._options.max_memory_bytes:,}: raise it, or set"
+                " authors = false if git log fails"
+            )
         if _DAMAGED.search(error.stderr):
             self._damaged = True
             return Retryable(f"{error}: the mirror is damaged and will be fetched again")

@@ -190,14 +190,17 @@ class Snapshot:
 async def files(mirror: Mirror, commit: str) -> dict[str, File]:
     """Return a commit's regular files by path. Raises Misconfigured (too many) and Retryable."""
     by_path: dict[str, File] = {}
+    entries = 0
 
     def consume(record: bytes) -> bool:
+        nonlocal entries
+        entries += 1  # links and submodules too: trees that contain one another hold any number of them
         if match := _FILE.fullmatch(record):
             by_path[os.fsdecode(match[3])] = File(match[1].decode(), int(match[2]))
-        return len(by_path) <= MAX_FILES
+        return entries <= MAX_FILES
 
     await mirror.read_records(consume, "ls-tree", "-r", "-l", "-z", "--full-tree", commit)
-    if len(by_path) > MAX_FILES:
+    if entries > MAX_FILES:
         raise Misconfigured(f"the repository has more than {MAX_FILES:,} files: connect a smaller one")
     return by_path
 

@@ -122,6 +122,8 @@ class GitOptions(BaseModel):
     """The secret that signs events; None: events are refused."""
     max_repository_bytes: int = Field(4 * 1024**3, ge=1024)
     """Largest mirror on disk, including all history."""
+    max_memory_bytes: int = Field(1024**3, ge=64 * 1024**2)
+    """The most memory of one git process. A repository with millions of objects needs more."""
     max_file_bytes: int = Field(50_000_000, ge=1)
     """Largest file that is read."""
     page_documents: int = Field(50, ge=1, le=50)
@@ -211,6 +213,9 @@ def environment(options: GitOptions, home: Path, path: str) -> Mapping[str, str]
         "http.lowSpeedTime": "60",
         "protocol.allow": "never",
         "diff.renameLimit": "5000",
+        "core.bigFileThreshold": "64m",
+        "pack.threads": "2",
+        "pack.windowMemory": "64m",
     }
     config |= {f"protocol.{name}.allow": "always" for name in ("https", "ssh", "file")}
     if options.ca_file:

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import stat
+import subprocess
 import traceback
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -564,6 +565,42 @@ async def test_a_repository_beyond_the_size_limit_is_refused(repository: Reposit
         await listed(repository.source(max_repository_bytes=1_000_000))
     await asyncio.sleep(0)
     assert not (tmp_path / "state" / "mirror.git").exists()
+
+
+def push_trees_within_trees(repository: Repository, mode: str, depth: int) -> None:
+    """Push a commit of 10 ** depth paths, which are a few trees, and one that removes them again."""
+    work = repository.work
+    repository.push({"a.md": "one"})
+    entry = f"{mode} blob {work.git('rev-parse', 'HEAD:a.md')}"
+    for _ in range(depth):
+        rows = "".join(f"{entry}\t{n}\n" for n in range(10))
+        made = subprocess.run(["git", "mktree"], cwd=work.folder, check=True, capture_output=True, input=rows.encode())
+        entry = f"040000 tree {made.stdout.decode().strip()}"
+    bomb = work.git("commit-tree", entry.split()[-1], "-p", "HEAD", "-m", "Bomb")
+    work.git("push", "--quiet", str(work.remote), f"{bomb}:main")
+    after = work.git("commit-tree", "HEAD^{tree}", "-p", bomb, "-m", "Nothing to see")
+    work.git("push", "--quiet", str(work.remote), f"{after}:refs/heads/after")
+
+
+async def test_a_commit_of_endless_trees_in_the_history_takes_no_more_than_the_memory_of_git(
+    repository: Repository,
+) -> None:
+    """It ended the process of all connectors: git took gigabytes for a repository of some kilobytes."""
+    push_trees_within_trees(repository, "100644", 6)
+    small = repository.source(branch="after", max_memory_bytes=64 * 1024**2)
+    with pytest.raises(Misconfigured, match=r"max_memory_bytes = 67,108,864: raise it, or set authors = false"):
+        await listed(small)
+    without = repository.source(branch="after", max_memory_bytes=64 * 1024**2, authors=False)
+    assert texts(await crawled(without)) == {"a.md": "one"}
+
+
+async def test_a_tree_of_too_many_links_is_refused_like_one_of_files(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.git.history.MAX_FILES", 99)
+    push_trees_within_trees(repository, "120000", 2)
+    with pytest.raises(Misconfigured, match="more than 99 files"):
+        await listed(repository.source())
 
 
 async def test_a_missing_remote_is_reported_as_misconfigured(repository: Repository) -> None:
