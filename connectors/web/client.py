@@ -41,13 +41,15 @@ ACCEPT_ENCODING = "gzip"
 """The only encoding that is requested and decoded, in steps of bounded size."""
 ERROR_BYTES = 64 * 1024
 _STEP = 256 * 1024
+_PIECE = 4 * 1024
+"""So much of a packed body is decoded at once: what follows the end of a member is copied."""
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
 _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/(javascript|x-ndjson|csv|yaml|x-yaml)")
 
 
 async def parts(response: httpx.Response, where: str, limit: int) -> AsyncIterator[bytes]:
-    """Yield the decoded body. Raises TooLarge as soon as it is certain, Retryable for a body that was cut off, and
-    ServerFailed for one that does not decode."""
+    """Yield the decoded body. Raises TooLarge as soon as it is certain, or when a packed body is itself longer than the
+    limit, Retryable for a body that was cut off, and ServerFailed for one that does not decode."""
     length = response.headers.get("content-length", "")
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
@@ -55,9 +57,12 @@ async def parts(response: httpx.Response, where: str, limit: int) -> AsyncIterat
     if encoding == "identity" and length.isdecimal() and int(length) > limit:
         raise too_large(where, limit)
     gunzip = Gunzip() if encoding == "gzip" else None
-    total = 0
+    total = received = 0
     try:
         async for raw in response.aiter_raw():
+            received += len(raw)
+            if received > limit + limit // 100 + 1024:  # gzip adds a little to what cannot be packed
+                raise too_large(where, limit)
             for part in gunzip.feed(raw) if gunzip else (raw,):
                 total += len(part)
                 if total > limit:
@@ -86,13 +91,17 @@ class Gunzip:
         return self._decoder.eof or not self._fed
 
     def feed(self, raw: bytes) -> Iterator[bytes]:
-        while raw:
+        for start in range(0, len(raw), _PIECE):
+            yield from self._feed(raw[start : start + _PIECE])
+
+    def _feed(self, piece: bytes) -> Iterator[bytes]:
+        while piece:
             if self._decoder.eof:  # a further member: gzip files may be put one after another
                 self._decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
             self._fed = True
-            if part := self._decoder.decompress(raw, _STEP):
+            if part := self._decoder.decompress(piece, _STEP):
                 yield part
-            raw = self._decoder.unconsumed_tail or self._decoder.unused_data
+            piece = self._decoder.unconsumed_tail or self._decoder.unused_data
         while not self._decoder.eof and (part := self._decoder.decompress(b"", _STEP)):
             yield part
 

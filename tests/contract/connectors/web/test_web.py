@@ -22,6 +22,7 @@ import pytest
 
 from connectors.git.playground import certificate
 from connectors.web import Denied, Forbidden, Limits, Missing, Rejected, TooLarge, Web, throttled
+from connectors.web.client import Gunzip
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 from pipeline.runtime.http_server import served
 
@@ -620,6 +621,31 @@ async def test_a_decompression_bomb_is_stopped_at_the_size_limit(server, tmp_pat
         seen.append((tmp_path / "f").read_bytes())
     assert seen == [b'{"ok": true}']
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+async def test_a_body_of_gzip_members_that_hold_nothing_is_stopped_at_the_size_limit(server, tmp_path) -> None:
+    """It never reached the limit, and kept the process busy for as long as a download may take."""
+    app, url = server
+    nothing = gzip.compress(b"")
+    async with web_client(url) as web:
+        app.answer(200, nothing * 1_000, content_encoding="gzip")
+        with pytest.raises(TooLarge):
+            await web.download("/endless", tmp_path / "f", max_bytes=10_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_decoding_gzip_members_that_hold_nothing_takes_linear_time() -> None:
+    nothing = gzip.compress(b"")
+
+    def seconds(count: int) -> float:
+        packed, best = nothing * count, float("inf")
+        for _ in range(3):
+            began = time.process_time()
+            assert list(Gunzip().feed(packed)) == []
+            best = min(best, time.process_time() - began)
+        return best
+
+    assert seconds(40_000) < 8 * seconds(10_000)
 
 
 async def test_an_interrupted_download_leaves_no_file(server, tmp_path) -> None:
