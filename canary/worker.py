@@ -25,14 +25,12 @@ from pipeline.runtime.settings import CanarySettings, Settings
 from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.leader import leading
-from pipeline.stores.postgres import Connection, Pool, open_pool, translated
+from pipeline.stores.postgres import CANARY_LOCK, Connection, Pool, open_pool, translated
 from query.retrieval.search import Search
 from query.settings import RetrievalSettings
 
 log = structlog.get_logger()
 
-CANARY_LOCK = 7_300_010
-"""Lock of the one process that publishes canaries: two would overwrite each other's."""
 LIST_SECONDS = 30.0
 """Interval in which the list of sources is read, and leadership is tried."""
 MAX_CANARIES = 500

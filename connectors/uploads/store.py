@@ -142,7 +142,9 @@ class Properties:
     metadata: Mapping[str, Any]
 
 
-_LOCK_INSTANCE = "SELECT pg_advisory_xact_lock(hashtextextended('uploads ' || %s || '/' || %s, 0))"
+_LOCK_INSTANCE = "SELECT pg_advisory_xact_lock(7302, hashtext('instance ' || %s || '/' || %s))"
+_LOCK_QUOTA = "SELECT pg_advisory_xact_lock(7302, hashtext('quota'))"
+"""Locks with numbers of two parts: connectors may take no others (deploy/roles/postgres/1-roles.sql)."""
 
 
 class QuotaReached(Exception):
@@ -195,7 +197,7 @@ class Table:
         exact: uploads that grow are serialised by a lock."""
 
         async def require_quota(connection: Connection) -> None:
-            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('uploads quota', 0))")
+            await connection.execute(_LOCK_QUOTA)
             cursor = await connection.execute(
                 "SELECT size FROM uploads WHERE tenant = %s AND source = %s AND external_id = %s"
                 " AND deleted_at IS NULL",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from pipeline.stores.postgres import Connection
+from psycopg.sql import SQL
+
+from pipeline.stores.postgres import CANARY_LOCK, EVAL_LOCK, WEBHOOKS_LOCK, Connection
 
 
 async def lead_transaction(connection: Connection, lock: int) -> bool:
@@ -15,9 +17,17 @@ async def lead_transaction(connection: Connection, lock: int) -> bool:
     return bool(row and row[0])
 
 
+_LEAD = {
+    EVAL_LOCK: SQL("SELECT lead_query_service({})").format(EVAL_LOCK),
+    CANARY_LOCK: SQL("SELECT lead_query_service({})").format(CANARY_LOCK),
+    WEBHOOKS_LOCK: SQL("SELECT lead_webhooks()").format(),
+}
+"""By lock: the statements of processes whose logins may take no other (migration 0054)."""
+
+
 async def lead_session(connection: Connection, lock: int) -> bool:
     """Become the leader until the connection is closed; False: another process is the leader."""
-    cursor = await connection.execute("SELECT pg_try_advisory_lock(%s)", [lock])
+    cursor = await connection.execute(_LEAD.get(lock) or SQL("SELECT pg_try_advisory_lock({})").format(lock))
     row = await cursor.fetchone()
     return bool(row and row[0])
 

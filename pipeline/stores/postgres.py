@@ -85,9 +85,12 @@ GRAPH_LOCK = 7_300_007
 """Held by the one worker that moves rows into the graphs and builds them."""
 INDEX_LOCK = 7_300_008
 """Held by the one worker that compares a page of the ledger with a keyword index that changed."""
-
+EVAL_LOCK = 7_300_009
+"""Held by the one query service that decides whether a run of the evaluation is due."""
+CANARY_LOCK = 7_300_010
+"""Held by the one process that publishes canaries: two would overwrite each other's."""
 WEBHOOKS_LOCK = 7_300_011
-"""Lock of the one connectors worker that sends webhooks."""
+"""Held by the one connectors worker that sends webhooks."""
 RETENTION_LOCK = 7_300_038
 """Held by the one worker that erases rows whose retention has passed."""
 

@@ -18,7 +18,7 @@ from pipeline.core.model import Generation
 from pipeline.ledger import generations
 from pipeline.observability.labels import gauge
 from pipeline.stores.leader import leading
-from pipeline.stores.postgres import Connection, Pool, translated
+from pipeline.stores.postgres import EVAL_LOCK, Connection, Pool, translated
 from query.access.callers import Caller, identify
 from query.access.tenant_rows import set_tenant
 from query.answers import chat as chats
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from query.service import Service
 
 TOP = 50
-EVAL_LOCK = 7_300_009
-"""Held by the one process that decides whether a run is due."""
 RETENTION_DAYS = 90
 NDCG, RECALL, FAITHFULNESS = "nDCG@5", "recall@50", "faithfulness"
 

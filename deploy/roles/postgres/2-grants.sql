@@ -80,6 +80,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON webhook_deliveries TO penstock_connector
 GRANT SELECT ON handled TO penstock_connectors;
 GRANT EXECUTE ON FUNCTION ledger_documents, ledger_lacks, ledger_letters, ledger_members, ledger_lacks_members
     TO penstock_connectors;
+GRANT EXECUTE ON FUNCTION lead_webhooks TO penstock_connectors;
 
 -- The query service.
 GRANT SELECT ON
@@ -92,7 +93,7 @@ GRANT SELECT (run_id, document_id, store, kind, repaired) ON audit_differences T
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
     TO penstock_query;
-GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance TO penstock_query;
+GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance, lead_query_service TO penstock_query;
 -- `penstock why --as` reads what a person may read, with any login.
 GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
 -- Shown for all tenants together: numbers, and names of sources.

@@ -44,7 +44,19 @@ from pipeline.stages.stage import Incoming
 from pipeline.stores import graph
 from pipeline.stores.graph import create_graph
 from pipeline.stores.keywords import Keywords
-from pipeline.stores.postgres import create_chunk_table, migrate, open_pool, unlimited
+from pipeline.stores.leader import leading
+from pipeline.stores.postgres import (
+    CANARY_LOCK,
+    EVAL_LOCK,
+    GENERATIONS_LOCK,
+    RETENTION_LOCK,
+    SWEEPER_LOCK,
+    WEBHOOKS_LOCK,
+    create_chunk_table,
+    migrate,
+    open_pool,
+    unlimited,
+)
 from pipeline.trail import open_trail, record_now
 from query.access.tenant_rows import rows_of
 from query.answers import review
@@ -527,12 +539,44 @@ async def test_an_open_transaction_of_another_login_blocks_no_trail_record(place
 
 async def test_advisory_locks_of_another_login_do_not_block_the_audit_trail(place: Place) -> None:
     settings = place.library.settings.model_copy(update={"trail": "required"})
-    async with await psycopg.AsyncConnection.connect(place.logins["penstock_query"]) as reader:
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_operator"]) as reader:
         await reader.execute("SELECT pg_advisory_lock(7300039), pg_advisory_lock(7300040)")
         await record_now(settings, "locked", Record(datetime.now(UTC), "locked", "command", "tried"))
         async with await psycopg.AsyncConnection.connect(place.logins["penstock_worker"]) as writer:
             await writer.execute("SET statement_timeout = '20s'")
             await writer.execute("SELECT trail.prepare()")
+
+
+@pytest.mark.parametrize("role", ["penstock_query", "penstock_connectors"])
+async def test_a_query_service_or_connector_that_was_taken_over_cannot_hold_the_locks_of_detect(
+    place: Place, role: str
+) -> None:
+    """A process that held the lock of generations would keep all tenants' access as it was."""
+    for function in ("lock", "xact_lock", "lock_shared", "xact_lock_shared"):
+        assert await place.refused(role, f"SELECT pg_advisory_{function}({GENERATIONS_LOCK})"), function
+        assert await place.refused(role, f"SELECT pg_try_advisory_{function}({GENERATIONS_LOCK})"), function
+    for lock in (GENERATIONS_LOCK, SWEEPER_LOCK, RETENTION_LOCK, WEBHOOKS_LOCK):
+        assert await place.refused(role, f"SELECT lead_query_service({lock})"), lock
+    assert not await place.refused("penstock_worker", f"SELECT pg_advisory_xact_lock_shared({GENERATIONS_LOCK})")
+
+
+@pytest.mark.parametrize(
+    ("role", "lock"),
+    [("penstock_query", EVAL_LOCK), ("penstock_query", CANARY_LOCK), ("penstock_connectors", WEBHOOKS_LOCK)],
+)
+async def test_one_process_of_each_login_becomes_its_leader_until_it_resigns(
+    place: Place, role: str, lock: int
+) -> None:
+    async with (
+        await psycopg.AsyncConnection.connect(place.logins[role]) as first,
+        await psycopg.AsyncConnection.connect(place.logins[role]) as second,
+    ):
+        async with leading(first, lock) as leads:
+            assert leads
+            async with leading(second, lock) as leads_too:
+                assert not leads_too
+        async with leading(second, lock) as leads_then:
+            assert leads_then
 
 
 async def test_a_generation_added_by_the_owner_has_all_grants_at_once(stack: Stack) -> None:
