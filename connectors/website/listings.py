@@ -21,6 +21,20 @@ MAX_LISTING_BYTES = 50 * 1024 * 1024
 MAX_URL_CHARACTERS = 2_000
 """Longer addresses are left out: the protocol permits 2,047 characters, an external id 2,000."""
 _GZIP = b"\x1f\x8b"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_ATOM_MOMENTS = ("updated", "modified", "published", "issued")
+"""The times of an entry in Atom 1.0 and in Atom 0.3, the best first."""
+_HARMLESS = frozenset({etree.ErrorTypes.NS_ERR_UNDEFINED_NAMESPACE})
+"""Mistakes in XML after which nothing is missing."""
+_HARMLESS_IN_FEEDS = _HARMLESS | {
+    etree.ErrorTypes.ERR_UNDECLARED_ENTITY,
+    etree.ErrorTypes.WAR_UNDECLARED_ENTITY,
+    etree.ErrorTypes.ERR_INVALID_CHAR,
+    etree.ErrorTypes.ERR_INVALID_ENCODING,
+}
+"""Mistakes that lose only the characters that they concern. In a sitemap an address could lose them, and the page of
+the correct one would count as deleted; a page that a feed does not name stays."""
+_FEEDS = frozenset({"rss", "rdf", "feed"})
 
 
 class BadListing(Exception):
@@ -40,36 +54,37 @@ class Listing:
 def parse(body: bytes, url: str) -> Listing:
     """Parse a sitemap, an index of sitemaps, a feed, or a list of addresses in plain text, each of them perhaps with
     gzip. url: its address, for relative ones. Raises BadListing."""
-    body = _unpacked(body)
-    content = body.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if not content:
+    body = _unpacked(body).lstrip(b"\xef\xbb\xbf \t\r\n")  # XML must begin with its declaration
+    if not body:
         raise BadListing("is empty")
-    if not content.startswith(b"<"):
+    if not body.startswith((b"<", *_UTF_16)):
         return _plain(body, url)
     try:
-        root = etree.fromstring(body, _parser())
+        root = _tree(body, url)
     except etree.XMLSyntaxError as error:
         if re.match(rb"(?i)\s*(<!doctype html|<html)", body[:1_000]):
             raise BadListing("is an HTML page") from error
         raise BadListing("is not valid XML") from error
-    kind = etree.QName(root).localname.lower()
     listing = Listing()
-    match kind:
+    match _kind(root):
         case "urlset":
             for entry in _children(root, "url"):
                 _add(listing, url, _text(entry, "loc"), _text(entry, "lastmod"))
         case "sitemapindex":
             for entry in _children(root, "sitemap"):
-                if location := normalised(_text(entry, "loc"), url):
+                if location := normalised(_text(entry, "loc") or entry.text, url):
                     listing.sitemaps.append(location)
         case "rss" | "rdf":
             for item in root.iter("{*}item", "item"):
                 link = _text(item, "link") or _permalink(item)
-                _add(listing, url, link, _moment(_text(item, "pubDate")) or _text(item, "date"))
+                _add(listing, item.base or url, link, _moment(_text(item, "pubDate")) or _text(item, "date"))
         case "feed":
             for entry in _children(root, "entry"):
-                links = [link for link in _children(entry, "link") if link.get("rel", "alternate") == "alternate"]
-                _add(listing, url, links[0].get("href") if links else None, _text(entry, "updated"))
+                links = (link for link in _children(entry, "link") if link.get("rel", "alternate") == "alternate")
+                link = next(links, None)
+                base, location = (entry.base, _text(entry, "id")) if link is None else (link.base, link.get("href"))
+                moments = (_text(entry, name) for name in _ATOM_MOMENTS)
+                _add(listing, base or url, location, next(filter(None, moments), None))
         case "html":
             raise BadListing("is an HTML page")
         case _:
@@ -121,8 +136,35 @@ def _unpacked(body: bytes) -> bytes:
     return bytes(unpacked)
 
 
-def _parser() -> etree.XMLParser:
-    return etree.XMLParser(resolve_entities=False, load_dtd=False, no_network=True, huge_tree=False)
+def _tree(body: bytes, url: str) -> etree._Element:
+    """Parse XML, with mistakes after which nothing is missing. Raises XMLSyntaxError."""
+    try:
+        return etree.fromstring(body, _parser(), base_url=url)
+    except etree.XMLSyntaxError:
+        lenient = _parser(recover=True)
+        root = etree.fromstring(body, lenient, base_url=url)
+        if root is None:
+            raise
+        harmless = _HARMLESS_IN_FEEDS if _kind(root) in _FEEDS else _HARMLESS
+        if any(entry.type not in harmless for entry in lenient.error_log):
+            raise
+        return root
+
+
+def _kind(root: etree._Element) -> str:
+    return str(etree.QName(root).localname).lower()
+
+
+def _parser(*, recover: bool = False) -> etree.XMLParser:
+    return etree.XMLParser(
+        resolve_entities=False,
+        load_dtd=False,
+        no_network=True,
+        huge_tree=False,
+        remove_comments=True,
+        remove_pis=True,
+        recover=recover,
+    )
 
 
 def _children(element: etree._Element, name: str) -> Iterator[etree._Element]:
@@ -130,8 +172,9 @@ def _children(element: etree._Element, name: str) -> Iterator[etree._Element]:
 
 
 def _text(element: etree._Element, name: str) -> str | None:
-    child = next(_children(element, name), None)
-    return None if child is None or not child.text else str(child.text).strip() or None
+    """Return the first text: an element of the same name in another namespace, such as ``atom:link``, has none."""
+    texts = (str(child.text).strip() for child in _children(element, name) if child.text)
+    return next(filter(None, texts), None)
 
 
 def _permalink(item: etree._Element) -> str | None:

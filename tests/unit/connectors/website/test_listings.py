@@ -37,6 +37,11 @@ def test_sitemaps_without_or_with_another_namespace_are_read() -> None:
         assert list(parse(body.encode(), BASE).pages) == ["https://docs.example.com/a"]
 
 
+def test_a_sitemap_whose_namespace_is_not_declared_is_read() -> None:
+    url = "<url><loc>https://docs.example.com/a</loc><image:image>a</image:image></url>"
+    assert list(parse(f"<urlset>{url}</urlset>".encode(), BASE).pages) == ["https://docs.example.com/a"]
+
+
 def test_an_index_names_further_sitemaps() -> None:
     index = (
         "<sitemapindex><sitemap><loc>/one.xml.gz</loc></sitemap><sitemap><loc>/two.xml</loc></sitemap></sitemapindex>"
@@ -82,9 +87,72 @@ def test_a_feed_names_the_pages_of_its_entries(feed: str, pages: dict[str, str |
     assert parse(feed.encode(), BASE).pages == pages
 
 
+ITEM = "<item><link>https://docs.example.com/a</link>{}</item>"
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        b"\n<?xml version='1.0' encoding='UTF-8'?><rss><channel>" + ITEM.format("").encode() + b"</channel></rss>",
+        f"<rss><channel>{ITEM.format('<description>a&nbsp;b</description>')}</channel></rss>".encode(),
+        f"<rss><channel>{ITEM.format('<itunes:summary>a</itunes:summary>')}</channel></rss>".encode(),
+        f"<rss><channel>{ITEM.format('<title>Notícias</title>')}</channel></rss>".encode("latin-1"),
+        f"<?xml version='1.0' encoding='utf-16'?><rss><channel>{ITEM.format('')}</channel></rss>".encode("utf-16"),
+        f"<rss><channel>{ITEM.format('').replace('<item>', '<item><atom:link href=/rss />')}</channel></rss>".encode(),
+        f"<rss><channel>{ITEM.format('').replace('<link>', '<link><!-- where -->')}</channel></rss>".encode(),
+    ],
+    ids=["blank line", "HTML entity", "namespace", "encoding", "UTF-16", "second link", "comment"],
+)
+def test_a_feed_with_a_mistake_that_loses_nothing_is_read(feed: bytes) -> None:
+    feed = feed.replace(b"<atom:link href=/rss />", b"<a:link xmlns:a='http://www.w3.org/2005/Atom' href='/rss'/>")
+    assert list(parse(feed, BASE).pages) == ["https://docs.example.com/a"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "page", "changed"),
+    [
+        ("<id>https://docs.example.com/a</id>", "https://docs.example.com/a", None),
+        ("<id>tag:docs.example.com,2026:a</id>", None, None),
+        ("<link href='a' xml:base='/news/'/>", "https://docs.example.com/news/a", None),
+        ("<link href='/a'/><modified>2026-01-02</modified>", "https://docs.example.com/a", "2026-01-02"),
+        (
+            "<link href='/a'/><published>2026-01-01</published><updated>2026-01-02</updated>",
+            "https://docs.example.com/a",
+            "2026-01-02",
+        ),
+        ("<link href='/a'/><published>2026-01-01</published>", "https://docs.example.com/a", "2026-01-01"),
+    ],
+)
+def test_an_entry_of_an_atom_feed_names_its_page_and_its_last_change(
+    entry: str, page: str | None, changed: str | None
+) -> None:
+    pages = parse(f"<feed xmlns='http://www.w3.org/2005/Atom'><entry>{entry}</entry></feed>".encode(), BASE).pages
+    assert pages == ({} if page is None else {page: changed})
+
+
+def test_the_base_of_a_feed_is_not_its_address() -> None:
+    feed = "<rss xml:base='https://docs.example.com/blog/'><channel><item><link>a</link></item></channel></rss>"
+    assert list(parse(feed.encode(), BASE).pages) == ["https://docs.example.com/blog/a"]
+
+
+def test_an_index_may_name_its_sitemaps_without_loc() -> None:
+    index = "<sitemapindex><sitemap>\n/one.xml\n</sitemap><sitemap/></sitemapindex>"
+    assert parse(index.encode(), BASE).sitemaps == ["https://docs.example.com/one.xml"]
+
+
+def test_a_date_beyond_all_calendars_is_taken_as_it_is() -> None:
+    date = "Thu, 01 Jan 99999999999999999999 00:00:00 GMT"
+    item = ITEM.format(f"<pubDate>{date}</pubDate>")
+    assert parse(f"<rss><channel>{item}</channel></rss>".encode(), BASE).pages == {"https://docs.example.com/a": date}
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
+        (b"<rss><channel><item><link>https://docs.example.com/a</link></item>", "is not valid XML"),
+        (b"<urlset><url><loc>https://docs.example.com/?a=1&b=2</loc></url></urlset>", "is not valid XML"),
+        (b"<urlset><url><loc>https://docs.example.com/&eacute;</loc></url></urlset>", "is not valid XML"),
+        (b"<urlset><url><loc>https://docs.example.com/\xe9</loc></url></urlset>", "is not valid XML"),
         (b"<!DOCTYPE html><html><body>We are working on it.<br></body></html>", "is an HTML page"),
         (b"<html><head/><body/></html>", "is an HTML page"),
         (b"<urlset><url>", "is not valid XML"),
