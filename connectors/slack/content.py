@@ -138,10 +138,21 @@ def _block(block: Mapping[str, Any], names: Names, depth: int) -> str:
     match block.get("type"):
         case "rich_text":
             return "\n".join(_rich_text(part, names) for part in _objects(block.get("elements")))
-        case "section" | "header":
-            parts = [_text_object(block.get("text"), names)]
-            parts += [_text_object(part, names) for part in _objects(block.get("fields"))]
-            return "\n".join(part for part in parts if part)
+        case "section" | "header" | "alert":
+            return _lines(block.get("text"), *_objects(block.get("fields")), names=names)
+        case "card":
+            return _lines(*map(block.get, ("title", "subtitle", "body", "subtext")), names=names)
+        case "carousel":
+            return blocks(block.get("elements"), names, depth + 1)
+        case "input":
+            return _lines(block.get("label"), block.get("hint"), names=names)
+        case "call":
+            return _text(_object(_object(block.get("call")).get("v1")).get("name"))
+        case "plan":
+            tasks = [_task(task, names, depth) for task in _objects(block.get("tasks"))]
+            return "\n".join(filter(None, (_lines(block.get("title"), names=names), *tasks)))
+        case "task_card":
+            return _task(block, names, depth)
         case "context":
             texts = (
                 _text_object(part, names) or _text(part.get("alt_text")) for part in _objects(block.get("elements"))
@@ -151,12 +162,37 @@ def _block(block: Mapping[str, Any], names: Names, depth: int) -> str:
             return _text(block.get("text"))
         case "image" | "video":
             title = _text_object(block.get("title"), names) or _text(block.get("alt_text"))
-            return "\n".join(part for part in (title, _text_object(block.get("description"), names)) if part)
-        case "table":
+            return _lines(title, block.get("description"), block.get("author_name"), names=names)
+        case "table" | "data_table":
             rows = block.get("rows")
-            return "\n".join(_row(row, names, depth) for row in rows) if isinstance(rows, list) else ""
+            lines = [_row(row, names, depth) for row in rows] if isinstance(rows, list) else []
+            return "\n".join(filter(None, (_text(block.get("caption")), *lines)))
+        case "data_visualization":
+            return "\n".join(filter(None, (_text(block.get("title")), *_chart(_object(block.get("chart"))))))
         case _:
             return ""
+
+
+def _lines(*parts: object, names: Names) -> str:
+    """Return the texts, each a text object or a plain string, one below the other."""
+    texts = (part if isinstance(part, str) else _text_object(part, names) for part in parts)
+    return "\n".join(text for text in texts if text)
+
+
+def _task(task: Mapping[str, Any], names: Names, depth: int) -> str:
+    """Convert a step of an agent's work, with its results and the addresses that it used."""
+    sources = [link(_text(source.get("url")), _text(source.get("text"))) for source in _objects(task.get("sources"))]
+    results = (blocks([task.get(name)], names, depth + 1) for name in ("details", "output"))
+    return "\n".join(filter(None, (_lines(task.get("title"), names=names), *results, *sources)))
+
+
+def _chart(chart: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each value of a chart, with its label."""
+    for series in (*_objects(chart.get("series")), {"data": chart.get("segments")}):
+        if name := _text(series.get("name")):
+            yield name
+        for point in _objects(series.get("data")):
+            yield f"{_text(point.get('label'))}: {point.get('value')}"
 
 
 def _text_object(text: object, names: Names) -> str:

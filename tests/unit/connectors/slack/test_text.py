@@ -109,6 +109,58 @@ def test_blocks_attachments_and_files_of_app_messages_become_text() -> None:
     )
 
 
+def text(text: str) -> dict[str, Any]:
+    return {"type": "mrkdwn", "text": text}
+
+
+STEP = {"title": "Look it up", "details": rich(section({"type": "text", "text": "in the wiki"}))}
+CARD = {
+    "type": "card",
+    "title": text("Key <@U1>"),
+    "subtitle": text("RSA"),
+    "body": text("4096"),
+    "subtext": text("new"),
+}
+
+
+@pytest.mark.parametrize(
+    ("block", "shown"),
+    [
+        ({"type": "alert", "level": "info", "text": text("Rotate &amp; revoke")}, "Rotate & revoke"),
+        (CARD, "Key @Ann Lee\nRSA\n4096\nnew"),
+        ({"type": "carousel", "elements": [CARD, {"type": "card", "title": text("Other")}]}, "RSA\n4096\nnew\nOther"),
+        ({"type": "input", "label": text("Name"), "hint": text("of the key"), "element": {}}, "Name\nof the key"),
+        ({"type": "call", "call": {"v1": {"name": "Key ceremony"}}}, "Key ceremony"),
+        ({"type": "plan", "title": "Rotation", "tasks": [STEP]}, "Rotation\nLook it up\nin the wiki"),
+        (
+            {"type": "task_card", **STEP, "sources": [{"type": "url", "url": "https://a.example", "text": "A"}]},
+            "Look it up\nin the wiki\nA (https://a.example)",
+        ),
+        (
+            {"type": "data_table", "caption": "Keys", "rows": [[{"type": "raw_text", "text": "a"}, {"text": "seven"}]]},
+            "Keys\na | seven",
+        ),
+        (
+            {
+                "type": "data_visualization",
+                "title": "Keys",
+                "chart": {"series": [{"name": "RSA", "data": [{"label": "May", "value": 3}]}]},
+            },
+            "Keys\nRSA\nMay: 3",
+        ),
+        (
+            {"type": "data_visualization", "title": "Keys", "chart": {"segments": [{"label": "RSA", "value": 45}]}},
+            "Keys\nRSA: 45",
+        ),
+        ({"type": "video", "title": text("How to"), "author_name": "Ben"}, "How to\nBen"),
+    ],
+)
+def test_a_message_of_one_block_is_a_document_with_its_text(block: dict[str, Any], shown: str) -> None:
+    message = {"ts": "1.0", "text": "", "blocks": [block]}
+    assert body(message, NAMES).endswith(shown)
+    assert is_document(message, min_characters=0)
+
+
 def test_a_message_whose_blocks_have_no_text_uses_its_text_field() -> None:
     assert body({"text": "hello", "blocks": [{"type": "actions", "elements": []}]}, NAMES) == "hello"
 
