@@ -143,9 +143,31 @@ DEFAULT_TITLES = {
 }
 """Macro → the title of its body where it has none of its own."""
 TITLED_MACROS = frozenset({"code", "noformat", "info", "note", "warning", "tip", "panel", "expand"})
-TEXT_PARAMETERS = {"status": "title", "jira": "key", "jiraissues": "key"}
-"""Macro → the parameter that holds its text."""
-FILE_MACROS = frozenset({"view-file", "viewpdf", "viewdoc", "viewxls", "viewppt", "multimedia", "attachments"})
+TEXT_PARAMETERS = {
+    "status": ("title",),
+    "jira": ("key",),
+    "jiraissues": ("key",),
+    "drawio": ("diagramDisplayName", "diagramName"),
+    "gliffy": ("name",),
+    "easy-math-block": ("body",),
+    "eazy-math-inline": ("body",),
+}
+"""Macro → the parameters of which the first that is there holds its text (``eazy`` is its vendor's spelling)."""
+REFERENCE_MACROS = frozenset(
+    {
+        "view-file",
+        "viewpdf",
+        "viewdoc",
+        "viewxls",
+        "viewppt",
+        "multimedia",
+        "attachments",
+        "include",
+        "excerpt-include",
+        "profile",
+    }
+)
+"""Macros that display a file, another page or a person, which is named: the text of a file or page is read there."""
 LANGUAGES = {
     "c#": "csharp",
     "c++": "cpp",
@@ -204,14 +226,13 @@ def language(macro: Element) -> str:
     return fence_label if all(char.isalnum() or char in "-_+" for char in fence_label) else ""
 
 
-def displayed_file(macro: Element) -> str:
-    """Return the name of the attachment that a macro displays."""
-    if attribute(macro, "ac:name") not in FILE_MACROS:
+def reference(macro: Element, names: Mapping[str, str]) -> str:
+    """Return the name of the attachment, page or person that a macro displays. ``names`` holds display names by user
+    id."""
+    if attribute(macro, "ac:name") not in REFERENCE_MACROS:
         return ""
-    for element in macro:
-        if name(element) == "ac:parameter" and (file := child(element, "ri:attachment")) is not None:
-            return attribute(file, "ri:filename")
-    return ""
+    parameters = (element for element in macro if name(element) == "ac:parameter")
+    return next(filter(None, (link_target(element, names) for element in parameters)), "")
 
 
 def emoticon(element: Element) -> str:
@@ -445,8 +466,9 @@ class _Renderer:
 
     def macro(self, element: Element, depth: int) -> str:
         kind = attribute(element, "ac:name")
-        if shown := TEXT_PARAMETERS.get(kind):
-            return escape(parameter(element, shown))
+        for key in TEXT_PARAMETERS.get(kind, ()):
+            if text := parameter(element, key):
+                return escape(text)
         title = macro_title(element)
         above = f"<p><strong>{escape(title)}</strong></p>" if title else ""
         rich, plain = child(element, "ac:rich-text-body"), child(element, "ac:plain-text-body")
@@ -454,7 +476,7 @@ class _Renderer:
             return f"<div>{above}{self.children(rich, depth)}</div>"
         if plain is not None:
             return f'{above}<pre data-language="{escape(language(element))}">{escape(text_of(plain))}</pre>'
-        return escape(displayed_file(element))
+        return escape(reference(element, self.names))
 
     def link(self, element: Element, depth: int) -> str:
         for body in ("ac:link-body", "ac:plain-text-link-body"):
@@ -464,8 +486,10 @@ class _Renderer:
         return escape(link_target(element, self.names))
 
     def image(self, element: Element, depth: int) -> str:
-        caption = child(element, "ac:caption")
-        parts = (escape(picture_label(element)), "" if caption is None else self.children(caption, depth))
+        label, caption = picture_label(element), child(element, "ac:caption")
+        if label == text_of(caption).strip():
+            label = ""
+        parts = (escape(label), "" if caption is None else self.children(caption, depth))
         return " ".join(filter(None, parts))
 
     def preformatted(self, element: Element, depth: int) -> str:

@@ -95,6 +95,27 @@ def test_status_and_jira_macros_become_the_text_of_their_parameter() -> None:
     assert markdown(f"<p>{macro('jira', key='OPS-1', serverId='s')}</p>") == "OPS-1"
 
 
+def test_formulas_and_diagrams_become_the_text_of_their_parameter() -> None:
+    formula = '<ac:parameter ac:name="body">a^2</ac:parameter>'
+    assert markdown(f"<p>{macro('eazy-math-inline', formula, align='center')}</p>") == "a^2"
+    assert markdown(macro("easy-math-block", formula)) == "a^2"
+    assert markdown(macro("mathblock", plain("a^2"))) == "```\na^2\n```"
+    assert markdown(macro("drawio", diagramName="net-7", width="800")) == "net-7"
+    assert markdown(macro("drawio", diagramDisplayName="The net", diagramName="net-7")) == "The net"
+
+
+@pytest.mark.parametrize("name", ["include", "excerpt-include"])
+def test_an_included_page_is_named(name: str) -> None:
+    page = '<ac:link><ri:page ri:content-title="Glossary" /></ac:link>'
+    assert markdown(macro(name, **{"": page, "nopanel": "true"})) == "Glossary"
+
+
+def test_a_profile_names_its_person() -> None:
+    source = macro("profile", user='<ri:user ri:account-id="a1" />')
+    assert markup.users(source) == {"a1"}
+    assert markdown(source, {"a1": "Ann Lee"}) == "@Ann Lee"
+
+
 def test_links_become_their_text_or_the_name_of_their_target() -> None:
     def link(inner: str, body: str = "") -> str:
         return f"<p><ac:link>{inner}{body}</ac:link></p>"
@@ -125,6 +146,15 @@ def test_images_files_and_emoticons_become_text() -> None:
     file = '<ac:parameter ac:name="name"><ri:attachment ri:filename="deck.pptx" /></ac:parameter>'
     assert markdown(f'<ac:structured-macro ac:name="view-file">{file}</ac:structured-macro>') == "deck.pptx"
     assert markdown('<p><ac:emoticon ac:name="tick" /><ac:emoticon ac:name="x" ac:emoji-fallback="🎉" /></p>') == "✅🎉"
+
+
+@pytest.mark.parametrize(
+    ("alt", "caption", "text"),
+    [("A map", "A map", "A map"), ("A map", "<p>A <em>map</em></p>", "A *map*"), ("A map", "Of 1900", "A map Of 1900")],
+)
+def test_a_caption_that_repeats_a_picture_s_description_is_shown_once(alt: str, caption: str, text: str) -> None:
+    picture = f'<ac:image ac:alt="{alt}"><ri:attachment ri:filename="m.png"/><ac:caption>{caption}</ac:caption>'
+    assert " ".join(markdown(f"{picture}</ac:image>").split()) == text
 
 
 def test_task_lists_become_checkboxes() -> None:
