@@ -43,6 +43,7 @@ _MESSAGE_FIELDS = frozenset(
         "files",
         "edited",
         "hidden",
+        "comment",
         "type",
     }
 )

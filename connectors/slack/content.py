@@ -66,7 +66,8 @@ def body(message: Mapping[str, Any], names: Names) -> str:
 
 def author(message: Mapping[str, Any], names: Names) -> str:
     """Return the name of the person or bot that wrote a message."""
-    user, bot = _text(message.get("user")), _object(message.get("bot_profile"))
+    bot = _object(message.get("bot_profile"))
+    user = _text(message.get("user")) or _text(_object(message.get("comment")).get("user"))  # of a file's comment
     if message.get("bot_id") and not (user and user in names.users and not (bot or message.get("username"))):
         return _line(_text(message.get("username")) or _text(bot.get("name")) or _text(message.get("bot_id")))
     profile = _object(message.get("user_profile"))

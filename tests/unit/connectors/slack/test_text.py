@@ -180,6 +180,7 @@ def test_the_message_separator_is_removed_from_texts_and_names() -> None:
         ({"bot_id": "B1", "username": "Deploys"}, "Deploys"),
         ({"bot_id": "B1", "user": "U5", "bot_profile": {"name": "Jira"}}, "Jira"),
         ({"bot_id": "B1"}, "B1"),
+        ({"subtype": "file_comment", "comment": {"user": "U1", "comment": "nice"}}, "Ann Lee"),
         ({}, "Somebody"),
     ],
 )
@@ -193,13 +194,15 @@ anything = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False)
     | st.text(max_size=20)
-    | st.sampled_from(["rich_text", "section", "rich_text_list", "table", "<@U1|", "mrkdwn", "ordered"]),
+    | st.sampled_from(["rich_text", "section", "rich_text_list", "table", "<@U1|", "mrkdwn", "ordered"])
+    | st.sampled_from(["card", "carousel", "input", "call", "plan", "task_card", "data_table", "data_visualization"]),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
                 ["type", "text", "elements", "blocks", "rows", "style", "fields", "title", "name", "indent"]
-            ),
+            )
+            | st.sampled_from(["call", "chart", "details", "output", "segments", "series", "sources", "tasks", "v1"]),
             inner,
             max_size=5,
         )
