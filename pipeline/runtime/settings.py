@@ -230,9 +230,9 @@ class StreamSettings(Part):
     becoming dead letters. 0: they always do."""
     live_documents_per_second: float = Field(200.0, ge=0)
     """The live documents of one source that a detect worker handles, with ten seconds' worth at once, and five times as
-    many of all sources of one tenant or producer; a document of HTML counts as one for each KiB, which take as long to
-    convert. Live documents beyond that wait with the backfill, so that they delay nobody else. Deletes and access
-    changes never wait. 0: no limit."""
+    many of all sources of one tenant or producer. A large document counts as one for each 4 KiB or 64 lines, and HTML
+    as one for each KiB or 32 tags and lines, because they take as long. Live documents beyond that wait with the
+    backfill, so that they delay nobody else. Deletes and access changes never wait. 0: no limit."""
     session_timeout_seconds: float = 45.0
     """How long Kafka waits for a silent worker before its partitions go to another one."""
     sweep_interval_seconds: float = 1.0

@@ -340,7 +340,7 @@ def _place(record: Incoming) -> tuple[str, int, int]:
 
 
 def _prompt_first(accepted: Sequence[tuple[DocumentEvent, Incoming]]) -> list[list[tuple[DocumentEvent, Incoming]]]:
-    """The batch in one part, or, where converting HTML would delay the other events of the batch, in two."""
+    """The batch in one part, or, where large documents would delay the other events of the batch, in two."""
     if sum(cost(message) for message, _ in accepted) <= MAX_PROMPT_COST:
         return [list(accepted)]
     slow = [(message, record) for message, record in accepted if cost(message) > 1]

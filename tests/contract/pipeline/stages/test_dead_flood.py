@@ -211,6 +211,26 @@ async def test_large_pages_use_up_their_sources_budget(desk: Desk) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("content", "media_type"),
+    [
+        ("#\n" * 20_000, "text/markdown"),
+        ("a\x1e" * 20_000, "text/x-penstock-messages"),
+        ("<li>#" * 10_000, "text/html"),
+        ("word " * 250_000, "text/plain"),
+    ],
+    ids=["lines", "messages", "tags", "words"],
+)
+async def test_documents_that_take_long_to_cut_use_up_their_sources_budget(
+    desk: Desk, content: str, media_type: str
+) -> None:
+    """One of them held up all tenants' revocations for as long as thousands of ordinary documents."""
+    stage = detect_with_live_budget(desk, 20)
+    slow = [document(f"{n}.txt", content, media_type=media_type) for n in range(3)]
+    await stage.handle([desk.record(e.key, e.value, e.headers) for e in map(encode, slow)])
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 2
+
+
 async def test_a_revocation_is_accepted_before_the_pages_of_its_batch_are_converted(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
