@@ -161,7 +161,7 @@ def _parts(kind: Kind, item: Json) -> list[_Part]:
             parts.append(_Part.of(review, _VERDICTS.get(review["state"], ""), review["submittedAt"]))
         comments = [comment for comment in nodes(review["comments"]) if _is_visible(comment)]
         # They were written before, and nobody saw them until the review was submitted.
-        parts += [_Part.of(comment, f" on {comment['path']}") for comment in comments]
+        parts += [_Part.of(comment, f" on {' '.join(clean(comment['path']).split())}") for comment in comments]
     return sorted(parts, key=lambda part: part.at)
 
 
