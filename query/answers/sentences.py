@@ -186,18 +186,29 @@ def excerpt(question: Terms, text: str) -> tuple[int, str]:
     short enough."""
     text = disarmed(text)
     ends = [0, *sentence_ends(text)]
+    # Each sentence is looked at once: hundreds of short ones fit into an excerpt.
+    common = [_common(question, text[start:end]) for start, end in pairwise(ends)]
     best, stretch_, last = -1, "", 0
     for first in range(len(ends) - 1):
         last = max(last, first + 1)
         while last + 1 < len(ends) and ends[last + 1] - ends[first] <= MAX_QUOTATION_CHARACTERS:
             last += 1
-        said = terms_of(stretch := text[ends[first] : ends[last]].strip())
-        hits = len(question.words & said.words) + len(question.numbers & said.numbers)
+        hits = len(_NOTHING.union(*common[first:last]))
         if hits > best:
-            best, stretch_ = hits, stretch
+            best, stretch_ = hits, text[ends[first] : ends[last]].strip()
     if len(stretch_) > MAX_QUOTATION_CHARACTERS:
         stretch_ = stretch_[: stretch_.rfind(" ", 0, MAX_QUOTATION_CHARACTERS)].rstrip() + " …"
     return best, stretch_
+
+
+_NOTHING: frozenset[tuple[bool, str]] = frozenset()
+
+
+def _common(question: Terms, sentence: str) -> frozenset[tuple[bool, str]]:
+    """The question's words and numbers that a sentence has, each with whether it is a number."""
+    said = terms_of(sentence)
+    numbers = ((True, number) for number in question.numbers & said.numbers)
+    return frozenset(numbers).union((False, word) for word in question.words & said.words)
 
 
 def _as_quotation(text: str) -> str:
