@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import IO, Annotated
 
 import structlog
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, FailFast, Field
 
 from pipeline.core.chunking import code
 from pipeline.core.chunking.units import GLUE, MAX_HEADING_CHARS, MAX_HEADINGS, Block
@@ -33,15 +33,26 @@ _ATTEMPTS = 2
 _WAIT_SECONDS = LIMITS.wall_seconds + 15
 """Longest wait for a response: the process ends each parse after ``LIMITS.wall_seconds`` and a few more."""
 
+_MOST_PARTS, _FEW_PARTS, _PARTS_PER_CHARACTER = 4_000_000, 10_000, 64
+"""The most arrays and commas of a result, in all and for each character of its text: reading it takes up to 100 bytes
+of memory for each. A text of nothing but statements of a letter has two and a half for each character."""
 _Offset = Annotated[int, Field(ge=0)]
-_Headings = Annotated[tuple[Annotated[str, Field(max_length=MAX_HEADING_CHARS)], ...], Field(max_length=MAX_HEADINGS)]
+_Headings = Annotated[
+    tuple[Annotated[str, Field(max_length=MAX_HEADING_CHARS)], ...], Field(max_length=MAX_HEADINGS), FailFast()
+]
+_Prefix = Annotated[tuple[tuple[_Offset, _Offset], ...], FailFast()]
 
 
 class _Result(BaseModel):
-    """The content of a result. It is not trusted: the text may have taken the process over."""
+    """The content of a result. It is not trusted: the text may have taken the process over. Reading ends at the first
+    error, because an error takes hundreds of bytes."""
 
-    contexts: list[tuple[_Headings, tuple[tuple[_Offset, _Offset], ...]]]
-    blocks: list[tuple[_Offset, Annotated[int, Field(ge=0, le=GLUE)], bool, _Offset]] = Field(min_length=1)
+    contexts: Annotated[list[tuple[_Headings, _Prefix]], FailFast()]
+    blocks: Annotated[
+        list[tuple[_Offset, Annotated[int, Field(ge=0, le=GLUE)], bool, _Offset]],
+        Field(min_length=1),
+        FailFast(),
+    ]
 
 
 class SourceParser:
@@ -145,7 +156,10 @@ def _file() -> IO[bytes]:
 def _blocks(result: IO[bytes], text: str) -> list[Block]:
     """Read a result. Raises ValueError unless it is one that ``code.parse`` may have for this text."""
     result.seek(0)
-    parsed = _Result.model_validate_json(result.read(LIMITS.written_bytes), strict=True)
+    data = result.read(LIMITS.written_bytes)
+    if data.count(b"[") + data.count(b",") > min(_MOST_PARTS, _FEW_PARTS + _PARTS_PER_CHARACTER * len(text)):
+        raise ValueError("it has more parts than the text can have")
+    parsed = _Result.model_validate_json(data, strict=True)
     blocks = [Block(start, rank, prose, *parsed.contexts[n]) for start, rank, prose, n in parsed.blocks]
     starts = [block.start for block in blocks]
     if starts[0] != 0 or starts[-1] >= len(text) or any(a >= b for a, b in pairwise(starts)):
