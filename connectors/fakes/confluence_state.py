@@ -92,6 +92,7 @@ class State:
         """Group id → account ids. On Data Center the id is the name."""
         self.spaces: dict[str, Space] = {}
         self.items: dict[str, Item] = {}
+        """By id, in the order of the ids."""
         self.events: list[Event] = []
         self._next = FIRST_ID
 
@@ -118,7 +119,7 @@ class State:
 
     def current(self, *kinds: Kind) -> Iterator[Item]:
         """Yield the items of these kinds that are current, as their containers are, in the order of their ids."""
-        for item in sorted(self.items.values(), key=lambda item: int(item.id.removeprefix("att"))):
+        for item in self.items.values():
             container_status = self.items[item.container].status if item.container else "current"
             if item.kind in kinds and item.status == "current" and container_status == "current":
                 yield item

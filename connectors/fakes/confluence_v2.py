@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -26,14 +27,15 @@ class _Api:
         self.shapes = V2(fake.state)
 
     def respond(
-        self, request: Request, results: Sequence[Any], shape: Callable[[Any], Any], *, content: bool = False
+        self, request: Request, results: Iterable[Any], shape: Callable[[Any], Any], *, content: bool = False
     ) -> JSONResponse:
         """Respond with one page of results, which are in the order of their ids; the cursor holds the last id."""
         limit = _limit(request)
         if cursor := request.query_params.get("cursor"):
-            after = self.fake.position(cursor).get("after")
-            results = [result for result in results if _number(result) > int(str(after))]
-        page, more = results[:limit], len(results) > limit
+            after = int(str(self.fake.position(cursor).get("after")))
+            results = (result for result in results if _number(result) > after)
+        first = list(islice(results, limit + 1))
+        page, more = first[:limit], len(first) > limit
         if content and self.fake.faults.truncated:
             page, more = page[: len(page) // 2], False
         links = {"base": self.fake.base}
@@ -66,15 +68,15 @@ class _Api:
             status = _many(request, "status") or {"current", "archived"}
             if len(ids) > MAX_LIMIT:
                 raise Refusal(400, "INVALID_REQUEST_PARAMETER", "Too many values for 'id'")
-            items = [
+            named = [self.state.items[id_] for id_ in sorted(ids, key=int) if id_ in self.state.items]
+            items = (
                 item
-                for item in _ordered(self.state.items.values())
+                for item in (named if ids else self.state.items.values())
                 if item.kind == kind
                 and item.status in status
-                and (not ids or item.id in ids)
                 and (not spaces or self.state.spaces[item.space].id in spaces)
                 and self.state.may_see(user, item)
-            ]
+            )
             body = query.get("body-format") == "storage"
             return self.respond(request, items, lambda item: self.shapes.page(item, body), content=not ids)
 
@@ -192,10 +194,6 @@ def routes(fake: FakeConfluence) -> list[Route]:
         routes.append(Route(f"/api/v2/{location}/{{id}}", api.comment))
         routes.append(Route(f"/api/v2/{location}/{{id}}/children", api.comments(inline=location.startswith("inline"))))
     return routes
-
-
-def _ordered(items: Any) -> list[Item]:
-    return sorted(items, key=_number)
 
 
 def _number(entry: Item | Space) -> int:

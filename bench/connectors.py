@@ -1,0 +1,292 @@
+"""Measures a connector on a large source: its first crawl with a crash in the middle, a sweep, webhooks, and how long
+another process takes to take over.
+
+    python -m bench.connectors [--documents 20000] [--groups 5000] [--events-per-second 1000] [--json]
+
+A running system (bench.running) and the fake Confluence Cloud, which serves as many pages as the connector can read.
+Every page is restricted to one group of 20 members. The worker of the connectors is killed when half of the pages are
+in the ledger. ``requests`` counts what the source was sent: ``most_in_a_minute`` is to be compared with the vendor's
+limits. ``memory_mib`` is the resident memory of the worker at the end of each quarter of the crawl. ``events``: as
+many signed events a second as were asked for, each about another page that has changed; an event's milliseconds are
+those of its HTTP response.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+from rich.console import Console
+from rich.table import Table
+from starlette.types import Receive, Scope, Send
+
+from bench.load_corpus import Corpus
+from bench.running import PENSTOCK, Running, machine, running, spread
+from connectors.declared import VARIABLE
+from connectors.fakes.confluence import FakeConfluence, requests
+from pipeline.runtime.http_server import served
+
+MEMBERS = 20
+WORDS = 60
+QUARTERS = 4
+EVENT_SECONDS = 10
+POLL_SECONDS = 0.2
+LAST_SECONDS = 3_600.0
+"""Longest wait for one of the steps."""
+AT_ONCE = 64
+"""Events that are sent concurrently."""
+
+
+class Source:
+    """A fake Confluence in a thread of its own, with the times of its requests."""
+
+    def __init__(self, documents: int, groups: int) -> None:
+        self.fake = FakeConfluence()
+        self.times: list[float] = []
+        state, corpus = self.fake.state, Corpus()
+        self.bot = state.add_user("penstock")
+        people = [state.add_user(f"person{n}").account_id for n in range(MEMBERS)]
+        for n in range(groups):
+            state.groups[f"group-{n}"] = {self.bot.account_id, *people}
+        state.add_space("ENG", groups={"group-0"})
+        self.pages = [
+            state.add_page("ENG", f"Page {n}", f"<p>{corpus.text(n, WORDS)}</p>", author=self.bot.account_id).id
+            for n in range(documents)
+        ]
+        for n, page in enumerate(self.pages):
+            state.restrict(page, groups={f"group-{n % groups}"})
+        state.events.clear()
+        self.url = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            self.times.append(time.monotonic())
+        await self.fake(scope, receive, send)
+
+    async def _serve(self) -> None:
+        async with served(self) as url:
+            self.url = url + self.fake.context
+            await asyncio.to_thread(self._stop.wait)
+
+    def __enter__(self) -> Source:
+        self._thread.start()
+        wait_for(lambda: bool(self.url))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def requests_since(self, began: float) -> dict[str, int]:
+        """Return the number of requests, and the most in any minute."""
+        times = self.times[bisect_left(self.times, began) :]
+        most = max((bisect_left(times, at + 60) - n for n, at in enumerate(times)), default=0)
+        return {"all": len(times), "most_in_a_minute": most}
+
+
+def wait_for(is_done: Callable[[], bool]) -> float:
+    """Return the seconds until it is done."""
+    began = time.perf_counter()
+    while not is_done():
+        if time.perf_counter() - began > LAST_SECONDS:
+            raise SystemExit(f"a step was not done within {LAST_SECONDS:.0f} s: see the logs in PENSTOCK_HOME")
+        time.sleep(POLL_SECONDS)
+    return round(time.perf_counter() - began, 1)
+
+
+class Connectors:
+    """The system with one connector, ``wiki``, and the processes that may run it."""
+
+    def __init__(self, run: Running, source: Source) -> None:
+        self._run = run
+        self._source = source
+        self._file = run.folder / "connectors.toml"
+        self._file.write_text(
+            f'[connector.wiki]\nkind = "confluence"\nbase_url = "{source.url}"\nemail = "{source.bot.email}"\n'
+            "poll_seconds = 9000\nsweep_seconds = 9000\ngroups_seconds = 9000\n"
+        )
+        self.environment = {
+            **run.environment,
+            VARIABLE: str(self._file),
+            "PENSTOCK_WIKI_TOKEN": source.fake.token_for(source.bot),
+            "PENSTOCK_WIKI_WEBHOOK_SECRET": source.fake.webhook_secret,
+            "PENSTOCK_STREAM_HEALTH_PORT": "0",
+            "PENSTOCK_CONNECTORS_HTTP_PORT": "0",
+        }
+
+    @contextmanager
+    def process(self) -> Iterator[subprocess.Popen[bytes]]:
+        with Path(self._run.folder, "bench-connectors.log").open("ab") as log:
+            command = [PENSTOCK, "worker", "connectors"]
+            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def documents(self) -> int:
+        return int(self._run.sql("SELECT count(*) FROM documents WHERE source = 'wiki' AND deleted_at IS NULL")[0][0])
+
+    def members(self) -> int:
+        return int(self._run.sql("SELECT count(*) FROM connector_groups WHERE source = 'wiki'")[0][0])
+
+    def row(self) -> dict[str, Any]:
+        rows = self._run.sql("SELECT to_jsonb(c) FROM connectors c WHERE source = 'wiki'")
+        return dict(rows[0][0]) if rows else {}
+
+    def holder(self) -> int | None:
+        """Return the process that runs the connector."""
+        worker = self.row().get("worker")
+        return int(worker.rpartition(":")[2]) if worker else None
+
+    def published(self) -> int:
+        return sum(self.row().get("counts", {}).values())
+
+    def penstock(self, *arguments: str) -> Any:
+        process = subprocess.run([PENSTOCK, *arguments, "--json"], env=self.environment, stdout=-1, check=True)
+        return json.loads(process.stdout)
+
+
+def memory(process: subprocess.Popen[bytes]) -> int:
+    return round(psutil.Process(process.pid).memory_info().rss / 2**20)
+
+
+def crawl(connectors: Connectors, source: Source) -> dict[str, Any]:
+    documents, began = len(source.pages), time.monotonic()
+    quarters: list[int] = []
+    with connectors.process() as process:
+        for quarter in (1, 2):
+            wait_for(lambda quarter=quarter: connectors.documents() >= documents * quarter // QUARTERS)  # type: ignore[misc]
+            quarters.append(memory(process))
+    killed = time.monotonic()
+    with connectors.process() as process:
+        for quarter in (3, 4):
+            wait_for(lambda quarter=quarter: connectors.documents() >= documents * quarter // QUARTERS)  # type: ignore[misc]
+            quarters.append(memory(process))
+        wait_for(lambda: connectors.row()["full_state"] == "done" and connectors.members() > 0)
+        seconds = round(time.monotonic() - began, 1)
+        result = {
+            "seconds": seconds,
+            "documents_per_second": round(documents / seconds, 1),
+            "seconds_after_the_crash": round(time.monotonic() - killed, 1),
+            "requests": source.requests_since(began),
+            "tags": connectors.members(),
+            "memory_mib": quarters,
+            "counts": connectors.row()["counts"],
+        }
+        swept = time.monotonic()
+        connectors.penstock("connector", "run", "wiki", "--sweep")
+        result["sweep"] = {
+            "seconds": round(time.monotonic() - swept, 1),
+            "requests": source.requests_since(swept),
+            "memory_mib": memory(process),
+        }
+    return result
+
+
+async def send(source: Source, address: str, per_second: int) -> dict[str, Any]:
+    """Change pages, and send the events of the changes at a steady pace."""
+    count = min(per_second * EVENT_SECONDS, len(source.pages))
+    for n, page in enumerate(source.pages[:count]):
+        source.fake.state.edit(page, body=f"<p>Changed words of page {n}.</p>")
+    events = requests(source.fake.state.events, source.fake.webhook_secret, cloud=True)
+    places, milliseconds, statuses = asyncio.Semaphore(AT_ONCE), list[float](), dict[int, int]()
+    async with aiohttp.ClientSession(address) as client:
+
+        async def post(event: Any) -> None:
+            async with places:
+                began = time.perf_counter()
+                async with client.post("/v1/events/wiki", data=event.body, headers=dict(event.headers)) as response:
+                    await response.read()
+                milliseconds.append(1_000 * (time.perf_counter() - began))
+                statuses[response.status] = statuses.get(response.status, 0) + 1
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for n, event in enumerate(events):
+                if (ahead := began + n / per_second - time.perf_counter()) > 0:
+                    await asyncio.sleep(ahead)
+                tasks.create_task(post(event))
+        seconds = time.perf_counter() - began
+    return {
+        "sent": count,
+        "per_second": round(count / seconds),
+        "statuses": statuses,
+        "milliseconds": spread(milliseconds),
+    }
+
+
+def webhooks(run: Running, connectors: Connectors, source: Source, per_second: int) -> dict[str, Any]:
+    with connectors.process() as process:
+        wait_for(lambda: connectors.holder() == process.pid)
+        worker, [(version,)] = psutil.Process(process.pid), run.sql("SELECT clock_timestamp()")
+        processor = sum(worker.cpu_times()[:2])
+        result = asyncio.run(send(source, connectors.row()["address"], per_second))
+        result["processor_ms_per_event"] = round(1_000 * (sum(worker.cpu_times()[:2]) - processor) / result["sent"], 2)
+        count = "SELECT count(*) FROM documents WHERE source = 'wiki' AND observed_at > %s"
+        result["seconds_until_the_ledger_has_all"] = wait_for(lambda: run.sql(count, version)[0][0] >= result["sent"])
+        result["memory_mib"] = memory(process)
+    return result
+
+
+def takeover(connectors: Connectors) -> dict[str, float]:
+    seconds = {}
+    with connectors.process() as first:
+        wait_for(lambda: connectors.holder() == first.pid)
+        with connectors.process() as second:
+            time.sleep(5)  # until it waits for the lease
+            first.kill()
+            seconds["seconds_after_a_kill"] = wait_for(lambda: connectors.holder() == second.pid)
+            with connectors.process() as third:
+                time.sleep(5)
+                second.terminate()
+                seconds["seconds_after_an_orderly_end"] = wait_for(lambda: connectors.holder() == third.pid)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A connector on a large source.")
+    parser.add_argument("--documents", type=int, default=20_000)
+    parser.add_argument("--groups", type=int, default=5_000)
+    parser.add_argument("--events-per-second", type=int, default=1_000)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    options = parser.parse_args()
+    with Source(options.documents, options.groups) as source, running("connectors") as run:
+        connectors = Connectors(run, source)
+        result = {
+            "machine": machine(),
+            "documents": options.documents,
+            "groups": options.groups,
+            "crawl": crawl(connectors, source),
+            "events": webhooks(run, connectors, source, options.events_per_second),
+            "takeover": takeover(connectors),
+        }
+    if options.json:
+        json.dump(result, sys.stdout, indent=2)
+        return
+    table = Table(title=f"{options.documents:,} pages, {options.groups:,} groups")
+    table.add_column("step")
+    table.add_column("result")
+    for step in ("crawl", "events", "takeover"):
+        for name, value in result[step].items():
+            table.add_row(f"{step}: {name.replace('_', ' ')}", json.dumps(value))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
