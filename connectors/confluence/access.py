@@ -68,8 +68,8 @@ class GroupReader:
                     group = await _group(self._site, self._options, tag, readers)
                     named.update(parent for parent in group.of if parent.startswith("group:"))
                     yield group
-        async for content_id in self._restricted(selected, run):
-            restriction = partial(self._site.restriction, content_id)
+        async for content_id, included in self._restricted(selected, run):
+            restriction = partial(self._restriction, content_id, included)
             async for readers in run.read(f"the view restriction of {content_id}", restriction):
                 if readers:
                     group = await _group(self._site, self._options, restriction_tag(content_id), readers)
@@ -86,12 +86,18 @@ class GroupReader:
         if selected is None:
             self._set_aside.replace("access", run.unreadable)
 
-    async def _restricted(self, selected: Collection[str] | None, run: _Run) -> AsyncIterator[str]:
+    async def _restriction(self, content_id: str, included: Readers | None) -> Readers:
+        return included if included is not None else await self._site.restriction(content_id)
+
+    async def _restricted(
+        self, selected: Collection[str] | None, run: _Run
+    ) -> AsyncIterator[tuple[str, Readers | None]]:
+        """Yield the ids of restricted contents, each with its readers where the listing includes all of them."""
         if selected is not None:
             for tag in sorted(selected):
                 content_id = tag.removeprefix("restriction:")
                 if content_id != tag and content_id.isdigit():
-                    yield content_id
+                    yield content_id, None
             return
         seen: set[str] = set()
         for space in (await self._site.spaces()).values():
@@ -99,13 +105,13 @@ class GroupReader:
             following = True
             while following:
                 following = False
-                page = partial(self._site.restricted_ids, space, position)
-                async for ids, position in run.read(f"view restrictions of space {space.key}", page):
+                page = partial(self._site.restrictions, space, position)
+                async for listed, position in run.read(f"view restrictions of space {space.key}", page):
                     following = position is not None
-                    for content_id in ids:
+                    for content_id, readers in listed.items():
                         if content_id not in seen:
                             seen.add(content_id)
-                            yield content_id
+                            yield content_id, readers
 
 
 class _Run:

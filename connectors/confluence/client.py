@@ -206,6 +206,16 @@ def _count(json: Any) -> int | None:
     return max(len(results), int(_nested(json, "size") or 0)) if isinstance(results, list) else None
 
 
+def included_readers(json: Json) -> Readers | None:
+    """Return everybody whom a content's own view restriction names, or None if the response does not include all."""
+    restrictions = _nested(json, "restrictions", "read", "restrictions")
+    for kind in ("user", "group"):
+        count, limit = _count(_nested(restrictions, kind)), _nested(restrictions, kind, "limit")
+        if count is None or not isinstance(limit, int) or count >= limit:
+            return None
+    return readers_v1(restrictions)
+
+
 def required_tags(json: Json) -> tuple[str, ...] | None:
     """Return one tag for each view restriction on a content and its ancestors, all from one response, or None if that
     response does not include them all."""

@@ -69,6 +69,8 @@ class Restrictions:
         self._failures = failures
         self._restricted: dict[str, bool | None] = {}
         """Content id → whether it has a view restriction of its own, or None if that cannot be read."""
+        self._readers: dict[str, Readers | None] = {}
+        """Content id → whom its own restriction names, as far as a response includes all of them."""
         self._ancestors: dict[str, tuple[str, ...] | None] = {}
         """Parent id → the ids from the root of the tree to it."""
 
@@ -79,14 +81,15 @@ class Restrictions:
         parents |= await self._parents({id_ for chain in chains.values() for id_ in chain} - set(parents))
         return {page.id: await self._required_tags(page, chains.get(page.id), parents) for page in pages}
 
-    async def restricted_ids(self, pages: Sequence[Content]) -> Sequence[str]:
-        """Return the ids, among these pages and the folders above them, that have restrictions of their own."""
+    async def readers(self, pages: Sequence[Content]) -> Mapping[str, Readers | None]:
+        """Return the ids, among these pages and the folders above them, that have restrictions of their own, with whom
+        these name; None: that has to be requested."""
         await self._ancestors_by_search([page.id for page in pages], _RESTRICTIONS)
         ids = [page.id for page in pages]
         for page in pages:
             if page.parent and page.parent_kind != "page":
                 ids += await self._read_ancestors(page) or ()
-        return [id_ for id_ in dict.fromkeys(ids) if await self._is_restricted(id_)]
+        return {id_: self._readers.get(id_) for id_ in dict.fromkeys(ids) if await self._is_restricted(id_)}
 
     async def _ancestors_by_search(self, ids: Sequence[str], expand: str) -> dict[str, tuple[str, ...]]:
         """Return each page's ancestors as v1 knows them, and record the restrictions that are returned with them."""
@@ -102,6 +105,7 @@ class Restrictions:
                     for content in [*above, json]:
                         if (restricted := client.is_restricted(content)) is not None:
                             self._restricted[str(content["id"])] = restricted
+                            self._readers[str(content["id"])] = client.included_readers(content)
                     chains[str(json["id"])] = tuple(str(content["id"]) for content in above)
             return ()
 
@@ -368,14 +372,16 @@ class Cloud:
     async def restriction(self, id_: str) -> Readers:
         return await restriction_readers(self._api, id_)
 
-    async def restricted_ids(self, space: Space, position: Position | None) -> tuple[Sequence[str], Position | None]:
+    async def restrictions(
+        self, space: Space, position: Position | None
+    ) -> tuple[Mapping[str, Readers | None], Position | None]:
         params = {"limit": MAX_IDS, "sort": "id", "status": "current"}
         kind = str((position or {}).get("kind", "page"))
         inner = (position or {}).get("next")
         results, following = await self._api.page(f"api/v2/spaces/{space.id}/{kind}s", params, inner)
         with parsing(self._api.web.name):
             contents = [client.content_v2(json, cast("Kind", kind), space.key) for json in results]
-        named = await Restrictions(self._api, self._failures).restricted_ids(contents)
+        named = await Restrictions(self._api, self._failures).readers(contents)
         if following is None and kind == "page" and "blogpost" in self._options.kinds:
             return named, {"kind": "blogpost"}
         return named, None if following is None else {"kind": kind, "next": following}

@@ -288,14 +288,20 @@ class DataCenter:
     async def restriction(self, id_: str) -> Readers:
         return await restriction_readers(self._api, id_)
 
-    async def restricted_ids(self, space: Space, position: Position | None) -> tuple[Sequence[str], Position | None]:
+    async def restrictions(
+        self, space: Space, position: Position | None
+    ) -> tuple[Mapping[str, Readers | None], Position | None]:
         kind = str((position or {}).get("kind", "page"))
         inner = (position or {}).get("next")
         results, following, failed = await self._contents(space, kind, inner, MAX_LISTED, _RESTRICTIONS)
         if failed:
             raise next(iter(failed.values()))
         with parsing(self._api.web.name):
-            named = [str(json["id"]) for json in results if client.is_restricted(json) is not False]
+            named = {
+                str(json["id"]): client.included_readers(json)
+                for json in results
+                if client.is_restricted(json) is not False
+            }
         if following is None and kind == "page" and "blogpost" in self._options.kinds:
             return named, {"kind": "blogpost"}
         return named, None if following is None else {"kind": kind, "next": following}

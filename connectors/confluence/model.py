@@ -186,8 +186,11 @@ class Site(Protocol):
         """Return whom a content's own view restriction admits; an empty result means that it has none."""
         ...
 
-    async def restricted_ids(self, space: Space, position: Position | None) -> tuple[Sequence[str], Position | None]:
-        """Return a batch of the ids in a space that have view restrictions of their own, and the next position."""
+    async def restrictions(
+        self, space: Space, position: Position | None
+    ) -> tuple[Mapping[str, Readers | None], Position | None]:
+        """Return some ids in a space that have view restrictions of their own, with whom these admit (None: that has to
+        be requested), and the next position."""
         ...
 
     async def members(self, group: str) -> Sequence[Person]: ...

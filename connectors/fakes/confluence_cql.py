@@ -194,7 +194,7 @@ def search(text: str, index: Index) -> list[Item]:
     items = [
         item
         for item in index.state.current("page", "blogpost", "comment", "attachment")
-        if query.test(item) and index.known(item)
+        if index.known(item) and query.test(item)
     ]
     for name, descending in reversed(query.order):
         if name not in ("lastmodified", "created", "id"):

@@ -148,6 +148,25 @@ async def test_all_users_of_a_restriction_are_read_over_several_pages_of_results
     assert len(groups[f"restriction:{page.id}"].members) == 231
 
 
+async def test_restrictions_that_a_listing_includes_are_not_requested_one_by_one(one: Wiki) -> None:
+    pages = [one.page(f"Page {n}") for n in range(30)]
+    for page in pages:
+        one.state.restrict(page.id, groups={"staff"}, users={one.bob.account_id})
+    crowded = one.page("Page of many")
+    one.state.restrict(
+        crowded.id, users={one.bot.account_id, *(one.state.add_user(f"u{n}").account_id for n in range(230))}
+    )
+    one.fake.requests.clear()
+    groups = await one.groups()
+    for page in pages:
+        group = groups[f"restriction:{page.id}"]
+        assert (group.members, list(group.of)) == ([name(one.bob)], ["group:staff"])
+    assert len(groups[f"restriction:{crowded.id}"].members) == 231, "a listing includes 200 at most"
+    single = [request for request in one.fake.requests if "/restriction/byOperation" in request]
+    assert single
+    assert all(crowded.id in request for request in single)
+
+
 async def test_a_principal_is_the_email_address_or_else_the_account(one: Wiki) -> None:
     one.bob.shows_email = False
     one.source = one.connect(**({} if one.fake.cloud else {"email_domain": None}))
