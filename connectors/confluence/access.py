@@ -148,6 +148,8 @@ async def _group(site: Site, options: ConfluenceOptions, tag: str, readers: Read
     parents = {group_tag(name) for name in readers.groups}
     if readers.anonymous and options.anonymous_tag:
         parents.add(options.anonymous_tag)
+    if readers.licensed and options.licensed_tag:
+        parents.add(options.licensed_tag)
     return Group(tag, sorted(await _principals(site, options, readers.people)), sorted(parents))
 
 

@@ -43,7 +43,7 @@ from connectors.confluence.model import (
 )
 from connectors.confluence.options import ConfluenceOptions
 from connectors.set_aside import Failures, may_be_set_aside, read_isolated
-from connectors.web import Missing
+from connectors.web import Denied, Missing, Rejected
 from pipeline.core.errors import PenstockError
 
 _RESTRICTIONS = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
@@ -54,6 +54,10 @@ MAX_IDS = 100
 """Ids in one request: v2 accepts 250, but they are part of a URL of limited length."""
 MAX_LISTED = 250
 """Results that v2 returns at most in one response."""
+VIEWING = "read/space"
+"""The permission, among those of a role, by which its holders may view a space."""
+LICENSED = frozenset({"all-licensed-users", "authenticated-users", "anonymous-users"})
+"""Access classes that contain all users with a licence."""
 MAX_ANCESTORS = 250
 """Ancestors that v2 returns at most; it leaves out the ones above them."""
 MAX_COMMENTS = 2_000
@@ -356,8 +360,8 @@ class Cloud:
         return await descendant_ids(self._api, id_, limit, attachments=self._options.attachments)
 
     async def readers(self, space: Space) -> Readers:
-        people: list[Person] = []
-        groups: list[str] = []
+        """Return who may view a space: by its permissions, and by roles, where the site has them."""
+        people, groups, licensed = await self._readers_by_role(space)
         async for json in self._api.all_results(f"api/v2/spaces/{space.id}/permissions", limit=MAX_LISTED):
             with parsing(self._api.web.name):
                 operation, principal = json["operation"], json["principal"]
@@ -367,7 +371,40 @@ class Cloud:
                     people.append(Person(str(principal["id"])))
                 elif principal["type"] == "group":
                     groups.append(str(principal["id"]))
-        return Readers(people, groups)
+        return Readers(people, groups, licensed=licensed)
+
+    async def _readers_by_role(self, space: Space) -> tuple[list[Person], list[str], bool]:
+        """Return the people and groups that hold a role with the permission to view the space, and whether all licensed
+        users do. A role that is not known grants nothing, and a site without roles (it refuses the request) has none.
+
+        https://developer.atlassian.com/cloud/confluence/rest/v2/api-group-space-roles
+        """
+        people: list[Person] = []
+        groups: list[str] = []
+        licensed = False
+        try:
+            path = f"api/v2/spaces/{space.id}/role-assignments"
+            assignments = [json async for json in self._api.all_results(path, limit=MAX_LISTED)]
+            path = "api/v2/space-roles"
+            roles = [json async for json in self._api.all_results(path, limit=MAX_LISTED)] if assignments else []
+        except (Missing, Rejected, Denied) as error:
+            if error.status == 401:
+                raise
+            return people, groups, licensed
+        with parsing(self._api.web.name):
+            reading = {str(role["id"]) for role in roles if VIEWING in role["spacePermissions"]}
+            for assignment in assignments:
+                principal = assignment["principal"]
+                if str(assignment["roleId"]) not in reading:
+                    continue
+                match principal["principalType"]:
+                    case "USER":
+                        people.append(Person(str(principal["principalId"])))
+                    case "GROUP":
+                        groups.append(str(principal["principalId"]))
+                    case "ACCESS_CLASS":
+                        licensed |= principal["principalId"] in LICENSED
+        return people, groups, licensed
 
     async def restriction(self, id_: str) -> Readers:
         return await restriction_readers(self._api, id_)

@@ -129,15 +129,17 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """The people, the groups and, with ``anonymous``, everybody who may view a space or a page."""
+    """The people, the groups and, with ``anonymous``, everybody who may view a space or a page; with ``licensed``, all
+    users with a licence."""
 
     people: Sequence[Person] = ()
     groups: Sequence[str] = ()
     """Groups by the name that ``members`` takes."""
     anonymous: bool = False
+    licensed: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.people or self.groups or self.anonymous)
+        return bool(self.people or self.groups or self.anonymous or self.licensed)
 
 
 class Site(Protocol):

@@ -51,6 +51,9 @@ class ConfluenceOptions(BaseModel):
     """Data Center: user ``ann`` is ``ann@DOMAIN``. Set it only where people cannot choose their own user names."""
     anonymous_tag: str | None = None
     """Data Center: holders of this tag may read what anonymous visitors may. None: anonymous access admits nobody."""
+    licensed_tag: str | None = None
+    """Cloud with roles for spaces: holders of this tag may read what all licensed users may; such as ``group:ID``, of
+    the group of all of them. None: that admits nobody."""
     media_hosts: tuple[str, ...] = (MEDIA_HOST,)
     """Hosts besides that of ``base_url`` that may serve attachments. They receive no credentials."""
 
@@ -70,6 +73,8 @@ class ConfluenceOptions(BaseModel):
             raise ValueError("email belongs to Cloud: Data Center takes a personal access token alone")
         if self.flavour == "cloud" and (self.anonymous_tag is not None or self.email_domain is not None):
             raise ValueError("anonymous_tag and email_domain belong to Data Center")
+        if self.flavour == "data-center" and self.licensed_tag is not None:
+            raise ValueError("licensed_tag belongs to Cloud, which alone has roles for spaces")
         return self
 
     @property

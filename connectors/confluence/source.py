@@ -64,6 +64,7 @@ SETTING_BY_PROBLEM_CODE = {
     "nobody": "spaces",
     "events_unsigned": "webhook_secret",
     "addresses_hidden": "principals",
+    "licensed": "licensed_tag",
 }
 """The setting that corrects a problem, by the problem's code. Every other problem belongs to ``token``."""
 MAX_CHECKED_SPACES = 20
@@ -125,7 +126,14 @@ class _Check:
         )
         if readers is None:
             return set()
-        if not readers.people and not readers.groups and not (readers.anonymous and self._options.anonymous_tag):
+        everybody = readers.licensed or (readers.anonymous and self._options.anonymous_tag)
+        if readers.licensed and not self._options.licensed_tag:
+            self._add(
+                "licensed",
+                f"space {space.key}: all licensed users may view it, and which ones these are is not known: set"
+                " licensed_tag to the tag of the group of all of them (group:ID), or its documents are found by fewer",
+            )
+        elif not readers.people and not readers.groups and not everybody:
             self._add(
                 "nobody",
                 f"space {space.key}: no person and no group may view it, so its documents are found by nobody: grant"

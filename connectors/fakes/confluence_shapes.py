@@ -316,6 +316,20 @@ class V2:
             for key, target in (("read", "space"), ("create", "page"))
         ]
 
+    def role(self, numbered: tuple[int, tuple[str, tuple[str, ...]]]) -> Json:
+        _, (id_, permissions) = numbered
+        return {
+            "id": id_,
+            "type": "SYSTEM",
+            "name": id_.capitalize(),
+            "description": f"The role {id_}",
+            "spacePermissions": list(permissions),
+        }
+
+    def assignment(self, numbered: tuple[int, tuple[str, str, str]]) -> Json:
+        _, (kind, id_, role) = numbered
+        return {"principal": {"principalType": kind, "principalId": id_}, "roleId": role}
+
     def user(self, user: User) -> Json:
         return {
             "displayName": user.display,

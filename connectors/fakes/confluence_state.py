@@ -43,6 +43,8 @@ class Space:
     readers: Restriction = field(default_factory=Restriction)
     anonymous: bool = False
     status: Literal["current", "archived"] = "current"
+    assignments: list[tuple[str, str, str]] = field(default_factory=list)
+    """Type of principal (USER, GROUP, ACCESS_CLASS), its id, and the id of its role."""
 
 
 @dataclass
@@ -91,6 +93,8 @@ class State:
         self.groups: dict[str, set[str]] = {}
         """Group id → account ids. On Data Center the id is the name."""
         self.spaces: dict[str, Space] = {}
+        self.roles: dict[str, tuple[str, ...]] = {}
+        """The permissions of each role by its id; a site without roles refuses requests about them."""
         self.items: dict[str, Item] = {}
         """By id, in the order of the ids."""
         self.events: list[Event] = []
@@ -138,7 +142,24 @@ class State:
         )
 
     def may_see_space(self, user: User, space: Space) -> bool:
-        return user.sees_all or space.anonymous or self.in_any(user.account_id, space.readers)
+        return (
+            user.sees_all
+            or space.anonymous
+            or self.in_any(user.account_id, space.readers)
+            or any(self._holds(user, kind, id_) for kind, id_, role in space.assignments if self.may_view(role))
+        )
+
+    def _holds(self, user: User, kind: str, id_: str) -> bool:
+        match kind:
+            case "USER":
+                return id_ == user.account_id
+            case "GROUP":
+                return user.account_id in self.groups.get(id_, ())
+            case _:
+                return id_ in ("all-licensed-users", "authenticated-users", "anonymous-users")
+
+    def may_view(self, role: str) -> bool:
+        return role in self.roles and "read/space" in self.roles[role]
 
     # Actions
 

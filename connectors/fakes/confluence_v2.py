@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -27,20 +28,28 @@ class _Api:
         self.shapes = V2(fake.state)
 
     def respond(
-        self, request: Request, results: Iterable[Any], shape: Callable[[Any], Any], *, content: bool = False
+        self,
+        request: Request,
+        results: Iterable[Any],
+        shape: Callable[[Any], Any],
+        *,
+        content: bool = False,
+        number: Callable[[Any], int] | None = None,
     ) -> JSONResponse:
-        """Respond with one page of results, which are in the order of their ids; the cursor holds the last id."""
+        """Respond with one page of results, which are in the order of their numbers (by default their ids); the cursor
+        holds the last one."""
+        number = number or _number
         limit = _limit(request)
         if cursor := request.query_params.get("cursor"):
             after = int(str(self.fake.position(cursor).get("after")))
-            results = (result for result in results if _number(result) > after)
+            results = (result for result in results if number(result) > after)
         first = list(islice(results, limit + 1))
         page, more = first[:limit], len(first) > limit
         if content and self.fake.faults.truncated:
             page, more = page[: len(page) // 2], False
         links = {"base": self.fake.base}
         if more:
-            query = {**request.query_params, "cursor": self.fake.cursor({"after": _number(page[-1])})}
+            query = {**request.query_params, "cursor": self.fake.cursor({"after": number(page[-1])})}
             links["next"] = f"{request.url.path}?{urlencode(query)}"
         return JSONResponse({"results": [shape(result) for result in page], "_links": links})
 
@@ -160,6 +169,19 @@ class _Api:
         space = self.space(request.path_params["id"], user)
         return JSONResponse({"results": self.shapes.permissions(space), "_links": {"base": self.fake.base}})
 
+    async def roles(self, request: Request) -> JSONResponse:
+        self.fake.caller(request, "read:space.permission:confluence")
+        if not self.state.roles:
+            raise no_such_content()
+        return self.respond(request, list(enumerate(self.state.roles.items())), self.shapes.role, number=itemgetter(0))
+
+    async def role_assignments(self, request: Request) -> JSONResponse:
+        user = self.fake.caller(request, "read:space.permission:confluence")
+        space = self.space(request.path_params["id"], user)
+        if not self.state.roles:
+            raise no_such_content()
+        return self.respond(request, list(enumerate(space.assignments)), self.shapes.assignment, number=itemgetter(0))
+
     async def users(self, request: Request) -> JSONResponse:
         self.fake.caller(request, "read:user:confluence")
         ids = (await request.json()).get("accountIds", [])
@@ -174,6 +196,8 @@ def routes(fake: FakeConfluence) -> list[Route]:
     routes = [
         Route("/api/v2/spaces", api.spaces),
         Route("/api/v2/spaces/{id}/permissions", api.permissions),
+        Route("/api/v2/spaces/{id}/role-assignments", api.role_assignments),
+        Route("/api/v2/space-roles", api.roles),
         Route("/api/v2/spaces/{space}/pages", api.tree("page")),
         Route("/api/v2/spaces/{space}/blogposts", api.tree("blogpost")),
         Route("/api/v2/pages", api.tree("page")),

@@ -266,6 +266,48 @@ async def test_anonymous_access_admits_only_the_group_that_the_settings_name(tmp
         assert (await one.groups())["space:ENG"].of == ["group:everybody", "group:staff"]
 
 
+async def test_a_role_of_a_space_admits_its_holders_only_if_it_is_known_to_include_viewing(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        space = one.state.add_space("NEW")
+        one.state.roles = {"viewer": ("read/space", "read/page"), "exporter": ("export/space",)}
+        one.state.groups["readers"] = {one.ann.account_id}
+        space.assignments = [
+            ("USER", one.bot.account_id, "viewer"),
+            ("GROUP", "readers", "viewer"),
+            ("GROUP", "staff", "exporter"),
+            ("USER", one.bob.account_id, "removed-role"),
+        ]
+        groups = await one.groups()
+        assert groups["space:NEW"].members == [name(one.bot)]
+        assert groups["space:NEW"].of == ["group:readers"]
+        assert groups["group:readers"].members == [name(one.ann)]
+        assert groups["space:ENG"].members == [name(one.bob)]  # by its permissions alone
+
+
+async def test_a_role_of_all_licensed_users_admits_only_the_group_that_the_settings_name(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        space = one.state.add_space("NEW")
+        one.state.roles = {"viewer": ("read/space",)}
+        space.assignments = [
+            ("ACCESS_CLASS", "all-licensed-users", "viewer"),
+            ("ACCESS_CLASS", "all-product-admins", "viewer"),
+        ]
+        assert (await one.groups())["space:NEW"].of == []
+        assert [problem.code for problem in await one.source.check()] == ["licensed"]
+        one.source = one.connect(licensed_tag="group:staff")
+        assert (await one.groups())["space:NEW"].of == ["group:staff"]
+        assert await one.source.check() == []
+
+
+async def test_all_assignments_of_roles_are_read_over_several_pages_of_results(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        space = one.state.add_space("NEW")
+        one.state.roles = {"viewer": ("read/space",)}
+        users = [one.state.add_user(f"user{n}") for n in range(300)]
+        space.assignments = [("USER", user.account_id, "viewer") for user in (one.bot, *users)]
+        assert len((await one.groups())["space:NEW"].members) == 301
+
+
 def test_a_user_name_is_an_email_address_only_in_the_configured_domain() -> None:
     from connectors.confluence import ConfluenceOptions
     from connectors.confluence.model import Person

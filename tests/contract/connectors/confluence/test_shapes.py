@@ -94,6 +94,16 @@ PERMISSION = exactly(
     principal=exactly("type id", type={"enum": ["user", "group", "role"]}, id=TEXT),
     operation=exactly("key targetType", targetType={"enum": ["page", "blogpost", "comment", "attachment", "space"]}),
 )
+ASSIGNMENT = exactly(
+    "principal roleId",
+    principal=exactly("principalType principalId", principalType={"enum": ["USER", "GROUP", "ACCESS_CLASS"]}),
+    roleId=TEXT,
+)
+ROLE = exactly(
+    "id type name description spacePermissions",
+    type={"enum": ["SYSTEM", "CUSTOM"]},
+    spacePermissions={"type": "array", "items": TEXT},
+)
 ANCESTOR = exactly("id type", id=DIGITS, type=TEXT)
 USER_2 = exactly(
     "displayName timeZone personalSpaceId isExternalCollaborator accountStatus accountId email accountType publicName",
@@ -182,6 +192,8 @@ def v1(*, cloud: bool) -> dict[str, Any]:
 V2 = {
     r"spaces": many_2(SPACE_2),
     r"spaces/\d+/permissions": many_2(PERMISSION),
+    r"spaces/\d+/role-assignments": many_2(ASSIGNMENT),
+    r"space-roles": many_2(ROLE),
     r"(spaces/\d+/)?pages": many_2(PAGE),
     r"(spaces/\d+/)?blogposts": many_2(BLOG_POST),
     r"(pages|folders)/\d+/ancestors": exactly("results _links", results=some(ANCESTOR)),
@@ -206,6 +218,11 @@ async def requests_of_every_operation(one: Wiki) -> list[str]:
     one.state.add_comment(post.id, "<p>So?</p>")
     one.state.restrict(top.id, users={one.bot.account_id}, groups={"staff"})
     one.state.trash(one.page("Thrown away").id)
+    one.state.roles = {"viewer": ("read/space",)}
+    one.state.spaces["ENG"].assignments = [
+        ("GROUP", "staff", "viewer"),
+        ("ACCESS_CLASS", "all-licensed-users", "viewer"),
+    ]
     await one.source.check()
     cursor = await one.source.start()
     await one.full()
