@@ -26,6 +26,7 @@ _ENTITY = re.compile(r"&(lt|gt|amp);")
 _ENTITIES = {"lt": "<", "gt": ">", "amp": "&"}
 _SKIN_TONE = re.compile(r"(?<=:):skin-tone-[2-6]:")
 _BROADCASTS = frozenset({"here", "channel", "everyone"})
+_PERMALINK = re.compile(r"/archives/([A-Z0-9]+)/p\d+")
 _BLANK_LINES = re.compile(r"\n{3,}")
 MAX_NAME_CHARACTERS = 300
 """The most characters of a person's, bot's or file's name."""
@@ -259,6 +260,8 @@ def _span(span: Mapping[str, Any], names: Names) -> str:
 
 def attachment(card: Mapping[str, Any], names: Names, depth: int = 0) -> str:
     """Convert an attachment: an app's card, a link's preview or a shared message."""
+    if card.get("is_msg_unfurl") or card.get("is_share"):
+        return shared_message(card, names)
     title = mrkdwn(_text(card.get("title")), names)
     parts = [
         mrkdwn(_text(card.get("pretext")), names),
@@ -272,6 +275,18 @@ def attachment(card: Mapping[str, Any], names: Names, depth: int = 0) -> str:
     parts += [label for file in _objects(card.get("files")) if (label := file_name(file))]
     text = "\n".join(part for part in parts if part.strip())
     return text or mrkdwn(_text(card.get("fallback")), names)
+
+
+def shared_message(card: Mapping[str, Any], names: Names) -> str:
+    """Return a line that refers to a message which was forwarded, or whose address was pasted, without its text. Readers
+    of this channel need not be readers of the message's; those who are find it where it was written."""
+    url = _text(card.get("from_url"))
+    origin = _text(card.get("channel_id")) or (match[1] if (match := _PERMALINK.search(url)) else "")
+    label = "shared message"
+    if origin in names.channels:
+        author_name = _line(_text(card.get("author_name")))
+        label += f"{f' of {author_name}' if author_name else ''} in {names.channel(origin)}"
+    return link(url, label) if url else label
 
 
 def file_name(file: Mapping[str, Any]) -> str:

@@ -211,6 +211,43 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.parametrize(
+    ("card", "shown"),
+    [
+        (
+            {
+                "is_msg_unfurl": True,
+                "channel_id": "G2",
+                "channel_name": "secret-merger",
+                "private_channel_prompt": True,
+            },
+            "shared message (https://acme.slack.com/archives/G2/p1776404384245429)",
+        ),
+        (
+            {"is_share": True, "is_msg_unfurl": True, "channel_id": "C1"},
+            "shared message of Linda in #ops (https://acme.slack.com/archives/C1/p1776404384245429)",
+        ),
+        ({"is_share": True, "channel_id": "D7", "from_url": None}, "shared message"),
+        (
+            {"is_msg_unfurl": True},
+            "shared message of Linda in #ops (https://acme.slack.com/archives/C1/p1776404384245429)",
+        ),
+    ],
+)
+def test_a_shared_message_shows_its_text_only_where_it_was_written(card: dict[str, Any], shown: str) -> None:
+    url = f"https://acme.slack.com/archives/{card.get('channel_id', 'C1')}/p1776404384245429"
+    rest = {
+        "author_name": "Linda",
+        "text": "We buy them in May.",
+        "fallback": "[April] Linda: We buy them in May.",
+        "message_blocks": [{"message": {"blocks": [{"type": "section", "text": {"text": "We buy them in May."}}]}}],
+        "files": [{"name": "offer.pdf"}],
+    }
+    message = {"ts": "1.000000", "text": "See this", "attachments": [{"from_url": url, **rest, **card}]}
+    assert body(message, NAMES) == f"See this\n{shown}"
+    assert "secret" not in body(message, Names())
+
+
 @given(text=anything, blocks=anything, attachments=anything, files=anything)
 def test_any_message_gives_a_document_or_none_without_an_error(
     text: Any, blocks: Any, attachments: Any, files: Any
