@@ -278,7 +278,7 @@ def attachment(card: Mapping[str, Any], names: Names, depth: int = 0) -> str:
 
 
 def shared_message(card: Mapping[str, Any], names: Names) -> str:
-    """Return a line that refers to a message which was forwarded, or whose address was pasted, without its text. Readers
+    """Return a line that refers to a message that was forwarded, or whose address was pasted, without its text. Readers
     of this channel need not be readers of the message's; those who are find it where it was written."""
     url = _text(card.get("from_url"))
     origin = _text(card.get("channel_id")) or (match[1] if (match := _PERMALINK.search(url)) else "")
