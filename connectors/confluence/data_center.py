@@ -30,7 +30,7 @@ from connectors.confluence.client import (
 from connectors.confluence.model import Change, Content, Kind, Listing, Person, Position, Readers, Space
 from connectors.confluence.options import ConfluenceOptions
 from connectors.set_aside import may_be_set_aside
-from connectors.web import Answered, Missing, ServerFailed, TooLarge
+from connectors.web import Answered, Denied, Missing, Rejected, ServerFailed, TooLarge
 from pipeline.core.errors import PenstockError
 
 _RESTRICTIONS = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
@@ -267,15 +267,12 @@ class DataCenter:
 
     async def readers(self, space: Space) -> Readers:
         """Return who may view a space. Raises Missing before Confluence 9.1, which lacks this resource."""
-        answer = await self._api.get(f"rest/api/space/{path_segment(space.key)}/permissions")
+        path = f"rest/api/space/{path_segment(space.key)}/permissions"
         people: list[Person] = []
         groups: list[str] = []
         anonymous = False
-        with parsing(self._api.web.name):
-            for json in answer["results"] if isinstance(answer, Mapping) else answer:
-                operation, subject = json["operation"], json["subject"]
-                if (operation["operationKey"], operation["targetType"]) != ("read", "space"):
-                    continue
+        for subject in self._viewing(await self._api.get(path)):
+            with parsing(self._api.web.name):
                 kind = str(subject["type"])
                 if kind == "user":
                     people.append(Person(str(subject["userKey"])))
@@ -283,7 +280,22 @@ class DataCenter:
                     groups.append(str(subject["name"]))
                 else:
                     anonymous |= kind == "anonymous"
+        if self._options.anonymous_tag and not anonymous:  # not all releases list anonymous visitors among the others
+            try:
+                anonymous = bool(self._viewing(await self._api.get(f"{path}/anonymous")))
+            except (Missing, Rejected, Denied) as error:
+                if error.status == 401:
+                    raise
         return Readers(people, groups, anonymous)
+
+    def _viewing(self, answer: Any) -> list[Mapping[str, Any]]:
+        """Return the subjects that have the permission to view a space."""
+        with parsing(self._api.web.name):
+            return [
+                json["subject"]
+                for json in (answer["results"] if isinstance(answer, Mapping) else answer)
+                if (json["operation"]["operationKey"], json["operation"]["targetType"]) == ("read", "space")
+            ]
 
     async def restriction(self, id_: str) -> Readers:
         return await restriction_readers(self._api, id_)

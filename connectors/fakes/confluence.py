@@ -62,6 +62,8 @@ class Faults:
     """Requests for more content than this at once respond with 500."""
     searchable: int | None = None
     """Searches return so many results, and respond with 400 to a request for more."""
+    anonymous_apart: bool = False
+    """Whether the permissions of a space lack those of anonymous visitors, which have a resource of their own."""
     lose_restrictions: bool = False
     """Whether expanded restrictions are left out of responses, as they are for accounts that may not see them."""
 

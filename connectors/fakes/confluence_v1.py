@@ -5,7 +5,7 @@ https://developer.atlassian.com/server/confluence/rest/ and https://developer.at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from connectors.fakes import confluence_cql as cql
 from connectors.fakes.confluence_shapes import V1, expansions, results_page
-from connectors.fakes.confluence_state import Item, Refusal, User, no_such_content
+from connectors.fakes.confluence_state import Item, Refusal, Space, User, no_such_content
 
 if TYPE_CHECKING:
     from connectors.fakes.confluence import FakeConfluence
@@ -211,7 +211,18 @@ class _Api:
             raise Refusal(404, "NOT_FOUND", "No space found")
         subjects: list[dict[str, Any]] = [{"type": "user", "userKey": reader} for reader in sorted(space.readers.users)]
         subjects += [{"type": "group", "name": reader} for reader in sorted(space.readers.groups)]
-        subjects += [{"type": "anonymous"}] if space.anonymous else []
+        subjects += [{"type": "anonymous"}] if space.anonymous and not self.fake.faults.anonymous_apart else []
+        return self._permissions(space, subjects)
+
+    async def anonymous_permissions(self, request: Request) -> JSONResponse:
+        """Data Center 9.1 and later: return what anonymous visitors may do in a space."""
+        user = self.fake.caller(request, "")
+        space = self.state.spaces.get(request.path_params["key"])
+        if space is None or not self.state.may_see_space(user, space):
+            raise Refusal(404, "NOT_FOUND", "No space found")
+        return self._permissions(space, [{"type": "anonymous"}] if space.anonymous else [])
+
+    def _permissions(self, space: Space, subjects: Sequence[Mapping[str, Any]]) -> JSONResponse:
         return JSONResponse(
             [
                 {
@@ -269,6 +280,7 @@ def routes(fake: FakeConfluence) -> list[Route]:
         Route("/rest/api/content/{id}/{how:str}/{kind:str}", api.children),
         Route("/rest/api/space", api.spaces),
         Route("/rest/api/space/{key}/permissions", api.permissions),
+        Route("/rest/api/space/{key}/permissions/anonymous", api.anonymous_permissions),
         Route("/rest/api/user", api.user),
         Route("/rest/api/group/{id}/member", api.members),
         Route("/download/attachments/{id}/{name}", api.file),

@@ -264,6 +264,10 @@ async def test_anonymous_access_admits_only_the_group_that_the_settings_name(tmp
         assert (await one.groups())["space:ENG"].of == ["group:staff"]
         one.source = one.connect(anonymous_tag="group:everybody")
         assert (await one.groups())["space:ENG"].of == ["group:everybody", "group:staff"]
+        one.fake.faults.anonymous_apart = True
+        assert (await one.groups())["space:ENG"].of == ["group:everybody", "group:staff"]
+        one.fake.faults.denied.add("permissions/anonymous")
+        assert (await one.groups())["space:ENG"].of == ["group:staff"]
 
 
 async def test_a_role_of_a_space_admits_its_holders_only_if_it_is_known_to_include_viewing(tmp_path: Path) -> None:
