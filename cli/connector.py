@@ -89,7 +89,10 @@ def check(name: MaybeName = None, file: File = None, json_output: Json = False) 
 
     declared = declarations(file)
     plans = [declared.plan(name)] if name else list(declared.plans.values())
-    by_connector: dict[str, list[Problem]] = asyncio.run(check_all(plans, load_settings().connectors.events_url))
+    settings = load_settings()
+    by_connector: dict[str, list[Problem]] = asyncio.run(
+        check_all(plans, settings.connectors.events_url, settings.postgres)
+    )
     if json_output:
         print_json(
             [

@@ -15,13 +15,15 @@ from psycopg.rows import class_row
 from connectors.protocol import Problem
 from connectors.runner.activity import explained
 from connectors.runner.plan import Plan
-from connectors.source import Context
+from connectors.runner.state import PostgresMemory
+from connectors.source import CREDENTIAL, Context
 from connectors.uploads.options import UploadsQuota
 from connectors.uploads.store import usage_of
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.diagnosis.connector_status import State as Condition
 from pipeline.diagnosis.connector_status import connector_state
-from pipeline.stores.postgres import Connection, Pool, translated
+from pipeline.runtime.settings import PostgresSettings
+from pipeline.stores.postgres import Connection, Pool, open_pool, translated
 
 Action = Literal["load", "full", "sweep", "changes", "groups", "document", "allow_mass_delete"]
 MAX_NAMED_DOCUMENTS = 20
@@ -229,18 +231,43 @@ class TemporaryMemory:
         self._values[name] = value
 
 
-async def check_all(plans: Sequence[Plan], events_url: str | None) -> dict[str, list[Problem]]:
-    """Check all plans concurrently. Returns the problems by name; an error of a source is a problem, too."""
-    results = await asyncio.gather(*(_check(plan, events_url) for plan in plans))
+class CheckMemory(TemporaryMemory):
+    """A temporary memory, except for a credential that replaces one of the settings. If a check used the one of the
+    settings, or lost the one that it receives, the instance would lose its access."""
+
+    def __init__(self, postgres: PostgresSettings, plan: Plan) -> None:
+        super().__init__()
+        self._postgres, self._plan = postgres, plan
+
+    async def get(self, name: str) -> Any | None:
+        if name != CREDENTIAL:
+            return await super().get(name)
+        async with open_pool(self._postgres) as pool:
+            return await PostgresMemory(pool, self._plan.tenant, self._plan.name).get(name)
+
+    async def put(self, name: str, value: Any | None) -> None:
+        if name != CREDENTIAL:
+            await super().put(name, value)
+            return
+        async with open_pool(self._postgres) as pool:
+            await PostgresMemory(pool, self._plan.tenant, self._plan.name).put(name, value)
+
+
+async def check_all(
+    plans: Sequence[Plan], events_url: str | None, postgres: PostgresSettings
+) -> dict[str, list[Problem]]:
+    """Check all plans concurrently. Returns the problems by name; an error of a source is a problem, too. postgres: is
+    connected to only for sources that store a credential."""
+    results = await asyncio.gather(*(_check(plan, events_url, postgres) for plan in plans))
     return {plan.name: problems for plan, problems in zip(plans, results, strict=True)}
 
 
-async def _check(plan: Plan, events_url: str | None) -> list[Problem]:
+async def _check(plan: Plan, events_url: str | None, postgres: PostgresSettings) -> list[Problem]:
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         context = Context(
             name=plan.name,
             tenant=plan.tenant,
-            memory=TemporaryMemory(),
+            memory=CheckMemory(postgres, plan),
             folder=Path(folder),
             events_url=plan.events_url(events_url),
         )

@@ -169,6 +169,10 @@ class CursorExpired(PenstockError):
     reading changes continues from now, after a sweep."""
 
 
+CREDENTIAL = "credential"
+"""Name in a source's memory of a credential that replaces one of the settings. A check uses and replaces it, too."""
+
+
 class Memory(Protocol):
     """Small JSON values that a source stores between runs in addition to cursors, such as push channels and when they
     expire. They are in Postgres."""

@@ -23,8 +23,17 @@ class ConfluenceOptions(BaseModel):
     """Cloud through api.atlassian.com: ``https://NAME.atlassian.net/wiki``, for links that people open."""
     email: str | None = None
     """Cloud: the address of the account that owns the API token; None for an OAuth access token. Data Center: None."""
-    token: SecretStr
-    """Cloud: API token or OAuth access token. Data Center: personal access token."""
+    token: SecretStr | None = None
+    """Cloud: API token, or OAuth access token, which lasts an hour. Data Center: personal access token."""
+    client_id: str | None = None
+    """Cloud, instead of ``token``: the id of an OAuth 2.0 app (3LO), whose access tokens are renewed."""
+    client_secret: SecretStr | None = None
+    """The app's secret."""
+    refresh_token: SecretStr | None = None
+    """The refresh token that the app received when its account authorized it. The ones that replace it are stored in
+    Postgres, sealed."""
+    oauth_url: str = "https://auth.atlassian.com"
+    """Address of Atlassian's authorization server."""
     webhook_secret: SecretStr | None = None
     """The secret that signs events; None: events are refused."""
     spaces: tuple[str, ...] = ()
@@ -69,6 +78,13 @@ class ConfluenceOptions(BaseModel):
 
     @model_validator(mode="after")
     def _matches_flavour(self) -> ConfluenceOptions:
+        app = [self.client_id, self.client_secret, self.refresh_token]
+        if any(app) and (not all(app) or self.token is not None or self.email is not None):
+            raise ValueError("an OAuth app takes client_id, client_secret and refresh_token, without token and email")
+        if not any(app) and self.token is None:
+            raise ValueError("set token, or client_id, client_secret and refresh_token of an OAuth app")
+        if self.flavour == "data-center" and any(app):
+            raise ValueError("client_id belongs to Cloud: Data Center takes a personal access token")
         if self.flavour == "data-center" and self.email is not None:
             raise ValueError("email belongs to Cloud: Data Center takes a personal access token alone")
         if self.flavour == "cloud" and (self.anonymous_tag is not None or self.email_domain is not None):

@@ -33,6 +33,7 @@ from connectors.confluence.model import (
     restriction_tag,
     space_tag,
 )
+from connectors.confluence.oauth import AtlassianToken
 from connectors.confluence.options import ConfluenceOptions
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
@@ -244,11 +245,23 @@ class Confluence:
     def __init__(self, options: ConfluenceOptions, context: Context, *, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
         self._options = options
         self._context = context
-        token, headers, auth = options.token.get_secret_value(), {}, None
-        if options.flavour == "cloud" and options.email:
-            auth = httpx.BasicAuth(options.email, token)
-        else:
-            headers = {"Authorization": f"Bearer {token}"}
+        self._oauth: AtlassianToken | None = None
+        headers: dict[str, str] = {}
+        auth: httpx.Auth | None = None
+        if options.client_id and options.client_secret and options.refresh_token:
+            auth = self._oauth = AtlassianToken(
+                context.memory,
+                url=options.oauth_url,
+                client_id=options.client_id,
+                client_secret=options.client_secret.get_secret_value(),
+                refresh_token=options.refresh_token.get_secret_value(),
+                name=context.name,
+                limits=limits,
+            )
+        elif options.token and options.flavour == "cloud" and options.email:
+            auth = httpx.BasicAuth(options.email, options.token.get_secret_value())
+        elif options.token:
+            headers = {"Authorization": f"Bearer {options.token.get_secret_value()}"}
         web = Web(
             options.base_url, headers=headers, auth=auth, also=options.media_hosts, name=context.name, limits=limits
         )
@@ -266,6 +279,8 @@ class Confluence:
 
     async def close(self) -> None:
         await self._site.close()
+        if self._oauth is not None:
+            await self._oauth.close()
 
     async def check(self) -> Sequence[Problem]:
         return await check(self._site, self._options, self._context)
