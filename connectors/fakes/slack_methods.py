@@ -49,6 +49,8 @@ class Faults:
     """The number of new cursors that are already unknown when they are used."""
     broken: dict[str, str] = field(default_factory=dict)
     """Method → the error that it returns, such as ``fatal_error``."""
+    unjoinable: set[str] = field(default_factory=set)
+    """Channels that apps may not join."""
 
 
 @dataclass
@@ -227,10 +229,28 @@ def usergroups_list(context: MethodContext, _: Arguments) -> Object:
     return {"usergroups": [copy.deepcopy(group) for _, group in sorted(context.workspace.usergroups.items())]}
 
 
+def conversations_join(context: MethodContext, arguments: Arguments) -> Object:
+    """Make the app a member of a public channel."""
+    context.require_scope("channels:join")
+    channel = context.channel(arguments, _READ, members_only=False)
+    if channel.is_archived:
+        raise MethodError("is_archived")
+    if kind(channel) != "public_channel":
+        raise MethodError("method_not_supported_for_channel_type")
+    if channel.id in context.faults.unjoinable:
+        raise MethodError("restricted_action")
+    was_member = BOT_USER in channel.members
+    if not was_member:
+        context.workspace.join(channel.id, BOT_USER)
+    warning = {"warning": "already_in_channel"} if was_member else {}
+    return {"channel": channel.as_json(), **warning}
+
+
 METHODS: dict[str, Callable[[MethodContext, Arguments], Object]] = {
     "auth.test": auth_test,
     "conversations.list": conversations_list,
     "conversations.info": conversations_info,
+    "conversations.join": conversations_join,
     "conversations.history": conversations_history,
     "conversations.replies": conversations_replies,
     "conversations.members": conversations_members,

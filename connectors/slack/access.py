@@ -13,10 +13,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import structlog
+
 from connectors.slack.client import Absent, Api, Object, ScopeMissing
 from connectors.slack.content import ChannelInfo, Names, tag
 from connectors.slack.options import SlackOptions
 from connectors.source import Group
+from connectors.web import ServerFailed
+
+log = structlog.get_logger()
 
 AccountKind = Literal["full", "guest", "external", "none"]
 """How much of the workspace an account may see. ``none``: a bot, a deactivated account or an open invitation."""
@@ -208,6 +213,19 @@ class Directory:
         self._channels_expire_at = time.monotonic() + NAMES_SECONDS
         self._rebuild_names()
         return self._channels
+
+    async def join(self) -> None:
+        """Join the selected public channels, if the settings say so. One that Slack does not let the app join stays
+        unread, like one to which it was not invited."""
+        if not self._options.join:
+            return
+        for _, listed in sorted((await self.channels()).items()):
+            if listed.is_member or listed.is_private or listed.is_archived or not self.is_selected(listed):
+                continue
+            try:
+                await self._api.call("conversations.join", channel=listed.id)
+            except (Absent, ServerFailed) as error:
+                log.info("slack_channel_not_joined", channel=listed.id, error=str(error))
 
     async def channel(self, id: str) -> Channel | None:
         """Read one channel; None: there is none with this id that the app may see."""

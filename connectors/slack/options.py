@@ -25,6 +25,9 @@ class SlackOptions(BaseModel):
     """Names (wildcards allowed) or ids of channels; empty: every channel that the app is a member of."""
     exclude: tuple[str, ...] = ()
     """Names (wildcards allowed) or ids of channels that are never read."""
+    join: bool = False
+    """Whether the app joins the public channels that ``channels`` and ``exclude`` select, also later ones (scope
+    channels:join); otherwise it has to be invited."""
     private: bool = True
     """Whether private channels that the app is a member of are read."""
     archived: Literal["keep", "drop"] = "keep"

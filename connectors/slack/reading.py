@@ -201,6 +201,7 @@ class Reader:
         current, before = (None, None) if cursor is None else (_text(cursor, "channel"), _text(cursor, "before"))
         archive = await self._open_archive()
         try:
+            await self._directory.join()
             for channel in await self.channels():
                 if current is None or channel.id >= current:
                     stored = await asyncio.to_thread(archive.threads, channel.id) if archive else {}
@@ -401,6 +402,7 @@ class Lister:
         set aside."""
         listed_ids: set[str] = set()
         failed: dict[str, ServerFailed] = {}
+        await self._directory.join()
         for _, channel in sorted((await self._directory.channels()).items()):
             if not self._directory.is_read(channel):
                 continue

@@ -40,6 +40,7 @@ _PUBLIC = {
     "users:read.email": "to know a member by the e-mail address that the whole company knows",
     "usergroups:read": "to name the user groups that messages mention",
 }
+_JOINING = {"channels:join": "to join the public channels that are read"}
 _PRIVATE = {
     "groups:read": "to list the private channels that the app is invited to, and their members",
     "groups:history": "to read the messages of private channels that the app is invited to",
@@ -48,7 +49,7 @@ _PRIVATE = {
 
 def required_scopes(options: SlackOptions) -> dict[str, str]:
     """Return the scopes that the bot token needs, and the purpose of each."""
-    return {**_PUBLIC, **(_PRIVATE if options.private else {})}
+    return {**_PUBLIC, **(_JOINING if options.join else {}), **(_PRIVATE if options.private else {})}
 
 
 async def check(
@@ -122,8 +123,13 @@ def _channel_problems(visible: Sequence[Channel], options: SlackOptions, app: st
                     " name",
                 )
             )
-        problems += [_invite(app, channel) for channel in matching if not channel.is_member and not channel.is_archived]
-    if not options.channels and not any(channel.is_member for channel in selected):
+        problems += [
+            _invite(app, channel)
+            for channel in matching
+            if not channel.is_member and not channel.is_archived and (channel.is_private or not options.join)
+        ]
+    readable = (channel.is_member or (options.join and not channel.is_private) for channel in selected)
+    if not options.channels and not any(readable):
         problems.append(
             Problem(
                 "channels",

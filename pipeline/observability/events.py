@@ -97,6 +97,7 @@ LogEvent = Literal[
     "shadow_crashed",
     "shadow_not_recorded",
     "sharepoint_problem_reported",
+    "slack_channel_not_joined",
     "slack_socket_delayed",
     "source_code_unparsed",
     "span_closed_elsewhere",

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from connectors.fakes.slack_workspace import SCOPES
+from connectors.fakes.slack_workspace import BOT_USER, SCOPES
 from connectors.slack import Slack
 from connectors.source import Group
 from pipeline.core.errors import Misconfigured
-from tests.support.connectors.slack_kit import Desk, desk_in
+from tests.support.connectors.slack_kit import Desk, desk_in, everything, listing
 
 
 @pytest.fixture
@@ -98,6 +98,36 @@ async def test_a_channel_without_the_app_has_no_group(desk: Desk) -> None:
     slack = desk.slack()
     assert f"channel:{outside}" not in await groups(slack)
     assert await groups(slack, [f"channel:{outside}", "channel:CNONE", "something:else"]) == {}
+
+
+async def test_the_app_joins_public_channels_that_are_selected_only_if_the_settings_say_so(desk: Desk) -> None:
+    w = desk.workspace
+    ann = w.user("ann")
+    ids = {name: w.channel(name, ann, bot=False) for name in ("alerts", "random", "old", "broken")}
+    secret = w.channel("secret", ann, bot=False, is_private=True)
+    for channel in (*ids.values(), secret):
+        w.post(channel, ann, "Hello there.")
+    w.channels[ids["old"]].is_archived = True
+    assert await everything(desk.slack()) == {}
+    desk.fake.context.scopes.add("channels:join")
+    slack = desk.slack(join=True, exclude=("random",))
+    assert await slack.check() == []
+    assert all(BOT_USER not in w.channels[channel].members for channel in ids.values()), "a check changes nothing"
+    desk.fake.faults.unjoinable.add(ids["broken"])
+    read = await everything(slack)
+    assert {id.partition(":")[0] for id in read} == {ids["alerts"]}
+    later = w.channel("later", ann, bot=False)
+    w.post(later, ann, "Hello later.")
+    assert {id.partition(":")[0] for id in await listing(slack)} == {ids["alerts"], later}
+    assert secret not in {id.partition(":")[0] for id in await listing(slack)}
+
+
+async def test_joining_without_its_scope_names_the_scope(desk: Desk) -> None:
+    desk.workspace.channel("alerts", bot=False)
+    [problem] = await desk.slack(join=True).check()
+    assert "the scope channels:join, " in problem.message
+    with pytest.raises(Misconfigured, match="add the scope channels:join"):
+        await listing(desk.slack(join=True))
 
 
 # check
