@@ -118,6 +118,7 @@ class SocketServer:
 
 
 MINUTE_SECONDS = 60.0
+CLIENT_ID, CLIENT_SECRET = "4123.5678", "fake-client-secret"  # opens nothing else
 TOKEN, APP_TOKEN, SIGNING_SECRET = "xoxb-fake-token", "xapp-fake-token", "fake-signing-secret"
 
 
@@ -136,6 +137,10 @@ class FakeSlack:
         self.workspace = workspace or Workspace()
         self.token, self.app_token, self.signing_secret = token, app_token, signing_secret
         self.revoked = False
+        self.refresh_token: str | None = None
+        """The only valid one; None: the app has no token rotation."""
+        self.expired: set[str] = set()
+        """Bot tokens that are valid no more."""
         self.faults = Faults()
         self.socket = SocketServer()
         self.requests: Counter[str] = Counter()
@@ -174,7 +179,31 @@ class FakeSlack:
             return JSONResponse(error.body, headers=headers)
         return JSONResponse({"ok": True, **response}, headers=headers)
 
+    def turn_on_rotation(self) -> str:
+        """Let the bot's token expire after twelve hours. Returns the first refresh token."""
+        self.refresh_token = f"xoxe-1-{secrets.token_hex(8)}"
+        return self.refresh_token
+
+    def _rotate(self, arguments: Arguments) -> Object:
+        if arguments.get("client_id") != CLIENT_ID:
+            raise MethodError("invalid_client_id")
+        if arguments.get("client_secret") != CLIENT_SECRET:
+            raise MethodError("bad_client_secret")
+        if arguments.get("grant_type") != "refresh_token" or arguments.get("refresh_token") != self.refresh_token:
+            raise MethodError("invalid_refresh_token")
+        self.expired.add(self.token)
+        self.token = f"xoxe.xoxb-1-{secrets.token_hex(8)}"
+        return {
+            "access_token": self.token,
+            "token_type": "bot",
+            "expires_in": 43_200,
+            "refresh_token": self.turn_on_rotation(),
+            "scope": ",".join(sorted(self.context.scopes)),
+        }
+
     def _call(self, method: str, bearer: str, arguments: Arguments) -> Object:
+        if method == "oauth.v2.access" and self.refresh_token is not None:
+            return self._rotate(arguments)
         if method == "apps.connections.open":
             self._authenticate(bearer, self.app_token)
             return {"url": self.socket.open()}
@@ -188,6 +217,8 @@ class FakeSlack:
     def _authenticate(self, bearer: str, expected: str) -> None:
         if not bearer:
             raise MethodError("not_authed")
+        if bearer in self.expired:
+            raise MethodError("token_expired")
         if bearer != expected:
             raise MethodError("not_allowed_token_type" if bearer in (self.token, self.app_token) else "invalid_auth")
         if self.revoked:

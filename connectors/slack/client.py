@@ -23,6 +23,7 @@ from slack_sdk.socket_mode.async_client import AsyncBaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
 
+from connectors.slack.oauth import EXPIRED, SlackToken
 from connectors.web import Denied, Limits, Missing, Rejected, ServerFailed, TooLarge, Web
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 
@@ -131,12 +132,20 @@ class Bearer(httpx.Auth):
 class Api:
     """The Web API. Every method may raise Deferred, Retryable, Misconfigured (also ScopeMissing) and Absent."""
 
-    def __init__(self, base_url: str, token: SecretStr, *, name: str, rows: int, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        base_url: str,
+        token: SecretStr | SlackToken,
+        *,
+        name: str,
+        rows: int,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
         """``name`` is the connector's, for messages. ``rows`` is the number of rows to request at once from a list.
         Raises Misconfigured for a token that cannot be one."""
         self.name = name
         self._rows = rows
-        self._bearer = Bearer(_valid_token(token, name))
+        self._bearer = token if isinstance(token, SlackToken) else Bearer(_valid_token(token, name))
         self._web = Web(base_url, auth=self._bearer, name=name, limits=limits)
 
     @property
@@ -146,10 +155,25 @@ class Api:
 
     async def close(self) -> None:
         await self._web.close()
+        if isinstance(self._bearer, SlackToken):
+            await self._bearer.close()
 
     async def call(self, method: str, **arguments: str | int | bool | None) -> Object:
         """Return the response when it is ok. Also raises InvalidCursor. A response that is too large is requested again
-        with half the limit."""
+        with half the limit, and one to an expired token with the next token, where tokens rotate."""
+        if not isinstance(self._bearer, SlackToken):
+            answer = await self._send(method, arguments)
+        else:
+            token = await self._bearer.token()
+            answer = await self._send(method, arguments)
+            if answer.get("error") in EXPIRED:
+                await self._bearer.token(refused=token)
+                answer = await self._send(method, arguments)
+        if answer.get("ok") is not True:
+            raise failure(self.name, method, answer)
+        return answer
+
+    async def _send(self, method: str, arguments: Mapping[str, str | int | bool | None]) -> Object:
         form = {
             key: str(value).lower() if isinstance(value, bool) else str(value)
             for key, value in arguments.items()
@@ -160,7 +184,7 @@ class Api:
         except TooLarge as error:
             limit = arguments.get("limit")
             if isinstance(limit, int) and limit > 1:
-                return await self.call(method, **{**arguments, "limit": limit // 2})
+                return await self._send(method, {**arguments, "limit": limit // 2})
             raise Retryable(f"{self.name}: Slack's response to {method} is larger than {error.limit} bytes") from error
         except (Denied, Missing) as error:
             raise Misconfigured(f"{self.name}: {method} was refused ({error.status}): check base_url") from error
@@ -168,8 +192,6 @@ class Api:
             raise Retryable(f"{self.name}: Slack answered {error.status} to {method}") from error
         if not isinstance(answer, dict):
             raise Retryable(f"{self.name}: the response to {method} is not Slack's: it is not a JSON object")
-        if answer.get("ok") is not True:
-            raise failure(self.name, method, answer)
         return answer
 
     async def all_rows(self, method: str, field: str, **arguments: str | int | bool | None) -> list[Any]:

@@ -6,14 +6,20 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 
 class SlackOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    token: SecretStr
+    token: SecretStr | None = None
     """The app's bot token (``xoxb-…``)."""
+    client_id: str | None = None
+    """Instead of ``token``, for an app with token rotation: the app's client id."""
+    client_secret: SecretStr | None = None
+    """The app's client secret."""
+    refresh_token: SecretStr | None = None
+    """The bot's refresh token (``xoxe-…``). The ones that replace it are stored in Postgres, sealed."""
     signing_secret: SecretStr | None = None
     """The secret that signs the events of the Events API over HTTP. None: every such event is refused."""
     app_token: SecretStr | None = None
@@ -50,6 +56,15 @@ class SlackOptions(BaseModel):
 
     archive: Path | None = None
     """A Slack export (ZIP) from which a full read takes the replies of threads."""
+
+    @model_validator(mode="after")
+    def _has_one_credential(self) -> SlackOptions:
+        rotating = [self.client_id, self.client_secret, self.refresh_token]
+        if any(rotating) and (not all(rotating) or self.token is not None):
+            raise ValueError("token rotation takes client_id, client_secret and refresh_token, without token")
+        if not any(rotating) and self.token is None:
+            raise ValueError("set token, or client_id, client_secret and refresh_token of an app with token rotation")
+        return self
 
     def is_selected(self, id: str, name: str, *, is_private: bool) -> bool:
         """True when these settings select a channel."""

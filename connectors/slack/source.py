@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from slack_sdk.signature import SignatureVerifier
 
 from connectors.protocol import Problem
@@ -15,6 +15,7 @@ from connectors.slack import client, events
 from connectors.slack.access import Channel, Directory, workspace_tag
 from connectors.slack.client import Api
 from connectors.slack.content import tag
+from connectors.slack.oauth import SlackToken
 from connectors.slack.options import SlackOptions
 from connectors.slack.reading import Lister, LostChannels, Reader
 from connectors.source import (
@@ -149,6 +150,21 @@ def _without_name(error: Misconfigured, name: str) -> str:
     return str(error).removeprefix(f"{name}: ")
 
 
+def _token(options: SlackOptions, context: Context, limits: Limits) -> SecretStr | SlackToken:
+    if options.client_id is None or options.client_secret is None or options.refresh_token is None:
+        assert options.token is not None
+        return options.token
+    return SlackToken(
+        context.memory,
+        base_url=options.base_url,
+        client_id=options.client_id,
+        client_secret=options.client_secret.get_secret_value(),
+        refresh_token=options.refresh_token.get_secret_value(),
+        name=context.name,
+        limits=limits,
+    )
+
+
 class Slack:
     """A workspace as a Source. Each document is a thread; its external id is ``CHANNEL:TS`` of its parent."""
 
@@ -165,9 +181,8 @@ class Slack:
         """Raises Misconfigured."""
         self._options = options
         self._context = context
-        self._api = Api(
-            options.base_url, options.token, name=context.name, rows=options.rows_per_request, limits=limits
-        )
+        token = _token(options, context, limits)
+        self._api = Api(options.base_url, token, name=context.name, rows=options.rows_per_request, limits=limits)
         self._socket: Api | None = None
         if options.app_token is not None:
             self._socket = Api(options.base_url, options.app_token, name=context.name, rows=1)
