@@ -21,7 +21,7 @@ PYTHON = "3.11.13"
 """The image's. It needs all that later ones need, and more."""
 OURS = frozenset({"penstock", "penstock-testing"})
 """Distributions of this repository: in no index, and pinned nowhere."""
-IMAGE_EXTRAS = ("chat", "connectors", "eval", "lineage", "objects", "query", "trace", "worker")
+IMAGE_EXTRAS = ("chat", "connectors", "database", "eval", "lineage", "objects", "query", "trace", "worker")
 """Extras of the image, whose command selects the process."""
 MODEL_EXTRAS = ("ctranslate2", "safetensors", "tokenizers")
 """Packages of the extra ``local`` that run the local model. The others are for a development stack."""

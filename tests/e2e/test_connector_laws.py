@@ -27,6 +27,8 @@ KINDS = (
     "penstock.template.source:Tickets",
     "confluence",
     "connectors.confluence.playground:ConfluenceDataCenter",
+    "database",
+    "connectors.database.playground:PostgresTable",
     "folder",
     "git",
     "github",

@@ -39,6 +39,7 @@ PARTS = {
         "connectors.extraction.service",
         "connectors.extraction.process",
         "connectors.confluence.source",
+        "connectors.database.source",
         "connectors.folder.source",
         "connectors.git.source",
         "connectors.github.source",
@@ -55,6 +56,7 @@ PARTS = {
     "conform": (
         "connectors.conform.run",
         "connectors.confluence.playground",
+        "connectors.database.playground",
         "connectors.folder.playground",
         "connectors.git.playground",
         "connectors.github.playground",
@@ -105,6 +107,7 @@ TRANSITIVE = {
 OPTIONAL = {
     "gigatoken": "tiktoken counts in its place",
     "paramiko": "the extra objects",
+    "sqlalchemy": "the extra database",
     "tokenizers": "of local models, in pipeline.embedding.tokens",
 }
 

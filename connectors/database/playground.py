@@ -1,0 +1,202 @@
+"""Tables for the laws of connectors: in a file of SQLite, and in Penstock's own Postgres."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from psycopg.conninfo import conninfo_to_dict
+
+from connectors.database.source import Database
+from connectors.source import Playground, Request
+from pipeline.stores.postgres import Pool
+
+MAPPING: Mapping[str, Any] = {
+    "title": "{subject}",
+    "text": "{subject}\n\n{body}",
+    "acl": ["team"],
+    "metadata": ["team"],
+}
+
+
+class TablePlayground:
+    """Tables ``tickets`` and ``members``. A removed row is deleted, and restored as it was."""
+
+    inside, outside = "ines@example.com", "otto@example.com"
+
+    def __init__(self) -> None:
+        self.options: Mapping[str, Any] = {}
+        self.environment: Mapping[str, str] = {}
+        self._removed: dict[str, Mapping[str, Any]] = {}
+        self._locking: sa.Connection | None = None
+
+    def open(self, dsn: str, schema: str | None = None) -> None:
+        """Create the tables. schema: an absent one, which is created."""
+        self._engine = sa.create_engine(dsn)
+        self._schema = schema
+        metadata = sa.MetaData(schema=schema)
+        self.tickets = sa.Table(
+            "tickets",
+            metadata,
+            sa.Column("id", sa.String(100), primary_key=True),
+            *(sa.Column(name, sa.Text, nullable=False) for name in ("subject", "body", "team")),
+            sa.Column("edited", sa.DateTime(timezone=True), server_default=sa.func.now()),
+            sa.Column("deleted", sa.DateTime(timezone=True)),
+        )
+        self._members = sa.Table("members", metadata, sa.Column("team", sa.Text), sa.Column("mail", sa.Text))
+        with self._engine.begin() as connection:
+            if schema is not None:
+                connection.execute(sa.schema.CreateSchema(schema))
+            metadata.create_all(connection)
+        self._execute(sa.insert(self._members).values(team="staff", mail=self.inside))
+        self.environment = {"DSN": dsn}
+        self.options = {
+            **MAPPING,
+            "table": self.tickets.fullname,
+            "members_query": f"SELECT team AS tag, mail AS principal FROM {self._members.fullname}",  # noqa: S608 — its own name
+        }
+
+    def close(self) -> None:
+        self._unlock()
+        if self._schema is not None:
+            self._execute(sa.schema.DropSchema(self._schema, cascade=True))
+        self._engine.dispose()
+
+    async def write(self, name: str, text: str) -> str:
+        values = {"subject": name.title(), "body": text, "edited": sa.func.now()}
+        if not self._execute(self._update(name).values(values)):
+            self._execute(sa.insert(self.tickets).values(id=name, team="staff", **values))
+        return name
+
+    async def move(self, name: str) -> None:
+        """Rename it."""
+        self._execute(self._update(name).values(subject=f"{name.title()}, renamed", edited=sa.func.now()))
+
+    async def remove(self, name: str) -> None:
+        with self._engine.begin() as connection:
+            row = connection.execute(sa.select(self.tickets).where(self.tickets.c.id == name)).mappings().one()
+            self._removed[name] = dict(row)
+            connection.execute(sa.delete(self.tickets).where(self.tickets.c.id == name))
+
+    async def restore(self, name: str) -> None:
+        self._execute(sa.insert(self.tickets).values(**self._removed.pop(name)))
+
+    async def restrict(self, name: str) -> None:
+        self._execute(self._update(name).values(team="board"))
+
+    async def leave(self) -> None:
+        self._execute(sa.delete(self._members).where(self._members.c.mail == self.inside))
+
+    def sent(self) -> Sequence[Request]:
+        """Return no requests: a database sends none."""
+        return ()
+
+    async def trouble(
+        self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
+    ) -> None:
+        """truncated: another transaction locks the table, so that no listing ends."""
+        self._unlock()
+        if truncated:
+            self._locking = self._engine.connect()
+            self._lock(self._locking)
+
+    def _lock(self, connection: sa.Connection) -> None:
+        connection.execute(sa.text("BEGIN EXCLUSIVE"))
+
+    def _unlock(self) -> None:
+        if self._locking is not None:
+            self._locking.invalidate()
+            self._locking.close()
+        self._locking = None
+
+    def _update(self, name: str) -> sa.Update:
+        return sa.update(self.tickets).where(self.tickets.c.id == name)
+
+    def _execute(self, statement: sa.Executable) -> int:
+        with self._engine.begin() as connection:
+            result = connection.execute(statement)
+            return result.rowcount if isinstance(result, sa.CursorResult) else 0
+
+
+class PostgresPlayground(TablePlayground):
+    """A table with a time of change and a mark of deletion, in a schema of its own of Penstock's database."""
+
+    def placed(self, _tenant: str, _source: str, postgres: Pool) -> None:
+        dsn = address(str(postgres.conninfo), application_name=uuid.uuid4().hex)
+        self.open(dsn, f"conform_{uuid.uuid4().hex[:12]}")
+        self.options = {
+            **self.options,
+            "changed": "edited",
+            "deleted": "deleted",
+            "revision": "edited",
+            "timeout_seconds": 2,
+        }
+
+    async def remove(self, name: str) -> None:
+        self._execute(self._update(name).values(deleted=sa.func.now(), edited=sa.func.now()))
+
+    async def restore(self, name: str) -> None:
+        """Restore the row with the time of change that it had before."""
+        self._execute(self._update(name).values(deleted=None))
+
+    async def trouble(
+        self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
+    ) -> None:
+        """failing: the server ends the connections of the source."""
+        await super().trouble(truncated=truncated)
+        if failing:
+            name = self._engine.url.query["application_name"]
+            statement = sa.text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = :name AND pid <> pg_backend_pid()"
+            )
+            self._execute(statement.bindparams(name=name))
+
+    def _lock(self, connection: sa.Connection) -> None:
+        connection.execute(sa.text(f"LOCK TABLE {self.tickets.fullname} IN ACCESS EXCLUSIVE MODE"))
+
+
+def address(conninfo: str, **more: str) -> str:
+    """Return a connection string of libpq as SQLAlchemy's address of the same database."""
+    values = {name: str(value) for name, value in conninfo_to_dict(conninfo, **more).items()}
+    url = sa.URL.create(
+        "postgresql+psycopg",
+        username=values.pop("user", None),
+        password=values.pop("password", None),
+        database=values.pop("dbname", None),
+        query=values,
+    )
+    return url.render_as_string(hide_password=False)
+
+
+@asynccontextmanager
+async def playing() -> AsyncIterator[Playground]:
+    with tempfile.TemporaryDirectory(prefix="penstock-database-") as folder:
+        play = TablePlayground()
+        play.open(f"sqlite:///{Path(folder, 'tickets.db')}")
+        try:
+            yield play
+        finally:
+            play.close()
+
+
+@asynccontextmanager
+async def playing_in_postgres() -> AsyncIterator[Playground]:
+    play = PostgresPlayground()
+    try:
+        yield play
+    finally:
+        play.close()
+
+
+class PostgresTable(Database):
+    """The source on a table in Postgres, with polls by time of change."""
+
+    @staticmethod
+    def playground() -> AbstractAsyncContextManager[Playground]:
+        return playing_in_postgres()

@@ -1,0 +1,283 @@
+"""Makes documents of rows, as the options declare. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from urllib.parse import quote, unquote
+from uuid import UUID
+
+from connectors.database.options import DatabaseOptions, columns_of, is_a_column
+from connectors.source import Document, Entry, Gone, Listed, Unreadable
+from pipeline.core.errors import Misconfigured
+from topics.messages import Scalar
+
+Row = Mapping[str, Any]
+"""Values by column."""
+Key = tuple[Any, ...]
+"""The values of the columns that identify a row."""
+KEY_TYPES: tuple[type, ...] = (int, str, UUID, Decimal)
+
+
+class BadValue(Exception):
+    """A column holds what the declaration does not fit. The message names the column, and never the value."""
+
+
+class Template:
+    """The declared way from a row to a document."""
+
+    def __init__(self, options: DatabaseOptions) -> None:
+        self._options = options
+        templates = [options.title, options.text, options.url, options.author]
+        named = [column for template in templates if template for column in columns_of(template)]
+        states = [column for column in (options.deleted, options.revision) if column]
+        access = [*options.acl, *options.required]
+        others = [*options.metadata, *([options.modified] if options.modified else [])]
+        self.columns = _distinct([*options.id, *states, *access, *named, *others])
+        """All columns of which a document is made."""
+        self.listed_columns = _distinct([*options.id, *states, *access]) if options.revision else self.columns
+        """The columns that a listing reads."""
+        mapped = options.model_dump_json(
+            include={"title", "text", "media_type", "url", "author", "modified", "metadata"}
+        )
+        self._mapping = hashlib.sha256(mapped.encode()).hexdigest()[:12]
+        """Part of each revision: another declaration makes another document of the same row."""
+
+    def key(self, row: Row) -> Key:
+        return tuple(row[column] for column in self._options.id)
+
+    def external_id(self, row: Row) -> str:
+        return external_id(self.key(row))
+
+    def listed(self, rows: Iterable[Row]) -> list[Listed]:
+        """Return the listing of the rows that are not deleted. rows: ``listed_columns``."""
+        entry = self._state if self._options.revision else self._entry
+        return [
+            Listed(
+                external_id=entry.external_id,
+                acl_tags=entry.acl_tags,
+                required_tags=entry.required_tags,
+                revision=entry.revision,
+            )
+            for entry in self._unique(map(entry, rows)).values()
+            if not isinstance(entry, Gone)
+        ]
+
+    def entries(self, rows: Iterable[Row]) -> dict[str, Entry]:
+        """Return the documents of rows by external id; Unreadable where a row cannot be one, and without access where
+        its access is not known. rows: ``columns``."""
+        return self._unique(map(self._entry, rows))
+
+    def _unique(self, entries: Iterable[Entry]) -> dict[str, Entry]:
+        """Return the entries by external id. Of several rows with one key nobody knows which says who may read."""
+        unique: dict[str, Entry] = {}
+        for entry in entries:
+            other = unique.setdefault(entry.external_id, entry)
+            if isinstance(other, Gone):
+                unique[entry.external_id] = entry
+            elif other is not entry and not isinstance(entry, Gone):
+                unique[entry.external_id] = Unreadable(
+                    external_id=entry.external_id,
+                    code="ambiguous",
+                    message="several rows have this id, so nobody may read it: group them in the query, tags with"
+                    " array_agg, or name other columns as id",
+                    acl_tags=(),
+                    revision="ambiguous",
+                )
+        return unique
+
+    def _entry(self, row: Row) -> Entry:
+        state = self._state(row)
+        if isinstance(state, Gone | Unreadable):
+            return state
+        try:
+            document = replace(
+                state,
+                title=self._text(self._options.title, row),
+                content=self._text(self._options.text, row),
+                media_type=self._options.media_type,
+                source_url=self._url(row),
+                author=self._text(self._options.author, row) or None if self._options.author else None,
+                source_modified_at=_time(self._options.modified, row),
+                metadata={column: _metadata(column, row[column]) for column in self._options.metadata},
+            )
+        except BadValue as error:
+            return self._unreadable(state, "bad_value", str(error))
+        return document if self._options.revision else replace(document, revision=_digest(document))
+
+    def _state(self, row: Row) -> Document | Gone | Unreadable:
+        """Return the document without what the listing does not read."""
+        id_, revision = self.external_id(row), None
+        if self._options.deleted and is_true(row[self._options.deleted]):
+            return Gone(id_)
+        if self._options.revision:
+            revision = f"{self._mapping} {row[self._options.revision]}"
+        document = Document(external_id=id_, title="", content="", acl_tags=(), revision=revision)
+        try:
+            acl, required = self._access(row)
+        except BadValue as error:
+            return self._unreadable(document, "bad_access", f"{error}: nobody may read the row")
+        return replace(document, acl_tags=acl, required_tags=required)
+
+    def _unreadable(self, document: Document, code: str, message: str) -> Unreadable:
+        if self._options.revision is None:
+            revision = hashlib.sha256(f"{code} {message}".encode()).hexdigest()
+        else:  # that of a document with the same text and a valid access has to differ
+            revision = f"{document.revision} {code}" if code == "bad_access" else str(document.revision)
+        return Unreadable(
+            external_id=document.external_id,
+            code=code,
+            message=message,
+            acl_tags=document.acl_tags,
+            required_tags=document.required_tags,
+            revision=revision,
+        )
+
+    def _access(self, row: Row) -> tuple[Collection[str], Collection[str]]:
+        acl, required = list(self._options.acl_tags), list(self._options.required_tags)
+        for column in self._options.acl:
+            acl += tags_of(column, row[column]) if row[column] is not None else []
+        for column in self._options.required:
+            if row[column] is None:
+                raise BadValue(f"the column {column} is NULL, which does not say what a reader needs")
+            required += tags_of(column, row[column])
+        return tuple(dict.fromkeys(acl)), tuple(dict.fromkeys(required))
+
+    def _text(self, template: str, row: Row) -> str:
+        return template.format_map({column: text_of(column, row[column]) for column in columns_of(template)})
+
+    def _url(self, row: Row) -> str | None:
+        template = self._options.url
+        if template is None:
+            return None
+        if is_a_column(template):
+            url = self._text(template, row).strip()
+            return url if url.startswith(("https://", "http://")) else None
+        values = {column: quote(text_of(column, row[column]), safe="") for column in columns_of(template)}
+        return template.format_map(values)
+
+
+def external_id(key: Key) -> str:
+    """Return the external id of a row: the value of its key column, or the values of several, escaped as in URLs and
+    separated by ``/``. Raises Misconfigured for values of another type than KEY_TYPES."""
+    if any(isinstance(value, bool) or not isinstance(value, KEY_TYPES) for value in key):
+        raise Misconfigured("the columns of id have to hold whole numbers, texts or UUIDs: name others, or cast them")
+    return str(key[0]) if len(key) == 1 else "/".join(quote(str(value), safe="") for value in key)
+
+
+def key_of(external_id: str, types: Sequence[type]) -> Key | None:
+    """Return the key of an external id, whose values have these types; None if no such row can exist."""
+    texts = [external_id] if len(types) == 1 else [unquote(part) for part in external_id.split("/")]
+    if len(texts) != len(types):
+        return None
+    try:
+        key = tuple(type_(text) for type_, text in zip(types, texts, strict=True))
+    except (ValueError, ArithmeticError):
+        return None
+    return key if [str(value) for value in key] == texts else None
+
+
+def tags_of(column: str, value: object) -> list[str]:
+    """Return the tags in a value: those of an array, of a JSON array, or texts separated by commas. Raises BadValue."""
+    if isinstance(value, str):
+        if value.lstrip().startswith("["):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise BadValue(f"the column {column} begins like a JSON array and is none") from error
+        else:
+            value = [tag for tag in map(str.strip, value.split(",")) if tag]
+    values = value if isinstance(value, list | tuple | set | frozenset) else [value]
+    if not all(isinstance(tag, str | int | UUID) and not isinstance(tag, bool) and tag != "" for tag in values):
+        raise BadValue(f"the column {column} holds something that is no list of tags")
+    return [str(tag) for tag in values]
+
+
+def text_of(column: str, value: object) -> str:
+    """Return a value as text. Raises BadValue for binary values."""
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case date():
+            return value.isoformat()
+        case int() | float() | Decimal() | UUID():
+            return str(value)
+        case list() | tuple():
+            return ", ".join(text_of(column, item) for item in value)
+        case dict():
+            return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+        case _:
+            raise BadValue(f"the column {column} holds {type(value).__name__}, not text: convert it in the query")
+
+
+def is_true(value: object) -> bool:
+    """Return whether a value marks a row as deleted."""
+    if isinstance(value, bytes | memoryview):  # MySQL's BIT(1)
+        return any(bytes(value))
+    return value not in (None, False, 0, "", "0", "f", "false")
+
+
+def time_of(column: str, value: object) -> datetime | None:
+    """Return a value as a time: a time (without a zone in UTC), RFC 3339, or a number since 1970 in seconds,
+    milliseconds, microseconds or nanoseconds, whichever is between 1973 and 5138. Raises BadValue."""
+    try:
+        match value:
+            case None:
+                return None
+            case datetime():
+                moment = value
+            case date():
+                moment = datetime(value.year, value.month, value.day)
+            case str():
+                moment = datetime.fromisoformat(value)
+            case int() | float() | Decimal() if not isinstance(value, bool):
+                seconds = float(value)
+                for _ in range(3):
+                    seconds = seconds / 1_000 if abs(seconds) > 1e11 else seconds
+                moment = datetime.fromtimestamp(seconds, UTC)
+            case _:
+                raise BadValue(f"the column {column} holds {type(value).__name__}, not a time")
+    except (ValueError, OverflowError, OSError) as error:
+        raise BadValue(f"the column {column} holds something that is no time") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _time(column: str | None, row: Row) -> datetime | None:
+    return None if column is None else time_of(column, row[column])
+
+
+def _metadata(column: str, value: object) -> Scalar | list[Scalar] | None:
+    match value:
+        case None | str() | int() | float():
+            return value
+        case list() | tuple():
+            return [item if isinstance(item, str | int | float) else text_of(column, item) for item in value]
+        case _:
+            return text_of(column, value)
+
+
+def _digest(document: Document) -> str:
+    fields = [
+        document.title,
+        document.content,
+        document.media_type,
+        document.source_url,
+        document.author,
+        document.source_modified_at and document.source_modified_at.timestamp(),
+        document.metadata,
+    ]
+    text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _distinct(columns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(columns))

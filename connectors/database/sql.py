@@ -1,0 +1,200 @@
+"""Reads the rows of a table, or of a query, by SQL: each page in a short transaction of its own that writes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
+
+from connectors.database.options import DatabaseOptions
+from connectors.database.rows import Key, Row
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.retry import classify_sqlstate
+from pipeline.stores.postgres import refused
+
+CONNECT_SECONDS = 10
+POOL_RECYCLE_SECONDS = 1_800
+"""Firewalls forget connections that rest for longer."""
+KEEPALIVE: dict[str, Any] = {
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "application_name": "penstock",
+    "prepare_threshold": None,  # a pooler may give each transaction another session
+}
+"""Arguments of psycopg. A server that is gone without a word is noticed after a minute."""
+
+
+class Table:
+    """The rows that the options name. All methods block, and raise Retryable while the database cannot respond and
+    Misconfigured where only an operator can help. Messages never quote values of rows."""
+
+    def __init__(self, options: DatabaseOptions, connections: int) -> None:
+        """connections: the most at once."""
+        self._options = options
+        self._engine = _engine(options.dsn.get_secret_value(), connections)
+        self._dialect = self._engine.dialect.name
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def page(self, columns: Sequence[str], after: Key | None, limit: int) -> list[Row]:
+        """Return the first rows whose key is greater, by key. Rows without a key are left out."""
+        source = self._source(columns)
+        keys = [source.c[name] for name in self._options.id]
+        statement = sa.select(source).where(*(key.is_not(None) for key in keys)).order_by(*keys).limit(limit)
+        if after is not None:
+            statement = statement.where(_greater(keys, after))
+        return self._rows(statement)
+
+    def with_keys(self, columns: Sequence[str], keys: Sequence[Key]) -> list[Row]:
+        """Return the rows with these keys, in any order."""
+        source = self._source(columns)
+        names = self._options.id
+        same = [
+            sa.and_(*(source.c[name] == _value(value) for name, value in zip(names, key, strict=True))) for key in keys
+        ]
+        return self._rows(sa.select(source).where(sa.or_(*same))) if keys else []
+
+    def changed_page(self, columns: Sequence[str], since: datetime | None, after: Key | None, limit: int) -> list[Row]:
+        """Return the first rows that changed after ``since``, by that time and key. after: the last row's time and key
+        of the page before."""
+        assert self._options.changed is not None
+        source = self._source([*columns, self._options.changed])
+        changed, keys = source.c[self._options.changed], [source.c[name] for name in self._options.id]
+        statement = sa.select(source).where(*(column.is_not(None) for column in (changed, *keys)))
+        if after is not None:
+            statement = statement.where(_greater([changed, *keys], after))
+        elif since is not None:
+            statement = statement.where(changed > _value(since))
+        return self._rows(statement.order_by(changed, *keys).limit(limit))
+
+    def newest_change(self) -> Any:
+        """Return the latest value of the column ``changed``, or None."""
+        assert self._options.changed is not None
+        changed = self._source([self._options.changed]).c[self._options.changed]
+        return self._rows(sa.select(sa.func.max(changed).label("newest")))[0]["newest"]
+
+    def memberships(self) -> list[tuple[Any, Any]]:
+        """Return the rows of ``members_query``: tag and principal."""
+        assert self._options.members_query is not None
+        source = _subquery(self._options.members_query, ["tag", "principal"])
+        return [(row["tag"], row["principal"]) for row in self._rows(sa.select(source))]
+
+    def _source(self, columns: Sequence[str]) -> sa.FromClause:
+        names = list(dict.fromkeys(columns))
+        if self._options.query is not None:
+            return _subquery(self._options.query, names)
+        schema, _, table = str(self._options.table).rpartition(".")
+        return sa.table(table, *map(sa.column, names), schema=schema or None)
+
+    def _rows(self, statement: sa.Select[Any]) -> list[Row]:
+        with self._connection() as connection:
+            return [dict(row) for row in connection.execute(statement).mappings()]
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        try:
+            connection = self._engine.connect()
+        except NoConnectionFree as error:
+            raise Retryable("no connection to the database became free in time") from error
+        except DBAPIError as error:
+            raise _unconnected(error) from error
+        try:
+            with connection:
+                if self._dialect == "postgresql":
+                    connection = connection.execution_options(postgresql_readonly=True)
+                    milliseconds = int(self._options.timeout_seconds * 1_000)
+                    connection.execute(sa.text(f"SET LOCAL statement_timeout = {milliseconds}"))
+                yield connection
+        except DBAPIError as error:
+            raise _failed(error) from error
+
+
+def _engine(dsn: str, connections: int) -> Engine:
+    """Raises Misconfigured, without the address, which may hold a password."""
+    try:
+        url = sa.make_url(re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", dsn))
+        is_psycopg = url.drivername == "postgresql+psycopg"
+        arguments = {name: value for name, value in KEEPALIVE.items() if is_psycopg and name not in url.query}
+        return sa.create_engine(
+            url,
+            pool_size=connections,
+            max_overflow=0,
+            pool_pre_ping=True,
+            pool_recycle=POOL_RECYCLE_SECONDS,
+            connect_args=arguments,
+            hide_parameters=True,
+        )
+    except NoSuchModuleError as error:
+        raise Misconfigured("dsn: SQLAlchemy knows no such database: install its dialect, or correct dsn") from error
+    except ImportError as error:
+        raise Misconfigured(f"dsn: the driver {error.name} is not installed: pip install it") from error
+    except (ArgumentError, ValueError, TypeError) as error:
+        raise Misconfigured("dsn: write an address such as postgresql://user:password@host/database") from error
+
+
+def _subquery(query: str, columns: Sequence[str]) -> sa.FromClause:
+    # A colon before a word would be a parameter, as in to_char(at, 'HH24:MI').
+    text = re.sub(r"(?<![:\w\\]):(?=\w)", r"\\:", query.strip().rstrip(";"))
+    return sa.text(f"{text}\n").columns(*map(sa.column, columns)).subquery("penstock_rows")
+
+
+def _value(value: Any) -> Any:
+    """Return a parameter whose type the driver chooses. SQLAlchemy would cast a text, with which Postgres compares no
+    UUID."""
+    return sa.bindparam(None, value, type_=sa.types.NullType())
+
+
+def _greater(columns: Sequence[sa.ColumnElement[object]], values: Key) -> sa.ColumnElement[bool]:
+    """Return the comparison of several columns, in their order, which not every database can write as one of rows."""
+    column, value = columns[0], values[0]
+    greater: sa.ColumnElement[bool] = column > _value(value)
+    if len(columns) == 1:
+        return greater
+    rest = _greater(columns[1:], values[1:])
+    return sa.and_(column >= _value(value), sa.or_(greater, rest))
+
+
+def _unconnected(error: DBAPIError) -> Misconfigured | Retryable:
+    reason = str(error.orig).strip()
+    if refused(reason):
+        line = reason.splitlines()[-1].rpartition("FATAL:")[2].strip()
+        return Misconfigured(f"the database refuses the connection ({line}): check dsn")
+    return Retryable(f"the database cannot be reached ({type(error.orig).__name__}): check that dsn names its address")
+
+
+def _failed(error: DBAPIError) -> Misconfigured | Retryable:
+    name, code = type(error.orig).__name__, getattr(error.orig, "sqlstate", None)
+    if error.connection_invalidated:
+        return Retryable(f"the database closed the connection ({name})")
+    if code is None:
+        number = next((arg for arg in getattr(error.orig, "args", ()) if isinstance(arg, int)), None)
+        summary = f"{name} {number}" if number is not None else name
+        if isinstance(error, sa.exc.ProgrammingError) or getattr(error.orig, "sqlite_errorname", "") == "SQLITE_ERROR":
+            return Misconfigured(f"the database refuses the statement ({summary}): check table, query and columns")
+        return Retryable(f"the database does not respond ({summary})")
+    if code == "57014":
+        return Retryable(
+            "a statement took longer than timeout_seconds: make an index on the columns of id, and of changed, or raise"
+            " it"
+        )
+    if code == "25006":
+        return Misconfigured("the query writes: only one that reads is executed")
+    match classify_sqlstate(code):
+        case "misconfigured":
+            # The message of a refused statement names tables, columns and words of the query, never values of rows.
+            line = getattr(getattr(error.orig, "diag", None), "message_primary", None) or name
+            return Misconfigured(f"the database refuses the statement ({code}): {line}")
+        case "poison":
+            return Misconfigured(f"the query fails for some row ({name}, {code}): make it convert every row")
+        case _:
+            return Retryable(f"the database does not respond ({name}, {code})")
