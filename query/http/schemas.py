@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from query.access.filters import Filters
 from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, CallerClass, Mode, Ranker
@@ -40,8 +40,20 @@ WrittenTime = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 # Requests
 
 
+MAX_UNKNOWN_FIELDS = 20
+"""With more, a request is refused without naming each: a body of 1 MB can have a hundred thousand, and describing them
+takes a second, in which nobody is answered."""
+
+
 class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_unknown_fields(cls, body: object) -> object:
+        if isinstance(body, dict) and len(body) > len(cls.model_fields) + MAX_UNKNOWN_FIELDS:
+            raise ValueError("has too many unknown fields")
+        return body
 
 
 class SearchFilters(RequestBody):

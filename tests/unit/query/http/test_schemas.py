@@ -1,0 +1,34 @@
+"""Invalid requests are refused briefly, however large they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from query.http.schemas import SearchRequest
+
+UNKNOWN = {f"field{n}": n for n in range(100_000)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"query": "a", **UNKNOWN},
+        {"query": "a", "filters": UNKNOWN},
+        {"query": "a", "filters": {"sources": [1] * 10**5}},
+    ],
+    ids=["request", "filters", "names"],
+)
+def test_a_request_of_very_many_mistakes_is_refused_with_one(body: dict[str, Any]) -> None:
+    """Describing each of them took the service a second, in which it answered nobody."""
+    with pytest.raises(ValidationError) as caught:
+        SearchRequest.model_validate(body)
+    assert caught.value.error_count() == 1
+
+
+def test_a_few_unknown_fields_are_named() -> None:
+    with pytest.raises(ValidationError) as caught:
+        SearchRequest.model_validate({"query": "a", "tpo": 5, "fliters": {}})
+    assert sorted(error["loc"] for error in caught.value.errors()) == [("fliters",), ("tpo",)]
