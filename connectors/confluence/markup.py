@@ -54,14 +54,17 @@ def parse(storage: str) -> Element:
         return etree.fromstring(f"<{ROOT} {spaces}>{text}</{ROOT}>", strict)
     except etree.XMLSyntaxError:
         pass
-    lenient = html.HTMLParser(no_network=True, remove_comments=True, remove_pis=True, huge_tree=True)
-    opened = SELF_CLOSED.sub(r"<\1\2></\1>", RAW_TEXT.sub("", text))
-    tree = html.document_fromstring(f"<html><body><div>{opened}</div></body></html>", parser=lenient)
+    tree = _parse_html(SELF_CLOSED.sub(r"<\1\2></\1>", RAW_TEXT.sub("", text)))
     if text_of(tree).strip():
         return tree
     bare = etree.Element(ROOT)  # nested too deeply for the parser
     bare.text = unescape(TAG.sub(" ", PARAMETER.sub(" ", text)))
     return bare
+
+
+def _parse_html(text: str) -> Element:
+    lenient = html.HTMLParser(no_network=True, remove_comments=True, remove_pis=True, huge_tree=True)
+    return html.document_fromstring(f"<html><body><div>{text}</div></body></html>", parser=lenient)
 
 
 def name(element: Element) -> str:
@@ -218,6 +221,14 @@ def parameter(macro: Element, key: str) -> str:
 def macro_title(macro: Element) -> str:
     kind = attribute(macro, "ac:name")
     return (parameter(macro, "title") if kind in TITLED_MACROS else "") or DEFAULT_TITLES.get(kind, "")
+
+
+def macro_body(macro: Element) -> Element | None:
+    """Return the body of a macro if it is markup: the text of the ``html`` macro is."""
+    plain = child(macro, "ac:plain-text-body")
+    if plain is not None and attribute(macro, "ac:name") == "html":
+        return _parse_html(text_of(plain))
+    return child(macro, "ac:rich-text-body")
 
 
 def language(macro: Element) -> str:
@@ -471,7 +482,7 @@ class _Renderer:
                 return escape(text)
         title = macro_title(element)
         above = f"<p><strong>{escape(title)}</strong></p>" if title else ""
-        rich, plain = child(element, "ac:rich-text-body"), child(element, "ac:plain-text-body")
+        rich, plain = macro_body(element), child(element, "ac:plain-text-body")
         if rich is not None:
             return f"<div>{above}{self.children(rich, depth)}</div>"
         if plain is not None:
@@ -517,7 +528,7 @@ class _Renderer:
         if depth > MAX_DEPTH:
             return _escape_cell(_plain_text(element))
         if tag in ("ac:structured-macro", "ac:macro"):
-            rich, plain = child(element, "ac:rich-text-body"), child(element, "ac:plain-text-body")
+            rich, plain = macro_body(element), child(element, "ac:plain-text-body")
             if rich is not None:
                 return f" {_escape_cell(macro_title(element))} {self.cell(rich, depth)} "
             if plain is not None:

@@ -90,6 +90,14 @@ def test_unknown_macros_keep_their_bodies_without_parameters() -> None:
     assert "hunter2" not in markdown(f"<div>{secret}")  # read leniently
 
 
+def test_the_html_macro_becomes_the_text_that_a_browser_shows() -> None:
+    page = "<h2>Rota</h2><style>p {}</style><script>if (a < b) run()</script><p>Mon<br>Tue &amp; <b>Wed</b><!-- no -->"
+    assert markdown(f"{macro('html', plain(page))}<p>After.</p>") == "## Rota\n\nMon\nTue & **Wed**\n\nAfter."
+    row = f"<td>{macro('html', plain('<p>a</p><p>b|c'))}</td><td>d</td>"
+    assert markdown(table(row)).splitlines()[-1] == "| a b\\|c | d |"
+    assert markdown(macro("html", plain("<script>run()"))) == ""
+
+
 def test_status_and_jira_macros_become_the_text_of_their_parameter() -> None:
     assert markdown(f"<p>{macro('status', title='DONE', colour='Green')}</p>") == "DONE"
     assert markdown(f"<p>{macro('jira', key='OPS-1', serverId='s')}</p>") == "OPS-1"
