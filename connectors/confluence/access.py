@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import structlog
 
-from connectors.confluence.model import Person, Position, Readers, Site, group_tag, restriction_tag, space_tag
+from connectors.atlassian import Person, has_address, principal
+from connectors.confluence.model import Position, Readers, Site, group_tag, restriction_tag, space_tag
 from connectors.confluence.options import ConfluenceOptions
 from connectors.set_aside import Failures, SetAside, may_be_set_aside
 from connectors.source import Group
@@ -16,34 +17,6 @@ from pipeline.core.errors import PenstockError
 
 T = TypeVar("T")
 log = structlog.get_logger()
-
-
-def principal(person: Person, options: ConfluenceOptions) -> str:
-    """Return the person's e-mail address in lower case: from the settings, from Confluence, or from Data Center's user
-    name in the company's domain. Without one it is ``account:ID``, which no other source knows."""
-    for key in (person.id, person.username):
-        if key and key in options.principals:
-            return options.principals[key]
-    if _is_address(person.email):
-        return person.email.strip().lower()
-    if options.email_domain and person.username:
-        domain = options.email_domain.lstrip("@").lower()
-        name = person.username.lower()
-        if name.endswith(f"@{domain}"):
-            return name
-        if "@" not in name:
-            return f"{name}@{domain}"
-    return f"account:{person.username or person.id}"
-
-
-def has_address(person: Person, options: ConfluenceOptions) -> bool:
-    """True when the account's address is known, so that requesting the account again adds nothing."""
-    return not principal(person, options).startswith("account:")
-
-
-def _is_address(email: str) -> bool:
-    name, at, domain = email.strip().rpartition("@")
-    return bool(name and at and domain) and not any(char.isspace() for char in email.strip())
 
 
 class GroupReader:

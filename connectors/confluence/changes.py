@@ -9,8 +9,6 @@ used, so the clocks need not agree.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import math
 import re
@@ -22,7 +20,6 @@ from typing import Any, Literal
 from connectors.confluence.model import Change
 from connectors.source import Cursor, CursorExpired, Refused, Request
 
-SIGNATURE, TOKEN = "x-hub-signature", "x-penstock-token"
 Noun = Literal["page", "comment", "attachment", "space", "group", "user", "other"]
 
 _NOUNS: Mapping[str, Noun] = {
@@ -55,22 +52,6 @@ class Event:
     """The key of a space, or the name or id of a group."""
     sent_at: Any = None
     """The event's own time stamp, unparsed; None: it has none."""
-
-
-def verify(request: Request, secret: str | None, *, token_allowed: bool) -> bool:
-    """Return True for an event with a valid signature over its bytes, and False for one that carries the secret itself.
-    Raises Refused for every other. Comparisons take constant time."""
-    if not secret:
-        raise Refused("an event arrived, but webhook_secret is not set: set it on both sides")
-    key = secret.encode()
-    signature = request.headers.get(SIGNATURE, "")
-    expected = "sha256=" + hmac.new(key, request.body, hashlib.sha256).hexdigest()
-    if signature and hmac.compare_digest(signature.strip().lower().encode(), expected.encode()):
-        return True
-    token = request.headers.get(TOKEN, "")
-    if token_allowed and token and hmac.compare_digest(token.encode(), key):
-        return False
-    raise Refused("an event is not signed with webhook_secret: set the same secret on both sides")
 
 
 def parse(request: Request) -> Event:

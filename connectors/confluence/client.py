@@ -13,7 +13,8 @@ from itertools import islice
 from typing import Any, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
-from connectors.confluence.model import Change, Comment, Content, Kind, Person, Readers, Space, restriction_tag
+from connectors.atlassian import Person
+from connectors.confluence.model import Change, Comment, Content, Kind, Readers, Space, restriction_tag
 from connectors.confluence.options import ConfluenceOptions
 from connectors.source import CursorExpired
 from connectors.web import Missing, Rejected, ServerFailed, TooLarge, Web

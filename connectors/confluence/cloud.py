@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from connectors.atlassian import Person
 from connectors.confluence import client
 from connectors.confluence.client import (
     Api,
@@ -35,7 +36,6 @@ from connectors.confluence.model import (
     Content,
     Kind,
     Listing,
-    Person,
     Position,
     Readers,
     Space,

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
+from connectors.atlassian import Person
 from connectors.confluence import client
 from connectors.confluence.client import (
     SMALLER,
@@ -27,7 +28,7 @@ from connectors.confluence.client import (
     search_changes,
     selected_spaces,
 )
-from connectors.confluence.model import Change, Content, Kind, Listing, Person, Position, Readers, Space
+from connectors.confluence.model import Change, Content, Kind, Listing, Position, Readers, Space
 from connectors.confluence.options import ConfluenceOptions
 from connectors.set_aside import may_be_set_aside
 from connectors.web import Answered, Denied, Missing, Rejected, ServerFailed, TooLarge

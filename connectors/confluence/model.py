@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from connectors.atlassian import Person
 from pipeline.core.errors import PenstockError
 
 Kind = Literal["page", "blogpost", "attachment"]
@@ -20,18 +21,6 @@ class Space:
     id: str
     key: str
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Person:
-    """An account, as far as the API describes it."""
-
-    id: str
-    """The account id (Cloud) or the user key (Data Center)."""
-    name: str = ""
-    """The display name."""
-    username: str = ""
-    email: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-MEDIA_HOST = "api.media.atlassian.com"
-"""Where Cloud redirects downloads to (developer.atlassian.com, "Get URI to download attachment")."""
+from connectors.atlassian import MEDIA_HOST
+
 Kinds = tuple[Literal["page", "blogpost", "attachment"], ...]
 
 

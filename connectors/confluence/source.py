@@ -12,9 +12,10 @@ from typing import ClassVar, TypeVar
 import httpx
 import structlog
 
+from connectors.atlassian import principal, verify
 from connectors.confluence import content
-from connectors.confluence.access import GroupReader, principal
-from connectors.confluence.changes import Event, Progress, batches_by_document, parse, verify
+from connectors.confluence.access import GroupReader
+from connectors.confluence.changes import Event, Progress, batches_by_document, parse
 from connectors.confluence.client import Api, ChangesMissed, missing_spaces, no_such_space
 from connectors.confluence.cloud import Cloud
 from connectors.confluence.content import Files

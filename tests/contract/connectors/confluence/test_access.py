@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.confluence.access import principal
+from connectors.atlassian import principal
 from connectors.fakes.confluence import Flavour
 from connectors.fakes.confluence_state import Item, User
 from connectors.runner.membership import GroupMembers, tags_by_principal
@@ -313,8 +313,8 @@ async def test_all_assignments_of_roles_are_read_over_several_pages_of_results(t
 
 
 def test_a_user_name_is_an_email_address_only_in_the_configured_domain() -> None:
+    from connectors.atlassian import Person
     from connectors.confluence import ConfluenceOptions
-    from connectors.confluence.model import Person
 
     def named(username: str, **options: str) -> str:
         given = ConfluenceOptions(flavour="data-center", base_url="https://wiki.example", token="t", **options)  # type: ignore[arg-type]

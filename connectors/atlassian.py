@@ -1,0 +1,88 @@
+"""What Confluence and Jira have in common: the accounts of people, and the signatures of events.
+
+One person is the same principal in both, so that what one source grants counts for the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from connectors.source import Refused, Request
+
+SIGNATURE, TOKEN = "x-hub-signature", "x-penstock-token"
+MEDIA_HOST = "api.media.atlassian.com"
+"""Where Cloud redirects downloads to (developer.atlassian.com, "Get URI to download attachment")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """An account, as far as the API describes it."""
+
+    id: str
+    """The account id (Cloud) or the user key (Data Center)."""
+    name: str = ""
+    """The display name."""
+    username: str = ""
+    email: str = ""
+
+
+class Addresses(Protocol):
+    """The settings that name the e-mail addresses of people."""
+
+    @property
+    def principals(self) -> Mapping[str, str]:
+        """Account id (Cloud), user name or user key (Data Center) → e-mail address."""
+        ...
+
+    @property
+    def email_domain(self) -> str | None:
+        """Data Center: user ``ann`` is ``ann@DOMAIN``."""
+        ...
+
+
+def principal(person: Person, options: Addresses) -> str:
+    """Return the person's e-mail address in lower case: from the settings, from the service, or from Data Center's user
+    name in the company's domain. Without one it is ``account:ID``, which no other source knows."""
+    for key in (person.id, person.username):
+        if key and key in options.principals:
+            return options.principals[key]
+    if _is_address(person.email):
+        return person.email.strip().lower()
+    if options.email_domain and person.username:
+        domain = options.email_domain.lstrip("@").lower()
+        name = person.username.lower()
+        if name.endswith(f"@{domain}"):
+            return name
+        if "@" not in name:
+            return f"{name}@{domain}"
+    return f"account:{person.username or person.id}"
+
+
+def has_address(person: Person, options: Addresses) -> bool:
+    """True when the account's address is known, so that requesting the account again adds nothing."""
+    return not principal(person, options).startswith("account:")
+
+
+def _is_address(email: str) -> bool:
+    name, at, domain = email.strip().rpartition("@")
+    return bool(name and at and domain) and not any(char.isspace() for char in email.strip())
+
+
+def verify(request: Request, secret: str | None, *, token_allowed: bool) -> bool:
+    """Return True for an event with a valid signature over its bytes, and False for one that carries the secret itself.
+    Raises Refused for every other. Comparisons take constant time."""
+    if not secret:
+        raise Refused("an event arrived, but webhook_secret is not set: set it on both sides")
+    key = secret.encode()
+    signature = request.headers.get(SIGNATURE, "")
+    expected = "sha256=" + hmac.new(key, request.body, hashlib.sha256).hexdigest()
+    if signature and hmac.compare_digest(signature.strip().lower().encode(), expected.encode()):
+        return True
+    token = request.headers.get(TOKEN, "")
+    if token_allowed and token and hmac.compare_digest(token.encode(), key):
+        return False
+    raise Refused("an event is not signed with webhook_secret: set the same secret on both sides")
