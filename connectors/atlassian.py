@@ -1,4 +1,4 @@
-"""What Confluence and Jira have in common: the accounts of people, and the signatures of events.
+"""The parts that Confluence and Jira have in common: the accounts of people, and the signatures of events.
 
 One person is the same principal in both, so that what one source grants counts for the other.
 """

@@ -48,6 +48,7 @@ BUILT_IN = {
     "uploads": "connectors.uploads.source:Uploads",
     "git": "connectors.git.source:Git",
     "github": "connectors.github.source:GitHub",
+    "jira": "connectors.jira.source:Jira",
     "objects": "connectors.objects.source:Objects",
     "web": "connectors.website.source:Website",
 }

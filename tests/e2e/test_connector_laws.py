@@ -33,6 +33,8 @@ KINDS = (
     "git",
     "github",
     "google-drive",
+    "jira",
+    "connectors.jira.playground:JiraDataCenter",
     "objects",
     "connectors.objects.playground:FileObjects",
     "sharepoint",

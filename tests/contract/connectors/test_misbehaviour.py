@@ -15,12 +15,21 @@ from connectors.declared import source_class
 from connectors.fakes.misbehaviour import Entry, Fault, catalogue
 
 ENTRIES = catalogue()
-QUICKLY = frozenset({"confluence-unreadable-ancestor-fails-the-batch", "confluence-dc-permissions-500"})
+QUICKLY = frozenset(
+    {
+        "confluence-unreadable-ancestor-fails-the-batch",
+        "confluence-dc-permissions-500",
+        "jira-project-unknown-to-search",
+        "jira-dc-archived-project-without-permissions",
+    }
+)
 """Entries that every run of the tests shows; the others take minutes together."""
 MINIMUM = {
     "confluence": 25,
     "connectors.confluence.playground:ConfluenceDataCenter": 15,
     "google-drive": 9,
+    "jira": 9,
+    "connectors.jira.playground:JiraDataCenter": 4,
     "slack": 18,
     "github": 14,
     "sharepoint": 13,
