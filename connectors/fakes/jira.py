@@ -56,6 +56,10 @@ class Faults:
     """Ids of issues that make every response fail that contains their texts."""
     denied: set[str] = field(default_factory=set)
     """Paths that contain one of these respond with 403."""
+    failing_paths: set[str] = field(default_factory=set)
+    """Paths that contain one of these respond with 500."""
+    paging: Literal["endless", "lost"] | None = None
+    """endless: every page of a search has the same token. lost: a page that is not the last has none."""
     moved_to: str | None = None
     """The address to which downloads are redirected; None: this server."""
 
@@ -104,6 +108,8 @@ class FakeJira:
             answer = JSONResponse({"errorMessages": ["Rate limit exceeded."]}, status_code=429, headers=headers)
         elif faults.failing > 0:
             faults.failing -= 1
+            answer = JSONResponse({"errorMessages": ["Internal server error"], "errors": {}}, status_code=500)
+        elif any(part in line for part in faults.failing_paths):
             answer = JSONResponse({"errorMessages": ["Internal server error"], "errors": {}}, status_code=500)
         elif any(part in line for part in faults.denied):
             answer = JSONResponse({"errorMessages": ["Forbidden"], "errors": {}}, status_code=403)
@@ -517,7 +523,9 @@ class FakeJira:
             "issues": [self.issue(issue, user, fields, comments=self.most_comments) for issue in page],
             "isLast": start + size >= len(matches),
         }
-        if not answer["isLast"]:
+        if self.faults.paging == "endless":
+            answer |= {"isLast": False, "nextPageToken": self._page_token(matches[0].id)}
+        elif not answer["isLast"] and self.faults.paging is None:
             answer["nextPageToken"] = self._page_token(page[-1].id)
         return answer
 

@@ -94,10 +94,13 @@ class _Jira:
 
     root: str
     """The path of the REST API."""
+    rendered: str | None = None
+    """The expansion by which comments come as HTML; None: they have a format of their own."""
 
     def __init__(self, web: Web, options: JiraOptions) -> None:
         self.web = web
         self._options = options
+        self._needs_comments = options.comments or options.attachments  # a comment restricts the files that it shows
 
     async def close(self) -> None:
         await self.web.close()
@@ -131,6 +134,7 @@ class _Jira:
 
     async def projects(self) -> Projects:
         projects: dict[str, Project] = {}
+        named: dict[str, str] = {}
         missing: list[str] = []
         if self._options.projects:
             for key in self._options.projects:
@@ -139,22 +143,28 @@ class _Jira:
                 except Missing:
                     missing.append(key)
                     continue
-                self._add_project(projects, json)
+                id = self._add_project(projects, json)
+                if id is None:
+                    missing.append(key)
+                else:
+                    named[key] = id
             if not projects:
                 raise Misconfigured(f"{self.web.name}: {no_such_project(missing)}")
         else:
             async for json in self._all_projects():
                 self._add_project(projects, json)
-        selected = {
-            id: project for id, project in projects.items() if project.key not in self._options.exclude_projects
-        }
-        return Projects(dict(sorted(selected.items(), key=lambda pair: int(pair[0]))), missing)
+        excluded = self._options.exclude_projects
+        ids = sorted((id for id, project in projects.items() if project.key not in excluded), key=int)
+        return Projects({id: projects[id] for id in ids}, named, missing)
 
-    def _add_project(self, projects: dict[str, Project], json: Json) -> None:
+    def _add_project(self, projects: dict[str, Project], json: Json) -> str | None:
+        """Add a project, and return its id; None: it is archived or in the trash."""
         with parsing(self.web.name):
-            if json.get("archived") is not True and json.get("deleted") is not True:
-                project = model.project(json)
-                projects[project.id] = project
+            if json.get("archived") is True or json.get("deleted") is True:
+                return None
+            project = model.project(json)
+            projects[project.id] = project
+            return project.id
 
     @abstractmethod
     def _all_projects(self) -> AsyncIterator[Json]:
@@ -196,7 +206,7 @@ class _Jira:
             try:
                 with parsing(self.web.name):
                     issue = model.issue(row)
-                if self._options.comments and issue.comments_total > len(issue.comments):
+                if self._needs_comments and issue.comments_total > len(issue.comments):
                     issue = replace(issue, comments=await self._comments(issue.id))
             except Missing:
                 continue  # it was deleted meanwhile
@@ -210,7 +220,7 @@ class _Jira:
 
     async def _comments(self, issue: str) -> tuple[Comment, ...]:
         comments: dict[str, Comment] = {}
-        pages = self._pages(f"issue/{issue}/comment", "comments", maxResults=PER_PAGE, expand="renderedBody")
+        pages = self._pages(f"issue/{issue}/comment", "comments", maxResults=PER_PAGE, expand=self.rendered)
         async for json in pages:
             with parsing(self.web.name):
                 comment = model.comment(json)
@@ -421,6 +431,7 @@ class DataCenter(_Jira):
     """Jira Data Center. Search is paged by position, and returns whole issues."""
 
     root = "rest/api/2"
+    rendered = "renderedBody"
 
     async def _all_projects(self) -> AsyncIterator[Json]:
         answer = await self._get("project", expand="lead")
@@ -437,7 +448,7 @@ class DataCenter(_Jira):
             "search",
             jql=jql,
             fields=",".join(fields),
-            expand="renderedFields",
+            expand="renderedFields" if "description" in fields else None,
             startAt=start - len(last),
             maxResults=size,
         )
@@ -458,7 +469,7 @@ class DataCenter(_Jira):
 
         async def read(id: str) -> list[Json]:
             try:
-                return [await self._get(f"issue/{id}", fields=fields, expand="renderedFields")]
+                return [await self._get(f"issue/{id}", fields=fields, expand="renderedFields" if full else None)]
             except Missing:
                 return []
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from connectors.confluence.markup import markdown
+from connectors.extract import extracted_revision
 from connectors.files import may_hold_text
 from connectors.jira import adf
 from connectors.jira.access import NOBODY, Access, access_of, comment_tags
@@ -78,7 +79,7 @@ def parts(issue: Issue, project: Project, rules: Rules, options: JiraOptions) ->
     public: list[Comment] = []
     restricted: dict[tuple[str, ...], list[Comment]] = {}
     hidden: list[Comment] = []
-    for comment in issue.comments if options.comments else ():
+    for comment in issue.comments:
         tags = comment_tags(comment, project, rules)
         if tags is None:
             hidden.append(comment)
@@ -86,8 +87,9 @@ def parts(issue: Issue, project: Project, rules: Rules, options: JiraOptions) ->
             restricted.setdefault(tags, []).append(comment)
         else:
             public.append(comment)
+    public = public if options.comments else []
     documents = [Part(issue.id, access, _revision(issue, public), tuple(public))]
-    for tags, comments in sorted(restricted.items()):
+    for tags, comments in sorted(restricted.items()) if options.comments else ():
         # Without the project's id, so that the document stays the same when the issue is moved.
         readers = "+".join(tag if tag.startswith("group:") else tag.replace(f":{issue.project}", "", 1) for tag in tags)
         documents.append(
@@ -104,7 +106,7 @@ def parts(issue: Issue, project: Project, rules: Rules, options: JiraOptions) ->
             Part(
                 f"{issue.id}/{ATTACHMENT}/{attachment.id}",
                 _access_of_file(attachment, access, narrower),
-                _digest([_labels(issue), attachment.name, attachment.size, attachment.created]),
+                extracted_revision(_digest([_labels(issue), attachment.name, attachment.size, attachment.created])),
                 attachment=attachment,
             )
             for attachment in issue.attachments

@@ -26,10 +26,13 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Projects:
-    """The projects to read, by id, and the keys of those that the settings name and the account does not see."""
+    """The projects to read, by id."""
 
     by_id: Mapping[str, Project]
+    named: Mapping[str, str] = field(default_factory=dict)
+    """The ids of those that the settings name, by the key in the settings, which may be a former one."""
     missing: Sequence[str] = ()
+    """The keys of those that the settings name and the account does not see."""
 
 
 class Site(Protocol):

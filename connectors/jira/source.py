@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import httpx
 from connectors.access_memory import EXPIRY_CHECK_SECONDS, AccessMemory, Listener
 from connectors.atlassian import verify
 from connectors.file_documents import document_from_file
+from connectors.files import temporary_file
 from connectors.jira import content
 from connectors.jira.access import Directory, Findings, browse_tag, custom_fields
 from connectors.jira.changes import Event, Progress, parse, reaction
@@ -101,6 +101,9 @@ class Jira:
         through_gateway = "api.atlassian.com" in options.base_url
         self._base = options.site_url or (None if through_gateway else options.base_url)
         self._files = asyncio.Semaphore(MAX_CONCURRENT_FILES)
+        self._too_large = (
+            f"is larger than {options.max_attachment_bytes:,} bytes: raise max_attachment_bytes, or divide the file"
+        )
 
     async def close(self) -> None:
         await self._site.close()
@@ -123,11 +126,10 @@ class Jira:
             return projects
         projects = await self._site.projects()
         self._selected = time.monotonic(), projects
-        if self._options.projects:
-            known = {project.key: project.id for project in projects.by_id.values()}
+        if projects.named:
             before = await self._context.memory.get(PROJECTS) or {}
-            if known.items() - before.items():
-                await self._context.memory.put(PROJECTS, {**before, **known})
+            if projects.named.items() - before.items():
+                await self._context.memory.put(PROJECTS, {**before, **projects.named})
         return projects
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
@@ -198,6 +200,13 @@ class Jira:
             return await asyncio.to_thread(content.document, part, issue, self._base)
         try:
             entry = await self._read_file(part, part.attachment, issue)
+        except Missing:
+            return Gone(part.external_id)
+        except TooLarge:
+            return part.unreadable("too_large", self._too_large, revision=part.revision)
+        except Forbidden:
+            message = "redirects to a host that is not allowed: if the host is your own, add it to media_hosts"
+            return part.unreadable("forbidden_address", message, revision=part.revision)
         except PenstockError as error:
             if not may_be_set_aside(error):
                 raise
@@ -209,13 +218,12 @@ class Jira:
 
     async def _read_file(self, part: Part, attachment: Attachment, issue: Issue) -> Entry:
         limit = self._options.max_attachment_bytes
-        too_large = f"is larger than {limit:,} bytes: raise max_attachment_bytes, or divide the file"
         if attachment.size > limit:
-            return part.unreadable("too_large", too_large, revision=part.revision)
-        path = self._context.folder / f"attachment-{secrets.token_hex(8)}"
+            return part.unreadable("too_large", self._too_large, revision=part.revision)
+        address = self._site.download(attachment.id, attachment.name)
         async with self._files:
-            try:
-                await self._web.download(self._site.download(attachment.id, attachment.name), path, max_bytes=limit)
+            with temporary_file(self._context.folder) as path:
+                await self._web.download(address, path, max_bytes=limit)
                 return await document_from_file(
                     path,
                     attachment.name,
@@ -229,15 +237,6 @@ class Jira:
                     source_modified_at=datetime.fromisoformat(attachment.created),
                     metadata=content.file_metadata(issue, ATTACHMENT),
                 )
-            except Missing:
-                return Gone(part.external_id)
-            except TooLarge:
-                return part.unreadable("too_large", too_large, revision=part.revision)
-            except Forbidden:
-                message = "redirects to a host that is not allowed: if the host is your own, add it to media_hosts"
-                return part.unreadable("forbidden_address", message, revision=part.revision)
-            finally:
-                path.unlink(missing_ok=True)
 
     def _remember(self, issue: str, parts: Sequence[Part], current: Collection[str]) -> None:
         """Remember the state of the documents that ``current`` names; the others stay as they are known."""

@@ -290,6 +290,23 @@ async def test_internal_comments_of_a_service_project_are_for_its_agents(cloud: 
     assert await readers(source, internal) == await readers(source, file) == agents
 
 
+@pytest.mark.parametrize("most", [None, 0])
+async def test_a_file_of_a_restricted_comment_is_restricted_although_comments_are_not_read(
+    cloud: Office, most: int | None
+) -> None:
+    cloud.fake.most_comments = most
+    cloud.eng.grants.append(Grant("user", cloud.otto.account_id))
+    issue = cloud.state.add_issue(cloud.eng, "One", "Text.")
+    file = cloud.state.attach(issue, "trace.txt", b"A trace.")
+    cloud.state.comment(issue, media("trace.txt"), visibility=("group", "staff"))
+    source = cloud.jira(comments=False)
+    documents = await everything(source)
+    assert documents.keys() == {issue.id, f"{issue.id}/attachment/{file.id}"}
+    entry = documents[f"{issue.id}/attachment/{file.id}"]
+    assert isinstance(entry, Document)
+    assert await readers(source, entry) == {"ines@example.com", "penstock@example.com"}
+
+
 def media(name: str) -> dict[str, object]:
     node = {"type": "media", "attrs": {"type": "file", "id": "8d1d", "alt": name, "collection": ""}}
     return {"type": "doc", "version": 1, "content": [{"type": "mediaGroup", "content": [node]}]}

@@ -111,6 +111,22 @@ async def test_reading_one_document_by_name_does_not_hide_a_new_file_from_the_po
     assert f"{issue.id}/attachment/{file.id}" in entries
 
 
+async def test_reading_one_document_by_name_does_not_hide_a_new_restriction_of_a_file_from_the_poll(
+    office: Office,
+) -> None:
+    level = office.state.add_level(office.eng, "Board", Grant("group", "staff"))
+    issue = office.state.add_issue(office.eng, "One", "Text.")
+    file = office.state.attach(issue, "a.txt", b"About a.")
+    source = office.jira()
+    cursor = (await changed(source, await source.start()))[1]
+    office.state.edit(issue, level=level.id)
+    await read(source, issue.id)
+    entries, _ = await changed(source, cursor)
+    entry = entries[f"{issue.id}/attachment/{file.id}"]
+    assert isinstance(entry, Document)
+    assert entry.required_tags
+
+
 async def test_an_issue_that_is_deleted_between_search_and_reading_is_gone_with_its_files(office: Office) -> None:
     issue = office.state.add_issue(office.eng, "One", "Text.")
     file = office.state.attach(issue, "a.txt", b"About a.")

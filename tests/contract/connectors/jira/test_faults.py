@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,12 @@ from tests.support.connectors.jira_kit import Office, changed, everything, group
 async def office(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Office]:
     flavour: Flavour = request.param
     async with office_in(tmp_path, flavour) as office:
+        yield office
+
+
+@pytest.fixture
+async def cloud(tmp_path: Path) -> AsyncIterator[Office]:
+    async with office_in(tmp_path) as office:
         yield office
 
 
@@ -86,8 +93,9 @@ async def test_a_project_that_refuses_the_account_is_set_aside_and_nothing_of_it
     assert office.set_aside.reasons() == {}
 
 
+@pytest.mark.parametrize("by", ["permission", "archive"])
 async def test_a_named_project_that_is_no_longer_visible_is_set_aside_and_stops_no_other_deletion(
-    office: Office,
+    office: Office, by: str
 ) -> None:
     state = office.state
     other = state.add_project("OPS", Grant("group", "staff"))
@@ -96,7 +104,10 @@ async def test_a_named_project_that_is_no_longer_visible_is_set_aside_and_stops_
     named = ("ENG", "OPS")
     runner = MemoryRunner(office.jira(projects=named), office.set_aside)
     assert await runner.full()
-    office.eng.grants.clear()
+    if by == "permission":
+        office.eng.grants.clear()
+    else:
+        office.eng.is_archived = True
     state.delete(deleted)
     again = office.jira(projects=named)  # as after a restart
     runner.source = again
@@ -156,6 +167,35 @@ async def test_a_limit_is_no_fault_of_the_project(office: Office) -> None:
     office.fake.faults.throttled, office.fake.faults.retry_after = 100, "60"
     with pytest.raises(Deferred):
         await listing(office.jira())
+    assert office.set_aside.reasons() == {}
+
+
+@pytest.mark.parametrize("paging", ["endless", "lost"])
+async def test_a_search_that_never_ends_or_loses_its_place_is_no_complete_listing(cloud: Office, paging: Any) -> None:
+    other = cloud.state.add_project("OPS", Grant("group", "staff"))
+    issues = [cloud.state.add_issue(cloud.eng, f"Issue {number}", "Text.") for number in range(7)]
+    cloud.state.add_issue(other, "Other", "Text.")
+    cloud.fake.faults.paging = paging
+    source = cloud.jira()
+    [part] = [part for part in await unlisted(source) if part.tag == f"browse:{cloud.eng.id}"]
+    assert "not in Jira's format" in part.reason
+    assert len(await listing(source)) < len(issues)
+
+
+async def test_holders_that_fail_once_keep_their_memberships_and_are_nobody_if_they_always_fail(
+    office: Office,
+) -> None:
+    office.state.add_issue(office.eng, "One", "Text.")
+    source = office.jira()
+    tag = f"group:{office.staff.id if office.fake.cloud else 'staff'}"
+    office.fake.faults.failing_paths = {"group/member"}
+    for _ in range(2):
+        with pytest.raises(Retryable):
+            await groups(source)
+    assert tag not in await groups(source)
+    assert "until then it admits nobody" in office.set_aside.reasons()[f"holders of {tag}"]
+    office.fake.faults.failing_paths = set()
+    assert "ines@example.com" in (await groups(source))[tag].members
     assert office.set_aside.reasons() == {}
 
 
