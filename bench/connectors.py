@@ -207,6 +207,12 @@ async def send(source: Source, address: str, per_second: int) -> dict[str, Any]:
     events = requests(source.fake.state.events, source.fake.webhook_secret, cloud=True)
     places, milliseconds, statuses = asyncio.Semaphore(AT_ONCE), list[float](), dict[int, int]()
     async with aiohttp.ClientSession(address) as client:
+        while True:  # until the connector has begun
+            first = events[0]
+            async with client.post("/v1/events/wiki", data=first.body, headers=dict(first.headers)) as response:
+                if response.status == 200:
+                    break
+            await asyncio.sleep(POLL_SECONDS)
 
         async def post(event: Any) -> None:
             async with places:
