@@ -1,7 +1,9 @@
-"""Tables for the laws of connectors: in a file of SQLite, and in Penstock's own Postgres."""
+"""Tables for the laws of connectors: in a file of SQLite, in Penstock's own Postgres, and in a topic of its Kafka."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,11 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from psycopg.conninfo import conninfo_to_dict
 
+from connectors.conform.samples import DeclaredMembers
+from connectors.database.options import KafkaOptions
 from connectors.database.source import Database
 from connectors.source import Playground, Request
+from pipeline.kafka.client import security
+from pipeline.runtime.settings import KafkaSettings
 from pipeline.stores.postgres import Pool
+
+PARTITIONS = 2
+CREATION_SECONDS = 30.0
 
 MAPPING: Mapping[str, Any] = {
     "title": "{subject}",
@@ -161,6 +172,87 @@ class PostgresPlayground(TablePlayground):
         connection.execute(sa.text(f"LOCK TABLE {self.tickets.fullname} IN ACCESS EXCLUSIVE MODE"))
 
 
+class TopicPlayground(DeclaredMembers):
+    """A compacted topic with Debezium's envelopes of a table."""
+
+    def __init__(self, kafka: KafkaSettings, members_file: Path) -> None:
+        super().__init__(members_file)
+        self._security = security(kafka)
+        self._bootstrap = kafka.bootstrap
+        self.topic = f"conform-{uuid.uuid4().hex[:12]}"
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._removed: dict[str, dict[str, Any]] = {}
+        self.environment: Mapping[str, str] = {}
+        options = KafkaOptions.model_fields.keys() - {"sasl_password", "ssl_key_password"}
+        if kafka.sasl_password is not None:
+            self.environment = {"KAFKA_SASL_PASSWORD": kafka.sasl_password.get_secret_value()}
+        self.options: Mapping[str, Any] = {
+            **MAPPING,
+            "topic": self.topic,
+            "kafka": {name: value for name in options if (value := getattr(kafka, name)) is not None},
+            "members_file": str(members_file),
+        }
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[TopicPlayground]:
+        self._producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap, **self._security)
+        self._admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap, **self._security)
+        await self._producer.start()
+        await self._admin.start()
+        try:
+            await self._create()
+            yield self
+            await self._admin.delete_topics([self.topic])
+        finally:
+            await self._producer.stop()
+            await self._admin.close()
+
+    async def write(self, name: str, text: str) -> str:
+        await self._put(name, {"id": name, "subject": name.title(), "body": text, "team": "team"})
+        return name
+
+    async def move(self, name: str) -> None:
+        await self._put(name, {**self._rows[name], "subject": f"{name.title()}, renamed"})
+
+    async def remove(self, name: str) -> None:
+        self._removed[name] = row = self._rows.pop(name)
+        await self._send(name, {"op": "d", "before": row, "after": None})
+        await self._send(name, None)
+
+    async def restore(self, name: str) -> None:
+        await self._put(name, self._removed.pop(name))
+
+    async def restrict(self, name: str) -> None:
+        await self._put(name, {**self._rows[name], "team": "board"})
+
+    async def trouble(
+        self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
+    ) -> None:
+        """expired: the topic is deleted, and created again with a snapshot."""
+        if expired:
+            await self._admin.delete_topics([self.topic])
+            await self._create()
+            for name, row in self._rows.items():
+                await self._send(name, {"op": "r", "before": None, "after": row})
+
+    async def _create(self) -> None:
+        topic = NewTopic(self.topic, PARTITIONS, 1, topic_configs={"cleanup.policy": "compact"})
+        async with asyncio.timeout(CREATION_SECONDS):
+            while True:
+                [[_, code, *_]] = (await self._admin.create_topics([topic])).topic_errors
+                if code == 0:
+                    return
+                await asyncio.sleep(0.1)  # until the one before is deleted
+
+    async def _put(self, name: str, row: dict[str, Any]) -> None:
+        before, self._rows[name] = self._rows.get(name), row
+        await self._send(name, {"op": "u" if before else "c", "before": before, "after": row})
+
+    async def _send(self, name: str, value: Mapping[str, Any] | None) -> None:
+        key = json.dumps({"id": name}).encode()
+        await self._producer.send_and_wait(self.topic, value and json.dumps(value).encode(), key)
+
+
 def address(conninfo: str, **more: str) -> str:
     """Return a connection string of libpq as SQLAlchemy's address of the same database."""
     values = {name: str(value) for name, value in conninfo_to_dict(conninfo, **more).items()}
@@ -192,6 +284,21 @@ async def playing_in_postgres() -> AsyncIterator[Playground]:
         yield play
     finally:
         play.close()
+
+
+@asynccontextmanager
+async def playing_in_kafka() -> AsyncIterator[Playground]:
+    with tempfile.TemporaryDirectory(prefix="penstock-database-") as folder:
+        async with TopicPlayground(KafkaSettings(), Path(folder, "members.toml")).opened() as play:
+            yield play
+
+
+class ChangesTopic(Database):
+    """The source on a topic of changes, in the cluster that PENSTOCK_KAFKA_BOOTSTRAP names."""
+
+    @staticmethod
+    def playground() -> AbstractAsyncContextManager[Playground]:
+        return playing_in_kafka()
 
 
 class PostgresTable(Database):

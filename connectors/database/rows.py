@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -26,6 +26,14 @@ KEY_TYPES: tuple[type, ...] = (int, str, UUID, Decimal)
 
 class BadValue(Exception):
     """A column holds what the declaration does not fit. The message names the column, and never the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoValue:
+    """Stands in a row for a value that is not known."""
+
+    reason: str
+    """The end of a sentence about the column."""
 
 
 class Template:
@@ -104,7 +112,7 @@ class Template:
                 source_url=self._url(row),
                 author=self._text(self._options.author, row) or None if self._options.author else None,
                 source_modified_at=_time(self._options.modified, row),
-                metadata={column: _metadata(column, row[column]) for column in self._options.metadata},
+                metadata={column: _metadata(column, value_of(column, row)) for column in self._options.metadata},
             )
         except BadValue as error:
             return self._unreadable(state, "bad_value", str(error))
@@ -113,12 +121,12 @@ class Template:
     def _state(self, row: Row) -> Document | Gone | Unreadable:
         """Return the document without what the listing does not read."""
         id_, revision = self.external_id(row), None
-        if self._options.deleted and is_true(row[self._options.deleted]):
-            return Gone(id_)
         if self._options.revision:
             revision = f"{self._mapping} {row[self._options.revision]}"
         document = Document(external_id=id_, title="", content="", acl_tags=(), revision=revision)
         try:
+            if self._options.deleted and is_true(value_of(self._options.deleted, row)):
+                return Gone(id_)
             acl, required = self._access(row)
         except BadValue as error:
             return self._unreadable(document, "bad_access", f"{error}: nobody may read the row")
@@ -141,15 +149,15 @@ class Template:
     def _access(self, row: Row) -> tuple[Collection[str], Collection[str]]:
         acl, required = list(self._options.acl_tags), list(self._options.required_tags)
         for column in self._options.acl:
-            acl += tags_of(column, row[column]) if row[column] is not None else []
+            acl += tags_of(column, value) if (value := value_of(column, row)) is not None else []
         for column in self._options.required:
-            if row[column] is None:
+            if value_of(column, row) is None:
                 raise BadValue(f"the column {column} is NULL, which does not say what a reader needs")
             required += tags_of(column, row[column])
         return tuple(dict.fromkeys(acl)), tuple(dict.fromkeys(required))
 
     def _text(self, template: str, row: Row) -> str:
-        return template.format_map({column: text_of(column, row[column]) for column in columns_of(template)})
+        return template.format_map({column: text_of(column, value_of(column, row)) for column in columns_of(template)})
 
     def _url(self, row: Row) -> str | None:
         template = self._options.url
@@ -158,7 +166,7 @@ class Template:
         if is_a_column(template):
             url = self._text(template, row).strip()
             return url if url.startswith(("https://", "http://")) else None
-        values = {column: quote(text_of(column, row[column]), safe="") for column in columns_of(template)}
+        values = {column: quote(text_of(column, value_of(column, row)), safe="") for column in columns_of(template)}
         return template.format_map(values)
 
 
@@ -180,6 +188,14 @@ def key_of(external_id: str, types: Sequence[type]) -> Key | None:
     except (ValueError, ArithmeticError):
         return None
     return key if [str(value) for value in key] == texts else None
+
+
+def value_of(column: str, row: Row) -> Any:
+    """Return a value of a row. Raises BadValue for one that is not known."""
+    value = row[column]
+    if isinstance(value, NoValue):
+        raise BadValue(f"the column {column} {value.reason}")
+    return value
 
 
 def tags_of(column: str, value: object) -> list[str]:
@@ -252,7 +268,7 @@ def time_of(column: str, value: object) -> datetime | None:
 
 
 def _time(column: str | None, row: Row) -> datetime | None:
-    return None if column is None else time_of(column, row[column])
+    return None if column is None else time_of(column, value_of(column, row))
 
 
 def _metadata(column: str, value: object) -> Scalar | list[Scalar] | None:

@@ -39,6 +39,7 @@ class Table:
 
     def __init__(self, options: DatabaseOptions, connections: int) -> None:
         """connections: the most at once."""
+        assert options.dsn is not None
         self._options = options
         self._engine = _engine(options.dsn.get_secret_value(), connections)
         self._dialect = self._engine.dialect.name

@@ -71,6 +71,11 @@ async def retention_ms(
         await admin.close()
 
 
+async def topic_settings(admin: Any, topic: str, names: Iterable[str]) -> dict[str, str]:
+    """Return these settings of a topic. Raises TopicsNotReady or TopicRefused."""
+    return (await _configs(admin, {topic: dict.fromkeys(names, "")}))[topic]
+
+
 async def _ensure(admin: Any, topics: Mapping[str, Topic], replication: int) -> list[str]:
     before = await _partitions(admin, topics)
     missing = [name for name in topics if name not in before]

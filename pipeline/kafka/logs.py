@@ -93,7 +93,7 @@ async def look(
 
 
 async def _look(kafka: Any, offsets: Mapping[Place, Collection[int]], logs: dict[Place, LogNow]) -> None:
-    ids = await _identities(kafka, {topic for topic, _ in offsets})
+    ids = await identities(kafka, {topic for topic, _ in offsets})
     places = [TopicPartition(*place) for place in sorted(offsets) if place in ids]
     if not places:
         return
@@ -122,7 +122,7 @@ async def _close(kafka: Any) -> None:
             log.info("kafka_connection_not_closed", reason=type(error).__name__)
 
 
-async def _identities(kafka: Any, topics: Collection[str]) -> dict[Place, str]:
+async def identities(kafka: Any, topics: Collection[str]) -> dict[Place, str]:
     """The log_id of each partition that exists and has a leader."""
     client = kafka._client  # aiokafka's own request for metadata has no topic ids
     answer = await client.send(client.get_random_node(), _TopicIds(sorted(topics)))

@@ -28,6 +28,7 @@ KINDS = (
     "confluence",
     "connectors.confluence.playground:ConfluenceDataCenter",
     "database",
+    "connectors.database.playground:ChangesTopic",
     "connectors.database.playground:PostgresTable",
     "folder",
     "git",
@@ -85,7 +86,11 @@ def published_documents(trial: Trial) -> list[DocumentUpserted]:
         for law in ALL_LAWS
     ],
 )
-async def test_every_connector_kind_conforms_to_every_law(space: Space, kind: str, law: str) -> None:
+async def test_every_connector_kind_conforms_to_every_law(
+    space: Space, kind: str, law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KAFKA_BOOTSTRAP", space.settings.kafka.bootstrap)  # of playgrounds
+
     async def stores(trial: Trial) -> None:
         await assert_equal(space, published_documents(trial))
 
