@@ -19,9 +19,12 @@ UNUSED = (
     *("lxml/objectify.*", "lxml/html/diff.*", "lxml/html/_difflib.*"),
     *("numpy/f2py/*", "numpy/_core/_simd.*", "numpy/_core/_*_tests.*"),
     *("elasticsearch/dsl/*", "elasticsearch/esql/*"),
+    *("sqlalchemy/testing/*", "sqlalchemy/testing/*/*"),
 )
 """Parts of packages: a format of pictures that no document holds, fonts to draw with, another way to read XML, the
-comparison of pages, a compiler, what numpy tests itself with, and another way to write queries."""
+comparison of pages, a compiler, what numpy tests itself with, another way to write queries, and a kit for tests."""
+SERVICES = frozenset({"s3", "sts", "sso", "sso-oidc"})
+"""Services of Amazon whose descriptions are kept: object stores, and logins to them. There are 400 others."""
 LOAD = 1
 """Type of a program header: a segment that is mapped."""
 
@@ -33,7 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     before = sum(path.stat().st_size for path in files)
     for path in files:
         inside = path.relative_to(folder)
-        if path.suffix in SOURCES or is_test(inside) or any(inside.match(pattern) for pattern in UNUSED):
+        is_unused = any(inside.match(pattern) for pattern in UNUSED) or is_other_service(inside)
+        if path.suffix in SOURCES or is_test(inside) or is_unused:
             path.unlink()
         elif ".so" in path.suffixes:
             strip(path)
@@ -45,6 +49,11 @@ def main(arguments: Sequence[str]) -> int:
 def is_test(path: Path) -> bool:
     """Tests and their data; other modules of a folder ``tests`` are imported by some packages."""
     return "tests" in path.parts[:-1] and (path.name.startswith("test_") or "data" in path.parts)
+
+
+def is_other_service(path: Path) -> bool:
+    """The description of a service of Amazon that nothing calls: ``botocore/data/SERVICE/…``."""
+    return path.match("botocore/data/*/*/*") and path.parts[-3] not in SERVICES
 
 
 def strip(path: Path) -> None:

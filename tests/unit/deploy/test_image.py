@@ -57,6 +57,17 @@ def test_the_image_has_one_layer_of_the_system_so_that_what_was_removed_takes_no
     assert FINAL.startswith("COPY --from=system / /")
 
 
+def test_only_the_descriptions_of_services_that_are_called_stay(tmp_path: Path) -> None:
+    data = tmp_path / "lib/site-packages/botocore/data"
+    for name in ("s3/2006-03-01", "sts/2011-06-15", "ec2/2016-11-15"):
+        (data / name).mkdir(parents=True)
+        (data / name / "service-2.json.gz").write_bytes(b"")
+    (data / "endpoints.json").write_text("{}")
+    assert slim.main([str(tmp_path / "lib")]) == 0
+    left = sorted(path.relative_to(data).parts[0] for path in data.rglob("*") if path.is_file())
+    assert left == ["endpoints.json", "s3", "sts"]
+
+
 def test_a_stripped_library_that_the_loader_would_refuse_stays_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
