@@ -75,9 +75,10 @@ class TopicTable:
     async def _read_to_end(self) -> None:
         """Fold all records that the topic has. Raises Retryable and Misconfigured."""
         async with self._reading:
-            if self._tombstones_last is None:
-                self._tombstones_last = _tombstones_last(str(self._options.topic), await self._settings())
             now, topic = datetime.now(UTC), await self._follower.ends()
+            if self._tombstones_last is None:
+                settings = await self._follower.settings(RETENTION)
+                self._tombstones_last = _tombstones_last(str(self._options.topic), settings)
             positions = await asyncio.to_thread(self._prepare, topic, now)
             for partition, end in sorted(topic.ends.items()):
                 start = positions.get(partition, topic.begins[partition])
@@ -112,9 +113,6 @@ class TopicTable:
                 return
             yield changed
             _, cursor = changed
-
-    async def _settings(self) -> dict[str, str]:
-        return await self._follower.settings(RETENTION)
 
     def _database(self) -> sqlite3.Connection:
         if self._file is None:
