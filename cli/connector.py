@@ -109,7 +109,8 @@ def check(name: MaybeName = None, file: File = None, json_output: Json = False) 
             stdout.print(f"[green]✓[/] {connector}")
         for problem in problems:
             stdout.print("[red]✗[/]", end=" ")
-            stdout.print(f"{connector}: {problem}", soft_wrap=True, markup=False)
+            text = problem.message if problem.path == connector else str(problem)
+            stdout.print(f"{connector}: {text.removeprefix(f'{connector}: ')}", soft_wrap=True, markup=False)
     if any(by_connector.values()):
         raise typer.Exit(1)
 

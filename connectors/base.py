@@ -150,10 +150,17 @@ class SmallSource:
             problems.append(
                 self._problem("no_revision", "list shows no revision, and there are no changes: edits are not noticed")
             )
+        if not any(listed.acl_tags for listed in page):
+            problems.append(
+                self._problem(
+                    "nobody", f"nobody may read {page[0].external_id!r} and what is listed with it: set acl_tags"
+                )
+            )
+        holders = "members or members_file" if isinstance(self.options, ReadersOptions) else "groups"
         held = {group.tag async for group in self.groups() if group.members or group.of}
         for tag in sorted({tag for listed in page for tag in (*listed.acl_tags, *listed.required_tags)} - held):
             if not tag.startswith(OWN_TAG):
-                problems.append(self._problem("nobody", f"nobody holds the tag {tag!r}: name its holders in groups"))
+                problems.append(self._problem("nobody", f"nobody holds the tag {tag!r}: name its holders in {holders}"))
         return problems
 
     def _problem(self, code: str, message: str) -> Problem:

@@ -10,7 +10,6 @@ from connectors.base import SmallSource
 from connectors.database.options import DatabaseOptions
 from connectors.database.rows import Template
 from connectors.database.topic import TopicTable
-from connectors.protocol import Problem
 from connectors.source import Context, Cursor, Entry, Gone, Group, Listed, Page, Playground, Unlisted
 from pipeline.core.errors import Misconfigured
 
@@ -51,12 +50,6 @@ class Database(SmallSource):
     async def close(self) -> None:
         await super().close()
         await self._reading.close()
-
-    async def check(self) -> Sequence[Problem]:
-        problems = [*await super().check()]
-        if not self.options.acl and not self.options.acl_tags:
-            problems.append(self._problem("nobody", "nobody may read a row: write acl or acl_tags"))
-        return problems
 
     async def list(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         limit = PAGE_LISTED if self.options.revision else PAGE_LISTED_WITH_TEXTS

@@ -28,13 +28,15 @@ class Service(SmallSource):
     Options = ReadersOptions
     page_documents = 2
     documents: Mapping[str, Entry] = SERVICE
+    tags: Sequence[str] = ("staff",)
+    """The tags in the listing."""
     reading = 0
     most_reading = 0
 
     async def list(self) -> AsyncIterator[Sequence[Listed]]:
         names = [*self.documents]
         for at in range(0, len(names), 2):
-            yield [Listed(external_id=name, acl_tags=["staff"], revision="1") for name in names[at : at + 2]]
+            yield [Listed(external_id=name, acl_tags=self.tags, revision="1") for name in names[at : at + 2]]
 
     async def read(self, external_id: str) -> Entry:
         self.reading += 1
@@ -116,7 +118,16 @@ async def test_check_is_silent_where_all_is_well(tmp_path: Path) -> None:
 
 async def test_check_names_a_tag_without_a_holder(tmp_path: Path) -> None:
     [problem] = await service(tmp_path, ReadersOptions()).check()
-    assert (problem.code, str(problem)) == ("nobody", "wiki: nobody holds the tag 'staff': name its holders in groups")
+    assert problem.code == "nobody"
+    assert str(problem) == "wiki: nobody holds the tag 'staff': name its holders in members or members_file"
+
+
+async def test_check_says_that_documents_without_tags_have_no_reader(tmp_path: Path) -> None:
+    source = service(tmp_path, documents={id_: replace(entry, acl_tags=[]) for id_, entry in SERVICE.items()})
+    source.tags = ()
+    [problem] = await source.check()
+    assert problem.code == "nobody"
+    assert str(problem).endswith("and what is listed with it: set acl_tags")
 
 
 @pytest.mark.parametrize(
