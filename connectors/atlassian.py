@@ -1,4 +1,4 @@
-"""The parts that Confluence and Jira have in common: the accounts of people, and the signatures of events.
+"""The parts that Confluence and Jira have in common: accounts of people, signatures of events, options, and errors.
 
 One person is the same principal in both, so that what one source grants counts for the other.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
 from connectors.source import Refused, Request
+from connectors.web import Denied, Forbidden, Missing, Rejected, TooLarge
+from pipeline.core.errors import Misconfigured, Retryable
 
 SIGNATURE, TOKEN = "x-hub-signature", "x-penstock-token"
 MEDIA_HOST = "api.media.atlassian.com"
@@ -28,6 +33,33 @@ class Person:
     """The display name."""
     username: str = ""
     email: str = ""
+
+
+class AtlassianOptions(BaseModel):
+    """The options that mean the same in both. Their subclasses declare ``base_url`` and ``site_url``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    attachments: bool = True
+    """Whether to read attached files, each as a document of its own."""
+    max_attachment_bytes: int = Field(default=50_000_000, gt=0)
+    """Largest attachment that is downloaded."""
+    principals: dict[str, str] = Field(default_factory=dict)
+    """Account id (Cloud), user name or user key (Data Center) → e-mail address, where the service returns none."""
+    email_domain: str | None = None
+    """Data Center: user ``ann`` is ``ann@DOMAIN``. Set it only where people cannot choose their own user names."""
+    media_hosts: tuple[str, ...] = (MEDIA_HOST,)
+    """Hosts besides that of ``base_url`` that may serve attachments. They receive no credentials."""
+
+    @field_validator("base_url", "site_url", check_fields=False)
+    @classmethod
+    def _without_slash(cls, url: str | None) -> str | None:
+        return url if url is None else url.rstrip("/")
+
+    @field_validator("principals")
+    @classmethod
+    def _lower_case(cls, principals: dict[str, str]) -> dict[str, str]:
+        return {key: value.strip().lower() for key, value in principals.items()}
 
 
 class Addresses(Protocol):
@@ -86,3 +118,18 @@ def verify(request: Request, secret: str | None, *, token_allowed: bool) -> bool
     if token_allowed and token and hmac.compare_digest(token.encode(), key):
         return False
     raise Refused("an event is not signed with webhook_secret: set the same secret on both sides")
+
+
+@contextmanager
+def translated_errors(connector: str, guide: str) -> Iterator[None]:
+    """Raise the client's errors as Misconfigured, since trying again repairs none of them, and TooLarge as Retryable.
+    guide: the document that names the scopes of a token."""
+    try:
+        yield
+    except Denied as error:
+        advice = f"check that the token is valid and has the scopes that {guide} names"
+        raise Misconfigured(f"{error}; {advice}") from error
+    except (Missing, Forbidden, Rejected) as error:
+        raise Misconfigured(f"{error}; run penstock connector check {connector} for details") from error
+    except TooLarge as error:
+        raise Retryable(f"{error}; a smaller page_size makes responses smaller") from error

@@ -38,7 +38,7 @@ class AtlassianToken(RotatingToken):
 
     async def _request(self, refresh: str) -> Grant:
         body = {"grant_type": "refresh_token", **self._client, "refresh_token": refresh}
-        asked_at = time.time()
+        requested_at = time.time()
         try:
             answer = await self._web.json("POST", "/oauth/token", json=body)
         except Answered as error:
@@ -52,4 +52,4 @@ class AtlassianToken(RotatingToken):
             raise Retryable("Atlassian's token endpoint answered without a token")
         lifetime = float(answer.get("expires_in", DEFAULT_LIFETIME_SECONDS))
         # Now and then an answer has no new refresh token: the old one then stays valid.
-        return Grant(str(answer["access_token"]), str(answer.get("refresh_token") or refresh), asked_at + lifetime)
+        return Grant(str(answer["access_token"]), str(answer.get("refresh_token") or refresh), requested_at + lifetime)

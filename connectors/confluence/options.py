@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, model_validator
 
-from connectors.atlassian import MEDIA_HOST
+from connectors.atlassian import AtlassianOptions
 
 Kinds = tuple[Literal["page", "blogpost", "attachment"], ...]
 
 
-class ConfluenceOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
+class ConfluenceOptions(AtlassianOptions):
     flavour: Literal["cloud", "data-center"] = "cloud"
     """The edition of Confluence."""
     base_url: str
@@ -46,35 +44,15 @@ class ConfluenceOptions(BaseModel):
     """Whether to read blog posts."""
     comments: bool = True
     """Whether to read comments, as a part of their page's document."""
-    attachments: bool = True
-    """Whether to read attached files, each as a document of its own."""
-    max_attachment_bytes: int = Field(default=50_000_000, gt=0)
-    """Largest attachment that is downloaded."""
     overlap_minutes: int = Field(default=10, ge=2, le=24 * 60)
     """How far each poll overlaps the one before: the search index lags, and knows times by the minute."""
     page_size: int = Field(default=50, ge=1, le=200)
     """The number of documents to read at once."""
-    principals: dict[str, str] = Field(default_factory=dict)
-    """Account id (Cloud), user name or user key (Data Center) → e-mail address, where Confluence does not return it."""
-    email_domain: str | None = None
-    """Data Center: user ``ann`` is ``ann@DOMAIN``. Set it only where people cannot choose their own user names."""
     anonymous_tag: str | None = None
     """Data Center: holders of this tag may read what anonymous visitors may. None: anonymous access admits nobody."""
     licensed_tag: str | None = None
     """Cloud with roles for spaces: holders of this tag may read what all licensed users may; such as ``group:ID``, of
     the group of all of them. None: that admits nobody."""
-    media_hosts: tuple[str, ...] = (MEDIA_HOST,)
-    """Hosts besides that of ``base_url`` that may serve attachments. They receive no credentials."""
-
-    @field_validator("base_url", "site_url")
-    @classmethod
-    def _without_slash(cls, url: str | None) -> str | None:
-        return url if url is None else url.rstrip("/")
-
-    @field_validator("principals")
-    @classmethod
-    def _lower_case(cls, principals: dict[str, str]) -> dict[str, str]:
-        return {key: value.strip().lower() for key, value in principals.items()}
 
     @model_validator(mode="after")
     def _matches_flavour(self) -> ConfluenceOptions:

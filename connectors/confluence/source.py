@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 import httpx
 import structlog
 
-from connectors.atlassian import principal, verify
+from connectors.atlassian import principal, translated_errors, verify
 from connectors.confluence import content
 from connectors.confluence.access import GroupReader
 from connectors.confluence.changes import Event, Progress, batches_by_document, parse
@@ -53,7 +53,7 @@ from connectors.source import (
     Request,
     Unlisted,
 )
-from connectors.web import Answered, Denied, Forbidden, Limits, Missing, Rejected, ServerFailed, TooLarge, Web
+from connectors.web import Answered, Denied, Forbidden, Limits, Missing, ServerFailed, Web
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 
 T = TypeVar("T")
@@ -561,21 +561,8 @@ class Confluence:
         except CursorExpired as error:
             raise Retryable(str(error)) from error
 
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Raise the client's errors as Misconfigured, since trying again repairs none of them, and TooLarge as
-        Retryable."""
-        try:
-            yield
-        except Denied as error:
-            advice = "check that the token is valid and has the scopes that docs/connectors/confluence.md names"
-            raise Misconfigured(f"{error}; {advice}") from error
-        except Missing as error:
-            raise Misconfigured(f"{error}; run penstock connector check {self._context.name} for details") from error
-        except (Forbidden, Rejected) as error:
-            raise Misconfigured(f"{error}; run penstock connector check {self._context.name} for details") from error
-        except TooLarge as error:
-            raise Retryable(f"{error}; a smaller page_size makes responses smaller") from error
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return translated_errors(self._context.name, "docs/connectors/confluence.md")
 
 
 def _units(spaces: Mapping[str, Space], kinds: Sequence[Kind]) -> list[tuple[Space, Kind]]:

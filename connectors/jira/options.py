@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
+from pydantic import Field, SecretStr, StringConstraints, model_validator
 
-from connectors.atlassian import MEDIA_HOST
+from connectors.atlassian import AtlassianOptions
 
 ProjectKey = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,254}$")]
 
 
-class JiraOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
+class JiraOptions(AtlassianOptions):
     flavour: Literal["cloud", "data-center"] = "cloud"
     """The edition of Jira."""
     base_url: str
@@ -34,10 +32,6 @@ class JiraOptions(BaseModel):
     comments: bool = True
     """Whether to read comments. Those that everybody may read who may read the issue are a part of its document; the
     others are documents of their own."""
-    attachments: bool = True
-    """Whether to read attached files, each as a document of its own."""
-    max_attachment_bytes: int = Field(default=50_000_000, gt=0)
-    """Largest attachment that is downloaded."""
     overlap_minutes: int = Field(default=10, ge=2, le=24 * 60)
     """How far each poll overlaps the one before: Jira's search lags behind, and knows times by the minute."""
     page_size: int = Field(default=50, ge=1, le=100)
@@ -47,24 +41,8 @@ class JiraOptions(BaseModel):
     access_seconds: float = Field(default=180.0, ge=1, le=86_400)
     """The interval at which permission schemes, security levels, roles and groups are read, in addition to
     ``groups_seconds`` of the connector."""
-    principals: dict[str, str] = Field(default_factory=dict)
-    """Account id (Cloud), user name or user key (Data Center) → e-mail address, where Jira does not return it."""
-    email_domain: str | None = None
-    """Data Center: user ``ann`` is ``ann@DOMAIN``. Set it only where people cannot choose their own user names."""
     anonymous_tag: str | None = None
     """Holders of this tag may read what anybody may read without logging in. None: such a permission admits nobody."""
-    media_hosts: tuple[str, ...] = (MEDIA_HOST,)
-    """Hosts besides that of ``base_url`` that may serve attachments. They receive no credentials."""
-
-    @field_validator("base_url", "site_url")
-    @classmethod
-    def _without_slash(cls, url: str | None) -> str | None:
-        return url if url is None else url.rstrip("/")
-
-    @field_validator("principals")
-    @classmethod
-    def _lower_case(cls, principals: dict[str, str]) -> dict[str, str]:
-        return {key: value.strip().lower() for key, value in principals.items()}
 
     @model_validator(mode="after")
     def _matches_flavour(self) -> JiraOptions:

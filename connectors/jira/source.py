@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -15,7 +15,7 @@ from typing import ClassVar
 import httpx
 
 from connectors.access_memory import EXPIRY_CHECK_SECONDS, AccessMemory, Listener
-from connectors.atlassian import verify
+from connectors.atlassian import translated_errors, verify
 from connectors.file_documents import document_from_file
 from connectors.files import temporary_file
 from connectors.jira import content
@@ -44,8 +44,8 @@ from connectors.source import (
     Request,
     Unlisted,
 )
-from connectors.web import Denied, Forbidden, Limits, Missing, Rejected, TooLarge, Web
-from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from connectors.web import Forbidden, Limits, Missing, TooLarge, Web
+from pipeline.core.errors import PenstockError, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
 MAX_CONCURRENT_FILES = 3
@@ -496,19 +496,8 @@ class Jira:
         except CursorExpired as error:
             raise Retryable(str(error)) from error
 
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Raise the client's errors as Misconfigured, since trying again repairs none of them, and TooLarge as
-        Retryable."""
-        try:
-            yield
-        except Denied as error:
-            advice = "check that the token is valid and has the scopes that docs/connectors/jira.md names"
-            raise Misconfigured(f"{error}; {advice}") from error
-        except (Missing, Forbidden, Rejected) as error:
-            raise Misconfigured(f"{error}; run penstock connector check {self._context.name} for details") from error
-        except TooLarge as error:
-            raise Retryable(f"{error}; a smaller page_size makes responses smaller") from error
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return translated_errors(self._context.name, "docs/connectors/jira.md")
 
 
 def _resume_position(cursor: Cursor | None) -> tuple[int, Position | None]:

@@ -48,7 +48,7 @@ class SlackToken(RotatingToken):
             self.scopes = frozenset(part.strip() for part in scopes.split(","))
 
     async def _request(self, refresh: str) -> Grant:
-        asked_at = time.time()
+        requested_at = time.time()
         form = {"grant_type": "refresh_token", **self._client, "refresh_token": refresh}
         try:
             answer = await self._web.json("POST", "oauth.v2.access", data=form)
@@ -66,4 +66,5 @@ class SlackToken(RotatingToken):
         access, following = answer.get("access_token"), answer.get("refresh_token")
         if not access or not following:
             raise Misconfigured("Slack issues a token without end: token rotation is not turned on for the app")
-        return Grant(str(access), str(following), asked_at + float(answer.get("expires_in", DEFAULT_LIFETIME_SECONDS)))
+        lifetime = float(answer.get("expires_in", DEFAULT_LIFETIME_SECONDS))
+        return Grant(str(access), str(following), requested_at + lifetime)

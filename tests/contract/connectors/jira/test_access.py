@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from connectors.fakes.jira import Flavour
 from connectors.fakes.jira_state import Grant, Issue, User
 from connectors.jira import Jira
 from connectors.source import Document, Reaction
-from tests.support.connectors.jira_kit import Office, changed, everything, groups, listing, office_in, read, readers
+from tests.support.connectors.jira_kit import Office, changed, everything, groups, listing, read, readers
 
 ANYBODY = "anybody@example.com"
-
-
-@pytest.fixture(params=["cloud", "data-center"])
-async def office(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Office]:
-    flavour: Flavour = request.param
-    async with office_in(tmp_path, flavour) as office:
-        yield office
-
-
-@pytest.fixture
-async def cloud(tmp_path: Path) -> AsyncIterator[Office]:
-    async with office_in(tmp_path) as office:
-        yield office
-
-
-@pytest.fixture
-async def data_center(tmp_path: Path) -> AsyncIterator[Office]:
-    async with office_in(tmp_path, "data-center") as office:
-        yield office
 
 
 def people(office: Office) -> dict[str, User]:

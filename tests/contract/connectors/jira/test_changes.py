@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from connectors.conform.memory_runner import MemoryRunner
-from connectors.fakes.jira import Flavour
 from connectors.fakes.jira_state import Grant
 from connectors.set_aside import SetAside
 from connectors.source import CursorExpired, Document, Gone
-from tests.support.connectors.jira_kit import Office, changed, everything, listing, office_in, read
-
-
-@pytest.fixture(params=["cloud", "data-center"])
-async def office(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Office]:
-    flavour: Flavour = request.param
-    async with office_in(tmp_path, flavour) as office:
-        yield office
+from tests.support.connectors.jira_kit import Office, changed, everything, listing, read
 
 
 def downloads(office: Office) -> int:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from connectors.fakes.jira import Flavour, signed
+from connectors.fakes.jira import signed
 from connectors.source import Reaction, Refused, Request
-from tests.support.connectors.jira_kit import Office, everything, office_in
-
-
-@pytest.fixture(params=["cloud", "data-center"])
-async def office(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Office]:
-    flavour: Flavour = request.param
-    async with office_in(tmp_path, flavour) as office:
-        yield office
+from tests.support.connectors.jira_kit import Office, everything
 
 
 def body(name: str, *, at: datetime | None = None, **fields: Any) -> dict[str, Any]:

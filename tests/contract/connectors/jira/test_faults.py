@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from connectors.conform.memory_runner import MemoryRunner
-from connectors.fakes.jira import Flavour
 from connectors.fakes.jira_state import Grant
 from connectors.source import Document, Gone, Unreadable
 from connectors.web import Limits
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
-from tests.support.connectors.jira_kit import Office, changed, everything, groups, listing, office_in, read, unlisted
-
-
-@pytest.fixture(params=["cloud", "data-center"])
-async def office(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Office]:
-    flavour: Flavour = request.param
-    async with office_in(tmp_path, flavour) as office:
-        yield office
-
-
-@pytest.fixture
-async def cloud(tmp_path: Path) -> AsyncIterator[Office]:
-    async with office_in(tmp_path) as office:
-        yield office
+from tests.support.connectors.jira_kit import Office, changed, everything, groups, listing, read, unlisted
 
 
 async def test_an_issue_that_jira_cannot_render_is_unreadable_and_all_others_are_read(office: Office) -> None:

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
-from connectors.fakes.jira import Flavour
 from connectors.fakes.jira_state import Grant
 from connectors.source import CursorExpired, Document, Gone, Unreadable
 from connectors.web import Limits
 from pipeline.core.errors import Retryable
 from pipeline.runtime.http_server import served
-from tests.support.connectors.jira_kit import Office, everything, listing, office_in, read
-
-
-@pytest.fixture(params=["cloud", "data-center"])
-async def office(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Office]:
-    flavour: Flavour = request.param
-    async with office_in(tmp_path, flavour) as office:
-        yield office
-
-
-@pytest.fixture
-async def cloud(tmp_path: Path) -> AsyncIterator[Office]:
-    async with office_in(tmp_path) as office:
-        yield office
-
-
-@pytest.fixture
-async def data_center(tmp_path: Path) -> AsyncIterator[Office]:
-    async with office_in(tmp_path, "data-center") as office:
-        yield office
+from tests.support.connectors.jira_kit import Office, everything, listing, read
 
 
 async def test_an_issue_is_a_document_with_its_comments_and_metadata(office: Office) -> None:
