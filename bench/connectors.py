@@ -169,15 +169,18 @@ def memory(process: subprocess.Popen[bytes]) -> int:
 def crawl(connectors: Connectors, source: Source) -> dict[str, Any]:
     documents, began = len(source.pages), time.monotonic()
     quarters: list[int] = []
+
+    def reach(quarter: int, process: subprocess.Popen[bytes]) -> None:
+        wait_for(lambda: connectors.documents() >= documents * quarter // QUARTERS)
+        quarters.append(memory(process))
+
     with connectors.process() as process:
-        for quarter in (1, 2):
-            wait_for(lambda quarter=quarter: connectors.documents() >= documents * quarter // QUARTERS)  # type: ignore[misc]
-            quarters.append(memory(process))
+        reach(1, process)
+        reach(2, process)
     killed = time.monotonic()
     with connectors.process() as process:
-        for quarter in (3, 4):
-            wait_for(lambda quarter=quarter: connectors.documents() >= documents * quarter // QUARTERS)  # type: ignore[misc]
-            quarters.append(memory(process))
+        reach(3, process)
+        reach(4, process)
         wait_for(lambda: connectors.row()["full_state"] == "done" and connectors.members() > 0)
         seconds = round(time.monotonic() - began, 1)
         result = {
