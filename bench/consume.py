@@ -32,6 +32,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from deploy.local.stack import Stack
 from pipeline.core.progress import Progress
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.runtime.settings import KafkaSettings, StreamSettings
 from pipeline.stream import consume
 
@@ -104,7 +105,7 @@ async def by_aiokafka(bootstrap: str, group: str, meter: Meter) -> None:
                 await consumer.commit(done)
                 due = time.monotonic() + COMMIT_SECONDS
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
 
 
 async def by_faust(bootstrap: str, group: str, meter: Meter) -> None:

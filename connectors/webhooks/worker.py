@@ -19,6 +19,7 @@ from pipeline.core import webhooks as core
 from pipeline.core.errors import PenstockError
 from pipeline.kafka.client import security
 from pipeline.kafka.groups import group
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.ledger import webhooks as ledger
 from pipeline.ledger.webhooks import Delivery, Endpoint, Event, Failure
 from pipeline.observability.metrics import Metrics
@@ -134,7 +135,7 @@ class Webhooks:
                 await consumer.commit()
                 self._wake.set()
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
 
     # From the lists to the receivers
 

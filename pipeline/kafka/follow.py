@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -15,6 +14,7 @@ from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.kafka.admin import TopicRefused, TopicsNotReady, topic_settings
 from pipeline.kafka.client import refusal, security
 from pipeline.kafka.logs import identities
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.runtime.settings import KafkaSettings
 
 SILENT_SECONDS = 30.0
@@ -25,8 +25,6 @@ MAX_RECORDS = 500
 FETCH_WAIT_MS = 20
 """How long Kafka may delay a response at the end of a log. aiokafka fetches what follows a record as soon as it has the
 record, and the next change of partition waits for that response."""
-CLOSE_SECONDS = 2.0
-"""aiokafka can miss the first request to stop when it comes soon after a change of partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +60,7 @@ class Follower:
     async def close(self) -> None:
         if (consumer := self._consumer) is not None:
             self._consumer = None
-            with suppress(TimeoutError, KafkaError, OSError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await consumer.stop()
+            await stop_consumer(consumer)
 
     async def settings(self, names: Sequence[str]) -> dict[str, str]:
         """Return settings of the topic, such as ``cleanup.policy``."""

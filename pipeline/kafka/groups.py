@@ -22,6 +22,7 @@ from aiokafka.errors import (
 
 from pipeline.core.errors import Retryable
 from pipeline.kafka.client import refusal, security
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.runtime.settings import KafkaSettings
 
 REQUEST_SECONDS = 30.0
@@ -191,7 +192,7 @@ class Groups:
                 await kafka.start()
             yield kafka
         finally:
-            await kafka.stop()
+            await stop_consumer(kafka)
 
     @asynccontextmanager
     async def _explained(self) -> AsyncIterator[None]:

@@ -9,7 +9,6 @@ from io import BytesIO
 from typing import Any, ClassVar
 from uuid import UUID
 
-import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.api import Request, RequestStruct, Response
@@ -24,11 +23,9 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-log = structlog.get_logger()
+from pipeline.kafka.stopping import stop_consumer
 
 LOOK_SECONDS = 30.0
-CLOSE_SECONDS = 2.0
-"""aiokafka can miss the first request to stop when it comes soon after a change of partition."""
 FETCH_BYTES = 1024
 """The smallest useful fetch: Kafka returns a whole batch of records even so."""
 FETCH_WAIT_MS = 20
@@ -89,7 +86,7 @@ async def look(
             f"Kafka at {bootstrap}: {type(error).__name__}; check that it is running and reachable"
         ) from error
     finally:
-        await _close(kafka)
+        await stop_consumer(kafka)
 
 
 async def _look(kafka: Any, offsets: Mapping[Place, Collection[int]], logs: dict[Place, LogNow]) -> None:
@@ -108,18 +105,6 @@ async def _look(kafka: Any, offsets: Mapping[Place, Collection[int]], logs: dict
             if record.offset == offset:
                 now.records[offset] = SentRecord(record.timestamp, record.key, record.value)
         logs[at.topic, at.partition] = now
-
-
-async def _close(kafka: Any) -> None:
-    """Run each step in a task of its own: aiokafka's stop() lets the cancellation of its own tasks escape, which would
-    cancel the caller and leave the connections open."""
-    for end in (kafka.stop, kafka._client.close):
-        ending = asyncio.ensure_future(end())
-        _, late = await asyncio.wait([ending], timeout=CLOSE_SECONDS)
-        if late:
-            ending.cancel()
-        elif not ending.cancelled() and (error := ending.exception()) is not None:
-            log.info("kafka_connection_not_closed", reason=type(error).__name__)
 
 
 async def identities(kafka: Any, topics: Collection[str]) -> dict[Place, str]:

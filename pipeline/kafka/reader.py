@@ -10,14 +10,13 @@ from typing import Self
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
+from pipeline.kafka.stopping import stop_consumer
 from topics.letters import RawRecord
 from topics.registry import Topic
 
 READ_SECONDS = 30.0
 FETCH_BYTES = 1024 * 1024
 """The size of one fetch; a larger record comes alone. The next records are then already in memory."""
-CLOSE_SECONDS = 2.0
-"""aiokafka can miss the first request to stop when it comes soon after a change of partition."""
 
 
 class ReadFailed(Exception):
@@ -54,17 +53,17 @@ class Reader:
             async with asyncio.timeout(READ_SECONDS):
                 await self._kafka.start()
         except (KafkaError, TimeoutError, OSError) as error:
-            await self._close()
+            await stop_consumer(self._kafka)
             raise ReadFailed(f"Kafka at {self._bootstrap} cannot be reached: check that it is running") from error
         except BaseException:
-            await self._close()
+            await stop_consumer(self._kafka)
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close()
+        await stop_consumer(self._kafka)
 
     async def read(self, partition: int, offset: int) -> RawRecord | None:
         """The record at an offset; None when there is none, or no longer. Raises ReadFailed."""
@@ -94,10 +93,3 @@ class Reader:
         record = await self._kafka.getone(at)
         self._next = record.offset + 1
         return RawRecord(record.key, record.value, list(record.headers)) if record.offset == offset else None
-
-    async def _close(self) -> None:
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._kafka.stop()
-        except (TimeoutError, KafkaError, OSError):
-            return

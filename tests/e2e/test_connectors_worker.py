@@ -22,6 +22,7 @@ from connectors.declared import VARIABLE
 from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.runtime.http_server import served
 from tests.support.space import KEY_ENDS, PROJECT, Space
 from tests.support.waiting import until
@@ -194,7 +195,7 @@ async def count(space: Space, topic: str) -> int:
     try:
         return sum((await consumer.end_offsets(consumer.assignment())).values())
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from deploy.local.stack import Stack
 from pipeline.kafka.client import deliver, producer
+from pipeline.kafka.stopping import stop_consumer
 from tests.support.space import PROJECT, Space
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE
 
@@ -107,7 +108,7 @@ class Crowd:
             ]
             return {(tp.topic, tp.partition): end for tp, end in (await consumer.end_offsets(partitions)).items()}
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
 
     async def settled(self) -> None:
         """Everything was handled, and committed to the very end."""

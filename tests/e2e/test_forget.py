@@ -16,6 +16,7 @@ from psycopg import sql
 
 from pipeline.core.identity import document_id
 from pipeline.kafka.client import deliver, producer
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.ledger import producers
 from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
@@ -216,7 +217,7 @@ async def in_kafka(space: Space) -> dict[str, list[tuple[bytes | None, bytes | N
                         )
         return results
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
 
 
 async def let_expire(space: Space) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from cli.main import app
 from pipeline.core.errors import PenstockError
 from pipeline.kafka.client import deliver, producer
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.ledger import producers
 from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.postgres import open_pool
@@ -66,7 +67,7 @@ async def records(space: Space, topic: Topic) -> list[tuple[bytes, bytes, Header
         ends = await consumer.end_offsets(places)
         consumed = [await consumer.getone() for _ in range(sum(ends.values()))]
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
     return [(record.key, record.value, list(record.headers)) for record in consumed]
 
 

@@ -22,6 +22,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.runtime.home import DEVELOPMENT_FILE
 from pipeline.runtime.http_server import served
 from tests.fakes.chat import FakeChat
@@ -139,7 +140,7 @@ async def records(space: Space) -> list[tuple[str, dict[str, bytes]]]:
             results += [(record.topic, dict(record.headers)) for some in batch.values() for record in some]
         return results
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
 
 
 async def assert_ancestors(house: House, span: CollectedSpan, *names: str) -> None:

@@ -29,6 +29,7 @@ from pipeline.core.errors import Retryable
 from pipeline.embedding.choose import embedder
 from pipeline.kafka.client import deliver, producer
 from pipeline.kafka.producer import Producer
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.runtime.settings import EmbeddingSettings, dist
 from pipeline.stores.elasticsearch import connect
 from query.embedding.embedders import QueryEmbedder
@@ -336,7 +337,7 @@ class World:
                             assert isinstance(event, Event)
                             events[f"{event.source}/{event.external_id}"].append(event)
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
         return events
 
     async def uncommitted_partitions(self) -> list[str]:
@@ -364,7 +365,7 @@ class World:
                     if end and at != end:  # behind it, or beyond the end of a log that has become shorter
                         behind.append(f"{stage}: {partition.topic}:{partition.partition} at {at} of {end}")
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
             await admin.close()
         return behind
 

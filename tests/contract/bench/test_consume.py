@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from bench.consume import PARTITIONS, TOPIC, WAYS, fill
 from deploy.local.stack import Stack
+from pipeline.kafka.stopping import stop_consumer
 from tests.support.space import PROJECT
 
 RECORDS = 400
@@ -24,7 +25,7 @@ async def committed(bootstrap: str, group: str) -> int:
     try:
         return sum([await consumer.committed(TopicPartition(TOPIC, n)) or 0 for n in range(PARTITIONS)])
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
 
 
 async def test_both_ways_of_consuming_read_and_commit_every_record(stack: Stack) -> None:

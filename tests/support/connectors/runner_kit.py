@@ -21,6 +21,7 @@ from connectors.source import Context, Source
 from deploy.local.stack import Stack
 from pipeline.kafka.admin import ensure_topics
 from pipeline.kafka.producer import Producer
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import KafkaSettings, PostgresSettings
 from pipeline.stores.postgres import Pool, open_pool
@@ -206,4 +207,4 @@ async def bench_on(
         async with open_pool(postgres) as pool, Producer(ground.bootstrap, ground.prefix) as producer:
             yield Bench(pool, kafka, postgres, producer, folder, consumer, make, events_url)
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)

@@ -26,6 +26,7 @@ from connectors.uploads.options import UploadsOptions
 from connectors.uploads.source import Uploads
 from pipeline.kafka.client import producer
 from pipeline.kafka.producer import Producer
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.http_server import served
 from pipeline.stores.postgres import Pool, open_pool
@@ -145,7 +146,7 @@ class Office:
                     results += [decode(record.value, record.headers) for record in records]
             return sorted(results, key=lambda message: message.observed_at)
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
 
     async def run_action(self, action: str) -> None:
         """As ``penstock connector run`` does."""

@@ -21,6 +21,7 @@ from deploy.local.service import Place
 from pipeline.core.errors import PenstockError
 from pipeline.kafka.client import producer, security, signature_of
 from pipeline.kafka.producer import Producer
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.runtime.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings
 from pipeline.stores.elasticsearch import connect, translated
 from pipeline.stores.postgres import open_pool
@@ -146,4 +147,4 @@ async def consumer(site: Site, login: str, group: str | None) -> AsyncIterator[A
     try:
         yield kafka
     finally:
-        await kafka.stop()
+        await stop_consumer(kafka)

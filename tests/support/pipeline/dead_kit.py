@@ -16,6 +16,7 @@ from pipeline.core.errors import Poison
 from pipeline.kafka.client import producer, reader
 from pipeline.kafka.producer import Producer
 from pipeline.kafka.reader import Reader
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.ledger import letters
 from pipeline.ledger.letters import Letter
 from pipeline.observability.metrics import Metrics
@@ -92,7 +93,7 @@ class Desk:
             records = [await consumer.getone() for _ in range(sum(end[at] - first[at] for at in places))]
             return sorted(records, key=lambda record: (record.partition, record.offset))
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
 
     async def configure(self, topic: Topic, **settings: str) -> None:
         """Returns once the broker knows of it: the controller that is told answers before."""

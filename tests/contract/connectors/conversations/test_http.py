@@ -16,6 +16,7 @@ from connectors import conversations
 from connectors.declared import Key
 from connectors.http import Parts, app
 from pipeline.kafka.client import producer
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.http_server import served
 from tests.support.space import KEY_ENDS, Space
@@ -64,7 +65,7 @@ async def on_topic(space: Space) -> list[AnyMessage]:
         ends = await consumer.end_offsets(places)
         records = [await consumer.getone() for _ in range(sum(ends.values()))]
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
     messages = [decode(record.value, record.headers) for record in records]
     assert [message.key.encode() for message in messages] == [record.key for record in records]
     return sorted(messages, key=lambda message: message.observed_at)

@@ -20,6 +20,7 @@ from pipeline.core.errors import Retryable
 from pipeline.kafka import producer as producer_module
 from pipeline.kafka.admin import ensure_topics
 from pipeline.kafka.producer import DeliveryRefused, DeliveryUnknown, KafkaUnavailable, Producer
+from pipeline.kafka.stopping import stop_consumer
 from tests.support.connectors.folder_kit import Desk
 from topics.codec import decode
 from topics.messages import AnyMessage, DocumentUpserted
@@ -68,7 +69,7 @@ async def all_messages(bootstrap: str, *topics: str) -> list[AnyMessage]:
                 results += [decode(record.value, record.headers) for record in records]
         return results
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
 
 
 def document(name: str, content: str = "text") -> DocumentUpserted:
@@ -148,7 +149,7 @@ async def test_a_document_has_the_same_partition_in_the_live_and_backfill_topics
             for record in records:
                 places.setdefault(record.key, set()).add(partition.partition)
                 count += 1
-    await consumer.stop()
+    await stop_consumer(consumer)
     assert all(len(partitions) == 1 for partitions in places.values())
 
 

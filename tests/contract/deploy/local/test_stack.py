@@ -28,6 +28,7 @@ from deploy.local import process, workers
 from deploy.local.service import HOST
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
+from pipeline.kafka.stopping import stop_consumer
 
 pytestmark = pytest.mark.stack
 
@@ -155,7 +156,7 @@ async def recall_from_kafka(home: Path) -> list[bytes]:
         records = await consumer.getmany(partition, timeout_ms=10_000)
         return [record.value for record in records.get(partition, [])]
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
 
 
 def remember_in_elasticsearch(home: Path) -> None:

@@ -26,6 +26,7 @@ from pipeline.core.errors import Retryable
 from pipeline.core.kafka_log import Mark
 from pipeline.core.model import Lane
 from pipeline.kafka.client import deliver, producer
+from pipeline.kafka.stopping import stop_consumer
 from pipeline.ledger import kafka_marks
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import KafkaSettings, StreamSettings
@@ -113,7 +114,7 @@ class World:
         try:
             ends = await consumer.end_offsets([TopicPartition(self.full_name, 0)])
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
         return int(ends[TopicPartition(self.full_name, 0)])
 
     @property

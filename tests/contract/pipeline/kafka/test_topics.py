@@ -18,6 +18,7 @@ from pipeline.kafka import admin as admin_module
 from pipeline.kafka.admin import TopicRefused, TopicsNotReady, ensure_topics
 from pipeline.kafka.groups import Groups
 from pipeline.kafka.producer import Producer
+from pipeline.kafka.stopping import stop_consumer
 from topics.codec import decode, encode
 from topics.messages import MAX_CONTENT_BYTES, DocumentUpserted
 from topics.registry import DOCUMENTS_LIVE, IDENTITIES, TOPICS
@@ -155,6 +156,6 @@ async def test_the_largest_message_fits_its_topic(bootstrap: str, prefix: str) -
     try:
         got = await asyncio.wait_for(consumer.getone(), 30)
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
     assert got.key == record.key
     assert decode(got.value, got.headers) == message
