@@ -162,10 +162,12 @@ async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tup
 async def _live(
     service: Service, question: Question, caller: Caller, note: Callable[[Sources], Awaitable[None]]
 ) -> Answer:
-    """Written to the terminal as it comes."""
+    """Printed on the terminal as it is written."""
+    from cli.markdown_stream import MarkdownStream
     from query.answers.model import Delta, Done, Failed, Sources
 
     streamed = ""
+    shown = MarkdownStream(stdout)
     async with aclosing(service.answers.answer(question, caller)) as events:
         async for event in events:
             match event:
@@ -173,28 +175,25 @@ async def _live(
                     await note(event)
                 case Delta(text):
                     streamed += text
-                    _write(text)
+                    shown.feed(text)
                 case Failed(error):
+                    shown.end()
                     raise error
                 case Done(answer):
                     if answer.text != streamed.strip():
-                        _write(f"\n\n{answer.text}" if streamed else answer.text)
-                    _write("\n")
+                        shown.end()
+                        shown.feed(answer.text)
+                    shown.end()
                     return answer
     raise AssertionError("an answer ends with Done or Failed")
 
 
-def _write(text: str) -> None:
-    stdout.file.write("".join(c if c in "\n\t" else printable(c) for c in text))
-    stdout.file.flush()
-
-
 def _show(answer: Answer) -> None:
-    """Print the lines below the answer; in a pipe, the answer too."""
+    """Print the lines below the answer; in a pipe, the answer too, as Markdown."""
     from rich.text import Text
 
     if not stdout.is_terminal:
-        _write(f"{answer.text}\n")
+        stdout.file.write("".join(c if c in "\n\t" else printable(c) for c in f"{answer.text}\n"))
     if answer.cited:
         stdout.print()
     for passage in answer.cited:

@@ -38,8 +38,8 @@ from query.answers.model import (
     Usage,
 )
 from query.answers.prompt import Message, ask
+from query.answers.quotations import quotations
 from query.answers.review import enqueue
-from query.answers.sentences import quotations
 from query.answers.support import NOTHING, SupportReport, check_answer, is_no_information
 from query.answers.writing import AnswerSanitizer, Findings
 from query.limits.charging import charge

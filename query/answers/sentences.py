@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-from query.answers.model import NumberedPassage
-from query.answers.visible import disarmed
 
 _END = re.compile(
     r"[.!?…][\"'”’»)\]*_]*(?:[ \t]*\[\d+\])*(?=\s|\Z)"  # Latin, Greek, Cyrillic
@@ -159,59 +155,3 @@ def _number(token: str) -> str:
     token = _NUMERALS.get(token, token)
     token = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", token).rstrip(".,:/-")
     return re.sub(r"\.0+(?=\D|$)", "", token)
-
-
-_HEADING = re.compile(r"#{1,6}\s")
-MAX_QUOTED_PASSAGES = 5
-MAX_QUOTATION_CHARACTERS = 480
-"""The longest quotation."""
-
-
-def quotations(
-    question: str, passages: Sequence[NumberedPassage], *, ranked: bool
-) -> tuple[str, list[NumberedPassage]]:
-    """Markdown quotations with ``[n]`` of the excerpt of each passage that contains most of the question's words, and
-    the quoted passages. ranked: the passages are ordered by relevance; else those with most of the words are quoted."""
-    question_words = terms_of(question)
-    quoted = [
-        (passage, *excerpt(question_words, passage.text))
-        for passage in (passages[:MAX_QUOTED_PASSAGES] if ranked else passages)
-    ]
-    quoted = sorted((q for q in quoted if q[2]), key=lambda q: 0 if ranked else -q[1])[:MAX_QUOTED_PASSAGES]
-    return "\n\n".join(f"{_as_quotation(text)} [{p.n}]" for p, _, text in quoted), [p for p, _, _ in quoted]
-
-
-def excerpt(question: Terms, text: str) -> tuple[int, str]:
-    """The excerpt with most of the question's words, and how many it has. It consists of whole sentences if any are
-    short enough."""
-    text = disarmed(text)
-    ends = [0, *sentence_ends(text)]
-    # Each sentence is looked at once: hundreds of short ones fit into an excerpt.
-    common = [_common(question, text[start:end]) for start, end in pairwise(ends)]
-    best, stretch_, last = -1, "", 0
-    for first in range(len(ends) - 1):
-        last = max(last, first + 1)
-        while last + 1 < len(ends) and ends[last + 1] - ends[first] <= MAX_QUOTATION_CHARACTERS:
-            last += 1
-        hits = len(_NOTHING.union(*common[first:last]))
-        if hits > best:
-            best, stretch_ = hits, text[ends[first] : ends[last]].strip()
-    if len(stretch_) > MAX_QUOTATION_CHARACTERS:
-        stretch_ = stretch_[: stretch_.rfind(" ", 0, MAX_QUOTATION_CHARACTERS)].rstrip() + " …"
-    return best, stretch_
-
-
-_NOTHING: frozenset[tuple[bool, str]] = frozenset()
-
-
-def _common(question: Terms, sentence: str) -> frozenset[tuple[bool, str]]:
-    """The question's words and numbers that a sentence has, each with whether it is a number."""
-    said = terms_of(sentence)
-    numbers = ((True, number) for number in question.numbers & said.numbers)
-    return frozenset(numbers).union((False, word) for word in question.words & said.words)
-
-
-def _as_quotation(text: str) -> str:
-    """A Markdown quotation without headings, which would be too prominent."""
-    lines = [line for line in text.splitlines() if not _HEADING.match(line)] or [text.strip("# ")]
-    return "\n".join(f"> {line}" if line.strip() else ">" for line in "\n".join(lines).strip().splitlines())

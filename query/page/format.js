@@ -1,53 +1,38 @@
-// Renders an answer's text: paragraphs, lists, quotations, code and citations, but no links, images or HTML. Every step keeps
-// the offsets in the text, so that sentences can be marked by offset.
+// Renders Markdown as elements: paragraphs, headings, lists, quotations, code, tables, emphasis and citations, but no links,
+// images or HTML, because the text is untrusted. Offsets are kept, so that sentences can be marked by their offsets.
 
 import { el } from "./dom.js";
 
-const QUOTE = /^\s*>\s?(?:#{1,6}\s+)?/;
-const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\]/g;
-const ITEM = /^\s*(?:[-*•]|(\d{1,3})[.)])\s+/;
+const FENCE = /^\s*(`{3,}|~{3,})([^`]*)$/;
+const QUOTE = /^\s{0,3}>\s?/;
+const HEADING = /^\s{0,3}#{1,6}\s+/;
+const ITEM = /^(\s*)(?:[-*+•]|(\d{1,9})[.)])(?:\s+|$)/;
+const RULE = /^\s{0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
+const DELIMITER_ROW = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+const MAX_DEPTH = 6;
+/** Blocks that are nested deeper are shown as paragraphs. */
+const INLINE = new RegExp(
+  [
+    "(?<ticks>`+)(?!`)(?<code>[^`](?:.*?[^`])??)\\k<ticks>(?!`)",
+    "(?<strong>\\*\\*|__)(?=\\S)(?<bold>.*?[^\\s*_])\\k<strong>",
+    "(?<![\\w*])\\*(?=[^\\s*])(?<starred>[^*]*?[^\\s*])\\*(?![\\w*])",
+    "(?<![\\w_])_(?=[^\\s_])(?<scored>[^_]*?[^\\s_])_(?![\\w_])",
+    "~~(?=[^\\s~])(?<struck>[^~]*?[^\\s~])~~",
+    "\\[(?<numbers>\\d{1,3}(?:\\s*[,;]\\s*\\d{1,3})*)\\]",
+    "\\\\(?<escaped>[!-/:-@[-`{-~])",
+    "(?<hard> {2,}|\\\\)\\n",
+  ].join("|"),
+  "gs",
+);
 
 /** Render a text. context: {cite(n) → element or null, unsupported: [[start, end], …]}. Returns a fragment. */
-export function renderText(text, context) {
+export function renderText(text, context = {}) {
   const nodes = document.createDocumentFragment();
-  for (const block of blocks(text)) nodes.append(block.kind === "code" ? renderCode(text, block) : block.kind === "list" ? renderList(text, block, context) : block.kind === "quote" ? renderQuote(text, block, context) : renderParagraph(text, block, context));
+  nodes.append(...renderBlocks(text, [...lines(text)], context, 0));
   return nodes;
 }
 
-/** Group lines into blocks {kind, lines: [[start, end], …], ordered?}; a quotation has parts: [lines, …] instead of lines. */
-function blocks(text) {
-  const result = [];
-  let open = null;
-  let fenced = false;
-  for (const [start, end] of lines(text)) {
-    const line = text.slice(start, end);
-    if (/^\s*```/.test(line)) {
-      fenced = !fenced;
-      open = fenced ? { kind: "code", lines: [] } : null;
-      if (open) result.push(open);
-    } else if (fenced) {
-      open.lines.push([start, end]);
-    } else if (!line.trim()) {
-      open = null;
-    } else if (QUOTE.test(line)) {
-      if (open?.kind !== "quote") result.push((open = { kind: "quote", parts: [[]] }));
-      const from = start + QUOTE.exec(line)[0].length;
-      if (text.slice(from, end).trim()) open.parts.at(-1).push([from, end]);
-      else open.parts.push([]);
-    } else if (ITEM.test(line)) {
-      const ordered = ITEM.exec(line)[1] !== undefined;
-      if (open?.kind !== "list" || open.ordered !== ordered) result.push((open = { kind: "list", ordered, lines: [] }));
-      open.lines.push([start + ITEM.exec(line)[0].length, end]);
-    } else if (open?.kind === "list") {
-      open.lines[open.lines.length - 1][1] = end; // the item continues
-    } else {
-      if (!open) result.push((open = { kind: "paragraph", lines: [] }));
-      open.lines.push([start + /^\s*(?:#{1,6}\s+)?/.exec(line)[0].length, end]);
-    }
-  }
-  return result;
-}
-
+/** The lines of a text as [start, end]. */
 function* lines(text) {
   let start = 0;
   while (start <= text.length) {
@@ -58,53 +43,167 @@ function* lines(text) {
   }
 }
 
-const renderCode = (text, block) => el("pre", {}, el("code", {}, block.lines.map(([a, b]) => text.slice(a, b)).join("\n")));
-
-const renderList = (text, block, context) =>
-  el(block.ordered ? "ol" : "ul", {}, block.lines.map(([a, b]) => el("li", {}, renderInline(text, a, b, context))));
-
-const renderParagraph = (text, block, context) =>
-  el("p", {}, block.lines.map(([a, b], n) => [n ? " " : null, ...renderInline(text, a, b, context)]));
-
-const renderQuote = (text, block, context) =>
-  el("blockquote", {}, block.parts.filter((part) => part.length).map((part) => renderParagraph(text, { lines: part }, context)));
-
-/** Render a range of the text, split where an unsupported sentence begins or ends. */
-function renderInline(text, start, end, context) {
+/** Render lines, given as [start, end] without the marks of the blocks that they are in. */
+function renderBlocks(text, rows, context, depth) {
   const nodes = [];
-  let at = start;
-  for (const [from, to] of context.unsupported ?? []) {
-    const a = Math.max(from, at);
-    const b = Math.min(to, end);
-    if (a >= b) continue;
-    nodes.push(...renderPieces(text, at, a, context));
-    nodes.push(el("span", { class: "unsupported" }, renderPieces(text, a, b, context), el("span", { class: "visually-hidden" }, " (no passage supports this)")));
-    at = b;
+  const line = (n) => text.slice(...rows[n]);
+  const isTable = (n) => n + 1 < rows.length && line(n).includes("|") && line(n + 1).includes("|") && DELIMITER_ROW.test(line(n + 1));
+  const beginsBlock = (n) => FENCE.test(line(n)) || HEADING.test(line(n)) || RULE.test(line(n)) || isTable(n) || (depth < MAX_DEPTH && (QUOTE.test(line(n)) || ITEM.test(line(n))));
+  let n = 0;
+  /** Take lines while the condition holds, each without what the pattern matches. */
+  const take = (condition, mark) => {
+    const taken = [];
+    for (; n < rows.length && condition(line(n)); n++) taken.push([rows[n][0] + (mark?.exec(line(n))?.[0].length ?? 0), rows[n][1]]);
+    return taken;
+  };
+  while (n < rows.length) {
+    const first = line(n);
+    const fence = FENCE.exec(first);
+    if (!first.trim()) {
+      n++;
+    } else if (fence) {
+      n++;
+      const indent = /^\s*/.exec(first)[0].length;
+      const code = take((row) => !closesFence(row, fence[1]), new RegExp(`^\\s{0,${indent}}`));
+      n++;
+      nodes.push(el("pre", { tabindex: "0" }, el("code", {}, code.map((row) => text.slice(...row)).join("\n"))));
+    } else if (HEADING.test(first)) {
+      const start = rows[n][0] + HEADING.exec(first)[0].length;
+      nodes.push(el("p", { class: "heading" }, renderInline(text, [[start, rows[n++][1]]], context)));
+    } else if (RULE.test(first)) {
+      n++;
+      nodes.push(el("hr", {}));
+    } else if (isTable(n)) {
+      nodes.push(renderTable(text, take((row) => row.includes("|")), context));
+    } else if (depth < MAX_DEPTH && QUOTE.test(first)) {
+      nodes.push(el("blockquote", {}, renderBlocks(text, take((row) => QUOTE.test(row), QUOTE), context, depth + 1)));
+    } else if (depth < MAX_DEPTH && ITEM.test(first)) {
+      const list = takeList(text, rows, n);
+      n = list.end;
+      nodes.push(el(list.ordered ? "ol" : "ul", list.from > 1 ? { start: list.from } : {}, list.items.map((item) => el("li", {}, renderItem(text, item, context, depth + 1)))));
+    } else {
+      const paragraph = [rows[n++]];
+      while (n < rows.length && line(n).trim() && !beginsBlock(n)) paragraph.push(rows[n++]);
+      nodes.push(el("p", {}, renderInline(text, paragraph, context)));
+    }
   }
-  nodes.push(...renderPieces(text, at, end, context));
   return nodes;
 }
 
-function renderPieces(text, start, end, context) {
+function closesFence(line, ticks) {
+  const mark = line.trim();
+  return mark.length >= ticks.length && [...mark].every((character) => character === ticks[0]);
+}
+
+/** The list that begins at a line: {items: [rows, …], ordered, from, end}. What is indented like an item's text belongs to it. */
+function takeList(text, rows, begin) {
+  const [, , number] = ITEM.exec(text.slice(...rows[begin]));
+  const list = { items: [], ordered: number !== undefined, from: Number(number), end: begin };
+  let indent = 0;
+  let blank = 0;
+  for (let n = begin; n < rows.length; n++) {
+    const line = text.slice(...rows[n]);
+    const depth = /^\s*/.exec(line)[0].length;
+    const item = ITEM.exec(line);
+    if (!line.trim()) {
+      blank++;
+      continue;
+    }
+    if (item && (!list.items.length || depth < indent)) {
+      if ((item[2] !== undefined) !== list.ordered) break;
+      indent = Math.min(item[0].length, depth + 4);
+      list.items.push([[rows[n][0] + item[0].length, rows[n][1]]]);
+    } else if (depth >= indent || (!blank && !item && !FENCE.test(line) && !QUOTE.test(line) && !HEADING.test(line))) {
+      const rest = list.items.at(-1);
+      for (; blank > 0; blank--) rest.push([rows[n][0], rows[n][0]]);
+      rest.push([rows[n][0] + Math.min(depth, indent), rows[n][1]]);
+    } else {
+      break;
+    }
+    blank = 0;
+    list.end = n + 1;
+  }
+  return list;
+}
+
+/** The blocks of an item; its first paragraph has no element of its own. */
+function renderItem(text, rows, context, depth) {
+  const [first, ...rest] = renderBlocks(text, rows, context, depth);
+  return first?.tagName === "P" ? [...first.childNodes, ...rest] : [first, ...rest];
+}
+
+function renderTable(text, rows, context) {
+  const [header, , ...body] = rows.map((row) => cells(text, row));
+  const row = (tag, list) => el("tr", {}, header.map((_, n) => el(tag, {}, list[n] ? renderInline(text, [list[n]], context) : null)));
+  return el("div", { class: "table", tabindex: "0" }, el("table", {}, el("thead", {}, row("th", header)), el("tbody", {}, body.map((list) => row("td", list)))));
+}
+
+/** The cells of a row as [start, end]. A bar with a backslash before it does not end a cell. */
+function cells(text, [start, end]) {
+  const found = [];
+  let from = start;
+  for (let at = start; at <= end; at++) {
+    if (at < end && (text[at] !== "|" || text[at - 1] === "\\")) continue;
+    if (at < end || text.slice(from, end).trim()) found.push([from, at]);
+    from = at + 1;
+  }
+  return text.slice(start, end).trimStart().startsWith("|") ? found.slice(1) : found;
+}
+
+/** Render lines as one text, split where an unsupported sentence begins or ends. */
+function renderInline(text, rows, context) {
+  const whole = rows.map((row) => text.slice(...row)).join("\n");
   const nodes = [];
-  const part = text.slice(start, end);
   let at = 0;
-  for (const match of part.matchAll(INLINE)) {
-    nodes.push(part.slice(at, match.index));
-    if (match[1] !== undefined) nodes.push(el("code", {}, match[1]));
-    else if (match[2] !== undefined) nodes.push(el("strong", {}, match[2]));
-    else nodes.push(...citationNodes(match, context));
+  for (const [from, to] of unsupportedIn(rows, context.unsupported ?? [])) {
+    nodes.push(...renderPieces(whole.slice(at, from), context));
+    nodes.push(el("span", { class: "unsupported" }, renderPieces(whole.slice(from, to), context), el("span", { class: "visually-hidden" }, " (no passage supports this)")));
+    at = to;
+  }
+  nodes.push(...renderPieces(whole.slice(at), context));
+  return nodes;
+}
+
+/** Ranges of the text as ranges of the lines that are joined. */
+function unsupportedIn(rows, ranges) {
+  const result = [];
+  for (const [from, to] of ranges) {
+    let offset = 0;
+    let range = null;
+    for (const [start, end] of rows) {
+      const a = Math.max(from, start) - start + offset;
+      const b = Math.min(to, end) - start + offset;
+      if (a < b) range = [range?.[0] ?? a, b];
+      offset += end - start + 1;
+    }
+    if (range) result.push(range);
+  }
+  return result;
+}
+
+function renderPieces(text, context) {
+  const nodes = [];
+  let at = 0;
+  for (const match of text.matchAll(INLINE)) {
+    const { ticks, code, strong, bold, starred, scored, struck, numbers, escaped } = match.groups;
+    nodes.push(text.slice(at, match.index));
+    if (ticks !== undefined) nodes.push(el("code", {}, code.replace(/\n/g, " ")));
+    else if (strong !== undefined) nodes.push(el("strong", {}, renderPieces(bold, context)));
+    else if (starred ?? scored) nodes.push(el("em", {}, renderPieces(starred ?? scored, context)));
+    else if (struck !== undefined) nodes.push(el("s", {}, renderPieces(struck, context)));
+    else if (numbers !== undefined) nodes.push(...citationNodes(match[0], numbers, context));
+    else if (escaped !== undefined) nodes.push(escaped);
+    else nodes.push(el("br", {}));
     at = match.index + match[0].length;
   }
-  nodes.push(part.slice(at));
+  nodes.push(text.slice(at));
   return nodes;
 }
 
 /** A citation of unknown passages stays plain text. */
-function citationNodes(match, context) {
-  const numbers = match[3].split(/[,;]/).map((n) => Number(n.trim()));
-  const links = numbers.map((n) => context.cite(n));
-  return links.every(Boolean) ? links : [match[0]];
+function citationNodes(written, numbers, context) {
+  const links = numbers.split(/[,;]/).map((n) => context.cite?.(Number(n.trim())));
+  return links.every(Boolean) ? links : [written];
 }
 
 const CITATIONS = "(?:\\s*\\[[\\d\\s,;]*\\])*";

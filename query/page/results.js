@@ -2,7 +2,8 @@
 
 import { post } from "./api.js";
 import { day, el, externalLink, shortLocation, plural, announce, svg, webUrl } from "./dom.js";
-import { highlight, snippet } from "./words.js";
+import { renderText } from "./format.js";
+import { highlight, highlightWithin, snippet } from "./words.js";
 
 const RANKERS = { vector: "meaning", keyword: "words" };
 const TYPES = {
@@ -24,6 +25,19 @@ function withoutHeading(result) {
   return heading && [result.title, ...(result.headings ?? [])].includes(heading[1].trim()) ? result.text.slice(heading[0].length) : result.text;
 }
 
+/** Types whose line breaks and marks mean something else than in Markdown. */
+const LAID_OUT = new Set(["application/json", "application/sql", "application/x-ndjson", "application/x-sh"]);
+
+/** Whether the texts of a type are Markdown, as those of web pages and Office files are after extraction. */
+function isMarkdown(type) {
+  const name = (type ?? "text/plain").split(";")[0].trim().toLowerCase();
+  return name.startsWith("text/") ? name === "text/markdown" || name === "text/html" : !LAID_OUT.has(name);
+}
+
+function wholeText(result, stems) {
+  return isMarkdown(result.media_type) ? highlightWithin(renderText(result.text), stems) : highlight(result.text, stems);
+}
+
 /** Chunks that the reader expanded; they stay expanded when the results are drawn again. */
 const expandedChunks = new Set();
 
@@ -36,7 +50,8 @@ export function resultCard(result, { stems, query, n, open }) {
   const more = flat ? null : el("button", { type: "button", class: "link more" });
   const show = (all) => {
     body.classList.toggle("all", all);
-    body.replaceChildren(highlight(all ? result.text : short.text, stems));
+    body.classList.toggle("prose", all && isMarkdown(result.media_type));
+    body.replaceChildren(all ? wholeText(result, stems) : highlight(short.text, stems));
     if (more) {
       more.textContent = all ? "Show less" : "Show the whole passage";
       more.setAttribute("aria-expanded", String(all));

@@ -37,6 +37,15 @@ export function highlight(original, stems) {
   return nodes;
 }
 
+/** Mark the query's words in an element that is rendered already. Returns the element. */
+export function highlightWithin(node, stems) {
+  const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+  const texts = [];
+  while (walker.nextNode()) texts.push(walker.currentNode);
+  for (const text of texts) text.replaceWith(highlight(text.data, stems));
+  return node;
+}
+
 /** The part of a text, on one line, with the most different words of the query. whole: all of the text fits. */
 export function snippet(text, stems) {
   const flat = stripMarkdown(text);
@@ -57,12 +66,16 @@ export function snippet(text, stems) {
   return { text: (start ? "… " : "") + flat.slice(start, end) + (end < flat.length ? " …" : ""), whole: false };
 }
 
-/** A passage on one line, without Markdown's marks for headings, bold text and code. */
+/** A passage on one line, without Markdown's marks for headings, emphasis, code and tables. */
 export function stripMarkdown(text) {
   return text
     .replace(/^\s{0,3}#{1,6}\s+(.*)$/gm, "$1 —")
-    .replace(/^\s*```.*$/gm, "")
+    .replace(/^\s*(?:```|~~~).*$/gm, "")
+    .replace(/^\s*\|?[\s:|-]*-[\s:|-]*\|[\s:|-]*$/gm, "")
+    .replace(/^\s*\|(.*)\|\s*$/gm, "$1")
     .replace(/\*\*|`/g, "")
+    .replace(/(?<![\w*])\*(?=[^\s*])([^*\n]*[^\s*])\*(?![\w*])/g, "$1")
+    .replace(/(?<![\w_])_(?=[^\s_])([^_\n]*[^\s_])_(?![\w_])/g, "$1")
     .replace(/\s+/g, " ")
     .replace(/ —$/, "")
     .trim();

@@ -111,6 +111,97 @@ async def test_markup_in_an_answer_is_shown_as_text(tabs: Tabs) -> None:
     assert await tab.page.locator(made).count() == 0
 
 
+MARKDOWN = """> To undo it, *before* you push, keep `a_b*c` and 2 * 3 * 4 and snake_case_name:
+>
+> ```sh
+> # the last commit
+> git revert HEAD
+> ```
+>
+> [1]
+
+> | Grade | Rate |
+> | --- | --- |
+> | **A** | 10 \\| 20 |
+> | B | ~~30~~ |
+>
+> [1]
+
+1. one
+   - nested _deeply_
+
+     and more
+2. two
+
+---
+\\*plain\\* [7]"""
+
+
+def streamed(answer: str, passages: list[dict]) -> str:
+    """The events of an answer that is written at once."""
+    done = {
+        "answer": answer,
+        "citations": [{"n": 1}],
+        "grounded": True,
+        "mode": "hybrid",
+        "notes": [],
+        "model": None,
+        "relevant": True,
+        "unsupported": ["git revert HEAD is not", "two"],
+        "review": False,
+        "answer_id": None,
+    }
+    sources = {"passages": passages, "mode": "hybrid", "notes": [], "steps": []}
+    events = [("sources", sources), ("delta", {"text": answer}), ("done", done)]
+    return "".join(f"event: {event}\r\ndata: {json.dumps(data)}\r\n\r\n" for event, data in events)
+
+
+async def test_markdown_of_an_answer_and_of_a_passage_is_rendered(tabs: Tabs) -> None:
+    passage = {
+        "n": 1,
+        "chunk_id": "c1",
+        "document_id": "d1",
+        "external_id": "undo.md",
+        "source": "git",
+        "title": "Undo",
+        "text": MARKDOWN,
+        "media_type": "text/markdown",
+        "ranks": {},
+        "headings": [],
+    }
+    plain = {
+        **passage,
+        "n": 2,
+        "chunk_id": "c2",
+        "media_type": "text/x-python",
+        "text": "a = 1\n" + "b = a *c* 2\n" * 4,
+    }
+    tab = await tabs.new()
+    stream = streamed(MARKDOWN, [passage, plain])
+    await tab.page.route("**/v1/answers", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector(WRITTEN)
+    for button in await tab.page.locator("#results .more").all():
+        await button.click()
+    for place in ("#answer .prose", "#passage-1 .text"):
+        shown = tab.page.locator(place)
+        assert await shown.locator("em").all_inner_texts() == ["before", "deeply"]
+        assert await shown.locator("blockquote pre").inner_text() == "# the last commit\ngit revert HEAD"
+        assert await shown.locator("p > code").all_inner_texts() == ["a_b*c"]
+        assert "2 * 3 * 4 and snake_case_name" in await shown.inner_text()
+        assert await shown.locator("th").all_inner_texts() == ["Grade", "Rate"]
+        assert await shown.locator("td").all_inner_texts() == ["A", "10 | 20", "B", "30"]
+        assert await shown.locator("td strong, td s").all_inner_texts() == ["A", "30"]
+        assert await shown.locator("ol > li > ul > li").inner_text() == "nested deeply\n\nand more"
+        assert await shown.locator("ol > li").count() == 2
+        assert await shown.locator("hr").count() == 1
+        assert "*plain* [7]" in await shown.inner_text()
+    assert await tab.page.locator("#answer .cite").all_inner_texts() == ["1", "1"]
+    assert "two" in await tab.page.locator("#answer .unsupported").inner_text()
+    assert await tab.page.locator("#passage-1 mark").count() > 0
+    assert await tab.page.inner_text("#passage-2 .text") == plain["text"]
+
+
 async def test_stopping_an_answer_also_stops_the_model(tabs: Tabs) -> None:
     tabs.site.chat.faults = Faults(stall=1)
     tab = await tabs.new()
