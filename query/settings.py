@@ -148,6 +148,9 @@ class ServeSettings(Part):
     """The address at which `penstock up` serves; the local stack writes it to endpoints.json."""
 
 
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
+
+
 class AuthSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_AUTH_", frozen=True, extra="forbid")
 
@@ -158,7 +161,7 @@ class AuthSettings(Part):
     """The ``iss`` that a token must have."""
     audience: str | None = None
     """The ``aud`` that a token must have."""
-    algorithms: tuple[Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"], ...] = ("RS256",)
+    algorithms: tuple[Algorithm, ...] = ("RS256",)
     """The signature algorithms that are accepted."""
     leeway_seconds: float = Field(30.0, ge=0, le=300)
     """How far the issuer's clock may differ from ours."""

@@ -16,7 +16,14 @@ import httpx
 from pydantic import BaseModel, ValidationError
 from tenacity import RetryCallState, retry_if_exception, stop_after_attempt
 
-from penstock.client.errors import ClientError, InvalidResponse, ProblemError, Unreachable, problem
+from penstock.client.errors import (
+    ClientError,
+    InvalidResponse,
+    ProblemError,
+    TokenUnavailable,
+    Unreachable,
+    problem,
+)
 from penstock.client.models import (
     AnswerEvent,
     AnswerResponse,
@@ -37,6 +44,8 @@ from pipeline.core.retry import backoff
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
+PersonToken = str | Callable[[], str]
+"""A token that names a person, or a function that returns one."""
 BASE_SECONDS = 0.5
 """The first wait before sending again is at most this long; each further one may be twice as long."""
 REFUSED = frozenset({429, 503})
@@ -216,6 +225,18 @@ def sendable(headers: Mapping[str, str]) -> Mapping[str, str]:
         if not re.fullmatch(r"[!-9;-~]+", name) or not re.fullmatch(r"([!-~]([ \t!-~]*[!-~])?)?", value):
             raise ValueError(f"the header {name!r} cannot be sent: it has a line end or a letter that is not ASCII")
     return headers
+
+
+def on_behalf_of(person: PersonToken | None) -> Mapping[str, str]:
+    """The header that names a person. Raises TokenUnavailable for a token that no header can hold."""
+    if person is None:
+        return {}
+    token = person if isinstance(person, str) else person()
+    if not re.fullmatch(r"[!-~]+", token):
+        raise TokenUnavailable(
+            "the person's token is empty, or holds a space, a line end or a letter that is not ASCII"
+        )
+    return {"X-Penstock-On-Behalf-Of": token}
 
 
 def _retry_after(error: BaseException | None) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from copy import copy
 from datetime import datetime
 from importlib.metadata import version
 from typing import Any, Literal, Self, TypeVar
@@ -15,7 +16,7 @@ from httpx_sse import EventSource, SSEError
 from tenacity import AsyncRetrying, Retrying
 
 from penstock.client import calls
-from penstock.client.calls import Call
+from penstock.client.calls import Call, PersonToken
 from penstock.client.errors import InvalidResponse
 from penstock.client.models import (
     AnswerEvent,
@@ -93,6 +94,16 @@ class Client:
         file. Connects at the first request."""
         self._http = httpx.Client(**_options(url, token, timeout_seconds, headers, ssl_context, connections))
         self._attempts, self._longest_wait_seconds = attempts, longest_wait_seconds
+        self._person: PersonToken | None = None
+
+    def on_behalf_of(self, person: PersonToken) -> Self:
+        """A client for requests on behalf of a person, which shares this one's credential, connections and settings;
+        closing either closes both. person: a token that names the person and is signed by the issuer that vouches for
+        the people of this service (docs/http.md), or a function that returns one, which is called for each request,
+        because such tokens are valid for a few minutes."""
+        other = copy(self)
+        other._person = person
+        return other
 
     def search(
         self,
@@ -226,7 +237,10 @@ class Client:
 
     def _open(self, call: Call[Any]) -> httpx.Response:
         """A successful response, whose body is not read."""
-        request = self._http.build_request(call.method, call.path, json=call.json, params=call.parameters)
+        headers = calls.on_behalf_of(self._person)
+        request = self._http.build_request(
+            call.method, call.path, json=call.json, params=call.parameters, headers=headers
+        )
         try:
             response = self._http.send(request, stream=True)
             if response.is_success:
@@ -277,6 +291,16 @@ class AsyncClient:
         file. Connects at the first request."""
         self._http = httpx.AsyncClient(**_options(url, token, timeout_seconds, headers, ssl_context, connections))
         self._attempts, self._longest_wait_seconds = attempts, longest_wait_seconds
+        self._person: PersonToken | None = None
+
+    def on_behalf_of(self, person: PersonToken) -> Self:
+        """A client for requests on behalf of a person, which shares this one's credential, connections and settings;
+        closing either closes both. person: a token that names the person and is signed by the issuer that vouches for
+        the people of this service (docs/http.md), or a function that returns one, which is called for each request,
+        because such tokens are valid for a few minutes."""
+        other = copy(self)
+        other._person = person
+        return other
 
     async def search(
         self,
@@ -394,7 +418,10 @@ class AsyncClient:
 
     async def _open(self, call: Call[Any]) -> httpx.Response:
         """A successful response, whose body is not read."""
-        request = self._http.build_request(call.method, call.path, json=call.json, params=call.parameters)
+        headers = calls.on_behalf_of(self._person)
+        request = self._http.build_request(
+            call.method, call.path, json=call.json, params=call.parameters, headers=headers
+        )
         try:
             response = await self._http.send(request, stream=True)
             if response.is_success:

@@ -17,8 +17,9 @@ from typing import Literal
 from uuid import UUID
 
 Decision = Literal["allowed", "refused", "failed"]
-Credential = Literal["token", "key", "development", "command", "service"]
-"""How the actor was authenticated. command: the user who runs `penstock` on a machine; service: a process of ours."""
+Credential = Literal["token", "key", "delegated", "development", "command", "service"]
+"""How the actor was authenticated. delegated: by a service that asked on the person's behalf; command: the user who
+runs `penstock` on a machine; service: a process of ours."""
 
 MOST_CHARACTERS = 500
 MOST_ACCESS = 1_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from hmac import compare_digest
 from ipaddress import ip_address
@@ -18,10 +18,10 @@ from starlette.datastructures import Headers
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime.home import DEVELOPMENT_FILE, development_token, home, made_development_token
 from query.auth import tokens
-from query.auth.api_keys import KeyFile
+from query.auth.api_keys import Delegation, Entry, KeyFile, OneKey
 from query.auth.identity import Identity
 from query.auth.jwks import KeySet
-from query.auth.tokens import Untrusted
+from query.auth.tokens import PublicKeys, Untrusted
 from query.problems import Problem
 from query.settings import AuthSettings, ServeSettings
 
@@ -34,6 +34,8 @@ DEVELOPMENT_CREDENTIALS = (
     " PENSTOCK_HOME; `penstock status` in a terminal prints the page's address with it"
 )
 API_KEY = "x-api-key"
+ON_BEHALF_OF = "x-penstock-on-behalf-of"
+"""The header with the token by which a service's issuer vouches for the person for whom the service asks."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 PROXY_HEADERS = (
     "forwarded",
@@ -64,10 +66,19 @@ class Authenticator:
     """Authenticates requests by their headers. Safe to share between tasks."""
 
     def __init__(
-        self, settings: AuthSettings, *, keys: KeySet | None, key_file: KeyFile | None, development: Path | None
+        self,
+        settings: AuthSettings,
+        *,
+        keys: KeySet | None,
+        key_file: KeyFile | None,
+        development: Path | None,
+        key_set: Callable[[str], KeySet] | None = None,
     ):
-        """development: the file of the token that development mode requires; None: the mode is off."""
+        """development: the file of the token that development mode requires; None: the mode is off. key_set: the keys
+        that a service's own issuer publishes at an address; None: such services are not served."""
         self._settings = settings
+        self._key_set = key_set or _no_key_set
+        self._key_sets: dict[str, KeySet] = {}
         self._keys = keys
         self._key_file = key_file
         self._development = development
@@ -84,7 +95,7 @@ class Authenticator:
     async def authenticate(self, headers: Headers) -> Identity:
         """The caller's identity. Raises Problem (401, or 403 for development mode behind a proxy), Retryable when the
         issuer's keys are not available, and Misconfigured when the key file cannot be read."""
-        for name in ("authorization", API_KEY):
+        for name in ("authorization", API_KEY, ON_BEHALF_OF):
             if len(headers.getlist(name)) > 1:  # a proxy may have checked the other one
                 raise _unauthorized(f"send the header {name} once")
         authorization = headers.get("authorization")
@@ -102,18 +113,61 @@ class Authenticator:
                 raise _unauthorized("send Authorization: Bearer TOKEN")
             if credential.count(".") == 2 and self._keys is not None:  # a key has no dots
                 try:
-                    return await tokens.identify(credential, self._keys, self._settings)
+                    return await self._by_token(credential, self._keys, headers)
                 except Untrusted as error:
                     raise _unauthorized(str(error)) from error
             key = credential
         assert key is not None
         if self._is_development_token(key):
             return _development_identity(headers)
-        identity = self._key_file.identify(key) if self._key_file is not None else None
-        if identity is None:
+        match = self._key_file.entry(key) if self._key_file is not None else None
+        if match is None:
             detail = "unknown or expired token or API key"
             raise _unauthorized(detail if self._development is None else f"{detail}: {DEVELOPMENT_CREDENTIALS}")
-        return identity
+        try:
+            return await self._by_key(*match, headers.get(ON_BEHALF_OF))
+        except Untrusted as error:
+            raise _unauthorized(str(error)) from error
+
+    async def _by_token(self, token: str, keys: KeySet, headers: Headers) -> Identity:
+        """The person of a token, or the person for whom the issuer's token exchange lets a service ask. Raises
+        Untrusted."""
+        if ON_BEHALF_OF in headers:
+            raise Untrusted(f"{ON_BEHALF_OF} goes with an API key, not with a token")
+        identity, actor = await tokens.identify(token, keys, self._settings)
+        if actor is None:
+            return identity
+        match = self._key_file.actor(actor) if self._key_file is not None else None
+        if match is None or identity.principal is None:
+            raise Untrusted("the token was exchanged for a service (act) that has no entry in PENSTOCK_AUTH_KEYS_FILE")
+        return match[1].on_behalf(match[0], identity.tenant, identity.principal)
+
+    async def _by_key(self, name: str, entry: Entry, assertion: str | None) -> Identity:
+        """The service of an API key, or the person whom its issuer vouches for. Raises Untrusted."""
+        if assertion is None:
+            if not entry.has_own_access:
+                raise Untrusted(f"this key asks on behalf of people only: send {ON_BEHALF_OF}")
+            return entry.identity(name)
+        checks = entry.acts_for
+        if checks is None:
+            raise Untrusted("this key may not ask on behalf of people")
+        claims = await tokens.verify(assertion.strip(), self._keys_of(checks), checks)
+        tenant = tokens.claim_of(claims, "tenant") if "tenant" in claims else entry.tenant
+        if checks.principal_claim == "email":
+            tokens.require_verified(claims)
+        return entry.on_behalf(name, tenant, tokens.claim_of(claims, checks.principal_claim))
+
+    def _keys_of(self, checks: Delegation) -> PublicKeys:
+        if checks.public_key is not None:
+            return OneKey(checks.public_key)
+        assert checks.jwks_url is not None
+        if checks.jwks_url not in self._key_sets:
+            self._key_sets[checks.jwks_url] = self._key_set(checks.jwks_url)
+        return self._key_sets[checks.jwks_url]
+
+    async def aclose(self) -> None:
+        for keys in self._key_sets.values():
+            await keys.aclose()
 
     def _is_development_token(self, key: str) -> bool:
         """Whether the key is the development token. Its file is read each time, so that deleting the file revokes the
@@ -125,6 +179,10 @@ class Authenticator:
         except FileNotFoundError:
             return False
         return compare_digest(key.encode("utf-8", "replace"), token.encode())
+
+
+def _no_key_set(url: str) -> KeySet:
+    raise Misconfigured(f"the keys of {url} cannot be fetched here")
 
 
 def _unauthorized(detail: str, *, error: str | None = "invalid_token") -> Problem:
@@ -202,11 +260,15 @@ async def open_authenticator(auth: AuthSettings, serve: ServeSettings) -> AsyncI
             "development_mode_enabled", says="a client with the token may choose any identity; served on loopback only"
         )
     async with httpx.AsyncClient(follow_redirects=False, trust_env=True) as client:
-        keys = None
-        if auth.jwks_url is not None:
-            keys = KeySet(auth.jwks_url, keep_seconds=auth.jwks_keep_seconds, client=client)
+
+        def key_set(url: str) -> KeySet:
+            return KeySet(url, keep_seconds=auth.jwks_keep_seconds, client=client)
+
+        keys = key_set(auth.jwks_url) if auth.jwks_url is not None else None
+        authenticator = Authenticator(auth, keys=keys, key_file=key_file, development=development, key_set=key_set)
         try:
-            yield Authenticator(auth, keys=keys, key_file=key_file, development=development)
+            yield authenticator
         finally:
+            await authenticator.aclose()
             if keys is not None:
                 await keys.aclose()

@@ -4,11 +4,12 @@ ignored, because the ledger has them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import jwt
+from jwt import PyJWK
 from jwt.exceptions import (
     ExpiredSignatureError,
     ImmatureSignatureError,
@@ -22,7 +23,6 @@ from jwt.exceptions import (
 
 from pipeline.core.errors import Misconfigured
 from query.auth.identity import Identity
-from query.auth.jwks import KeySet
 from query.settings import AuthSettings
 
 MAX_CHARACTERS = 16_384
@@ -66,26 +66,57 @@ def require(settings: AuthSettings) -> None:
         raise Misconfigured("PENSTOCK_AUTH_JWKS_URL must begin with https:// (http only on this machine)")
 
 
-async def identify(token: str, keys: KeySet, settings: AuthSettings) -> Identity:
-    """The identity that a token proves. Raises Untrusted, and Retryable when the issuer's keys are not available."""
+class Checks(Protocol):
+    """The requirements of a token: AuthSettings, or the checks of a service's own issuer."""
+
+    @property
+    def issuer(self) -> str | None: ...
+    @property
+    def audience(self) -> str | None: ...
+    @property
+    def algorithms(self) -> Sequence[str]: ...
+    @property
+    def leeway_seconds(self) -> float: ...
+    @property
+    def max_token_hours(self) -> float: ...
+
+
+class PublicKeys(Protocol):
+    async def key(self, kid: str | None, algorithm: str) -> PyJWK | None:
+        """The key with this ``kid`` for this algorithm; None: there is none. Raises Retryable."""
+        ...
+
+
+async def identify(token: str, keys: PublicKeys, settings: AuthSettings) -> tuple[Identity, str | None]:
+    """The identity that a token proves, and the actor to which its issuer delegated that person's access (the claim
+    ``act``, RFC 8693), if any. Raises Untrusted, and Retryable when the issuer's keys are not available."""
     claims = await verify(token, keys, settings)
-    tenant = settings.tenant or _claim(claims, settings.tenant_claim)
-    principal = _claim(claims, settings.principal_claim)
-    unverified = settings.unverified_email == "refuse" and claims.get("email_verified") not in (True, "true")
-    if settings.principal_claim == "email" and unverified:
-        raise Untrusted("the token's email address is not verified (email_verified)")
+    tenant = settings.tenant or claim_of(claims, settings.tenant_claim)
+    principal = claim_of(claims, settings.principal_claim)
+    if settings.principal_claim == "email" and settings.unverified_email == "refuse":
+        require_verified(claims)
     roles = claims.get(settings.roles_claim)
     names = {role for role in (roles if isinstance(roles, list) else [roles]) if isinstance(role, str)}
-    return Identity(
+    identity = Identity(
         "token",
         tenant,
         principal,
         caller_class="extended" if settings.extended_role in names else "standard",
         operator=settings.operator_role in names,
     )
+    if "act" not in claims:
+        return identity, None
+    actor = claims["act"]
+    return identity, claim_of(actor if isinstance(actor, dict) else {}, "sub", of="actor (act)")
 
 
-async def verify(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[str, Any]:
+def require_verified(claims: Mapping[str, Any]) -> None:
+    """Raises Untrusted unless the issuer verified the email address."""
+    if claims.get("email_verified") not in (True, "true"):
+        raise Untrusted("the token's email address is not verified (email_verified)")
+
+
+async def verify(token: str, keys: PublicKeys, settings: Checks) -> Mapping[str, Any]:
     """The claims of a valid token. Raises Untrusted or Retryable."""
     if len(token) > MAX_CHARACTERS:
         raise Untrusted(f"the token has more than {MAX_CHARACTERS} characters")
@@ -93,7 +124,7 @@ async def verify(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[st
         header = jwt.get_unverified_header(token)
     except PyJWTError as error:
         raise Untrusted("the token is not a JSON Web Token") from error
-    algorithm, kid = header.get("alg"), header.get("kid")
+    algorithm, kid = str(header.get("alg")), header.get("kid")
     if str(header.get("typ", "JWT")).lower().removeprefix("application/") not in TOKEN_TYPES:
         raise Untrusted("the token has an unsupported type (header typ)")
     if algorithm not in settings.algorithms:  # before a key is looked up: rejects `none` and HS256
@@ -117,16 +148,19 @@ async def verify(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[st
     if not all(isinstance(claims[name], int | float) for name in ("exp", "iat")):  # the library takes digits in text
         raise Untrusted("the token's times exp and iat are not numbers")
     if claims["exp"] - claims["iat"] > settings.max_token_hours * 3600:
-        raise Untrusted(f"the token is valid for more than {settings.max_token_hours:g} hours")
+        hours = settings.max_token_hours
+        limit = f"{hours:g} hours" if hours >= 1 else f"{hours * 60:g} minutes"
+        raise Untrusted(f"the token is valid for more than {limit}")
     if "events" in claims:
         raise Untrusted("the token reports an event, such as a logout, and does not authenticate a caller")
     return claims
 
 
-def _claim(claims: Mapping[str, Any], claim: str) -> str:
+def claim_of(claims: Mapping[str, Any], claim: str, *, of: str = "token") -> str:
+    """A claim that is a name. Raises Untrusted."""
     value = claims.get(claim)
     if not isinstance(value, str) or not value.strip():
-        raise Untrusted(f"the token lacks the claim {claim}")
+        raise Untrusted(f"the {of} lacks the claim {claim}")
     if not _NAME.fullmatch(value):
-        raise Untrusted(f"the token's claim {claim} holds a character that no name has")
+        raise Untrusted(f"the {of}'s claim {claim} holds a character that no name has")
     return value

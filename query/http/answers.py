@@ -57,6 +57,8 @@ async def answers(
     body: AnswerRequest, request: Request, service: Serving, identity: Authenticated, caller: Reader
 ) -> Response:
     """An answer from passages that the caller may read, with a citation for each claim."""
+    if body.history and not identity.has("history"):
+        raise problems.Problem("forbidden", "this service may not read people's conversations: see its scopes")
     question = body.to_question(identity.principal)
     if body.stream or EVENT_STREAM in request.headers.get("accept", ""):
         return EventStream(_events(service, request, question, caller, identity.caller_class))

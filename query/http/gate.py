@@ -179,6 +179,8 @@ class Gate:
             return
         exchange.identity = scope["state"]["identity"] = await self._authenticator.authenticate(headers)
         structlog.contextvars.bind_contextvars(tenant=exchange.identity.tenant)  # only in this request's task
+        if not exchange.identity.may_use(scope["path"]):
+            raise Problem("forbidden", "this service may not do that on behalf of people: see its scopes")
         self._limits.count(exchange.identity)
         kind = kind_of(scope["path"])
         account = await self._meter.admit(exchange.identity, kind)

@@ -275,8 +275,8 @@ class StoryResponse(BaseModel):
 class CallerResponse(ResponseBody):
     tenant: str
     principal: str | None
-    key: str | None = Field(description="Name of the API key, if the caller is a service.")
-    kind: Literal["token", "key", "development"]
+    key: str | None = Field(description="Name of the service, if the caller is one or asks on behalf of a person.")
+    kind: Literal["token", "key", "delegated", "development"]
     caller_class: CallerClass = Field(serialization_alias="class")  # "class" is a keyword in Python
     operator: bool
 

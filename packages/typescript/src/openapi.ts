@@ -373,14 +373,14 @@ export interface components {
             principal: string | null;
             /**
              * Key
-             * @description Name of the API key, if the caller is a service.
+             * @description Name of the service, if the caller is one or asks on behalf of a person.
              */
             key: string | null;
             /**
              * Kind
              * @enum {string}
              */
-            kind: "token" | "key" | "development";
+            kind: "token" | "key" | "delegated" | "development";
             /**
              * Class
              * @enum {string}

@@ -250,7 +250,7 @@ async def test_roles_of_an_unexpected_shape_grant_no_operator_role(roles: object
     """Some issuers write an object; every request of such a caller was a 500."""
     async with issuing() as issuer, httpx.AsyncClient() as client:
         keys = KeySet(issuer.jwks_url, keep_seconds=86_400, client=client)
-        who = await tokens.identify(issuer.token(roles=roles), keys, AuthSettings(**issuer.settings()))
+        who, _ = await tokens.identify(issuer.token(roles=roles), keys, AuthSettings(**issuer.settings()))
         assert not who.operator
         await keys.aclose()
 
@@ -259,7 +259,7 @@ async def test_a_token_with_an_unverified_email_is_rejected() -> None:
     async with issuing() as issuer, httpx.AsyncClient() as client:
         keys, settings = KeySet(issuer.jwks_url, keep_seconds=86_400, client=client), AuthSettings(**issuer.settings())
         for said in (True, "true"):
-            assert (await tokens.identify(issuer.token(email_verified=said), keys, settings)).principal == "ann"
+            assert (await tokens.identify(issuer.token(email_verified=said), keys, settings))[0].principal == "ann"
         for said in (False, "false", 0, ""):
             with pytest.raises(Untrusted):
                 await tokens.identify(issuer.token(email_verified=said), keys, settings)
@@ -273,7 +273,7 @@ async def test_a_signing_key_withdrawn_during_an_idle_time_is_no_longer_accepted
         keys = KeySet(issuer.jwks_url, keep_seconds=86_400, client=client, clock=lambda: now[0])
         settings = AuthSettings(**issuer.settings())
         stolen = issuer.token()
-        assert (await tokens.identify(stolen, keys, settings)).principal == "ann"
+        assert (await tokens.identify(stolen, keys, settings))[0].principal == "ann"
         issuer.keys = [Key.rsa("k2")]
         now[0] += jwks.FRESH_SECONDS + 1
         with pytest.raises(Untrusted):

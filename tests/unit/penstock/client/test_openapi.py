@@ -83,7 +83,7 @@ def test_every_operation_has_a_method_and_every_method_an_operation() -> None:
         method, path, _ = described[name]
         assert (call.method, unquote(call.path)) == (method, path)
     methods = {name for name, _ in inspect.getmembers(Client, inspect.isfunction) if not name.startswith("_")}
-    assert methods == {method for method, _ in OPERATIONS.values()} | {"stream_answer", "close"}
+    assert methods == {method for method, _ in OPERATIONS.values()} | {"stream_answer", "close", "on_behalf_of"}
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS.keys() - NOT_MODELS))

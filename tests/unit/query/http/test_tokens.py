@@ -52,14 +52,14 @@ async def open_key_set(issuer: Issuer, clock: Clock | None = None) -> AsyncItera
 async def test_a_valid_token_identifies_its_caller(issuer: Issuer) -> None:
     settings = AuthSettings(**issuer.settings())
     async with open_key_set(issuer) as keys:
-        assert await tokens.identify(issuer.token(), keys, settings) == Identity("token", "acme", "ann")
+        assert await tokens.identify(issuer.token(), keys, settings) == (Identity("token", "acme", "ann"), None)
         roles = ["penstock-operator", "penstock-extended", 7]
-        assert await tokens.identify(issuer.token(roles=roles), keys, settings) == Identity(
-            "token", "acme", "ann", caller_class="extended", operator=True
-        )
+        identity, _ = await tokens.identify(issuer.token(roles=roles), keys, settings)
+        assert identity == Identity("token", "acme", "ann", caller_class="extended", operator=True)
         # One service for one tenant: whatever the token says.
         pinned = AuthSettings(**issuer.settings(tenant="globex", principal_claim="sub"))
-        assert await tokens.identify(issuer.token(tenant=None), keys, pinned) == Identity("token", "globex", "0001")
+        identity, _ = await tokens.identify(issuer.token(tenant=None), keys, pinned)
+        assert identity == Identity("token", "globex", "0001")
     assert issuer.fetches == 1
 
 
@@ -121,16 +121,16 @@ async def test_access_tokens_and_tokens_without_a_type_are_accepted(issuer: Issu
     settings = AuthSettings(**issuer.settings())
     async with open_key_set(issuer) as keys:
         for type_ in ("JWT", "jwt", "at+jwt", "application/at+jwt", None):
-            assert (await tokens.identify(issuer.token(typ=type_), keys, settings)).principal == "ann"
+            assert (await tokens.identify(issuer.token(typ=type_), keys, settings))[0].principal == "ann"
 
 
 async def test_an_email_without_verification_claim_is_accepted_where_configured(issuer: Issuer) -> None:
     token = issuer.token(email_verified=None)
     async with open_key_set(issuer) as keys:
         settings = AuthSettings(**issuer.settings(unverified_email="accept"))
-        assert (await tokens.identify(token, keys, settings)).principal == "ann"
+        assert (await tokens.identify(token, keys, settings))[0].principal == "ann"
         by_subject = AuthSettings(**issuer.settings(principal_claim="sub"))
-        assert (await tokens.identify(token, keys, by_subject)).principal == "0001"
+        assert (await tokens.identify(token, keys, by_subject))[0].principal == "0001"
 
 
 async def test_a_signing_key_is_used_only_for_its_own_algorithm(issuer: Issuer) -> None:
@@ -139,7 +139,7 @@ async def test_a_signing_key_is_used_only_for_its_own_algorithm(issuer: Issuer) 
     issuer.extra = [{"kty": "oct", "k": "c2VjcmV0", "kid": "s1"}, {"kty": "RSA", "use": "enc", "kid": "x1"}, "noise"]
     settings = AuthSettings(**issuer.settings(algorithms=("RS256", "ES256")))
     async with open_key_set(issuer) as keys:
-        assert (await tokens.identify(issuer.token(key=issuer.keys[1]), keys, settings)).principal == "ann"
+        assert (await tokens.identify(issuer.token(key=issuer.keys[1]), keys, settings))[0].principal == "ann"
         for kid, algorithm in (("e1", "RS256"), ("k1", "ES256"), ("s1", "HS256"), ("x1", "RS256")):
             assert await keys.key(kid, algorithm) is None
 
@@ -147,7 +147,7 @@ async def test_a_signing_key_is_used_only_for_its_own_algorithm(issuer: Issuer) 
 async def test_the_only_key_of_an_issuer_needs_no_key_id(issuer: Issuer) -> None:
     issuer.keys = [Key.rsa(None)]
     async with open_key_set(issuer) as keys:
-        assert (await tokens.identify(issuer.token(), keys, AuthSettings(**issuer.settings()))).principal == "ann"
+        assert (await tokens.identify(issuer.token(), keys, AuthSettings(**issuer.settings())))[0].principal == "ann"
 
 
 # How often the issuer is asked
@@ -160,7 +160,7 @@ async def test_a_new_signing_key_is_fetched_and_a_withdrawn_one_rejected(issuer:
         await tokens.identify(old, keys, settings)
         issuer.keys = [Key.rsa("k2")]
         clock.now += jwks.REFRESH_SECONDS
-        assert (await tokens.identify(issuer.token(), keys, settings)).principal == "ann"
+        assert (await tokens.identify(issuer.token(), keys, settings))[0].principal == "ann"
         with pytest.raises(Untrusted):
             await tokens.identify(old, keys, settings)
     assert issuer.fetches == 2
@@ -200,14 +200,14 @@ async def test_an_unavailable_issuer_does_not_invalidate_known_keys_for_a_while(
         await tokens.identify(issuer.token(), keys, settings)
         issuer.status = 503
         clock.now += KEEP - 1
-        assert (await tokens.identify(issuer.token(), keys, settings)).principal == "ann"
+        assert (await tokens.identify(issuer.token(), keys, settings))[0].principal == "ann"
         clock.now += 2 + jwks.REFRESH_SECONDS
         with pytest.raises(Retryable) as away:
             await tokens.identify(issuer.token(), keys, settings)
         assert away.value.retry_after
         issuer.status = 200
         clock.now += jwks.REFRESH_SECONDS
-        assert (await tokens.identify(issuer.token(), keys, settings)).principal == "ann"
+        assert (await tokens.identify(issuer.token(), keys, settings))[0].principal == "ann"
 
 
 async def test_aging_keys_are_refreshed_without_delaying_the_request(issuer: Issuer) -> None:
@@ -218,7 +218,7 @@ async def test_aging_keys_are_refreshed_without_delaying_the_request(issuer: Iss
         issuer.status = 0
         clock.now += jwks.FRESH_SECONDS + 1
         async with asyncio.timeout(jwks.FETCH_SECONDS / 2):
-            assert (await tokens.identify(issuer.token(), keys, settings)).principal == "ann"
+            assert (await tokens.identify(issuer.token(), keys, settings))[0].principal == "ann"
 
 
 @pytest.mark.parametrize("status", [503, 302])
