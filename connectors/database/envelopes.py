@@ -79,7 +79,12 @@ def key_of_record(key: bytes | None) -> str | None:
     if key is None:
         return None
     payload = payload_of(key)
-    return None if payload is None else json.dumps(payload, sort_keys=True, ensure_ascii=False)
+    if payload is None:
+        return None
+    form = json.dumps(payload, sort_keys=True, ensure_ascii=False)
+    if has_surrogates(form):
+        raise BadRecord("has a key with half of a character")
+    return form
 
 
 def payload_of(raw: bytes) -> Any:
@@ -91,8 +96,8 @@ def payload_of(raw: bytes) -> Any:
         )
     try:
         value = json.loads(raw)
-    except ValueError as error:
-        raise BadRecord("is no JSON") from error
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits
+        raise BadRecord("is no JSON that can be read") from error
     is_wrapped = isinstance(value, dict) and value.keys() == {"schema", "payload"}
     return value["payload"] if is_wrapped else value
 
@@ -104,6 +109,15 @@ def merged(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str
         name: before.get(name, value) if before is not None and is_unavailable(value) else value
         for name, value in row.items()
     }
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether a text has half of a character (a lone surrogate), which JSON can express and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def is_unavailable(value: object) -> bool:

@@ -116,6 +116,8 @@ class Template:
             )
         except BadValue as error:
             return self._unreadable(state, "bad_value", str(error))
+        except RecursionError:
+            return self._unreadable(state, "bad_value", "a column holds lists that are nested too deeply")
         return document if self._options.revision else replace(document, revision=_digest(document))
 
     def _state(self, row: Row) -> Document | Gone | Unreadable:
@@ -204,7 +206,7 @@ def tags_of(column: str, value: object) -> list[str]:
         if value.lstrip().startswith("["):
             try:
                 value = json.loads(value)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadValue(f"the column {column} begins like a JSON array and is none") from error
         else:
             value = [tag for tag in map(str.strip, value.split(",")) if tag]

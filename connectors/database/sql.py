@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from connectors.database.options import DatabaseOptions
-from connectors.database.rows import Key, Row
+from connectors.database.rows import Key, NoValue, Row
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.retry import classify_sqlstate
 from pipeline.stores.postgres import refused
@@ -126,7 +127,7 @@ def _engine(dsn: str, connections: int) -> Engine:
         url = sa.make_url(re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", dsn))
         is_psycopg = url.drivername == "postgresql+psycopg"
         arguments = {name: value for name, value in KEEPALIVE.items() if is_psycopg and name not in url.query}
-        return sa.create_engine(
+        engine = sa.create_engine(
             url,
             pool_size=connections,
             max_overflow=0,
@@ -135,12 +136,26 @@ def _engine(dsn: str, connections: int) -> Engine:
             connect_args=arguments,
             hide_parameters=True,
         )
+        if is_psycopg:
+            from psycopg.types.json import set_json_loads
+
+            sa.event.listen(engine, "connect", lambda connection, _: set_json_loads(_json, connection))
+        return engine
     except NoSuchModuleError as error:
         raise Misconfigured("dsn: SQLAlchemy knows no such database: install its dialect, or correct dsn") from error
     except ImportError as error:
         raise Misconfigured(f"dsn: the driver {error.name} is not installed: pip install it") from error
     except (ArgumentError, ValueError, TypeError) as error:
         raise Misconfigured("dsn: write an address such as postgresql://user:password@host/database") from error
+
+
+def _json(text: str | bytes) -> Any:
+    """Return the value of a column of JSON. One that Python refuses (nested a thousand times, a number of 5,000 digits)
+    concerns its own row: psycopg's reader would end the reading of all."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return NoValue("holds JSON that cannot be read: it is nested too deeply, or has a number of too many digits")
 
 
 def _subquery(query: str, columns: Sequence[str]) -> sa.FromClause:

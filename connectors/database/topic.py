@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from connectors.database.envelopes import BadRecord, change_of, is_unavailable, key_of_record, merged
+from connectors.database.envelopes import BadRecord, change_of, has_surrogates, is_unavailable, key_of_record, merged
 from connectors.database.options import DatabaseOptions
 from connectors.database.rows import NoValue, Row, external_id
 from connectors.set_aside import SetAside
@@ -203,8 +203,11 @@ class TopicTable:
         problem: str | None,
         record: Followed,
     ) -> None:
-        text = None if row is None else json.dumps(row, ensure_ascii=False)
-        values = (key, id_, text, problem, record.partition, record.offset + 1)
+        try:  # as bytes, because a text of SQLite cannot have half of a character
+            stored = None if row is None else json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        except RecursionError as error:
+            raise BadRecord("has values that are nested too deeply") from error
+        values = (key, id_, stored, problem, record.partition, record.offset + 1)
         file.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def _deny(self, file: sqlite3.Connection, record: Followed, key: str | None, problem: str) -> None:
@@ -230,7 +233,10 @@ class TopicTable:
 
     def _id(self, row: Mapping[str, Any] | None) -> str:
         try:
-            return external_id(tuple((row or {})[column] for column in self._options.id))
+            key = tuple((row or {})[column] for column in self._options.id)
+            if any(isinstance(value, str) and has_surrogates(value) for value in key):
+                raise BadRecord("has an id with half of a character")
+            return external_id(key)
         except KeyError as error:
             raise BadRecord(f"has no column {error}, which is one of id") from error
         except Misconfigured as error:

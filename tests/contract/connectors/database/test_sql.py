@@ -188,6 +188,29 @@ async def test_a_join_that_returns_a_row_for_each_reader_admits_nobody(desk: Des
     assert {entry.code for entry in read.values() if isinstance(entry, Unreadable)} == {"ambiguous"}
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["repeat('[', 5000) || repeat(']', 5000)", "repeat('[', 600) || repeat(']', 600)", "repeat('9', 5000)"],
+    ids=["nested", "less nested", "digits"],
+)
+async def test_json_that_python_refuses_denies_its_row_and_no_other(desk: Desk, value: str) -> None:
+    """The author of one value stopped the reading of all rows, and so every revocation among them."""
+    desk.run("ALTER TABLE tickets ADD data jsonb")
+    desk.fill(4)
+    desk.run(f"UPDATE tickets SET data = ({value})::jsonb WHERE id = 2")
+    source = desk.source(text="{body} {data}")
+    read = await everything(source)
+    assert {id_ for id_, entry in read.items() if isinstance(entry, Document)} == {"1", "3", "4"}
+    assert isinstance(read["2"], Unreadable)
+    assert read["2"].code == "bad_value"
+    assert {id_: listed.revision for id_, listed in (await listing(source)).items()} == {
+        id_: entry.revision for id_, entry in read.items() if not isinstance(entry, Gone)
+    }
+    denied = (await everything(desk.source(acl=["data"])))["2"]
+    assert isinstance(denied, Unreadable)
+    assert denied.code == "bad_access"
+
+
 async def test_a_poll_reads_what_changed_and_what_is_marked_as_deleted(desk: Desk) -> None:
     desk.fill(5)
     source = desk.source(changed="edited", deleted="gone_at", revision="edited", overlap_seconds=0)

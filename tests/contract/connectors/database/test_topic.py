@@ -254,6 +254,29 @@ async def test_a_bad_record_denies_its_row_and_no_other_until_a_good_one(desk: D
     assert (await listing(source))["1"] == ["staff"]
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        (b'{"id": 2}', b'{"op": "c", "after": {"id": 2, "body": "\\ud800", "subject": "s", "team": ["staff"]}}'),
+        (b'{"id": 2}', b'{"op": "c", "after": {"id": "\\ud800", "body": "b", "subject": "s", "team": ["staff"]}}'),
+        (b'{"id": "\\ud800"}', b'{"op": "c", "after": {"id": 2, "body": "b", "subject": "s", "team": ["staff"]}}'),
+        (b'{"id": 2}', b'{"op": "c", "after": ' + 5_000 * b"[" + 5_000 * b"]" + b"}"),
+        (5_000 * b"[" + 5_000 * b"]", b'{"op": "d"}'),
+    ],
+    ids=["half a character", "in the id", "in the key", "nested", "nested key"],
+)
+async def test_json_that_python_cannot_store_concerns_its_row_and_no_other(
+    desk: Desk, record: tuple[bytes, bytes]
+) -> None:
+    """JavaScript's JSON has halves of characters where a person typed them: one stopped the reading of all rows."""
+    await desk.create()
+    await desk.put(1)
+    await desk.send(*record)
+    await desk.put(3)
+    read = await everything(desk.source())
+    assert {id_ for id_, entry in read.items() if isinstance(entry, Document)} - {"2"} == {"1", "3"}
+
+
 async def test_a_column_that_a_record_lacks_is_not_known(desk: Desk) -> None:
     """After a change of the schema the access column had another name."""
     await desk.create()
