@@ -104,12 +104,12 @@ def _read(path: str) -> bytes | None:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PolicyError(f"cannot be read ({error.strerror})") from error
-    if len(raw) > MAX_BYTES:
-        raise PolicyError(f"is longer than {MAX_BYTES} bytes")
     return raw
 
 
 def _parsed(raw: bytes) -> dict[str, object]:
+    if len(raw) > MAX_BYTES:
+        raise PolicyError(f"is longer than {MAX_BYTES} bytes")
     try:
         settings = tomllib.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also one that Python refuses, such as a number of 5,000 digits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from posixpath import basename, dirname, join
 from urllib.parse import quote
 
@@ -13,13 +14,31 @@ from connectors.file_documents import document_from_file
 from connectors.files import may_hold_text, temporary_file
 from connectors.folder.access import FILE, MAX_BYTES, SKIPPED, Policy, PolicyError
 from connectors.objects.options import ObjectsOptions
-from connectors.objects.store import AccessDenied, Archived, ObjectTooLarge, Store, StoredObject
+from connectors.objects.store import (
+    AccessDenied,
+    Archived,
+    NotReadable,
+    ObjectTooLarge,
+    Store,
+    StoredObject,
+    is_readable_name,
+)
+from connectors.protocol import printable
 from connectors.source import Context, Entry, Gone, Listed, Playground, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured
 
 PAGE_LISTED = 1_000
 PAGE_FOLDERS = 50
 """A page of the listing ends after so many objects, or so many folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A folder whose sidecar file is invalid or cannot be read, in the place of its rules and of those below."""
+
+    folder: str
+    reason: str
+    """A sentence about the file, which says how to correct it."""
 
 
 class Objects(SmallSource):
@@ -60,25 +79,35 @@ class Objects(SmallSource):
                 objects |= objects_here
                 waiting += [path for path in listed.folders if not SKIPPED.fullmatch(basename(path))]
             policies = await self._policies({dirname(path) for path in objects}, without=unruled)
+            broken = {policy.folder: policy for policy in policies.values() if isinstance(policy, Broken)}
             yield [
                 *denied,
                 *(
+                    Unlisted(part=f"folder {folder}", reason=policy.reason, id_prefix=f"{folder}/")
+                    for folder, policy in broken.items()
+                ),
+                *(
                     Listed(
                         external_id=path,
-                        acl_tags=policies[dirname(path)].acl_tags,
-                        required_tags=policies[dirname(path)].required_tags,
+                        acl_tags=policy.acl_tags,
+                        required_tags=policy.required_tags,
                         revision=extracted_revision(listed_object.state),
                     )
                     for path, listed_object in objects.items()
-                    if self._admits(listed_object, policies[dirname(path)])
+                    if isinstance(policy := policies[dirname(path)], Policy) and self._admits(listed_object, policy)
                 ),
             ]
 
     async def read(self, external_id: str) -> Entry:
         if any(name in ("", ".", "..") or SKIPPED.fullmatch(name) for name in external_id.split("/")):
             return Gone(external_id)
+        if not is_readable_name(external_id, self.options.url.partition("://")[0]):
+            return Gone(external_id)
         folder, name = dirname(external_id), basename(external_id)
         policy = (await self._policies([folder]))[folder]
+        if isinstance(policy, Broken):
+            await self.blocking(self._store.list_folder, "")  # raises where the credentials are the reason
+            return Unreadable(external_id=external_id, code="bad_rules", message=policy.reason, acl_tags=())
         try:
             stored = await self.blocking(self._store.find, external_id)
             if stored is None or not self._admits(stored, policy):
@@ -134,29 +163,33 @@ class Objects(SmallSource):
         path = stored.path
         return may_hold_text(path, stored.size) and policy.admits_file(path) and self.options.selects(path)
 
-    async def _policies(self, folders: Iterable[str], *, without: Collection[str] = ()) -> dict[str, Policy]:
+    async def _policies(self, folders: Iterable[str], *, without: Collection[str] = ()) -> dict[str, Policy | Broken]:
         """Return the rules of each folder, read now. without: folders that have no sidecar file. Raises Misconfigured
-        for an invalid one."""
-        policies: dict[str, Policy] = {}
+        for an invalid one of the whole store."""
+        policies: dict[str, Policy | Broken] = {}
         for folder in folders:
             await self._add_policy(folder, policies, without)
         return policies
 
-    async def _add_policy(self, folder: str, policies: dict[str, Policy], without: Collection[str]) -> Policy:
+    async def _add_policy(
+        self, folder: str, policies: dict[str, Policy | Broken], without: Collection[str]
+    ) -> Policy | Broken:
         if folder in policies:
             return policies[folder]
+        policy: Policy | Broken
         if folder:
             policy = await self._add_policy(dirname(folder), policies, without)
         else:
             policy = Policy(self.options.acl_tags, self.options.required_tags)
-        if self.options.sidecars and folder not in without:
+        if self.options.sidecars and folder not in without and isinstance(policy, Policy):
             path = join(folder, FILE)
-            raw = await self.blocking(self._store.read, path, MAX_BYTES + 1)
-            if raw is not None and len(raw) > MAX_BYTES:
-                raise Misconfigured(f"{path} is longer than {MAX_BYTES} bytes: nothing is read until it is shorter")
             try:
+                raw = await self.blocking(self._store.read, path, MAX_BYTES + 1)
                 policy = policy if raw is None else policy.with_file(raw, path, folder)
-            except PolicyError as error:
-                raise Misconfigured(f"{path} {error}: nothing is read until it is corrected") from error
+            except (PolicyError, NotReadable) as error:
+                if not folder:
+                    raise Misconfigured(f"{path} {error}: nothing is read until it is corrected") from error
+                reason = f"{path} {error}: nothing in its folder is read until it is corrected"
+                policy = Broken(folder, printable(reason))
         policies[folder] = policy
         return policy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ REFUSED = {
 SFTP = ("sftp", "ssh")
 WITH_LINKS = ("file", "local", *SFTP)
 """Protocols of stores that may hold symbolic links."""
+SPECIAL = (stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISBLK, stat.S_ISSOCK)
 COPIED_BYTES = 1024 * 1024
 PREFETCHED_REQUESTS = 64
 """Requests to a server of SFTP at a time."""
@@ -69,6 +71,10 @@ class Archived(AccessDenied):
     """The object has to be restored from an archive, such as S3 Glacier, before it can be read."""
 
 
+class NotReadable(Exception):
+    """An object is there and cannot be read. The message is the end of a sentence about it."""
+
+
 class ObjectTooLarge(Exception):
     """An object has more bytes than permitted."""
 
@@ -102,7 +108,7 @@ class Store:
         listed = Folder([], [], set())
         for entry in entries:
             path = str(entry["name"]).removeprefix(root).strip("/")
-            if path == folder.strip("/"):
+            if path == folder.strip("/") or not is_readable_name(path, self._protocol):
                 continue
             if _is_link(entry):
                 listed.links.add(path)
@@ -130,15 +136,20 @@ class Store:
         return _stored(path, entry) if entry["type"] == "file" and not _is_link(entry) else None
 
     def read(self, path: str, max_bytes: int) -> bytes | None:
-        """Return the first ``max_bytes`` bytes of an object, or None if there is none of this path. Follows links:
-        raises Misconfigured for one whose target is missing."""
+        """Return the first ``max_bytes`` bytes of an object, or None if there is none of this path. Follows links.
+        Raises NotReadable for an object that is denied, and for a link to anything but a file."""
         with self._connection() as (fs, root):
             try:
+                # A pipe would be waited for without end.
+                if self._protocol in WITH_LINKS and not fs.isfile(_below(root, path)):
+                    if _is_dangling(fs, _below(root, path)):
+                        raise NotReadable("is a symbolic link to no file")
+                    return None
                 content: bytes = fs.cat_file(_below(root, path), start=0, end=max_bytes)
             except FileNotFoundError:
-                if self._protocol in WITH_LINKS and fs.lexists(_below(root, path)):
-                    raise Misconfigured(f"{path} is a symbolic link to nothing: nothing is read until it is") from None
                 return None
+            except PermissionError as error:
+                raise NotReadable("cannot be read, because the store denies access to it") from error
         return content
 
     def download(self, stored: StoredObject, to: Path, max_bytes: int) -> bool:
@@ -180,7 +191,7 @@ class Store:
                 connected = self._connected
             with self._serial:
                 yield connected
-        except (PenstockError, AccessDenied, ObjectTooLarge):
+        except (PenstockError, AccessDenied, NotReadable, ObjectTooLarge):
             raise
         except ImportError as error:
             raise Misconfigured(
@@ -204,6 +215,7 @@ def use_verified_sftp() -> None:
     ImportError."""
     import paramiko
     from fsspec.implementations.sftp import SFTPFileSystem
+    from paramiko.sftp import CMD_NAME
 
     class OnlyKnown(paramiko.MissingHostKeyPolicy):
         def missing_host_key(self, client: object, hostname: str, key: object) -> None:
@@ -211,6 +223,16 @@ def use_verified_sftp() -> None:
                 f"the host key of {hostname} is not in known_hosts: compare it with the server's, then add it"
                 " (ssh-keyscan), or name the file in settings.known_hosts"
             )
+
+    class Reply(paramiko.Message):
+        def get_text(self) -> str:
+            """Keep bytes of a name that are not UTF-8, for which paramiko would refuse the whole listing."""
+            return self.get_string().decode("utf-8", "surrogateescape")
+
+    class AnyNames(paramiko.SFTPClient):
+        def _request(self, t: int, *args: Any) -> tuple[int, paramiko.Message]:
+            kind, reply = super()._request(t, *args)  # type: ignore[misc]
+            return kind, Reply(reply.get_remainder()) if kind == CMD_NAME else reply
 
     class VerifiedSFTP(SFTPFileSystem):  # type: ignore[misc]
         def _connect(self) -> None:
@@ -224,8 +246,11 @@ def use_verified_sftp() -> None:
                 self.client.load_host_keys(str(known_hosts))
             self.client.set_missing_host_key_policy(OnlyKnown())
             self.client.connect(self.host, **arguments)
-            self.ftp = self.client.open_sftp()
-            if (channel := self.ftp.get_channel()) is not None:
+            transport = self.client.get_transport()
+            assert transport is not None
+            ftp: Any = AnyNames.from_transport(transport)
+            self.ftp = ftp
+            if (channel := ftp.get_channel()) is not None:
                 channel.settimeout(TIMEOUT_SECONDS)
 
         def info(self, path: str) -> dict[str, Any]:
@@ -233,8 +258,46 @@ def use_verified_sftp() -> None:
             path = self._strip_protocol(path)
             return {**self._decode_stat(self.ftp.lstat(path)), "name": path}
 
+        def ls(self, path: str, detail: bool = False) -> Any:
+            try:
+                return super().ls(path, detail)
+            except UnicodeDecodeError:
+                path = self._strip_protocol(path)
+                return [self._decode_stat(entry, path) for entry in self.ftp.listdir_attr(path)]
+
+        def isfile(self, path: str) -> bool:
+            """Whether a path leads to a file. Follows links."""
+            try:
+                return bool(self._decode_stat(self.ftp.stat(self._strip_protocol(path)))["type"] == "file")
+            except FileNotFoundError:
+                return False
+
+        def _decode_stat(self, file: Any, parent_path: str | None = None) -> dict[str, Any]:
+            """Describe a pipe or a device, which would be waited for without end, as no file."""
+            decoded: dict[str, Any] = super()._decode_stat(file, parent_path)
+            is_special = any(is_kind(file.st_mode) for is_kind in SPECIAL)
+            return {**decoded, "type": "other"} if is_special else decoded
+
     for protocol in SFTP:
         fsspec.register_implementation(protocol, VerifiedSFTP, clobber=True)
+
+
+def is_readable_name(path: str, protocol: str) -> bool:
+    """Whether an object can be read by its path. One with bytes that are not UTF-8 has no external id. s3fs reads the
+    object of which a name is the part before this mark, and so under the wrong rules."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return protocol not in ("s3", "s3a") or "?versionId=" not in path
+
+
+def _is_dangling(fs: Any, path: str) -> bool:
+    """Whether a path that leads to no file is a link."""
+    try:
+        return _is_link(fs.info(path))
+    except FileNotFoundError:
+        return bool(fs.lexists(path))
 
 
 def _is_link(entry: Mapping[str, Any]) -> bool:

@@ -54,6 +54,11 @@ class _Login(paramiko.ServerInterface):
         return OPEN_SUCCEEDED
 
 
+def _name(name: str) -> str:
+    """Return a name as OpenSSH sends it: its bytes, of any encoding."""
+    return name if name.isprintable() else cast("str", os.fsencode(name))
+
+
 class _Handle(paramiko.SFTPHandle):
     readfile: IO[bytes]
     writefile: IO[bytes]
@@ -73,7 +78,7 @@ class _Files(paramiko.SFTPServerInterface):
             return SFTP_PERMISSION_DENIED
         try:
             return [
-                paramiko.SFTPAttributes.from_stat(entry.stat(follow_symlinks=False), entry.name)
+                paramiko.SFTPAttributes.from_stat(entry.stat(follow_symlinks=False), _name(entry.name))
                 for entry in os.scandir(real)
             ]
         except OSError as error:
