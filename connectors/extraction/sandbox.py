@@ -38,6 +38,8 @@ MEMORY_SHARE = 0.6
 """A process that fails having used more than this share of its memory limit is taken to have failed for want of
 memory."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
+DYING_SECONDS = 10.0
+"""How long processes that were killed are waited for: the kernel frees a gigabyte in a tenth of a second."""
 _HIGH_WATER = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 """A line of ``/proc/PID/status`` (proc(5)): the peak resident set since the program was executed."""
 
@@ -221,6 +223,7 @@ class Job:
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            _wait_for_group(process.pid)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         return ProcessExit(process.returncode, peak, usage.ru_utime + usage.ru_stime, in_time)
@@ -267,6 +270,32 @@ def _peak_bytes(pid: int) -> int:
         return 0
     match = _HIGH_WATER.search(status)
     return int(match[1]) * 1024 if match else 0
+
+
+def _wait_for_group(group: int) -> None:
+    """Wait until all processes of a killed group have ended but its leader, who is not reaped yet: while the kernel
+    frees the memory of one, it still has its files open. Ends after DYING_SECONDS: a file system that does not respond
+    can hold a process for ever."""
+    deadline = time.monotonic() + DYING_SECONDS
+    while time.monotonic() < deadline and _has_members(group):
+        time.sleep(_SHORTEST_PAUSE_SECONDS)
+
+
+def _has_members(group: int) -> bool:
+    """Whether a process group has processes beside its leader. False where the kernel does not say."""
+    with suppress(OSError):
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == group:
+                continue
+            try:
+                fields = Path(f"/proc/{name}/stat").read_text("latin-1").rpartition(")")[2].split()
+            except OSError:  # it has ended meanwhile
+                continue
+            state, members, threads = fields[0], int(fields[2]), int(fields[17])
+            # A dead process stays until it is reaped; as long as it has threads, it is not dead.
+            if members == group and (state not in "ZX" or threads > 1):
+                return True
+    return False
 
 
 def _json(limits: Limits) -> str:

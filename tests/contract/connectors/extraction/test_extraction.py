@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from connectors.extraction import sandbox
 from tests.support.connectors.extraction_kit import SMALL, Extract, prose
 from tests.support.connectors.pdf_files import Line, Sheet, typeset
 from tests.support.waiting import until
@@ -175,6 +176,34 @@ async def test_ocr_that_nests_folders_endlessly_is_refused_and_leaves_no_files(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     assert "it reports no cause" in str(await extract.refused("scan.pdf", SCAN, OCR))
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_all_processes_of_ocr_have_ended_when_its_folder_is_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was still dying could go on with a write to the folder, which then stayed."""
+    script = "(yes | head -c 150000000; sleep 60) | tail -c 160000000 &\nsleep 2\nexit 15"
+    monkeypatch.setenv("PATH", path_with_ocrmypdf(tmp_path, script))
+    killed: list[psutil.Process] = []
+
+    def kill(group: int, number_of_signal: int) -> None:
+        killed.extend(p for p in psutil.process_iter() if os.getpgid(p.pid) == group and p.pid != group)
+        killpg(group, number_of_signal)
+
+    def is_alive(process: psutil.Process) -> bool:
+        try:
+            return process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    killpg = os.killpg
+    monkeypatch.setattr(os, "killpg", kill)
+    with (tmp_path / "a.pdf").open("wb+") as file:
+        job = sandbox.Job(file, "pdf", OCR)
+        job._watch("run", tmp_path / "bin", OCR.ocr_limits(), [str(tmp_path / "bin" / "ocrmypdf")])
+        alive = [process for process in killed if is_alive(process)]
+    assert len(killed) >= 2
+    assert alive == []
 
 
 async def test_ocr_runs_in_the_virtual_environment_that_its_symlink_points_to(
