@@ -335,10 +335,12 @@ class Mirror:
         except GitFailed as error:
             raise self.local_error(error) from error
 
-    async def read_records(self, consume: Callable[[bytes], bool], *arguments: str) -> None:
+    async def read_records(
+        self, consume: Callable[[bytes], bool], *arguments: str, seconds: float = LOCAL_SECONDS
+    ) -> None:
         """Call ``Command.read_records`` on the mirror. Raises Retryable and Misconfigured."""
         try:
-            await self.git.read_records(consume, *arguments)
+            await self.git.read_records(consume, *arguments, seconds=seconds)
         except GitFailed as error:
             raise self.local_error(error) from error
 

@@ -594,6 +594,26 @@ async def test_a_commit_of_endless_trees_in_the_history_takes_no_more_than_the_m
     assert texts(await crawled(without)) == {"a.md": "one"}
 
 
+async def test_a_commit_whose_renames_are_costly_to_find_is_read(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that git compares with one another, each with each, stopped the reading of the repository for good."""
+
+    def lot(folder: str) -> dict[str, str | bytes | None]:
+        return {f"{folder}/{n}.bin": "".join(f"{folder} {n} {line}\n" for line in range(400)) for n in range(400)}
+
+    monkeypatch.setattr("connectors.git.history.RENAMES_SECONDS", 0.2)
+    repository.push({"a.md": "one", **lot("left")})
+    source = repository.source(authors=False)
+    cursor = await source.start()
+    assert texts(await crawled(source)) == {"a.md": "one"}
+    repository.move("a.md", "moved.md")
+    repository.push({**dict.fromkeys(lot("left")), **lot("right"), "b.md": "two"})
+    assert cursor is not None
+    assert texts((await changed(source, cursor))[0])["b.md"] == "two"
+    assert texts(await crawled(source)) == {"a.md": "one", "b.md": "two"}
+
+
 async def test_a_tree_of_too_many_links_is_refused_like_one_of_files(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
