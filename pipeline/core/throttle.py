@@ -98,9 +98,7 @@ class LiveBudget:
         record: identifies a retry, which costs nothing."""
         if not self._per_second or record in self._admitted:
             return True
-        rates = {("source", source): self._per_second}
-        rates |= {("group", group): self._per_second * SOURCES_PER_GROUP for group in groups}
-        left = {name: self._tokens(name, rate, now) for name, rate in rates.items()}
+        left = self._tokens_left(source, now, groups)
         admitted = min(left.values()) >= 1
         for name, tokens in left.items():
             self._left[name] = tokens - cost * admitted, now
@@ -111,6 +109,17 @@ class LiveBudget:
             if len(self._admitted) > MAX_ADMITTED_RECORDS:
                 self._admitted.popitem(last=False)
         return admitted
+
+    def charge(self, source: Hashable, now: float, *, cost: float, groups: Sequence[Hashable] = ()) -> None:
+        """Charge an admitted document of the source for what it has cost beyond what was expected."""
+        for name, tokens in self._tokens_left(source, now, groups).items() if self._per_second else ():
+            self._left[name] = tokens - cost, now
+
+    def _tokens_left(self, source: Hashable, now: float, groups: Sequence[Hashable]) -> dict[Hashable, float]:
+        """Take the tokens of a source and of its groups out of ``_left``."""
+        rates: dict[Hashable, float] = {("source", source): self._per_second}
+        rates |= {("group", group): self._per_second * SOURCES_PER_GROUP for group in groups}
+        return {name: self._tokens(name, rate, now) for name, rate in rates.items()}
 
     def _tokens(self, name: Hashable, rate: float, now: float) -> float:
         capacity = rate * BURST_SECONDS

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime
-from time import monotonic
+from time import monotonic, thread_time_ns
 from uuid import UUID
 
 import structlog
@@ -63,6 +63,8 @@ backfill goes on for the other store."""
 MAX_PROMPT_COST = 250
 """Where converting the HTML of a batch costs more (in small documents; a quarter of a second), its other events are
 accepted before: a revocation does not wait for somebody's large page."""
+EXCESS_NANOSECONDS = 50_000_000
+"""A document that takes so much more of the processor than its size suggests is charged for it afterwards."""
 DEFERRED_LOG_SECONDS, DEFERRED_SOURCES_LOGGED = 60.0, 5
 BACKLOG_CHECK_SECONDS, BACKLOG_CHECK_PAUSE_FACTOR = 0.3, 20
 """Pause between two counts of the backlog: this many seconds, or this many times the duration of the last count if that
@@ -128,21 +130,29 @@ class Detect:
         )
         accepted: list[tuple[DocumentEvent, Incoming]] = []
         excess: list[tuple[DocumentEvent, Incoming]] = []
+        live: dict[UUID, tuple[DocumentUpserted, Incoming, str | None]] = {}
+        spent: Counter[UUID] = Counter()
         for message, record, producer in zip(
             sorted_batch.accepted, sorted_batch.valid, sorted_batch.producers, strict=True
         ):
             exceeds = self._exceeds_live_budget(message, record, producer, now)
             (excess if exceeds else accepted).append((message, record))
+            if not exceeds and record.lane == "live" and isinstance(message, DocumentUpserted):
+                live[identity_of(message).id] = message, record, producer
         urgent = await self._urgent_access_changes(
             [message for message, _ in excess if isinstance(message, DocumentUpserted)],
             {identity_of(message).id for message, _ in accepted},
         )
         poison = sorted_batch.poison
         for part in _prompt_first(accepted):
-            arrivals, unusable = await asyncio.to_thread(_normalise, part)
+            arrivals, unusable = await asyncio.to_thread(_normalise, part, spent)
             if arrivals or urgent:
-                await self._accept([*arrivals, *urgent])
+                await self._accept([*arrivals, *urgent], spent)
             poison, urgent = [*poison, *unusable], []
+        for id_, (message, record, producer) in live.items():
+            if (excess_cost := spent[id_] - 1_000_000 * cost(message)) > EXCESS_NANOSECONDS:
+                groups = _groups(message, producer)
+                self._budget.charge(source_of(record.key), monotonic(), cost=excess_cost / 1_000_000, groups=groups)
         refused = {_place(record) for record, _ in poison}
         self._dead.count_accepted(
             (record for record in sorted_batch.valid if _place(record) not in refused), stage=self.name
@@ -155,9 +165,12 @@ class Detect:
         Deletes and access changes never do."""
         if record.lane != "live" or not isinstance(message, DocumentUpserted):
             return False
-        groups = [("tenant", message.tenant)] + ([("producer", producer)] if producer is not None else [])
         return not self._budget.admit(
-            source_of(record.key), now, cost=cost(message), groups=groups, record=_place(record)
+            source_of(record.key),
+            now,
+            cost=cost(message),
+            groups=_groups(message, producer),
+            record=_place(record),
         )
 
     async def _urgent_access_changes(self, excess: Sequence[DocumentUpserted], accepted: Set[UUID]) -> list[Arrival]:
@@ -249,15 +262,16 @@ class Detect:
             self._oldest_pending[store] = oldest, changed_at
         return monotonic() - changed_at < STALLED_STORE_SECONDS
 
-    async def _accept(self, arrivals: Sequence[Arrival]) -> None:
+    async def _accept(self, arrivals: Sequence[Arrival], spent: Counter[UUID]) -> None:
         """Write what these events change to the ledger in one transaction, announce losses of access, and send hints.
-        Raises Retryable; the ledger may hold the changes by then."""
+        Adds to ``spent`` the nanoseconds of processor that each document took. Raises Retryable; the ledger may hold
+        the changes by then."""
         identities = [arrival.identity for arrival in arrivals]
         with translated("ledger"):
             async with self._pool.connection() as connection:
                 known = await documents.peek(connection, [identity.id for identity in identities])
                 writable = await generations.writable(connection)
-            predicted = await self._chunk(fold_batch(arrivals, known), writable, {})
+            predicted = await self._chunk(fold_batch(arrivals, known), writable, {}, spent)
             async with self._pool.connection() as connection, connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
                 writable = await generations.writable(connection)
@@ -268,7 +282,7 @@ class Detect:
                 folded = fold_batch(
                     arrivals, known, superseded_before, await documents.load_current(connection, deleted & upserted)
                 )
-                manifests = await self._chunk(folded, writable, predicted)
+                manifests = await self._chunk(folded, writable, predicted, spent)
                 accepted = [decide(document, manifests.get(id_, {})) for id_, document in folded.items()]
                 await documents.keep_current(
                     connection, [id_ for id_, document in folded.items() if document.stored_content_superseded]
@@ -314,6 +328,7 @@ class Detect:
         folded: Mapping[UUID, Folded],
         writable: Sequence[Generation],
         predicted: Mapping[UUID, Mapping[str, Manifest]],
+        spent: Counter[UUID],
     ) -> dict[UUID, dict[str, Manifest]]:
         """The manifests (by document, then generation) of the documents whose text changed. predicted: manifests that
         were built before the locks; each is used if it was built from the same text."""
@@ -321,7 +336,7 @@ class Detect:
         if not changed:
             return {}
         counters = [(generation, self._counters(generation)) for generation in writable]
-        return await asyncio.to_thread(_build_manifests, changed, counters, predicted)
+        return await asyncio.to_thread(_build_manifests, changed, counters, predicted, spent)
 
     def _count(self, folded: Mapping[UUID, Folded]) -> None:
         """Count and trace the outcomes of all events, and log the documents that nobody may read."""
@@ -347,14 +362,23 @@ def _prompt_first(accepted: Sequence[tuple[DocumentEvent, Incoming]]) -> list[li
     return [[(message, record) for message, record in accepted if cost(message) == 1], slow]
 
 
-def _normalise(part: Sequence[tuple[DocumentEvent, Incoming]]) -> tuple[list[Arrival], list[tuple[Incoming, Poison]]]:
+def _groups(message: DocumentUpserted, producer: str | None) -> list[tuple[str, str]]:
+    """The groups of sources that share a budget, to which a message belongs."""
+    return [("tenant", message.tenant)] + ([("producer", producer)] if producer is not None else [])
+
+
+def _normalise(
+    part: Sequence[tuple[DocumentEvent, Incoming]], spent: Counter[UUID]
+) -> tuple[list[Arrival], list[tuple[Incoming, Poison]]]:
     """The arrivals of these records, and those that cannot be normalised. Runs in a thread."""
     arrivals, unusable = [], []
     for message, record in part:
+        began = thread_time_ns()
         try:
             arrivals.append(to_arrival(message, record.lane))
         except Poison as error:
             unusable.append((record, error))
+        spent[identity_of(message).id] += thread_time_ns() - began
     return arrivals, unusable
 
 
@@ -362,6 +386,7 @@ def _build_manifests(
     changed: Sequence[Folded],
     counters: Sequence[tuple[Generation, CountTokens]],
     predicted: Mapping[UUID, Mapping[str, Manifest]],
+    spent: Counter[UUID],
 ) -> dict[UUID, dict[str, Manifest]]:
     """Build the manifests of these documents for each generation (and its token counter). Runs in a thread."""
     made: dict[UUID, dict[str, Manifest]] = defaultdict(dict)
@@ -373,10 +398,12 @@ def _build_manifests(
         assert fields is not None
         assert digest is not None
         built: dict[tuple[str, ChunkParams], Manifest] = {}  # generations with equal chunking share one manifest
+        began = thread_time_ns()
         for generation, count_tokens in counters:
             chunking = generation.model, generation.params
             known = built.get(chunking) or predicted.get(id_, {}).get(generation.name)
             if known is None or known.content_hash != digest:
                 known = build_manifest(id_, text, fields.media_type, digest, generation, count_tokens)
             made[id_][generation.name] = built[chunking] = known
+        spent[id_] += thread_time_ns() - began
     return made

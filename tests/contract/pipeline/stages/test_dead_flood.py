@@ -231,6 +231,15 @@ async def test_documents_that_take_long_to_cut_use_up_their_sources_budget(
     assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 2
 
 
+async def test_a_document_that_took_longer_than_expected_uses_up_its_sources_budget(desk: Desk) -> None:
+    """Texts without line ends took seven times what they were charged."""
+    stage = detect_with_live_budget(desk, 20)
+    for n in range(2):
+        event = encode(document(f"{n}.txt", "\U0001f44d" * 400_000, media_type="text/plain"))
+        await stage.handle([desk.record(event.key, event.value, event.headers)])
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 1
+
+
 async def test_a_revocation_is_accepted_before_the_pages_of_its_batch_are_converted(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

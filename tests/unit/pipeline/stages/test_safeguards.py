@@ -4,6 +4,7 @@ simulation would not notice its loss (docs/mutants.md)."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -272,7 +273,9 @@ def test_a_manifest_precomputed_from_another_text_is_recomputed(bench: Bench) ->
     arrival = to_arrival(bench.event(DocumentUpserted, 1), "live")
     folded = fold_batch([arrival], {})
     foreseen = {ID: {bench.generation.name: Manifest(b"of another text")}}
-    made = _build_manifests(list(folded.values()), [(bench.generation, lambda texts: [1 for _ in texts])], foreseen)
+    made = _build_manifests(
+        list(folded.values()), [(bench.generation, lambda texts: [1 for _ in texts])], foreseen, Counter()
+    )
     assert made[ID][bench.generation.name].content_hash == folded[ID].state.content_hash
 
 
