@@ -802,6 +802,50 @@ CONNECTORS = Dashboard(
                 ),
             ],
         ),
+        (
+            "Webhooks",
+            [
+                Panel(
+                    "Requests, by outcome",
+                    [(per_second("penstock_webhook_deliveries_total", "webhook, outcome"), "{{webhook}} {{outcome}}")],
+                    "ops",
+                    says="What failed is sent again; what is parked, only after `penstock webhook resume`.",
+                    runbook="webhooks",
+                ),
+                Panel(
+                    "Time of a request, p99",
+                    [(quantile(0.99, "penstock_webhook_seconds", "webhook"), "{{webhook}}")],
+                    "s",
+                    says="A receiver that has not answered after 15 seconds has failed.",
+                    warn=10,
+                    runbook="webhooks",
+                ),
+                Panel(
+                    "Events that wait",
+                    [("max by (webhook) (penstock_webhook_waiting_events)", "{{webhook}}")],
+                    "none",
+                    runbook="webhooks",
+                ),
+                Panel(
+                    "Oldest event that waits",
+                    [("max by (webhook) (penstock_webhook_oldest_seconds)", "{{webhook}}")],
+                    "s",
+                    alarm=3600,
+                    runbook="webhooks",
+                ),
+                Panel(
+                    "Paused webhooks, parked events",
+                    [
+                        ("max by (webhook) (penstock_webhook_paused) == 1", "{{webhook}} is paused"),
+                        ("max by (webhook) (penstock_webhook_parked_events)", "{{webhook}} parked"),
+                    ],
+                    "none",
+                    says="Both wait for `penstock webhook resume`.",
+                    alarm=1,
+                    runbook="webhooks",
+                ),
+            ],
+        ),
     ],
     by_source=True,
 )
