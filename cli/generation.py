@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +19,7 @@ from rich.progress import Progress, TaskID, TimeRemainingColumn
 from cli import generation_show as show
 from cli.extras import require
 from cli.output import Json, print_json, progress_bars, stderr, stdout
-from pipeline.core.model import EmbeddingProvider
+from pipeline.core.model import EmbeddingProvider, Generation
 
 if TYPE_CHECKING:
     from pipeline.generations.building import OnProgress, Phase
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pipeline.generations.migration import Change, Plan, Result
     from pipeline.maintenance.rebuild import Plan as RebuildPlan
     from pipeline.maintenance.rebuild import Result as RebuildResult
+    from pipeline.observability.lineage import Run
+    from pipeline.runtime.settings import Settings
     from query.evaluation.generations import Comparison
 
 
@@ -160,8 +162,9 @@ async def _cutover(
 ) -> tuple[Comparison | None, Switched]:
     from pipeline.core.errors import Misconfigured, PenstockError
     from pipeline.generations.building import connect, open_builder
+    from pipeline.generations.lifecycle import candidate, require_complete
     from pipeline.generations.lifecycle import cutover as cut
-    from pipeline.generations.lifecycle import require_complete
+    from pipeline.observability import lineage
     from pipeline.runtime.settings import load
     from pipeline.stores.postgres import translated
 
@@ -185,8 +188,10 @@ async def _cutover(
             raise Misconfigured(
                 f"{compared.worse}: nothing was changed (at most 2 % is allowed; --force cuts over anyway)"
             )
-    async with connect(settings.postgres) as connection:
-        switched = await cut(connection)
+    with lineage.running():
+        async with connect(settings.postgres) as connection:
+            with _switching("cutover", settings, await candidate(connection)):
+                switched = await cut(connection)
     if switched.retired:
         try:
             with translated("generation"):
@@ -210,18 +215,37 @@ def rollback(
     Example: penstock generation rollback
     """
     from pipeline.generations.building import connect
+    from pipeline.generations.lifecycle import previous
     from pipeline.generations.lifecycle import rollback as back
+    from pipeline.observability import lineage
     from pipeline.runtime.settings import load
 
     async def switch() -> Switched:
-        async with connect(load().postgres, lock=False) as connection:
-            return await back(connection, force=force)
+        settings = load()
+        with lineage.running():
+            async with connect(settings.postgres, lock=False) as connection:
+                with _switching("rollback", settings, await previous(connection)):
+                    return await back(connection, force=force)
 
     switched = asyncio.run(switch())
     if json_output:
         print_json(asdict(switched))
     else:
         stdout.print(show.switched(switched), soft_wrap=True)
+
+
+def _switching(name: str, settings: Settings, to: Generation) -> AbstractContextManager[Run]:
+    """The choice of the active generation as a run in lineage: what is searched comes from its stores afterwards."""
+    from pipeline.observability import lineage
+    from pipeline.stores import datasets
+
+    stores = [datasets.vectors(settings.postgres, to), datasets.keywords(settings.elasticsearch, to)]
+    return lineage.job(
+        f"generation.{name}",
+        "MIGRATION",
+        inputs=[datasets.ledger(settings.postgres), *stores],
+        outputs=[datasets.searched(settings.postgres)],
+    )
 
 
 @generation.command()

@@ -150,25 +150,32 @@ async def _switch(connection: Connection, build: Build, before: datetime) -> int
     return await patiently(connection, lambda: builds.cut_over(connection, build, before=before, keep_origin=True))
 
 
+async def previous(connection: Connection) -> Generation:
+    """The generation that a rollback would make active. Raises Misconfigured when there is none."""
+    with translated("generations"):
+        living = await generations.writable(connection)
+    for generation in living:
+        if generation.state == "previous":
+            return generation
+    raise Misconfigured("there is no previous generation to go back to")
+
+
 async def rollback(connection: Connection, *, force: bool = False) -> Switched:
     """To the generation that was active before; again: forth. Raises Misconfigured when there is none, Retryable when
     it has not followed the ledger (force: even then)."""
 
     async def switch() -> Switched:
         async with builds.changing(connection):
-            living = await generations.writable(connection)
-            previous = next((g for g in living if g.state == "previous"), None)
-            if previous is None:
-                raise Misconfigured("there is no previous generation to go back to")
-            lagging = await _lagging(connection, previous)
+            back = await previous(connection)
+            lagging = await _lagging(connection, back)
             if lagging and not force:
                 raise Retryable(
-                    f"{lagging} changes are not in generation {previous.name} yet, so searches would be stale:"
+                    f"{lagging} changes are not in generation {back.name} yet, so searches would be stale:"
                     " nothing was changed. Run it again in a moment, or with --force"
                 )
             active = await generations.active(connection)
-            await builds.make_active(connection, previous, active, keep=True)
-        return Switched(previous.name, active.name, [])
+            await builds.make_active(connection, back, active, keep=True)
+        return Switched(back.name, active.name, [])
 
     return await patiently(connection, switch)
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from elasticsearch import AsyncElasticsearch
 
 
-def table(server: PostgresSettings | Connection, name: str) -> Dataset:
-    """A table of ours. Of several servers in a connection string, the first one is named."""
+def table(server: PostgresSettings | Connection, name: str, schema: str = "public") -> Dataset:
+    """A table or view of ours. Of several servers in a connection string, the first one is named."""
     dsn = server.dsn.get_secret_value() if isinstance(server, PostgresSettings) else server.info.dsn
     parts = conninfo_to_dict(dsn)
     host, port = str(parts.get("host") or "localhost").split(",")[0], str(parts.get("port") or 5432).split(",")[0]
-    return Dataset(f"postgres://{host}:{port}", f"{parts.get('dbname') or 'postgres'}.public.{name}")
+    return Dataset(f"postgres://{host}:{port}", f"{parts.get('dbname') or 'postgres'}.{schema}.{name}")
 
 
 def ledger(server: PostgresSettings | Connection) -> Dataset:
@@ -42,6 +42,11 @@ def keywords(server: ElasticsearchSettings | AsyncElasticsearch, generation: Gen
     parts = urlsplit(url)
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
     return Dataset(f"elasticsearch://{parts.hostname or 'localhost'}:{port}", generation.keyword_index)
+
+
+def searched(server: PostgresSettings | Connection) -> Dataset:
+    """The chunks of the generation that is active, under the name by which other query services read them."""
+    return table(server, "chunks", "readers")
 
 
 def compared(

@@ -107,6 +107,16 @@ async def test_loads_audits_and_migrations_report_their_runs(house: House, tmp_p
     assert set(rows(ended).values()) == {built["chunks"]}
     assert {i["name"].rpartition(".")[2] for i in ended["inputs"]} == {"documents", table}
 
+    # What is searched comes from the stores of another generation; no rows are written.
+    for job, generation in (("cutover", built["generation"]), ("rollback", "g1")):
+        await house.penstock("generation", job, *(["--no-evaluation"] if job == "cutover" else []))
+        [began, ended] = receiver.of(f"generation.{job}")
+        assert (began["eventType"], ended["eventType"]) == ("START", "COMPLETE")
+        assert [output["name"] for output in ended["outputs"]] == [f"{database}.readers.chunks"]
+        assert rows(ended) == {"chunks": None}
+        stores = {f"chunks_{generation}", index.replace("g1", generation)}
+        assert {i["name"].rpartition(".")[2] for i in ended["inputs"]} == {"documents", *stores}
+
     await until(lambda: "COMPLETE" in receiver.states("audit.g1.background"))
     rounds: dict[str, list[str]] = {}
     for event in receiver.of("audit.g1.background"):
