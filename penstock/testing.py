@@ -7,6 +7,11 @@ from penstock.packages import check
 
 check()
 
-from connectors.conform.samples import Sample, Samples, in_folder, over_http  # noqa: E402
+try:
+    from connectors.conform.samples import Sample, Samples, in_folder, over_http
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "this needs the contract suite: pip install 'penstock[conform]'", name="penstock_testing"
+    ) from error
 
 __all__ = ["Sample", "Samples", "in_folder", "over_http"]

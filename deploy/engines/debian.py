@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,7 @@ DPkg::Post-Invoke {"rm -f /var/cache/apt/archives/*.deb";};
 """
 """Configuration of apt in images of Debian: it leaves nothing in a layer that only the next apt would need."""
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_INSTALLING = threading.Lock()
 LAYOUT = 1
 """Version of both roots: raise it when their packages or their arrangement change."""
 
@@ -96,9 +98,7 @@ def _proxies() -> list[str]:
 def _root(place: Path, suite: str, packages: Sequence[str], more: Sequence[str] = ()) -> Path:
     if place.exists():
         return place
-    if shutil.which("mmdebstrap") is None:
-        run_debian("apt-get", "update", "-qq")
-        run_debian("apt-get", "install", "-y", "-qq", "--no-install-recommends", "mmdebstrap")
+    _install_mmdebstrap()
     options = ['APT::Install-Recommends "false"', 'Acquire::Retries "3"', *_proxies()]
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as made:
         scratch = Path(made) / "root"
@@ -115,6 +115,14 @@ def _root(place: Path, suite: str, packages: Sequence[str], more: Sequence[str] 
 
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _install_mmdebstrap() -> None:
+    """Both roots are made at the same time, and apt runs once at a time."""
+    with _INSTALLING:
+        if shutil.which("mmdebstrap") is None:
+            run_debian("apt-get", "update", "-qq")
+            run_debian("apt-get", "install", "-y", "-qq", "--no-install-recommends", "mmdebstrap")
 
 
 def _arrange_debians_python(root: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
 
 from pipeline.runtime.home import DEVELOPMENT_FILE
 from pipeline.runtime.settings import dist
+from tests.support.deploy.environments import outside_the_tree
 from tests.support.deploy.wheels import PACKAGES, Installed, install, is_of_testing
 from tests.support.query.http_kit import bearer
 from tests.support.space import PROJECT, Space, now
@@ -61,6 +63,21 @@ def test_the_wheel_contains_exactly_the_files_of_the_packages(installed: Install
     }
     assert there == ours
     assert not [name for name in ELSEWHERE if (installed.packages / name).exists()]
+
+
+def test_the_image_finds_every_module_of_the_wheel(installed: Installed, tmp_path: Path) -> None:
+    """A template in the wheel imported the contract suite, which the image does not contain, and nothing was built."""
+    compiled = subprocess.run(
+        [installed.python, PROJECT / "deploy" / "image" / "bytecode.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**outside_the_tree(), "PYTHONPYCACHEPREFIX": str(tmp_path / "cache"), "PENSTOCK_HOME": str(tmp_path)},
+        timeout=240,
+    )
+    assert compiled.returncode == 0, compiled.stderr[-2000:]
+    assert "not in the image: penstock_testing" in compiled.stdout
 
 
 async def test_the_installed_wheel_runs_without_the_source_tree(installed: Installed, space: Space) -> None:

@@ -333,6 +333,25 @@ def test_asking_the_query_service_needs_no_extra_and_a_missing_library_is_named(
         assert done.stderr.splitlines()[-1].endswith(f": pip install 'penstock[{extra}]'")
 
 
+def test_no_module_of_the_wheel_needs_the_contract_suite_at_once() -> None:
+    """A template in the wheel did, and the image, which imports every module, could not be built."""
+    suite = ("connectors.conform", "connectors.fakes")
+    needing = [
+        module
+        for module, path in sources().items()
+        if not module.startswith(("bench", *suite)) and not module.endswith(".playground")
+        if any(full.startswith(suite) for full in names(path, at_once=True))
+    ]
+    assert needing == ["penstock.testing"], "which says what to install"
+
+
+def test_a_playground_without_the_contract_suite_says_what_to_install() -> None:
+    program = "import sys; sys.modules['connectors.conform'] = None; import penstock.testing"
+    done = run_without([], program=program)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("pip install 'penstock[conform]'")
+
+
 def test_planning_needs_no_extra() -> None:
     done = run_without(list(outside_base()), "plan", "--documents", "1000", "--json")
     assert (done.returncode, done.stderr) == (0, "")
