@@ -20,9 +20,11 @@ UNUSED = (
     *("numpy/f2py/*", "numpy/_core/_simd.*", "numpy/_core/_*_tests.*"),
     *("elasticsearch/dsl/*", "elasticsearch/esql/*"),
     *("sqlalchemy/testing/*", "sqlalchemy/testing/*/*"),
+    *("pygments/lexers/[!_p]*", "pygments/lexers/_*_builtins.py"),
 )
 """Parts of packages: a format of pictures that no document holds, fonts to draw with, another way to read XML, the
-comparison of pages, a compiler, what numpy tests itself with, another way to write queries, and a kit for tests."""
+comparison of pages, a compiler, what numpy tests itself with, another way to write queries, a kit for tests, and the
+colours of nearly all languages but Python."""
 SERVICES = frozenset({"s3", "sts", "sso", "sso-oidc"})
 """Services of Amazon whose descriptions are kept: object stores, and logins to them. There are 400 others."""
 LOAD = 1
@@ -35,15 +37,19 @@ def main(arguments: Sequence[str]) -> int:
     files = [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
     before = sum(path.stat().st_size for path in files)
     for path in files:
-        inside = path.relative_to(folder)
-        is_unused = any(inside.match(pattern) for pattern in UNUSED) or is_other_service(inside)
-        if path.suffix in SOURCES or is_test(inside) or is_unused:
+        if is_removed(path.relative_to(folder)):
             path.unlink()
         elif ".so" in path.suffixes:
             strip(path)
     after = sum(path.stat().st_size for path in files if path.exists())
     sys.stdout.write(f"{folder}: {before / 1e6:.0f} MB, now {after / 1e6:.0f}\n")
     return 0
+
+
+def is_removed(path: Path) -> bool:
+    """path: below ``site-packages`` or any folder above it."""
+    is_unused = any(path.match(pattern) for pattern in UNUSED) or is_other_service(path)
+    return path.suffix in SOURCES or is_test(path) or is_unused
 
 
 def is_test(path: Path) -> bool:
