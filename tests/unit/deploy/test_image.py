@@ -66,7 +66,7 @@ def test_the_libraries_of_the_image_leave_room_below_its_limit() -> None:
     assert sum(sizes.values()) < LARGEST_PACKAGES, f"{sum(sizes.values()):,} bytes; most of all: {largest}"
 
 
-def test_the_colours_of_python_stay_and_those_of_other_languages_go() -> None:
+def test_colours_of_python_stay_and_colours_of_other_languages_go() -> None:
     lexers = Path("site-packages/pygments/lexers")
     assert not any(slim.is_removed(lexers / name) for name in ("__init__.py", "_mapping.py", "python.py"))
     assert all(slim.is_removed(lexers / name) for name in ("haskell.py", "_vim_builtins.py"))
