@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 
-from connectors.runner.plan import Plan
+from connectors.runner.plan import GROUPS_SECONDS, POLL_SECONDS, SWEEP_SECONDS, Plan
 from connectors.source import Context, Source
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import Misconfigured
@@ -52,6 +52,9 @@ BUILT_IN = {
     "objects": "connectors.objects.source:Objects",
     "web": "connectors.website.source:Website",
 }
+SWEEP_SECONDS_BY_KIND = {"confluence": 240.0, "database": 240.0, "jira": 240.0}
+"""The intervals of sweeps of kinds in which polls do not find what was deleted, moved or restricted. Elsewhere polls
+do, or sweeps would use up what the vendor permits (GitHub, Slack)."""
 
 
 def source_class(kind: str) -> type[Source]:
@@ -93,12 +96,14 @@ class Common(BaseModel):
     """A built-in kind, a kind that an installed package offers, or ``package.module:Class``."""
     tenant: Segment = "default"
     """The tenant that owns the documents."""
-    poll_seconds: Seconds = 150.0
+    poll_seconds: Seconds = POLL_SECONDS
     """The interval at which the source is polled for changes."""
-    sweep_seconds: Seconds = 600.0
-    """The interval of sweeps, which list everything and find what no event and no poll reported."""
-    groups_seconds: Seconds = 600.0
-    """The interval at which all memberships are read."""
+    sweep_seconds: Seconds | None = None
+    """The interval of sweeps, which list everything and find what no event and no poll reported. None: that of the
+    kind (240 for Confluence, databases and Jira, otherwise 600)."""
+    groups_seconds: Seconds = GROUPS_SECONDS
+    """The interval at which all memberships are read. A reading that takes longer is followed by a pause of its own
+    length."""
 
 
 class Key(BaseModel):
@@ -218,7 +223,7 @@ def _plan(path: Path, name: str, table: Mapping[str, Any], environ: Mapping[str,
         kind=common.kind,
         make=make,
         poll_seconds=common.poll_seconds,
-        sweep_seconds=common.sweep_seconds,
+        sweep_seconds=common.sweep_seconds or SWEEP_SECONDS_BY_KIND.get(common.kind, SWEEP_SECONDS),
         groups_seconds=common.groups_seconds,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -14,9 +15,12 @@ from connectors.confluence.options import ConfluenceOptions
 from connectors.set_aside import Failures, SetAside, may_be_set_aside
 from connectors.source import Group
 from pipeline.core.errors import PenstockError
+from pipeline.runtime.tasks import gather_or_cancel
 
 T = TypeVar("T")
 log = structlog.get_logger()
+MAX_CONCURRENT_TAGS = 8
+"""Tags whose holders are read at the same time: as many as the client sends requests."""
 
 
 class GroupReader:
@@ -34,57 +38,83 @@ class GroupReader:
         run = _Run(self._failures)
         selected = None if tags is None else set(tags)
         named: set[str] = set() if selected is None else {tag for tag in selected if tag.startswith("group:")}
-        for space in (await self._site.spaces()).values():
-            tag = space_tag(space.key)
-            if selected is None or tag in selected:
-                async for readers in run.read(f"who may view space {space.key}", partial(self._site.readers, space)):
-                    group = await _group(self._site, self._options, tag, readers)
-                    named.update(parent for parent in group.of if parent.startswith("group:"))
+        spaces = [
+            _Holders(space_tag(space.key), f"who may view space {space.key}", partial(self._site.readers, space))
+            for space in (await self._site.spaces()).values()
+            if selected is None or space_tag(space.key) in selected
+        ]
+        async for group in self._read(spaces, run):
+            named.update(parent for parent in group.of if parent.startswith("group:"))
+            yield group
+        async for listed in self._restricted(selected, run):
+            restrictions = [
+                _Holders(
+                    restriction_tag(id_), f"the view restriction of {id_}", partial(self._restriction, id_, readers)
+                )
+                for id_, readers in listed.items()
+            ]
+            async for group in self._read(restrictions, run):
+                named.update(parent for parent in group.of if parent.startswith("group:"))
+                if group.members or group.of:
                     yield group
-        async for content_id, included in self._restricted(selected, run):
-            restriction = partial(self._restriction, content_id, included)
-            async for readers in run.read(f"the view restriction of {content_id}", restriction):
-                if readers:
-                    group = await _group(self._site, self._options, restriction_tag(content_id), readers)
-                    named.update(parent for parent in group.of if parent.startswith("group:"))
-                    yield group
-        for number, tag in enumerate(sorted(named)):
-            name = tag.removeprefix("group:")
-            label = (
-                f"members of group {name}" if name.isprintable() and len(name) < 200 else f"members of group {number}"
-            )
-            async for people in run.read(label, partial(self._site.members, name)):
-                yield await _group(self._site, self._options, tag, Readers(people))
+        async for group in self._read([self._members(tag, n) for n, tag in enumerate(sorted(named))], run):
+            yield group
         run.finish()
         if selected is None:
             self._set_aside.replace("access", run.unreadable)
+
+    def _members(self, tag: str, number: int) -> _Holders:
+        name = tag.removeprefix("group:")
+        label = f"members of group {name}" if name.isprintable() and len(name) < 200 else f"members of group {number}"
+
+        async def read() -> Readers:
+            return Readers(await self._site.members(name))
+
+        return _Holders(tag, label, read)
+
+    async def _read(self, requests: Sequence[_Holders], run: _Run) -> AsyncIterator[Group]:
+        """Yield the holders of these tags, of which MAX_CONCURRENT_TAGS are read at the same time."""
+
+        async def group(request: _Holders) -> Group | None:
+            readers = await run.read(request.name, request.read)
+            return None if readers is None else await _group(self._site, self._options, request.tag, readers)
+
+        for start in range(0, len(requests), MAX_CONCURRENT_TAGS):
+            for read in await gather_or_cancel(*map(group, requests[start : start + MAX_CONCURRENT_TAGS])):
+                if read is not None:
+                    yield read
 
     async def _restriction(self, content_id: str, included: Readers | None) -> Readers:
         return included if included is not None else await self._site.restriction(content_id)
 
     async def _restricted(
         self, selected: Collection[str] | None, run: _Run
-    ) -> AsyncIterator[tuple[str, Readers | None]]:
+    ) -> AsyncIterator[Mapping[str, Readers | None]]:
         """Yield the ids of restricted contents, each with its readers where the listing includes all of them."""
         if selected is not None:
-            for tag in sorted(selected):
-                content_id = tag.removeprefix("restriction:")
-                if content_id != tag and content_id.isdigit():
-                    yield content_id, None
+            ids = (tag.removeprefix("restriction:") for tag in sorted(selected) if tag.startswith("restriction:"))
+            yield dict.fromkeys(id_ for id_ in ids if id_.isdigit())
             return
         seen: set[str] = set()
         for space in (await self._site.spaces()).values():
             position: Position | None = None
             following = True
             while following:
-                following = False
                 page = partial(self._site.restrictions, space, position)
-                async for listed, position in run.read(f"view restrictions of space {space.key}", page):
-                    following = position is not None
-                    for content_id, readers in listed.items():
-                        if content_id not in seen:
-                            seen.add(content_id)
-                            yield content_id, readers
+                answer = await run.read(f"view restrictions of space {space.key}", page)
+                listed, position = answer or ({}, None)
+                following = position is not None
+                yield {id_: readers for id_, readers in listed.items() if id_ not in seen}
+                seen.update(listed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """The holders of a tag, to be read. name: what the status calls them."""
+
+    tag: str
+    name: str
+    read: Callable[[], Awaitable[Readers]]
 
 
 class _Run:
@@ -96,8 +126,8 @@ class _Run:
         self.unreadable: dict[str, str] = {}
         """The reasons, by what nobody may read until then."""
 
-    async def read(self, name: str, request: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
-        """Yield the response, or nothing after a failure of this request alone."""
+    async def read(self, name: str, request: Callable[[], Awaitable[T]]) -> T | None:
+        """Return the response, or None after a failure of this request alone."""
         try:
             response = await request()
         except PenstockError as error:
@@ -108,9 +138,9 @@ class _Run:
                 log.warning("access_unreadable", resource=name, error=str(error))
             else:
                 self._passing = self._passing or error
-            return
+            return None
         self._failures.succeed(name)
-        yield response
+        return response
 
     def finish(self) -> None:
         if self._passing is not None:

@@ -38,9 +38,6 @@ class JiraOptions(AtlassianOptions):
     """Issues on a page with their texts."""
     sweep_page_size: int = Field(default=100, ge=1, le=1_000)
     """Issues on a page of a listing. Jira returns fewer where it limits pages further."""
-    access_seconds: float = Field(default=180.0, ge=1, le=86_400)
-    """The interval at which permission schemes, security levels, roles and groups are read, in addition to
-    ``groups_seconds`` of the connector."""
     anonymous_tag: str | None = None
     """Holders of this tag may read what anybody may read without logging in. None: such a permission admits nobody."""
 

@@ -8,13 +8,13 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import ClassVar
 
 import httpx
 
-from connectors.access_memory import EXPIRY_CHECK_SECONDS, AccessMemory, Listener
+from connectors.access_memory import AccessMemory, Listener
 from connectors.atlassian import translated_errors, verify
 from connectors.file_documents import document_from_file
 from connectors.files import temporary_file
@@ -468,25 +468,7 @@ class Jira:
         return Reaction(ids=[*result.ids, *known], changes=result.changes, sweep=result.sweep)
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
-        """Read the holders of all tags every ``access_seconds``, whatever the updates of issues: a change of a scheme,
-        role, level or group changes no issue."""
-        is_first = True
-
-        async def read_access() -> datetime:
-            nonlocal is_first
-            if not is_first:  # the first time they are read by the connector itself
-                tags, _ = await self._memory.tags()
-                self._listener.groups(tags)
-            is_first = False
-            return datetime.now(UTC) + timedelta(seconds=self._options.access_seconds)
-
-        await self._listener.run(
-            react,
-            self._memory,
-            lambda: datetime.now(UTC),
-            read_access,
-            expiry_check_seconds=min(EXPIRY_CHECK_SECONDS, self._options.access_seconds),
-        )
+        await self._listener.run(react, self._memory, lambda: datetime.now(UTC), None)
 
     @contextmanager
     def _retry_expired_cursor(self) -> Iterator[None]:

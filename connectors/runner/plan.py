@@ -12,6 +12,11 @@ from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores.postgres import Pool
 
+POLL_SECONDS = 150.0
+SWEEP_SECONDS = 600.0
+GROUPS_SECONDS = 150.0
+"""The intervals without settings. A change that a poll or a listing of memberships shows is older than its interval by
+the time that the reading takes: both together stay within five minutes."""
 MAX_FETCH_DOCUMENTS = 50
 """Documents that are fetched from a source at once (``connectors.source.Source.fetch``)."""
 
@@ -25,9 +30,9 @@ class Plan:
     kind: str
     make: Callable[[Context], Source]
     """Creates the source. Raises Misconfigured."""
-    poll_seconds: float = 150.0
-    sweep_seconds: float = 600.0
-    groups_seconds: float = 600.0
+    poll_seconds: float = POLL_SECONDS
+    sweep_seconds: float = SWEEP_SECONDS
+    groups_seconds: float = GROUPS_SECONDS
 
     def events_url(self, base: str | None) -> str | None:
         """Return where this instance's events arrive. base: ``https://host`` as sources see us."""

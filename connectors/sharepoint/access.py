@@ -22,6 +22,7 @@ from connectors.sharepoint.options import SharePointOptions
 from connectors.source import Group
 from connectors.web import Answered, Denied, Missing, Rejected
 from pipeline.core.errors import Misconfigured
+from pipeline.runtime.tasks import gather_or_cancel
 
 Permission = Mapping[str, Any]
 
@@ -194,6 +195,10 @@ def principal_of(user: Mapping[str, Any], user_name: str) -> str | None:
     return next((str(name).lower() for name in names if name), None)
 
 
+MAX_CONCURRENT_TAGS = 8
+"""Tags whose holders are read at the same time: as many as the client sends requests."""
+
+
 class Memberships:
     """Reads the holders of tags. A group that may not be listed has no holders, which is reported once for an instance;
     one that cannot be listed at the moment raises Retryable."""
@@ -222,13 +227,12 @@ class Memberships:
             for group in await self._accounts(accounts):
                 yield group
             inner: set[str] = set()
-            for tag in pending:
-                if tag.startswith("account:"):
-                    continue
-                entry = await self._try(tag)
-                if entry is not None:
-                    yield entry
-                    inner |= set(entry.of)
+            others = [tag for tag in pending if not tag.startswith("account:")]
+            for start in range(0, len(others), MAX_CONCURRENT_TAGS):
+                for entry in await gather_or_cancel(*map(self._try, others[start : start + MAX_CONCURRENT_TAGS])):
+                    if entry is not None:
+                        yield entry
+                        inner |= set(entry.of)
             pending = sorted(inner - seen)
             seen |= inner
 

@@ -76,7 +76,10 @@ async def check(
     ]
     if not {"channels:read", "groups:read"} & set(lacking):
         try:
-            problems += _channel_problems(list((await directory.channels()).values()), options, app)
+            visible = list((await directory.channels()).values())
+            problems += _channel_problems(visible, options, app)
+            if socket is None and not has_events_url:
+                problems += _polling_problems(visible, options)
         except Misconfigured as error:
             problems.append(Problem("channels", "channels", _without_name(error, name)))
     if socket is not None:
@@ -139,6 +142,32 @@ def _channel_problems(visible: Sequence[Channel], options: SlackOptions, app: st
             )
         )
     return problems
+
+
+POLLED_CHANNELS = 125
+"""The channels that polls read within two and a half minutes: Slack permits 50 requests a minute
+(docs.slack.dev/apis/web-api/rate-limits, tier 3), and a poll sends one for each channel."""
+
+
+def _polling_problems(visible: Sequence[Channel], options: SlackOptions) -> list[Problem]:
+    """Return a problem if there are too many channels to notice changes without events."""
+    read = [
+        channel
+        for channel in visible
+        if not channel.is_archived
+        and options.is_selected(channel.id, channel.name, is_private=channel.is_private)
+        and (channel.is_member or (options.join and not channel.is_private))
+    ]
+    if len(read) <= POLLED_CHANNELS:
+        return []
+    return [
+        Problem(
+            "app_token",
+            "no_events",
+            f"{len(read)} channels are read without events: Slack permits 50 requests a minute, so that changes of"
+            " messages and members are noticed later than after five minutes: set app_token for Socket Mode",
+        )
+    ]
 
 
 def _invite(app: str, channel: Channel) -> Problem:

@@ -137,23 +137,6 @@ async def test_a_withdrawn_permission_takes_effect_with_the_holders_of_tags_what
     assert await readers(office.jira(), document) == {"penstock@example.com"}
 
 
-async def test_the_holders_of_all_known_tags_are_read_regularly_without_an_event(office: Office) -> None:
-    issue = office.state.add_issue(office.eng, "One", "Text.")
-    source = office.jira(access_seconds=1)
-    document = await read(source, issue.id)
-    reactions: list[Reaction] = []
-
-    async def react(reaction: Reaction) -> None:
-        reactions.append(reaction)
-
-    listening = asyncio.create_task(source.listen(react))
-    async with asyncio.timeout(30):
-        while len(reactions) < 2:
-            await asyncio.sleep(0.05)
-    listening.cancel()
-    assert set(document.acl_tags) <= set(reactions[-1].groups)
-
-
 async def test_a_scheme_that_begins_to_admit_reporters_causes_a_sweep_which_finds_them(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:

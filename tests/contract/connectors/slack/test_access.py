@@ -10,6 +10,7 @@ import pytest
 
 from connectors.fakes.slack_workspace import BOT_USER, SCOPES
 from connectors.slack import Slack
+from connectors.slack.source import POLLED_CHANNELS
 from connectors.source import Group
 from pipeline.core.errors import Misconfigured
 from tests.support.connectors.slack_kit import Desk, desk_in, everything, listing
@@ -171,6 +172,17 @@ async def test_check_names_the_channels_that_the_app_has_to_be_invited_to(desk: 
     assert [problem.code for problem in problems] == ["not_invited", "not_invited"]
     assert str(problems[0]) == "#alerts: the app is not in this channel: write /invite @penstock there"
     assert "no channel secret is visible" in problems[1].message
+
+
+async def test_check_says_that_many_channels_need_events(desk: Desk) -> None:
+    for n in range(POLLED_CHANNELS):
+        desk.workspace.channel(f"channel{n}")
+    assert await desk.slack(rows_per_request=500).check() == []
+    desk.workspace.channel("one-more")
+    [problem] = await desk.slack(rows_per_request=500).check()
+    assert problem.code == "no_events"
+    assert "126 channels are read without events" in problem.message
+    assert await desk.slack(rows_per_request=500, app_token=desk.fake.app_token).check() == []
 
 
 async def test_check_reports_a_refused_token_without_quoting_it(desk: Desk) -> None:

@@ -1,0 +1,168 @@
+"""How old memberships become at most where a source sends no events: from the requests that the fakes count, the
+vendors' rate limits, and the intervals that connectors have without settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from connectors.conform.memory_runner import InMemory
+from connectors.declared import BUILT_IN, load, options, source_class
+from connectors.fakes import graph_tenant, jira_state
+from connectors.fakes.google_drive_corpus import Grant
+from connectors.runner.plan import Plan
+from connectors.set_aside import SetAside
+from connectors.slack.source import POLLED_CHANNELS
+from connectors.source import Context, Group
+
+MAX_AGE_SECONDS = 300.0
+GROUPS = 5_000
+REQUEST_SECONDS = 0.2
+"""From a request to its response. An assumption: fakes on this machine are faster than any vendor."""
+DELAY_SECONDS = 0.01
+"""Of the fakes, so that concurrent requests are seen."""
+
+
+def _confluence(play: Any, groups: int) -> None:
+    for n in range(groups):
+        play.state.groups[f"group{n}"] = {play.bot.account_id, play.ines.account_id}
+        page = play.state.add_page("ENG", f"Page {n}", "<p>Text.</p>")
+        play.state.restrict(page.id, groups={f"group{n}"})
+
+
+def _google_drive(play: Any, groups: int) -> None:
+    for n in range(groups):
+        play.fake.corpus.group(f"group{n}@example.com", play.inside)
+        document = play.fake.corpus.add(f"Document {n}", parent=play.drive, exports={"text/markdown": b"Text."})
+        play.fake.corpus.share(document.id, Grant(type="group", who=f"group{n}@example.com"))
+
+
+def _sharepoint(play: Any, groups: int) -> None:
+    tenant = play.fake.tenant
+    for n in range(groups):
+        group = tenant.group(f"group{n}", play.ines)
+        file = tenant.add(f"{n}.txt", drive=play.drive, content=b"Text.")
+        tenant.share(file.id, [graph_tenant.Grant(group=group)])
+
+
+def _jira(play: Any, groups: int) -> None:
+    for n in range(groups):
+        play.state.add_group(f"group{n}", play.bot, play.ines)
+    role = play.state.add_role("Readers")
+    roles = {role: {f"%group{n}" for n in range(groups)} | {"%staff"}}
+    project = play.state.add_project("ALL", jira_state.Grant("projectRole", role), roles=roles)
+    play.state.add_issue(project, "One", "Text.")
+
+
+def _github(play: Any, groups: int) -> None:
+    for n in range(groups):
+        place = play.fake.repository(f"acme/repository{n}", "ines", "sam")
+        play.fake.add(place, "Issue", "One", "Text.")
+
+
+def _slack(play: Any, groups: int) -> None:
+    for n in range(groups):
+        play.workspace.channel(f"channel{n}", play.ines, is_private=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    add: Callable[[Any, int], None]
+    """Adds groups to a playground, each with a document that names it."""
+    requests_per_second: float
+    """That the vendor permits for reading members."""
+    groups: int = GROUPS
+
+
+CASES = (
+    # API tokens; OAuth apps have hourly points (developer.atlassian.com/cloud/confluence/rate-limiting).
+    Case("confluence", _confluence, 100),
+    Case("connectors.confluence.playground:ConfluenceDataCenter", _confluence, 100),
+    Case("jira", _jira, 100),
+    # 2,400 a minute and user (developers.google.com/workspace/admin/directory/v1/limits).
+    Case("google-drive", _google_drive, 40),
+    # 3,500 resource units in ten seconds in the smallest tenant, 5 for transitiveMembers (Graph's throttling limits).
+    Case("sharepoint", _sharepoint, 70),
+    # 12,500 points an hour for an App. Here each repository is a group.
+    Case("github", _github, 12_500 / 3_600),
+    # 100 a minute for conversations.members (tier 4). More channels need events: `check` says so.
+    Case("slack", _slack, 100 / 60, POLLED_CHANNELS),
+)
+
+
+class Counting:
+    """An ASGI application that counts the requests to another, and how many of them are concurrent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.requests = 0
+        self.concurrent = 0
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.requests += 1
+        self._open += 1
+        self.concurrent = max(self.concurrent, self._open)
+        try:
+            await asyncio.sleep(DELAY_SECONDS)
+            await self.app(scope, receive, send)
+        finally:
+            self._open -= 1
+
+
+async def reading(case: Case, groups: int, folder: Path) -> Counting:
+    """Read the members of all groups once, after a listing."""
+    kind = source_class(case.kind)
+    async with cast(Any, kind).playground() as play:
+        case.add(play, groups)
+        folder.mkdir()
+        context = Context(name="s", tenant="t", memory=InMemory(), folder=folder, set_aside=SetAside())
+        source = kind(options(kind, {**play.options, **SIZES.get(case.kind, {})}, "s", play.environment), context)
+        try:
+            async for _ in source.slim():
+                pass
+            counting = play.misbehaving.app = Counting(play.misbehaving.app)
+            read: list[Group] = [group async for group in source.groups(None)]
+        finally:
+            await source.close()
+    assert sum(bool(group.members) for group in read) >= groups
+    return counting
+
+
+SIZES: dict[str, dict[str, int]] = {"slack": {"rows_per_request": 500}, "google-drive": {"sweep_page_size": 1000}}
+"""Options of playgrounds that make pages small, as they are without settings."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.kind.rpartition(":")[2]) for case in CASES])
+async def test_a_changed_membership_is_noticed_within_five_minutes_without_an_event(case: Case, tmp_path: Path) -> None:
+    few, many = await reading(case, 100, tmp_path / "few"), await reading(case, 200, tmp_path / "many")
+    requests = few.requests + (many.requests - few.requests) / 100 * (case.groups - 100)
+    seconds = max(requests / case.requests_per_second, requests * REQUEST_SECONDS / many.concurrent)
+    # A reading that takes longer than the interval is followed by a pause of its own length.
+    age = max(plan(case.kind, tmp_path).groups_seconds, seconds) + seconds
+    print(f"{case.kind}: {requests:,.0f} requests, {many.concurrent} at once, {seconds:.0f} s, at most {age:.0f} s old")
+    assert age <= MAX_AGE_SECONDS
+
+
+@pytest.mark.parametrize("kind", sorted(BUILT_IN))
+def test_every_kind_is_read_often_enough_for_five_minutes(kind: str, tmp_path: Path) -> None:
+    """At most half of the time is the interval: a reading of a large source takes the other half."""
+    intervals = plan(kind, tmp_path)
+    assert 2 * intervals.poll_seconds <= MAX_AGE_SECONDS
+    assert 2 * intervals.groups_seconds <= MAX_AGE_SECONDS
+    if kind in ("confluence", "database", "jira"):  # elsewhere polls find deletions, moves and restrictions
+        assert intervals.sweep_seconds < MAX_AGE_SECONDS
+
+
+def plan(kind: str, folder: Path) -> Plan:
+    """Return the intervals of a connector without settings."""
+    file = folder / "connectors.toml"
+    file.write_text(f'[connector.s]\nkind = "{kind}"\n')
+    return load(file, {}).plan("s")
