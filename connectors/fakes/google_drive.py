@@ -58,7 +58,7 @@ class FakeGoogleDrive:
     """``async with served(fake) as url``: the API is below ``url``/drive/v3, the directory below
     ``url``/admin/directory/v1, tokens at ``url``/token."""
 
-    KEYLESS: ClassVar[frozenset[str]] = frozenset({"/token"})
+    KEYLESS: ClassVar[frozenset[str]] = frozenset({"/token", "/sts"})
 
     def __init__(self) -> None:
         self.corpus = Corpus()
@@ -73,6 +73,8 @@ class FakeGoogleDrive:
         self._app = Starlette(
             routes=[
                 Route("/token", self._token, methods=post),
+                Route("/sts", self._exchange, methods=post),
+                Route("/v1/projects/-/serviceAccounts/{name}", self._impersonate, methods=post),
                 Route("/drive/v3/files", self._files, methods=get),
                 Route("/drive/v3/files/{id}", self._file, methods=get),
                 Route("/drive/v3/files/{id}/export", self._export, methods=get),
@@ -102,6 +104,14 @@ class FakeGoogleDrive:
         async with request.form() as form:
             fields = {name: str(value) for name, value in form.items()}
         return JSONResponse(self.tokens.grant(fields, str(request.base_url).rstrip("/")))
+
+    async def _exchange(self, request: Request) -> Response:
+        async with request.form() as form:
+            return JSONResponse(self.tokens.exchange({name: str(value) for name, value in form.items()}))
+
+    async def _impersonate(self, request: Request) -> Response:
+        authorization = request.headers.get("authorization", "")
+        return JSONResponse(self.tokens.impersonate(authorization, request.path_params["name"], await request.json()))
 
     def _account(self, request: Request) -> str:
         token = self.tokens.bearer(request.headers.get("authorization", ""), DRIVE_SCOPES)

@@ -143,6 +143,10 @@ class Channels:
 
 
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+IMPERSONATION = "/v1/projects/-/serviceAccounts"
+IDENTITY = "a-token-of-another-identity-provider"
+FEDERATED = "principal://iam.googleapis.com/projects/1/subject/penstock"
 GOOGLE_AUDIENCE = "https://oauth2.googleapis.com/token"
 """The audience that Google's own libraries always name."""
 TOKEN_SECONDS = 3599
@@ -170,6 +174,8 @@ class Tokens:
         self._private = _key_pair()
         self.delegated: dict[str, set[str]] = {}
         """Service account → the scopes that it may use on behalf of the domain's users."""
+        self.impersonated: set[str] = set()
+        """Service accounts that the federated identity may impersonate."""
         self.issued: dict[str, Token] = {}
 
     def key(self, account: str, url: str) -> str:
@@ -190,6 +196,43 @@ class Tokens:
             }
         )
 
+    def workload_identity(self, account: str, url: str, proof: str) -> str:
+        """Return a configuration of workload identity for an account; ``proof`` is the path of a file that holds the
+        token of another identity provider, which has to be ``IDENTITY``."""
+        return json.dumps(
+            {
+                "type": "external_account",
+                "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q",
+                "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+                "token_url": f"{url}/sts",
+                "credential_source": {"file": proof},
+                "service_account_impersonation_url": f"{url}{IMPERSONATION}/{account}:generateAccessToken",
+            }
+        )
+
+    def exchange(self, form: Mapping[str, str]) -> dict[str, Any]:
+        """Exchange the token of another identity provider (sts.googleapis.com)."""
+        if form.get("grant_type") != EXCHANGE or form.get("subject_token") != IDENTITY:
+            raise OAuthError(400, "invalid_grant", "The given credential is rejected by the attribute condition.")
+        return self._issue(FEDERATED, frozenset(str(form.get("scope", "")).split()))
+
+    def impersonate(self, authorization: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer ``generateAccessToken`` or ``signJwt`` of the IAM Credentials API."""
+        token = self.bearer(authorization, {f"{AUTH}cloud-platform", f"{AUTH}iam"})
+        account, _, method = name.partition(":")
+        if token is None or token.account != FEDERATED or account not in self.impersonated:
+            raise OAuthError(403, "PERMISSION_DENIED", f"Permission 'iam.serviceAccounts.{method}' denied")
+        if method == "signJwt":
+            return {"keyId": "k1", "signedJwt": jwt.encode(json.loads(body["payload"]), self._private, "RS256")}
+        issued = self._issue(account, frozenset(body["scope"]))
+        expires_at = (self._corpus.now() + timedelta(seconds=TOKEN_SECONDS)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"accessToken": issued["access_token"], "expireTime": expires_at}
+
+    def _issue(self, account: str, scopes: frozenset[str]) -> dict[str, Any]:
+        name = f"ya29.{secrets.token_urlsafe(24)}"
+        self.issued[name] = Token(account, scopes, self._corpus.now().timestamp() + TOKEN_SECONDS)
+        return {"access_token": name, "expires_in": TOKEN_SECONDS, "token_type": "Bearer"}
+
     def grant(self, form: Mapping[str, str], url: str) -> dict[str, Any]:
         if form.get("grant_type") != JWT_BEARER:
             raise OAuthError(400, "unsupported_grant_type", f"Invalid grant_type: {form.get('grant_type', '')}")
@@ -208,9 +251,7 @@ class Tokens:
                 )
             if self._corpus.users.get(subject, True):
                 raise OAuthError(400, "invalid_grant", "Invalid email or User ID")
-        name = f"ya29.{secrets.token_urlsafe(24)}"
-        self.issued[name] = Token(subject, scopes, self._corpus.now().timestamp() + TOKEN_SECONDS)
-        return {"access_token": name, "expires_in": TOKEN_SECONDS, "token_type": "Bearer"}
+        return self._issue(subject, scopes)
 
     def _verify(self, assertion: str, url: str) -> dict[str, Any]:
         try:

@@ -1,144 +1,26 @@
-"""Client of Drive v3 and of the Admin SDK's directory, which requests exactly the fields that are used, and its access
-tokens.
+"""Client of Drive v3 and of the Admin SDK's directory, which requests exactly the fields that are used.
 
 https://developers.google.com/workspace/drive/api/reference/rest/v3
 https://developers.google.com/workspace/admin/directory/reference/rest
-https://developers.google.com/identity/protocols/oauth2/service-account#httprest
 """
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-import jwt
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
+from connectors.google_drive.credentials import Account, Bearer
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.source import CursorExpired
 from connectors.web import Answered, Denied, Limits, Missing, Rejected, TooLarge, Web
-from connectors.web.token import RenewedToken
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 
 SCOPES = "https://www.googleapis.com/auth/"
 DRIVE_SCOPE = f"{SCOPES}drive.readonly"
 MEMBER_SCOPE = f"{SCOPES}admin.directory.group.member.readonly"
 USER_SCOPE = f"{SCOPES}admin.directory.user.readonly"
-
-GRANT_TYPE = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-ASSERTION_SECONDS = 3600
-"""The longest lifetime that Google accepts."""
-
-
-class ServiceAccount:
-    """A parsed service account key. Its repr shows the address only."""
-
-    def __init__(self, text: str) -> None:
-        """text: the JSON, or the path of the file that holds it. Raises Misconfigured without quoting the text."""
-        fields = _parse(text)
-        self.email = str(fields.get("client_email", ""))
-        self.token_uri = str(fields.get("token_uri", ""))
-        parts = urlsplit(self.token_uri)
-        if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-            raise Misconfigured("the service account key's token_uri is not an https address: create a new key")
-        self._key_id = fields.get("private_key_id")
-        key = _private_key(str(fields.get("private_key", "")))
-        if not self.email or key is None:
-            raise Misconfigured("the service account key lacks client_email or private_key, or they are damaged")
-        self._key: RSAPrivateKey = key
-
-    def __repr__(self) -> str:
-        return f"ServiceAccount({self.email!r})"
-
-    def assertion(self, scopes: str, subject: str | None, now: float) -> str:
-        """Return a signed claim (RS256) to act with these scopes, separated by spaces, as itself or as the subject."""
-        claims: dict[str, Any] = {
-            "iss": self.email,
-            "scope": scopes,
-            "aud": self.token_uri,
-            "iat": int(now),
-            "exp": int(now) + ASSERTION_SECONDS,
-        }
-        if subject:
-            claims["sub"] = subject
-        return jwt.encode(claims, self._key, algorithm="RS256", headers={"kid": self._key_id} if self._key_id else None)
-
-
-def _parse(text: str) -> dict[str, Any]:
-    if not text.lstrip().startswith("{"):
-        try:
-            text = Path(text.strip()).expanduser().read_text()
-        except (OSError, ValueError):
-            raise Misconfigured(
-                "service_account_key is neither a JSON key nor the path of a file that can be read"
-            ) from None
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        raise Misconfigured("the service account key is not valid JSON: it may have been cut or quoted") from None
-    if not isinstance(fields, dict) or fields.get("type") != "service_account":
-        raise Misconfigured("the key is not a service account's (it has another type): create a service account key")
-    return fields
-
-
-def _private_key(pem: str) -> RSAPrivateKey | None:
-    try:
-        key = load_pem_private_key(pem.encode(), None)
-    except (ValueError, TypeError):
-        return None  # the error's text could hold the key
-    return key if isinstance(key, RSAPrivateKey) else None
-
-
-class Bearer(RenewedToken):
-    """The access tokens of a service account.
-
-    Raises Misconfigured when Google issues none; the message says what has to be granted where.
-    """
-
-    def __init__(self, account: ServiceAccount, scope: str, subject: str | None, name: str, limits: Limits) -> None:
-        super().__init__()
-        self._account = account
-        self._scope = scope
-        self._subject = subject
-        parts = urlsplit(account.token_uri)
-        self._path = parts.path
-        self._web = Web(f"{parts.scheme}://{parts.netloc}", name=name, limits=limits)
-
-    def __repr__(self) -> str:
-        return f"Bearer({self._account!r}, {self._scope!r}, {self._subject!r})"
-
-    async def close(self) -> None:
-        await self._web.close()
-
-    async def request_token(self) -> tuple[str, float]:
-        assertion = self._account.assertion(self._scope, self._subject, time.time())
-        form = {"grant_type": GRANT_TYPE, "assertion": assertion}
-        try:
-            answer = await self._web.json("POST", self._path, data=form)
-        except Answered as error:
-            raise Misconfigured(self._refusal(error)) from None
-        if not isinstance(answer, dict) or not answer.get("access_token"):
-            raise Retryable("Google's token endpoint answered without a token")
-        return str(answer["access_token"]), float(answer.get("expires_in", 3599))
-
-    def _refusal(self, error: Answered) -> str:
-        who = f"service account {self._account.email}"
-        if error.code == "unauthorized_client":
-            return (
-                f"{who} may not act for {self._subject}: in the Admin console (Security > API controls > Domain-wide"
-                f" delegation) add its client id with the scope {self._scope}"
-            )
-        if error.code == "invalid_grant":
-            return f"{who} is refused (invalid_grant): the key was deleted, this machine's clock is wrong" + (
-                f", or {self._subject} is not an active user" if self._subject else ""
-            )
-        return f"{who} gets no access token (answer {error.status}, {error.code or 'no code'})"
-
 
 Json = dict[str, Any]
 
@@ -175,19 +57,19 @@ class Api:
     token that is refused."""
 
     def __init__(self, options: GoogleDriveOptions, name: str, limits: Limits) -> None:
-        account = ServiceAccount(options.service_account_key.get_secret_value())
+        account = Account(options)
         self.email = account.email
-        self.drive_auth = Bearer(account, DRIVE_SCOPE, options.subject, name, limits)
+        self.drive_auth = Bearer(account, DRIVE_SCOPE, options.subject)
         subject = options.directory_subject or options.subject
         scopes = f"{MEMBER_SCOPE} {USER_SCOPE}" if options.domains else MEMBER_SCOPE
-        self.directory_auth = Bearer(account, scopes, subject, name, limits)
+        self.directory_auth = Bearer(account, scopes, subject)
         drive = f"{options.api_url.rstrip('/')}/drive/v3"
         self._drive = Web(drive, auth=self.drive_auth, name=name, limits=limits)
         directory = f"{options.directory_url.rstrip('/')}/admin/directory/v1"
         self._directory = Web(directory, auth=self.directory_auth, name=name, limits=limits)
 
     async def close(self) -> None:
-        for client in (self._drive, self._directory, self.drive_auth, self.directory_auth):
+        for client in (self._drive, self._directory):
             await client.close()
 
     # Files

@@ -18,8 +18,11 @@ class GoogleDriveOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    service_account_key: SecretStr
-    """The JSON key of the service account, or the path of the file that holds it."""
+    service_account_key: SecretStr | None = None
+    """The JSON key of the service account, or a configuration of workload identity (``external_account``), or the path
+    of the file that holds either. None: the credentials of the machine impersonate ``service_account``."""
+    service_account: Address | None = None
+    """The address of the service account, where workload identity takes the place of its key."""
     subject: Address | None = None
     """The user on whose behalf the Drive is read (domain-wide delegation); None: the service account itself."""
     drives: tuple[Id, ...] = ()
@@ -74,4 +77,6 @@ class GoogleDriveOptions(BaseModel):
     def _reads_something(self) -> GoogleDriveOptions:
         if not (self.drives or self.all_drives or self.folders or self.my_drive):
             raise ValueError("nothing to read: name drives or folders, or set all_drives or my_drive")
+        if self.service_account_key is None and self.service_account is None:
+            raise ValueError("set service_account_key, or with workload identity service_account")
         return self

@@ -26,7 +26,7 @@ GROUPS = 5_000
 REQUEST_SECONDS = 0.2
 """From a request to its response. An assumption: fakes on this machine are faster than any vendor."""
 DELAY_SECONDS = 0.01
-"""Of the fakes, so that concurrent requests are seen."""
+"""The delay of the fakes' responses, so that concurrent requests are seen."""
 
 
 def _confluence(play: Any, groups: int) -> None:
@@ -77,7 +77,7 @@ class Case:
     add: Callable[[Any, int], None]
     """Adds groups to a playground, each with a document that names it."""
     requests_per_second: float
-    """That the vendor permits for reading members."""
+    """The requests for members that the vendor permits."""
     groups: int = GROUPS
 
 
