@@ -119,6 +119,10 @@ class FakeGoogleDrive:
             raise insufficient_scopes()
         if self.faults.disabled:
             raise not_enabled("Google Drive API")
+        if token.account in self.faults.without_drive:
+            raise ApiError(403, "domainPolicy", "The domain administrators have disabled Drive apps.")
+        if token.account in self.faults.refused_users:
+            raise ApiError(403, "forbidden", "The user may not be impersonated.")
         return token.account
 
     def _item(self, request: Request, account: str, *, any_drive: bool = False) -> Item:
@@ -148,7 +152,7 @@ class FakeGoogleDrive:
             )
         if drive_id is not None:
             self._member(drive_id, account)
-        matches = matching(query.get("q", ""), self.corpus)
+        matches = matching(query.get("q", ""), self.corpus, account)
         items = [
             item
             for item in self.corpus.items.values()

@@ -167,13 +167,16 @@ Query = Mapping[str, str]
 _TERM = re.compile(r"(trashed|mimeType)\s*(=|!=)\s*('[^']*'|true|false)|'([^']+)'\s+in\s+parents")
 
 
-def matching(q: str, corpus: Corpus) -> Callable[[Item], bool]:
+def matching(q: str, corpus: Corpus, account: str) -> Callable[[Item], bool]:
     """Parse the part of the search language that is needed here, terms joined by ``and``; other queries are refused.
 
     https://developers.google.com/workspace/drive/api/guides/ref-search-terms
     """
     tests: list[Callable[[Item], bool]] = []
     for term in re.split(r"\s+and\s+", q.strip()) if q.strip() else ():
+        if term == "'me' in owners":
+            tests.append(lambda item: item.owner == account)
+            continue
         match = _TERM.fullmatch(term)
         if match is None:
             raise invalid_value("q")
@@ -309,6 +312,10 @@ class Faults:
     """Ids of files whose export and download always fail with 500."""
     no_markdown: bool = False
     """Whether documents cannot be exported as Markdown, only as HTML."""
+    without_drive: set[str] = field(default_factory=set)
+    """Users for whom the company has switched Drive off."""
+    refused_users: set[str] = field(default_factory=set)
+    """Users on whose behalf every request is refused."""
     disabled: bool = False
     """Whether the Drive API is not enabled in the project."""
 

@@ -337,13 +337,13 @@ class Directory:
 
     async def _users(self, request: Request) -> Response:
         self._administrator(request, USER_SCOPES)
-        domain = request.query_params.get("domain")
-        if not domain:
+        domain, customer = request.query_params.get("domain"), request.query_params.get("customer")
+        if not domain and customer != "my_customer":
             raise ApiError(400, "badRequest", "Bad Request")
         people = [
             {"kind": "admin#directory#user", "primaryEmail": address, "suspended": suspended, "archived": False}
             for address, suspended in sorted(self._corpus.users.items())
-            if address.endswith(f"@{domain}")
+            if (address.endswith(f"@{domain}") if domain else not address.endswith(".gserviceaccount.com"))
         ]
         page, next_token = self._pages.rows(people, request.query_params, "maxResults", maximum=500, default=100)
         body = {"kind": "admin#directory#users", "etag": '"1"', "users": page}

@@ -146,9 +146,16 @@ class AccessReader:
     """Reads the access of the files of one page. Permissions are cached for files that must have the same ones, so an
     instance is not used for longer."""
 
-    def __init__(self, api: Api, sharing: Sharing, now: Callable[[], datetime], on_hidden: Callable[[], None]) -> None:
-        """on_hidden: called for a file whose sharing the account may not see."""
-        self._api = api
+    def __init__(
+        self,
+        api_of: Callable[[Json], Api],
+        sharing: Sharing,
+        now: Callable[[], datetime],
+        on_hidden: Callable[[], None],
+    ) -> None:
+        """api_of: returns the client that reads a file. on_hidden: called for a file whose sharing the account may not
+        see."""
+        self._api_of = api_of
         self._sharing = sharing
         self._now = now
         self._on_hidden = on_hidden
@@ -164,8 +171,9 @@ class AccessReader:
                 return NO_ACCESS
             return own_access(file["permissions"], self._sharing, self._now())
         try:
-            permissions = await self._list(str(file["id"]), self._key(file))
-            members = await self._list(str(drive), ("drive", drive))
+            api = self._api_of(file)
+            permissions = await self._list(str(file["id"]), self._key(file), api)
+            members = await self._list(str(drive), ("drive", drive), api)
         except Missing as error:
             raise Vanished from error
         except (Denied, Rejected):
@@ -186,10 +194,10 @@ class AccessReader:
             frozenset(file["permissionIds"]),
         )
 
-    async def _list(self, id_: str, key: Key) -> Sequence[Json]:
+    async def _list(self, id_: str, key: Key, api: Api) -> Sequence[Json]:
         async with self._locks[key]:
             if key not in self._cache:
-                self._cache[key] = await self._api.permissions(id_)
+                self._cache[key] = await api.permissions(id_)
             return self._cache[key]
 
 

@@ -6,6 +6,7 @@ https://developers.google.com/workspace/admin/directory/reference/rest
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ USER_SCOPE = f"{SCOPES}admin.directory.user.readonly"
 Json = dict[str, Any]
 
 FOLDER = "application/vnd.google-apps.folder"
+SHORTCUT = "application/vnd.google-apps.shortcut"
 USER_FIELDS = "(displayName,emailAddress)"
 PERMISSION_FIELDS = (
     "id,type,role,emailAddress,domain,expirationTime,deleted,allowFileDiscovery,view,"
@@ -36,7 +38,8 @@ ACCESS_FIELDS = (
 )
 FILE_FIELDS = (
     f"id,name,mimeType,trashed,version,modifiedTime,md5Checksum,headRevisionId,size,webViewLink,owners{USER_FIELDS},"
-    f"lastModifyingUser{USER_FIELDS},capabilities(canDownload),clientEncryptionDetails(encryptionState),{ACCESS_FIELDS}"
+    f"lastModifyingUser{USER_FIELDS},capabilities(canDownload),clientEncryptionDetails(encryptionState),"
+    f"shortcutDetails(targetId),{ACCESS_FIELDS}"
 )
 LOCATION_FIELDS = "id,mimeType,trashed,driveId,parents"
 ALL_DRIVES = {"supportsAllDrives": "true"}
@@ -57,20 +60,45 @@ class Api:
     token that is refused."""
 
     def __init__(self, options: GoogleDriveOptions, name: str, limits: Limits) -> None:
-        account = Account(options)
-        self.email = account.email
-        self.drive_auth = Bearer(account, DRIVE_SCOPE, options.subject)
+        self._account = Account(options)
+        self.email = self._account.email
+        self.drive_auth = Bearer(self._account, DRIVE_SCOPE, options.subject)
         subject = options.directory_subject or options.subject
-        scopes = f"{MEMBER_SCOPE} {USER_SCOPE}" if options.domains else MEMBER_SCOPE
-        self.directory_auth = Bearer(account, scopes, subject)
+        scopes = [MEMBER_SCOPE] if options.directory or not options.all_my_drives else []
+        scopes += [USER_SCOPE] if options.domains or options.all_my_drives else []
+        self.directory_auth = Bearer(self._account, " ".join(scopes), subject)
         drive = f"{options.api_url.rstrip('/')}/drive/v3"
         self._drive = Web(drive, auth=self.drive_auth, name=name, limits=limits)
         directory = f"{options.directory_url.rstrip('/')}/admin/directory/v1"
         self._directory = Web(directory, auth=self.directory_auth, name=name, limits=limits)
+        self._domains = options.domains
+        self._users: dict[str, Api] = {}
 
     async def close(self) -> None:
         for client in (self._drive, self._directory):
             await client.close()
+
+    def acting_as(self, user: str | None) -> Api:
+        """Return a client that reads Drive on behalf of a user; None: this one. It is closed with this one."""
+        if user is None:
+            return self
+        if user not in self._users:
+            self._users[user] = other = copy.copy(self)
+            other.drive_auth = Bearer(self._account, DRIVE_SCOPE, user)
+            other._drive = self._drive.with_auth(other.drive_auth)
+        return self._users[user]
+
+    async def active_users(self) -> list[str]:
+        """Return the addresses of all users of the domains, or of the company, who are neither suspended nor
+        archived."""
+        users: set[str] = set()
+        for domain in self._domains or (None,):
+            async for user in self.users(domain):
+                if not user.get("suspended") and not user.get("archived") and user.get("primaryEmail"):
+                    users.add(str(user["primaryEmail"]).lower())
+        for gone in self._users.keys() - users:
+            del self._users[gone]
+        return sorted(users)
 
     # Files
 
@@ -197,8 +225,10 @@ class Api:
         async for member in self._directory_list(f"groups/{_segment(group)}/members", "members", params):
             yield member
 
-    async def users(self, domain: str) -> AsyncIterator[Json]:
-        async for user in self._directory_list("users", "users", {"domain": domain, "maxResults": USERS_PER_PAGE}):
+    async def users(self, domain: str | None) -> AsyncIterator[Json]:
+        """Yield the users of a domain; None: of the whole company."""
+        of = {"customer": "my_customer"} if domain is None else {"domain": domain}
+        async for user in self._directory_list("users", "users", {**of, "maxResults": USERS_PER_PAGE}):
             yield user
 
     async def _directory_list(self, path: str, name: str, params: Mapping[str, Any]) -> AsyncIterator[Json]:

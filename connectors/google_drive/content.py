@@ -144,17 +144,16 @@ _REFUSALS = {
 class Contents:
     """Reads files as documents."""
 
-    def __init__(self, api: Api, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
         """folder: holds downloads while they are read."""
-        self._api = api
         self._downloads = Downloads(folder, max_bytes)
         self._max_bytes = max_bytes
 
-    async def read(self, file: Json, access: Access) -> Document | Unreadable:
+    async def read(self, file: Json, access: Access, api: Api) -> Document | Unreadable:
         """Read a file as a document, or as unreadable. Raises Missing if it has been deleted."""
         revision = revision_of(file)
         try:
-            content, media_type = await self._text(file)
+            content, media_type = await self._text(file, api)
         except NoText as error:
             return Unreadable(
                 external_id=str(file["id"]),
@@ -177,7 +176,7 @@ class Contents:
             metadata=metadata(file),
         )
 
-    async def _text(self, file: Json) -> tuple[str, str]:
+    async def _text(self, file: Json, api: Api) -> tuple[str, str]:
         method = conversion(file)
         if method is None:
             raise NoText("unsupported", "holds no text")
@@ -189,9 +188,9 @@ class Contents:
             raise NoText("too_large", f"is larger than {self._max_bytes:,} bytes: split it")
         try:
             if isinstance(method, TextExport):
-                text, media_type = await self._export(str(file["id"]), method)
+                text, media_type = await self._export(str(file["id"]), method, api)
             else:
-                text, media_type = await self._download(file, method)
+                text, media_type = await self._download(file, method, api)
         except Denied as error:
             if error.code not in _REFUSALS:
                 code = error.code or "no code"
@@ -206,10 +205,10 @@ class Contents:
             raise NoText("too_large", f"is larger than {error.limit:,} bytes: split it") from error
         return publishable(text), media_type
 
-    async def _export(self, id_: str, method: TextExport) -> tuple[str, str]:
+    async def _export(self, id_: str, method: TextExport, api: Api) -> tuple[str, str]:
         for media_type in method.media_types:
             try:
-                text = await self._api.export(id_, media_type)
+                text = await api.export(id_, media_type)
             except Rejected as error:
                 if error.status != 400:
                     raise
@@ -218,11 +217,9 @@ class Contents:
             return (without_pictures(text) if media_type == "text/markdown" else text), media_type
         raise NoText("unsupported", "Google exports it in no supported format")
 
-    async def _download(self, file: Json, method: Download) -> tuple[str, str]:
+    async def _download(self, file: Json, method: Download, api: Api) -> tuple[str, str]:
         id_, name = str(file["id"]), str(file.get("name") or "")
         if method.export is None:
-            return await self._downloads.text(name, method.type, lambda to, limit: self._api.download(id_, to, limit))
+            return await self._downloads.text(name, method.type, lambda to, limit: api.download(id_, to, limit))
         export, max_bytes = method.export, max(EXPORT_BYTES, self._max_bytes)
-        return await self._downloads.text(
-            name, method.type, lambda to, _: self._api.export_to(id_, export, to, max_bytes)
-        )
+        return await self._downloads.text(name, method.type, lambda to, _: api.export_to(id_, export, to, max_bytes))

@@ -14,7 +14,8 @@ Domain = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[a-z0-9-]+(\
 
 
 class GoogleDriveOptions(BaseModel):
-    """``drives``, ``all_drives``, ``folders`` and ``my_drive`` together say what is read; at least one is required."""
+    """``drives``, ``all_drives``, ``folders``, ``my_drive`` and ``all_my_drives`` together say what is read: at least
+    one is required."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -33,6 +34,10 @@ class GoogleDriveOptions(BaseModel):
     """Folders with everything below them, in shared drives or in My Drive."""
     my_drive: bool = False
     """The files outside of shared drives that the account owns or that are shared with it."""
+
+    all_my_drives: bool = False
+    """The My Drive of every active user of the company, or of ``domains``: the files that the user owns
+    (domain-wide delegation)."""
 
     directory: bool = True
     """Whether to read the members of groups from the Admin SDK. Without it, sharing with a group grants nothing."""
@@ -75,8 +80,10 @@ class GoogleDriveOptions(BaseModel):
 
     @model_validator(mode="after")
     def _reads_something(self) -> GoogleDriveOptions:
-        if not (self.drives or self.all_drives or self.folders or self.my_drive):
-            raise ValueError("nothing to read: name drives or folders, or set all_drives or my_drive")
+        if not (self.drives or self.all_drives or self.folders or self.my_drive or self.all_my_drives):
+            raise ValueError("nothing to read: name drives or folders, or set all_drives, my_drive or all_my_drives")
+        if self.all_my_drives and self.directory_subject is None and self.subject is None:
+            raise ValueError("all_my_drives: set directory_subject, a user who may list the users of the company")
         if self.service_account_key is None and self.service_account is None:
             raise ValueError("set service_account_key, or with workload identity service_account")
         return self

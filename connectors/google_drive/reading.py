@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from connectors.access_memory import AccessMemory
 from connectors.google_drive import content
 from connectors.google_drive.access import Access, AccessReader, Sharing, Vanished
-from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, Api, Json
+from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, SHORTCUT, Api, Json
 from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
+from connectors.google_drive.places import Links, Owners
 from connectors.set_aside import Failures
 from connectors.source import Entry, Gone, Listed, Unreadable
-from connectors.web import Missing
+from connectors.web import Denied, Missing
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
 OWN_FILES = "user"
 """Key of the account's own files, next to the ids of shared drives."""
+USER_FILES = "user:"
+"""Beginning of the key of the files that a user owns."""
 MAX_DEPTH = 200
 """Folders within folders: Drive allows 100 in a shared drive (support.google.com/a/answer/7338880)."""
 
@@ -36,13 +40,20 @@ class Corpus:
 
     @property
     def drive(self) -> str | None:
-        return None if self.key == OWN_FILES else self.key
+        return None if self.key == OWN_FILES or self.user else self.key
+
+    @property
+    def user(self) -> str | None:
+        """The user on whose behalf it is read: it holds the files that this user owns. None: the account's own."""
+        return self.key.removeprefix(USER_FILES) if self.key.startswith(USER_FILES) else None
 
 
-async def corpora(options: GoogleDriveOptions, api: Api) -> Sequence[Corpus]:
+async def corpora(options: GoogleDriveOptions, api: Api, users: Sequence[str]) -> Sequence[Corpus]:
     """Return the corpora that the options select at the moment, in a stable order. Raises Misconfigured for a folder
-    that is missing."""
-    whole = set(options.drives)
+    that is missing.
+
+    users: those whose My Drive is read."""
+    whole = {*options.drives, *(f"{USER_FILES}{user}" for user in users)}
     if options.all_drives:
         whole |= set(await api.drives())
     if options.my_drive:
@@ -119,19 +130,33 @@ MAX_CONCURRENT_FILES = 4
 that an edit does not wait behind a crawl."""
 
 
+NO_DRIVE = "domainPolicy"
+"""The reason of a 403 for a user who may not use Drive."""
+USERS_SECONDS = 60.0
+"""The list of users is requested again after this time."""
+
+
 class Reading:
     """Reads files with their access."""
 
     def __init__(
         self,
+        options: GoogleDriveOptions,
         api: Api,
         contents: Contents,
         memory: AccessMemory,
         sharing: Sharing,
         now: Callable[[], datetime],
         on_hidden: Callable[[], None],
+        owners: Owners,
+        links: Links,
     ) -> None:
+        self._options = options
         self._api = api
+        self._owners = owners
+        self._links = links
+        self._users: Sequence[str] = ()
+        self._users_expire_at = 0.0
         self._contents = contents
         self._memory = memory
         self._sharing = sharing
@@ -140,16 +165,54 @@ class Reading:
         self._slots = {bulk: asyncio.Semaphore(MAX_CONCURRENT_FILES) for bulk in (True, False)}
         self._failures = Failures()
 
-    async def select(self, files: Sequence[Json], corpus: Corpus, tree: Tree) -> list[Json]:
-        """Return those files of a corpus that are documents within its folders."""
-        return [file for file in files if _is_document(file) and await tree.holds(corpus, file)]
+    async def corpora(self) -> Sequence[Corpus]:
+        """Return the corpora that are read at the moment. Raises Misconfigured."""
+        if self._options.all_my_drives and time.monotonic() >= self._users_expire_at:
+            self._users = await self._api.active_users()
+            self._users_expire_at = time.monotonic() + USERS_SECONDS
+        return await corpora(self._options, self._api, self._users)
+
+    def _api_of(self, file: Json, links: Mapping[str, str]) -> Api:
+        """Return the client that reads a file: that of its owner, if the My Drives of all users are read, and for the
+        target of a shortcut that of the shortcut's owner."""
+        user = links.get(str(file["id"]), "" if file.get("driveId") else owner_of(file))
+        return self._api.acting_as(user if user in self._users else None)
+
+    async def select(self, files: Sequence[Json], corpus: Corpus, tree: Tree, corpora: Sequence[Corpus]) -> list[Json]:
+        """Return those files of a corpus that are documents within its folders, and the files outside of all corpora to
+        which shortcuts there lead."""
+        candidates = [file for file in files if _is_document(file) or _is_shortcut(file)]
+        held = [file for file in candidates if await tree.holds(corpus, file)]
+        documents = [file for file in held if _is_document(file)]
+        if corpus.user is not None:
+            await self._owners.note({str(file["id"]): corpus.user for file in documents})
+        return [*documents, *await self._targets(held, corpus, corpora)]
+
+    async def _targets(self, files: Sequence[Json], corpus: Corpus, corpora: Sequence[Corpus]) -> list[Json]:
+        """Return the documents to which shortcuts among these files of a corpus lead, and which no corpus holds."""
+        details = [file.get("shortcutDetails") or {} for file in files if _is_shortcut(file)]
+        ids = {str(detail.get("targetId") or "") for detail in details} - {""}
+        if not ids:
+            return []
+        api, by_key = self._api.acting_as(corpus.user), {corpus.key: corpus for corpus in corpora}
+        tree = Tree(api)
+        targets = []
+        for target in await gather_or_cancel(*(self._file(id_, api) for id_ in sorted(ids))):
+            if target is None or not _is_document(target):
+                continue
+            home = _corpus_of(target, by_key)
+            if home is None or not await tree.holds(home, target):
+                targets.append(target)
+        await self._links.add({str(target["id"]): corpus.user or "" for target in targets})
+        return targets
 
     async def listed(self, files: Sequence[Json]) -> list[Listed]:
         """Return files as listing entries, without files that have been deleted."""
+        links = await self._links.targets()
         return [
             Listed(external_id=str(file["id"]), acl_tags=access.tags, revision=content.revision_of(file))
             for file, access in await self._accesses(files)
-            if access is not None
+            if access is not None and (access.tags or str(file["id"]) not in links)
         ]
 
     async def entries(self, files: Sequence[Json], *, bulk: bool = False) -> list[Entry]:
@@ -158,7 +221,8 @@ class Reading:
         with_access = await self._accesses(files)
         entries: list[Entry] = []
         failure: Retryable | None = None
-        attempts = await gather_or_cancel(*(self._try(file, access, bulk) for file, access in with_access))
+        links = await self._links.targets()
+        attempts = await gather_or_cancel(*(self._try(file, access, bulk, links) for file, access in with_access))
         for (file, access), entry in zip(with_access, attempts, strict=True):
             if not isinstance(entry, Retryable):
                 entries.append(entry)
@@ -177,10 +241,10 @@ class Reading:
             raise failure
         return entries
 
-    async def _try(self, file: Json, access: Access | None, bulk: bool) -> Entry | Retryable:
+    async def _try(self, file: Json, access: Access | None, bulk: bool, links: Mapping[str, str]) -> Entry | Retryable:
         id_ = str(file["id"])
         try:
-            entry = await self._entry(file, access, bulk)
+            entry = await self._entry(file, access, bulk, links)
         except Deferred:
             raise  # the reason is not the file
         except Retryable as error:
@@ -189,7 +253,8 @@ class Reading:
         return entry
 
     async def fetch(self, ids: Sequence[str], corpora: Sequence[Corpus]) -> list[Entry]:
-        files = await gather_or_cancel(*(self._file(id_) for id_ in ids))
+        links = await self._links.targets()
+        files = await gather_or_cancel(*(self._find(id_, links.get(id_)) for id_ in ids))
         missing = [id_ for id_, file in zip(ids, files, strict=True) if file is None]
         await self._memory.forget(missing)
         entries = await self.classify([file for file in files if file is not None], corpora)
@@ -197,30 +262,60 @@ class Reading:
 
     async def classify(self, files: Sequence[Json], corpora: Sequence[Corpus]) -> list[Entry]:
         """Return files as entries. A file in the trash, without text or outside of the corpora is gone."""
-        by_key, tree = {corpus.key: corpus for corpus in corpora}, Tree(self._api)
+        by_key, tree, links = {corpus.key: corpus for corpus in corpora}, Tree(self._api), await self._links.targets()
         documents: list[Json] = []
         gone: list[str] = []
         for file in files:
-            corpus = by_key.get(str(file.get("driveId") or OWN_FILES))
-            if corpus is not None and _is_document(file) and await tree.holds(corpus, file):
+            corpus, is_document = _corpus_of(file, by_key), _is_document(file)
+            is_held = corpus is not None and (is_document or _is_shortcut(file)) and await tree.holds(corpus, file)
+            if is_document and (is_held or str(file["id"]) in links):
                 documents.append(file)
             else:
                 gone.append(str(file["id"]))
+            if is_held and corpus is not None:
+                documents += await self._targets([file], corpus, corpora)
+        if self._users:
+            owners = ((str(file["id"]), owner_of(file)) for file in documents if not file.get("driveId"))
+            await self._owners.note({id_: owner for id_, owner in owners if owner in self._users})
         await self._memory.forget(gone)
         return [*(Gone(id_) for id_ in gone), *await self.entries(documents)]
 
-    async def _file(self, id_: str) -> Json | None:
+    async def _find(self, id_: str, reader: str | None) -> Json | None:
+        """Return a file, or None if it does not exist, or nobody on whose behalf files are read may see it.
+
+        reader: the user on whose behalf the target of a shortcut is read; None: it is none.
+        """
+        if not self._users:
+            return await self._file(id_, self._api)
+        owner = reader or await self._owners.of(id_)
+        if owner is not None and owner not in self._users:
+            return None  # a file of another owner is among those of this one
+        if (file := await self._file(id_, self._api.acting_as(owner))) is not None or reader is not None:
+            return file
+        if owner is not None:  # it may have another owner by now
+            return await self._file(id_, self._api)
+        for user in self._users:
+            if (file := await self._file(id_, self._api.acting_as(user))) is not None:
+                return file
+        return None
+
+    async def _file(self, id_: str, api: Api) -> Json | None:
         """Return a file, or None if it does not exist or the account may not see it: Google does not distinguish
         these."""
         async with self._slots[False]:
             try:
-                return await self._api.file(id_)
+                return await api.file(id_)
             except Missing:
                 return None
+            except Denied as error:
+                if error.code == NO_DRIVE:
+                    return None
+                raise
 
     async def _accesses(self, files: Sequence[Json]) -> list[tuple[Json, Access | None]]:
         """Return files with their access, or None for a file that has been deleted."""
-        reader = AccessReader(self._api, self._sharing, self._now, self._on_hidden)
+        links = await self._links.targets()
+        reader = AccessReader(lambda file: self._api_of(file, links), self._sharing, self._now, self._on_hidden)
 
         async def access(file: Json) -> tuple[Json, Access | None]:
             try:
@@ -234,15 +329,31 @@ class Reading:
         )
         return accesses
 
-    async def _entry(self, file: Json, access: Access | None, bulk: bool) -> Entry:
-        if access is None:
+    async def _entry(self, file: Json, access: Access | None, bulk: bool, links: Mapping[str, str]) -> Entry:
+        if access is None or (not access.tags and str(file["id"]) in links):
             return Gone(str(file["id"]))
         async with self._slots[bulk]:
             try:
-                return await self._contents.read(file, access)
+                return await self._contents.read(file, access, self._api_of(file, links))
             except Missing:
                 return Gone(str(file["id"]))
 
 
 def _is_document(file: Json) -> bool:
     return not file.get("trashed") and content.conversion(file) is not None
+
+
+def _is_shortcut(file: Json) -> bool:
+    return file.get("mimeType") == SHORTCUT and not file.get("trashed")
+
+
+def _corpus_of(file: Json, by_key: Mapping[str, Corpus]) -> Corpus | None:
+    """Return the corpus to which a file belongs; None: none that is read."""
+    if drive := file.get("driveId"):
+        return by_key.get(str(drive))
+    return by_key.get(f"{USER_FILES}{owner_of(file)}") or by_key.get(OWN_FILES)
+
+
+def owner_of(file: Json) -> str:
+    """Return the address of the owner of a file outside of shared drives; empty: it is not shown."""
+    return next((str(owner.get("emailAddress") or "").lower() for owner in file.get("owners") or ()), "")

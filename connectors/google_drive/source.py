@@ -16,7 +16,8 @@ from connectors.google_drive.changes import Channels
 from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, Api, Json
 from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
-from connectors.google_drive.reading import Corpus, Reading, Tree, corpora, missing_drive, missing_folder
+from connectors.google_drive.places import Links, Owners
+from connectors.google_drive.reading import NO_DRIVE, Corpus, Reading, Tree, missing_drive, missing_folder, owner_of
 from connectors.protocol import Problem
 from connectors.source import (
     Context,
@@ -29,9 +30,11 @@ from connectors.source import (
     Playground,
     Reaction,
     Request,
+    Unlisted,
 )
 from connectors.web import Answered, Denied, Limits, Missing
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.runtime.tasks import gather_or_cancel
 
 
 async def problems(options: GoogleDriveOptions, api: Api, name: str) -> AsyncIterator[Problem]:
@@ -50,6 +53,8 @@ async def problems(options: GoogleDriveOptions, api: Api, name: str) -> AsyncIte
     for folder in options.folders:
         if problem := await _folder(folder, api):
             yield problem
+    if options.all_my_drives and (problem := await _users(api, name)):
+        yield problem
     if options.directory:
         async for problem in _directory(options, api, name):
             yield problem
@@ -88,6 +93,17 @@ async def _folder(folder: str, api: Api) -> Problem | None:
     return None
 
 
+async def _users(api: Api, name: str) -> Problem | None:
+    try:
+        users = await api.active_users()
+        if not users:
+            return Problem(name, "users", "all_my_drives: the directory lists no active user: correct domains")
+        await api.acting_as(users[0]).start_page_token(None)
+    except (Answered, Misconfigured) as error:
+        return None if _has_no_drive(error) else Problem(name, "users", f"all_my_drives: {error}")
+    return None
+
+
 async def _directory(options: GoogleDriveOptions, api: Api, name: str) -> AsyncIterator[Problem]:
     account = options.directory_subject or options.subject or api.email
     try:
@@ -120,6 +136,13 @@ log = structlog.get_logger()
 RELIST_SECONDS = 1.0
 """Delay before a listing whose page token has expired begins again."""
 DOCUMENTS = f"trashed = false and mimeType != '{FOLDER}'"
+OWNED = f"'me' in owners and {DOCUMENTS}"
+LOGS_AT_ONCE = 8
+"""Logs of changes of which a page is requested at the same time: those of thousands of users are short."""
+
+
+def _has_no_drive(error: Exception) -> bool:
+    return isinstance(error, Denied) and error.code == NO_DRIVE
 
 
 def utc_now() -> datetime:
@@ -149,9 +172,19 @@ class GoogleDrive:
         self._memory = AccessMemory(context.memory, self._listener.groups)
         self._channels = Channels(self._api, context.memory, self._now)
         self._memberships = Memberships(self._api, options, self._now, self._report)
-        contents = Contents(self._api, context.folder / "downloads", options.max_bytes)
-        sharing = Sharing(options.anyone_tag, options.domain_links)
-        self._reading = Reading(self._api, contents, self._memory, sharing, self._now, self._report_hidden)
+        self._owners = Owners(context.folder / "owners.json")
+        self._links = Links(context.memory)
+        self._reading = Reading(
+            options,
+            self._api,
+            Contents(context.folder / "downloads", options.max_bytes),
+            self._memory,
+            Sharing(options.anyone_tag, options.domain_links),
+            self._now,
+            self._report_hidden,
+            self._owners,
+            self._links,
+        )
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:
@@ -180,7 +213,7 @@ class GoogleDrive:
         return [*missing, *(Problem(self._context.name, code, text) for code, text in self._reported.items())]
 
     async def _corpora(self) -> Sequence[Corpus]:
-        return await corpora(self._options, self._api)
+        return await self._reading.corpora()
 
     async def _require_drive(self, corpus: Corpus, request: Awaitable[Json]) -> Json:
         """Await a request for a corpus. Raises Misconfigured if the shared drive is missing: that does not mean that
@@ -195,7 +228,8 @@ class GoogleDrive:
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
         """Yield all documents in Google's order, one corpus after the other. Files that move meanwhile are in the log
         of changes."""
-        remaining = list(await self._corpora())
+        selected = await self._corpora()
+        remaining = list(selected)
         token: str | None = None
         if cursor is not None:
             at, token = cursor["corpus"], cursor["page"]
@@ -205,43 +239,91 @@ class GoogleDrive:
         while remaining:
             corpus = remaining.pop(0)
             following = remaining[0].key if remaining else None
-            async with aclosing(self._files(corpus, self._options.page_size, token)) as pages:
-                async for page, after in pages:
-                    place = corpus.key if after else following
-                    yield Page(await self._reading.entries(page, bulk=True), {"corpus": place, "page": after})
+            async with aclosing(self._files(corpus, selected, self._options.page_size, token)) as pages:
+                try:
+                    async for page, after in pages:
+                        place = corpus.key if after else following
+                        yield Page(await self._reading.entries(page, bulk=True), {"corpus": place, "page": after})
+                except (Denied, Misconfigured) as error:
+                    self._skip(corpus, error)
+                    self._context.set_aside.add("listing", f"My Drive of {corpus.user}", error)
+                    yield Page((), {"corpus": following, "page": None})
             token = None
 
-    async def slim(self) -> AsyncGenerator[Sequence[Listed], None]:
-        async with self._memory.listing():
-            for corpus in await self._corpora():
-                async with aclosing(self._files(corpus, self._options.sweep_page_size, None)) as pages:
+    async def slim(self) -> AsyncGenerator[Sequence[Listed | Unlisted], None]:
+        owners: dict[str, str] = {}
+        failure: Denied | Misconfigured | None = None
+        any_listed = False
+        async with self._memory.listing() as memory:
+            self._links.begin()
+            selected = await self._corpora()
+            for corpus in selected:
+                async with aclosing(self._files(corpus, selected, self._options.sweep_page_size, None)) as pages:
                     try:
                         async for page, _ in pages:
+                            if corpus.user is not None:
+                                owners |= {str(file["id"]): corpus.user for file in page}
                             yield await self._reading.listed(page)
+                        any_listed = True
                     except CursorExpired as error:  # a listing has no cursor: it begins again
                         raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
+                    except (Denied, Misconfigured) as error:
+                        self._skip(corpus, error)
+                        failure, memory.lacks_parts = error, True
+                        if not _has_no_drive(error):
+                            part = f"My Drive of {corpus.user}"
+                            yield [Unlisted(part=part, reason=str(error), tag=f"user:{corpus.user}")]
+            if failure is not None and not any_listed:
+                raise failure
+            await self._links.end()
+            if self._options.all_my_drives:
+                await self._owners.replace(owners)
+
+    def _skip(self, corpus: Corpus, error: Denied | Misconfigured) -> None:
+        """Raise an error again that does not concern the My Drive of one user alone."""
+        if corpus.user is None:
+            raise error
+        if _has_no_drive(error):
+            self._report("no_drive", "users who may not use Drive have no documents: this is no problem if intended")
+        else:
+            self._report("user", f"My Drives that cannot be read are set aside: {error}")
 
     async def _files(
-        self, corpus: Corpus, size: int, token: str | None
+        self, corpus: Corpus, selected: Sequence[Corpus], size: int, token: str | None
     ) -> AsyncGenerator[tuple[list[Json], str | None], None]:
         """Yield pages of documents, each with the token of the next page."""
-        tree = Tree(self._api)
+        api, query = self._api.acting_as(corpus.user), OWNED if corpus.user else DOCUMENTS
+        tree = Tree(api)
         if corpus.folders is not None:
             await self._require_drive(corpus, tree.load(corpus))
         while True:
-            page = await self._require_drive(corpus, self._api.documents(corpus.drive, DOCUMENTS, size, token))
+            page = await self._require_drive(corpus, api.documents(corpus.drive, query, size, token))
             token = page.get("nextPageToken")
-            yield await self._reading.select(page.get("files", []), corpus, tree), token
+            yield await self._reading.select(page.get("files", []), corpus, tree, selected), token
             if not token:
                 return
 
     # Changes
 
     async def start(self) -> Cursor:
-        return {"tokens": {corpus.key: await self._log_now(corpus) for corpus in await self._corpora()}}
+        return {"tokens": await self._logs_now(await self._corpora())}
 
     async def _log_now(self, corpus: Corpus) -> str:
-        return str((await self._require_drive(corpus, self._api.start_page_token(corpus.drive)))["startPageToken"])
+        """Return the present end of a log; empty for a user's that cannot be read."""
+        request = self._api.acting_as(corpus.user).start_page_token(corpus.drive)
+        try:
+            return str((await self._require_drive(corpus, request))["startPageToken"])
+        except (Denied, Misconfigured) as error:
+            self._skip(corpus, error)
+            return ""
+
+    async def _logs_now(self, corpora: Sequence[Corpus]) -> dict[str, str]:
+        tokens: dict[str, str] = {}
+        for start in range(0, len(corpora), LOGS_AT_ONCE):
+            batch = corpora[start : start + LOGS_AT_ONCE]
+            ends = await gather_or_cancel(*map(self._log_now, batch))
+            tokens |= {corpus.key: token for corpus, token in zip(batch, ends, strict=True)}
+        return tokens
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         tokens: dict[str, str] = dict(cursor["tokens"])
@@ -250,25 +332,41 @@ class GoogleDrive:
         for start in range(0, len(expired), self._options.page_size):
             ids = expired[start : start + self._options.page_size]
             yield Page(await self._reading.fetch(ids, selected), {"tokens": dict(tokens)})
-        if tokens.keys() != {corpus.key for corpus in selected}:
+        unread = [corpus for corpus in selected if not tokens.get(corpus.key)]
+        began = await self._logs_now(unread)
+        known = {corpus.key: tokens.get(corpus.key) or began[corpus.key] for corpus in selected}
+        if tokens.keys() != known.keys() or any(began.values()):
             # A drive was added or removed: a sweep finds its files, and its log the changes from now on.
-            tokens = {corpus.key: tokens.get(corpus.key) or await self._log_now(corpus) for corpus in selected}
+            tokens = known
             self._listener.sweep()
             yield Page((), {"tokens": dict(tokens)})
-        for corpus in selected:
-            following: str | None = tokens[corpus.key]
-            while following:
-                page = await self._require_drive(
-                    corpus, self._api.changes(corpus.drive, following, self._options.page_size)
-                )
-                following = page.get("nextPageToken")
-                entries = await self._changed(page.get("changes", ()), selected)
-                token = str(following or page.get("newStartPageToken") or tokens[corpus.key])
-                if entries or token != tokens[corpus.key]:
-                    tokens[corpus.key] = token
-                    yield Page(entries, {"tokens": dict(tokens)})
+        for start in range(0, len(selected), LOGS_AT_ONCE):
+            batch = [corpus for corpus in selected[start : start + LOGS_AT_ONCE] if tokens[corpus.key]]
+            while batch:
+                size = max(1, self._options.page_size // len(batch))
+                pages = await gather_or_cancel(*(self._log(corpus, tokens[corpus.key], size) for corpus in batch))
+                entries: dict[str, Entry] = {}
+                before = dict(tokens)
+                for corpus, page in zip(batch, pages, strict=True):
+                    changed = await self._changed(page.get("changes", ()), corpus, selected)
+                    entries |= {entry.external_id: entry for entry in changed}
+                    following = page.get("nextPageToken") or page.get("newStartPageToken")
+                    tokens[corpus.key] = str(following or tokens[corpus.key])
+                if entries or tokens != before:
+                    yield Page(list(entries.values()), {"tokens": dict(tokens)})
+                batch = [corpus for corpus, page in zip(batch, pages, strict=True) if page.get("nextPageToken")]
 
-    async def _changed(self, changes: Sequence[Json], selected: Sequence[Corpus]) -> list[Entry]:
+    async def _log(self, corpus: Corpus, token: str, size: int) -> Json:
+        """Return a page of a log of changes; an empty one for a user whose log cannot be read now."""
+        try:
+            return await self._require_drive(
+                corpus, self._api.acting_as(corpus.user).changes(corpus.drive, token, size)
+            )
+        except (Denied, Misconfigured) as error:
+            self._skip(corpus, error)
+            return {}
+
+    async def _changed(self, changes: Sequence[Json], corpus: Corpus, selected: Sequence[Corpus]) -> list[Entry]:
         """Return the entries of changed files. ``removed`` means deleted, moved to another corpus, or no longer
         shared."""
         removed: dict[str, None] = {}
@@ -279,19 +377,26 @@ class GoogleDrive:
                 self._listener.sweep()
                 continue
             id_, file = str(change["fileId"]), change.get("file")
+            if corpus.user is not None and not await self._is_owned(id_, file, corpus.user):
+                continue
             if change.get("removed") or file is None:
                 removed[id_] = None
             elif file.get("mimeType") == FOLDER:
-                await self._folder_changed(file)
+                await self._folder_changed(file, self._api.acting_as(corpus.user))
             else:
                 present[id_] = file
         current = [file for id_, file in present.items() if id_ not in removed]
         return [*await self._reading.fetch(list(removed), selected), *await self._reading.classify(current, selected)]
 
-    async def _folder_changed(self, folder: Json) -> None:
+    async def _is_owned(self, id_: str, file: Json | None, user: str) -> bool:
+        """Whether a user owns a file of their log of changes, or did so far. The log also names what others share with
+        the user, which is in the logs of these."""
+        return (file is not None and owner_of(file) == user) or await self._owners.of(id_) == user
+
+    async def _folder_changed(self, folder: Json, api: Api) -> None:
         """Request a sweep: files below a changed folder may have other access or leave the corpus, and the log of
         changes need not name them."""
-        if folder.get("trashed") or await self._api.has_children(folder):
+        if folder.get("trashed") or await api.has_children(folder):
             self._listener.sweep()
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import os
@@ -274,6 +275,13 @@ class Web:
         if any(not (text.isascii() and text.isprintable()) for pair in headers.items() for text in pair):
             raise Misconfigured(f"{self.name}: a header holds a letter that HTTP cannot carry: check the credential")
         return dict(headers)
+
+    def with_auth(self, auth: httpx.Auth) -> Web:
+        """Return a client with other credentials, which shares the connections and the pace of this one. Only this one
+        is closed."""
+        other = copy.copy(self)
+        other._auth = auth
+        return other
 
     async def close(self) -> None:
         await self._client.aclose()
