@@ -195,6 +195,7 @@ _DAMAGED = re.compile(
 _REFUSED = re.compile(
     r"Authentication failed|could not read (?:Username|Password)|Permission denied|Host key verification failed"
     r"|returned error: (?:3\d\d|401|403|404|410)|repository .*not found|does not appear to be a git repository"
+    r"|not valid: is this a git repository"
     r"|not allowed|dubious ownership|unable to update url base from redirection|certificate|No such file or directory"
     r"|Bad owner or permissions|Load key",
     re.I,

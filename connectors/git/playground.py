@@ -27,6 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from connectors.fakes.misbehaviour import Misbehaving
 from connectors.git.options import basic
 from connectors.source import Request
 from pipeline.runtime.http_server import served
@@ -170,7 +171,8 @@ class GitPlayground:
     inside = "ines@example.com"
     outside = "otto@example.com"
 
-    def __init__(self, folder: Path, backend: Backend, url: str) -> None:
+    def __init__(self, folder: Path, backend: Backend, url: str, misbehaving: Misbehaving) -> None:
+        self.misbehaving = misbehaving
         self._clone = Clone(folder / "work", backend.root / "wiki.git")
         self.backend = backend
         self._access_file = folder / "access.toml"
@@ -181,12 +183,14 @@ class GitPlayground:
         self.ids: dict[str, str] = {}
         self._sent: list[Request] = []
         self._rewritten = 0
-        self.environment: Mapping[str, str] = {"TOKEN": TOKEN, "WEBHOOK_SECRET": WEBHOOK_SECRET}
+        self.environment: Mapping[str, str] = {"GIT_TOKEN": TOKEN, "GIT_WEBHOOK_SECRET": WEBHOOK_SECRET}
         self.options: Mapping[str, Any] = {
             "url": f"{url}/wiki.git",
             "ca_file": str(folder / "certificate.pem"),
             "page_documents": 3,
             "access_file": str(self._access_file),
+            "token": {"env": "GIT_TOKEN"},
+            "webhook_secret": {"env": "GIT_WEBHOOK_SECRET"},
         }
         self._write_access()
 
@@ -222,6 +226,10 @@ class GitPlayground:
     async def leave(self) -> None:
         self._members = []
         self._write_access()
+
+    async def add_places(self) -> Mapping[str, str]:
+        """Add nothing: the entries name the whole repository."""
+        return {}
 
     def sent(self) -> Sequence[Request]:
         sent, self._sent = self._sent, []
@@ -275,5 +283,6 @@ async def playing() -> AsyncIterator[GitPlayground]:
         (folder / "served").mkdir()
         secret = basic("x-access-token", SecretStr(TOKEN))
         backend = Backend(folder / "served", f"Basic {secret}")
-        async with served(backend, tls=certificate(folder)) as url:
-            yield GitPlayground(folder, backend, url)
+        misbehaving = Misbehaving(backend)
+        async with served(misbehaving, tls=certificate(folder)) as url:
+            yield GitPlayground(folder, backend, url, misbehaving)

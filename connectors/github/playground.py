@@ -66,9 +66,11 @@ class GitHubPlayground:
             place.collaborators.discard("ines")
 
     async def add_places(self) -> Mapping[str, str]:
-        """Add nothing. Returns the node id and the name of the repository of ``broken`` (``node``, ``repository``)."""
+        """Add nothing. Returns the node id and the name of the repository of ``broken`` (``node``, ``repository``), and
+        the node id of that of ``edited`` (``other``)."""
         place, _ = self.issues["broken"]
-        return {"node": place.node, "repository": place.full_name}
+        other, _ = self.issues["edited"]
+        return {"node": place.node, "repository": place.full_name, "other": other.node}
 
     def sent(self) -> Sequence[Request]:
         return self.fake.sent()

@@ -248,13 +248,30 @@ class GitHub:
             else:
                 numbers[parts[0]].append(parts[1])
         for repository, expected in numbers.items():
-            node = await self._directory.node(repository)
-            if node is None:
-                entries += [Gone(external_id(repository, number)) for number in expected]
-                continue
-            for start in range(0, len(expected), READ_AT_ONCE):
-                entries += await self._read_numbers(repository, node, expected[start : start + READ_AT_ONCE])
+            try:
+                node = await self._directory.node(repository)
+                if node is None:
+                    entries += [Gone(external_id(repository, number)) for number in expected]
+                    continue
+                read: list[Entry] = []
+                for start in range(0, len(expected), READ_AT_ONCE):
+                    read += await self._read_numbers(repository, node, expected[start : start + READ_AT_ONCE])
+            except Denied as error:
+                if error.status == 401:
+                    raise
+                read = [self._refused(repository, number, error) for number in expected]
+            entries += read
         return entries
+
+    def _refused(self, repository: int, number: int, error: Denied) -> Unreadable:
+        """Return the entry of a document of a repository that refuses the credential: it may well exist."""
+        place = self._directory.known.get(repository)
+        return Unreadable(
+            external_id=external_id(repository, number),
+            code="denied",
+            message=f"{error}: let the credential read the repository, or exclude it",
+            acl_tags=(tag(repository),) if place is None else acl_tags(place, self._options.public_acl_tags),
+        )
 
     async def _read_numbers(self, repository: int, node: str, numbers: Sequence[int]) -> list[Entry]:
         """Read documents of a repository. One that GitHub always fails to read becomes unreadable."""

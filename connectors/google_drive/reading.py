@@ -254,11 +254,25 @@ class Reading:
 
     async def fetch(self, ids: Sequence[str], corpora: Sequence[Corpus]) -> list[Entry]:
         links = await self._links.targets()
-        files = await gather_or_cancel(*(self._find(id_, links.get(id_)) for id_ in ids))
-        missing = [id_ for id_, file in zip(ids, files, strict=True) if file is None]
+        answers = await gather_or_cancel(*(self._find_or_refused(id_, links.get(id_)) for id_ in ids))
+        files = [file for file in answers if isinstance(file, dict)]
+        refused = [entry for entry in answers if isinstance(entry, Unreadable)]
+        missing = [id_ for id_, file in zip(ids, answers, strict=True) if file is None]
         await self._memory.forget(missing)
-        entries = await self.classify([file for file in files if file is not None], corpora)
-        return [*(Gone(id_) for id_ in missing), *entries]
+        return [*(Gone(id_) for id_ in missing), *refused, *await self.classify(files, corpora)]
+
+    async def _find_or_refused(self, id_: str, reader: str | None) -> Json | Unreadable | None:
+        """Return what ``_find`` returns; for a file that Google refuses to show, an entry that nobody may read, because
+        nobody knows who may."""
+        try:
+            return await self._find(id_, reader)
+        except Denied as error:
+            return Unreadable(
+                external_id=id_,
+                code="denied",
+                message=f"Google refuses to show it ({error.code or 'no code'}): check that the account may read it",
+                acl_tags=(),
+            )
 
     async def classify(self, files: Sequence[Json], corpora: Sequence[Corpus]) -> list[Entry]:
         """Return files as entries. A file in the trash, without text or outside of the corpora is gone."""

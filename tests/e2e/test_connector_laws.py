@@ -38,6 +38,7 @@ KINDS = (
     "connectors.jira.playground:JiraDataCenter",
     "objects",
     "connectors.objects.playground:FileObjects",
+    "connectors.objects.playground:S3Objects",
     "sharepoint",
     "slack",
     "uploads",

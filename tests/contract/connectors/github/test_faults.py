@@ -10,7 +10,7 @@ import pytest
 from connectors.conform.memory_runner import MemoryRunner
 from connectors.fakes.github import Place
 from connectors.set_aside import SetAside
-from connectors.source import Document, Gone, Listed, Unlisted
+from connectors.source import Document, Gone, Listed, Unlisted, Unreadable
 from connectors.web import Limits
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from tests.support.connectors.github_kit import Desk, changed, desk_in, everything, listing, members, one
@@ -60,8 +60,9 @@ async def test_a_repository_that_refuses_the_credential_is_set_aside_and_nothing
     assert "grant it access, or name it in exclude" in unlisted.reason
     assert (await everything(source)).keys() == {f"{good.id}/1"}
     assert (await changed(source, await source.start()))[0].keys() == {f"{good.id}/1"}
-    with pytest.raises(Misconfigured):
-        await one(source, f"{bad.id}/1")
+    refused = await one(source, f"{bad.id}/1")
+    assert isinstance(refused, Unreadable)
+    assert (refused.code, set(refused.acl_tags)) == ("denied", {f"repository:{bad.id}"})
     desk.fake.faults.refused.add(good.id)
     with pytest.raises(Misconfigured, match="acme/bad, acme/good refuse the credential"):
         await listing(source)
