@@ -20,10 +20,11 @@ _BINARY = {
     f"{_OFFICE}presentationml.presentation": ".pptx",
     f"{_OFFICE}spreadsheetml.sheet": ".xlsx",
     "message/rfc822": ".eml",
-    # Old formats are not supported; extraction says so.
+    # Old formats: an installed extractor reads them; without one, extraction says what to do.
     "application/msword": ".doc",
     "application/vnd.ms-excel": ".xls",
     "application/vnd.ms-powerpoint": ".ppt",
+    "application/vnd.ms-outlook": ".msg",
 }
 _TEXTUAL = frozenset(
     {
@@ -91,6 +92,10 @@ _ENDINGS = frozenset(
         "pptx",
         "xlsx",
         "eml",
+        "doc",
+        "xls",
+        "ppt",
+        "msg",
     }
 )
 

@@ -61,5 +61,7 @@ def refuse_ole(data: bytes) -> Unreadable:
     if _ENCRYPTED in data:
         return Unreadable("encrypted", "is an Office file that needs a password: save it without one")
     return Unreadable(
-        "unsupported", "is in an old binary format (.doc, .xls, .ppt, .msg): save it as .docx, .xlsx, .pptx"
+        "unsupported",
+        "is in an old binary format (.doc, .xls, .ppt, .msg): save it as .docx, .xlsx, .pptx or .eml, or install an"
+        " extractor for its ending",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.files import may_hold_text
+from connectors.files import file_type, may_hold_text
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,17 @@ from connectors.files import may_hold_text
 )
 def test_a_file_may_hold_text_unless_it_is_empty_or_its_ending_says_otherwise(path: str, size: int, may: bool) -> None:
     assert may_hold_text(path, size) == may
+
+
+@pytest.mark.parametrize("ending", ["doc", "xls", "ppt", "msg"])
+def test_old_formats_of_office_are_read_or_refused_but_not_skipped(ending: str) -> None:
+    types = {
+        "doc": "application/msword",
+        "xls": "application/vnd.ms-excel",
+        "ppt": "application/vnd.ms-powerpoint",
+        "msg": "application/vnd.ms-outlook",
+    }
+    declared = file_type("a", types[ending])
+    assert declared is not None
+    assert declared.ending == f".{ending}"
+    assert file_type(f"A.{ending.upper()}", "application/octet-stream") is not None

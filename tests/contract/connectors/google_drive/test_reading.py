@@ -87,6 +87,17 @@ async def test_slides_and_uploaded_files_are_read(desk: Desk) -> None:
     assert "Only item" in one_of(documents, sheet).content
 
 
+@pytest.mark.parametrize(("name", "mime_type"), [("a.msg", "application/vnd.ms-outlook"), ("a.doc", "")])
+async def test_a_file_of_an_old_format_says_that_it_needs_an_extractor(desk: Desk, name: str, mime_type: str) -> None:
+    drive = desk.drive()
+    ole = bytes.fromhex("d0cf11e0a1b11ae1") + bytes(1_000)
+    id_ = desk.corpus.add(name, parent=drive, mime_type=mime_type or "application/octet-stream", content=ole).id
+    [entry] = await desk.source(drives=[drive]).fetch([id_])
+    assert isinstance(entry, Unreadable)
+    assert entry.code == "unsupported"
+    assert "install an extractor for its ending" in entry.message
+
+
 async def test_folders_shortcuts_forms_and_images_are_skipped_by_every_kind_of_read(desk: Desk) -> None:
     drive = desk.drive()
     target = desk.doc("Target", drive)
