@@ -47,13 +47,18 @@ class StrictOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ReadersOptions(StrictOptions):
-    """Settings of a source that does not know who may read its documents: they name the readers."""
+class TagsOptions(StrictOptions):
+    """Settings that name the tags of readers."""
 
     acl_tags: tuple[str, ...] = ()
     """A reader needs any of these tags. Empty: nobody may read."""
     required_tags: tuple[str, ...] = ()
     """Tags that every reader must hold as well."""
+
+
+class ReadersOptions(TagsOptions):
+    """Settings of a source that does not know who may read its documents: they name the readers."""
+
     members: Mapping[str, list[str]] = {}
     """Principals by tag. A tag ``user:NAME`` belongs to the principal NAME alone, and is not listed here."""
     members_file: Path | None = None

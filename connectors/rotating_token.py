@@ -2,24 +2,17 @@
 
 The newest refresh token is the only credential that stays valid, so it is stored, in the source's memory, before its
 access token is used. All processes of an instance share it: one that finds a newer token uses that, and does not
-exchange its own. It is sealed with a key that is derived from the client's secret, so that the database alone opens
-nothing.
+exchange its own. It is sealed with a key that is derived from the client's secret.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 
-from cryptography.fernet import Fernet, InvalidToken
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-from connectors.source import CREDENTIAL, Memory
+from connectors.sealed import SealedCredential
+from connectors.source import Memory
 from connectors.web.token import TOKEN_MARGIN_SECONDS, RenewedToken
 from pipeline.core.errors import Misconfigured
 
@@ -58,11 +51,8 @@ class RotatingToken(RenewedToken):
         """first: the refresh token of the settings, with which everything begins. secret: the client's, from which the
         key is derived. now: seconds since 1970."""
         super().__init__()
-        self._memory = memory
         self._first = first
-        self._origin = hashlib.sha256(first.encode()).hexdigest()
-        key = HKDF(SHA256(), 32, None, b"penstock oauth").derive(secret.encode())
-        self._fernet = Fernet(base64.urlsafe_b64encode(key))
+        self._stored = SealedCredential(memory, first, secret, b"penstock oauth")
         self._exchange = exchange
         self._now = now
         self._used = ""
@@ -101,16 +91,13 @@ class RotatingToken(RenewedToken):
 
     async def _load(self) -> Grant | None:
         """Return the stored pair; None: none that follows from the refresh token of the settings."""
-        stored = await self._memory.get(CREDENTIAL)
-        if stored is None or stored.get("origin") != self._origin:
-            return None
+        stored = await self._stored.load()
         try:
-            return Grant(**json.loads(self._fernet.decrypt(str(stored["sealed"]).encode())))
-        except (InvalidToken, ValueError, TypeError, KeyError):
-            return None  # the client has another secret since
+            return None if stored is None else Grant(**stored)
+        except TypeError:
+            return None  # of another version
 
     async def _store(self, grant: Grant) -> None:
         self._unstored = grant
-        sealed = self._fernet.encrypt(json.dumps(asdict(grant)).encode()).decode()
-        await self._memory.put(CREDENTIAL, {"origin": self._origin, "sealed": sealed})
+        await self._stored.store(asdict(grant))
         self._unstored = None

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from connectors.database.options import DatabaseOptions
-from connectors.database.rows import Key, Row, external_id, key_of
 from connectors.database.sql import Table
+from connectors.rows import Key, Row, external_id, key_of
 from connectors.source import Cursor
 from pipeline.core.errors import Misconfigured
 

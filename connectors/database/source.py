@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from connectors.base import SmallSource
 from connectors.database.options import DatabaseOptions
-from connectors.database.rows import Template
 from connectors.database.topic import TopicTable
+from connectors.rows import Template
 from connectors.source import Context, Cursor, Entry, Gone, Group, Listed, Page, Playground, Unlisted
 from pipeline.core.errors import Misconfigured
 
@@ -29,7 +29,7 @@ class Database(SmallSource):
 
     def __init__(self, options: DatabaseOptions, context: Context) -> None:
         super().__init__(options, context)
-        self._template = Template(options)
+        self._template = Template(options, options.id, revision=options.revision)
         self._sql = None if options.dsn is None else self._sql_reading()
         self._reading: Reading = self._sql or TopicTable(options, context.folder, context.set_aside)
 

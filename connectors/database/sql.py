@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from connectors.database.options import DatabaseOptions
-from connectors.database.rows import Key, NoValue, Row
+from connectors.rows import Key, NoValue, Row
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.retry import classify_sqlstate
 from pipeline.stores.postgres import refused

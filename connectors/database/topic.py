@@ -16,7 +16,7 @@ from typing import Any
 
 from connectors.database.envelopes import BadRecord, change_of, has_surrogates, is_unavailable, key_of_record, merged
 from connectors.database.options import DatabaseOptions
-from connectors.database.rows import NoValue, Row, external_id
+from connectors.rows import NoValue, Row, external_id
 from connectors.set_aside import SetAside
 from connectors.source import Cursor, CursorExpired
 from pipeline.core.errors import Misconfigured

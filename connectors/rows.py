@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import string
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -12,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-from connectors.database.options import DatabaseOptions, columns_of, is_a_column
+from connectors.row_options import RowOptions, columns_of, is_a_column
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from pipeline.core.errors import Misconfigured
 from topics.messages import Scalar
@@ -39,16 +40,23 @@ class NoValue:
 class Template:
     """The declared way from a row to a document."""
 
-    def __init__(self, options: DatabaseOptions) -> None:
+    def __init__(
+        self, options: RowOptions, key: Sequence[str], *, revision: str | None = None, prefix: str = ""
+    ) -> None:
+        """key: the columns that identify a row. revision: the column with another value after each change of the row;
+        None for a digest of the document. prefix: the beginning of all external ids."""
         self._options = options
+        self._key = key
+        self._revision = revision
+        self._prefix = prefix
         templates = [options.title, options.text, options.url, options.author]
         named = [column for template in templates if template for column in columns_of(template)]
-        states = [column for column in (options.deleted, options.revision) if column]
+        states = [column for column in (options.deleted, revision) if column]
         access = [*options.acl, *options.required]
         others = [*options.metadata, *([options.modified] if options.modified else [])]
-        self.columns = _distinct([*options.id, *states, *access, *named, *others])
+        self.columns = _distinct([*key, *states, *access, *named, *others])
         """All columns of which a document is made."""
-        self.listed_columns = _distinct([*options.id, *states, *access]) if options.revision else self.columns
+        self.listed_columns = _distinct([*key, *states, *access]) if revision else self.columns
         """The columns that a listing reads."""
         mapped = options.model_dump_json(
             include={"title", "text", "media_type", "url", "author", "modified", "metadata"}
@@ -57,14 +65,14 @@ class Template:
         """Part of each revision: another declaration makes another document of the same row."""
 
     def key(self, row: Row) -> Key:
-        return tuple(row[column] for column in self._options.id)
+        return tuple(row[column] for column in self._key)
 
     def external_id(self, row: Row) -> str:
-        return external_id(self.key(row))
+        return self._prefix + external_id(self.key(row))
 
     def listed(self, rows: Iterable[Row]) -> list[Listed]:
         """Return the listing of the rows that are not deleted. rows: ``listed_columns``."""
-        entry = self._state if self._options.revision else self._entry
+        entry = self._state if self._revision else self._entry
         return [
             Listed(
                 external_id=entry.external_id,
@@ -118,13 +126,13 @@ class Template:
             return self._unreadable(state, "bad_value", str(error))
         except RecursionError:
             return self._unreadable(state, "bad_value", "a column holds lists that are nested too deeply")
-        return document if self._options.revision else replace(document, revision=_digest(document))
+        return document if self._revision else replace(document, revision=_digest(document))
 
     def _state(self, row: Row) -> Document | Gone | Unreadable:
         """Return the document without what the listing does not read."""
         id_, revision = self.external_id(row), None
-        if self._options.revision:
-            revision = f"{self._mapping} {row[self._options.revision]}"
+        if self._revision:
+            revision = f"{self._mapping} {row[self._revision]}"
         document = Document(external_id=id_, title="", content="", acl_tags=(), revision=revision)
         try:
             if self._options.deleted and is_true(value_of(self._options.deleted, row)):
@@ -135,7 +143,7 @@ class Template:
         return replace(document, acl_tags=acl, required_tags=required)
 
     def _unreadable(self, document: Document, code: str, message: str) -> Unreadable:
-        if self._options.revision is None:
+        if self._revision is None:
             revision = hashlib.sha256(f"{code} {message}".encode()).hexdigest()
         else:  # that of a document with the same text and a valid access has to differ
             revision = f"{document.revision} {code}" if code == "bad_access" else str(document.revision)
@@ -159,7 +167,7 @@ class Template:
         return tuple(dict.fromkeys(acl)), tuple(dict.fromkeys(required))
 
     def _text(self, template: str, row: Row) -> str:
-        return template.format_map({column: text_of(column, value_of(column, row)) for column in columns_of(template)})
+        return _filled(template, lambda column: text_of(column, value_of(column, row)))
 
     def _url(self, row: Row) -> str | None:
         template = self._options.url
@@ -168,8 +176,7 @@ class Template:
         if is_a_column(template):
             url = self._text(template, row).strip()
             return url if url.startswith(("https://", "http://")) else None
-        values = {column: quote(text_of(column, value_of(column, row)), safe="") for column in columns_of(template)}
-        return template.format_map(values)
+        return _filled(template, lambda column: quote(text_of(column, value_of(column, row)), safe=""))
 
 
 def external_id(key: Key) -> str:
@@ -267,6 +274,12 @@ def time_of(column: str, value: object) -> datetime | None:
     except (ValueError, OverflowError, OSError) as error:
         raise BadValue(f"the column {column} holds something that is no time") from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _filled(template: str, value: Callable[[str], str]) -> str:
+    """Return the template with the values of its columns."""
+    parts = string.Formatter().parse(template)
+    return "".join(literal + ("" if name is None else value(name)) for literal, name, _, _ in parts)
 
 
 def _time(column: str | None, row: Row) -> datetime | None:

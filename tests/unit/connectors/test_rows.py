@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from connectors.database.options import DatabaseOptions
-from connectors.database.rows import BadValue, Template, external_id, is_true, key_of, tags_of, text_of, time_of
+from connectors.rows import BadValue, Template, external_id, is_true, key_of, tags_of, text_of, time_of
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from pipeline.core.errors import Misconfigured
 
@@ -22,7 +22,8 @@ ROW = {"id": 7, "subject": "Printer", "body": "It is on fire.", "team": "staff",
 
 
 def template(**options: Any) -> Template:
-    return Template(DatabaseOptions.model_validate({**BASE, **options}))
+    declared = DatabaseOptions.model_validate({**BASE, **options})
+    return Template(declared, declared.id, revision=declared.revision)
 
 
 def entry(options: dict[str, Any], **values: Any) -> Entry:
