@@ -39,6 +39,7 @@ from topics.messages import Segment
 
 PLUGINS: plugins.Group = "penstock.sources"
 BUILT_IN = {
+    "airbyte": "connectors.airbyte.source:Airbyte",
     "database": "connectors.database.source:Database",
     "folder": "connectors.folder.source:Folder",
     "confluence": "connectors.confluence.source:Confluence",

@@ -58,6 +58,8 @@ class Document:
     author: str | None = None
     source_modified_at: datetime | None = None
     metadata: Metadata = field(default_factory=dict)
+    read_at: datetime | None = None
+    """When the source began to read it, if that was before the request; None: after the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Gone:
     """The source says for certain that the document does not exist (any more), or is not ours to read."""
 
     external_id: str
+    read_at: datetime | None = None
+    """As in ``Document``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,8 @@ class Unreadable:
     acl_tags: Collection[str]
     required_tags: Collection[str] = ()
     revision: str | None = None
+    read_at: datetime | None = None
+    """As in ``Document``."""
 
 
 Entry = Document | Gone | Unreadable
@@ -101,6 +107,8 @@ class Listed:
     required_tags: Collection[str] = ()
     revision: str | None = None
     """Equal to ``Document.revision`` as long as the content, title and metadata are the same."""
+    read_at: datetime | None = None
+    """As in ``Document``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +217,8 @@ class Source(Protocol):
 
     Every method raises Retryable (or its subclass Deferred) when the source cannot respond now, and Misconfigured when
     only a person can help (a token without the scope, a wrong address). The content of a page is read after the page
-    was requested: nothing is read ahead, and no access is reused from an earlier page.
+    was requested: nothing is read ahead, and no access is reused from an earlier page. A source that can only read
+    everything at once says in ``read_at`` when it began to.
     """
 
     Options: ClassVar[type[BaseModel]]

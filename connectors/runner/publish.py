@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime
 
@@ -110,6 +110,7 @@ class Publisher:
         at: the stamp of the request to the source. lane: of upserts; deletes and changes of access are always live.
         """
         by_id = {entry.external_id: entry for entry in entries}  # of two entries with one id the later counts
+        at = _read_at(entries, at)
         async with self._locks.hold(by_id):
             known = await self.rows.find([id_ for id_ in by_id if is_storable_id(id_)]) if by_id else {}
             decisions = [decide(known.get(id_), entry, self._observation(at)) for id_, entry in by_id.items()]
@@ -117,6 +118,7 @@ class Publisher:
 
     async def publish_access(self, entries: Mapping[str, Listed], at: datetime) -> Counter[str]:
         """Publish the access that a listing showed for known documents."""
+        at = _read_at(entries.values(), at)
         async with self._locks.hold(entries):
             known = await self.rows.find(entries)
             decisions = [decide_access(row, entries[id_], self._observation(at)) for id_, row in known.items()]
@@ -168,6 +170,11 @@ class Publisher:
 
     def _observation(self, at: datetime) -> Observation:
         return Observation(tenant=self.rows.holder.tenant, source=self.rows.holder.source, at=at)
+
+
+def _read_at(entries: Iterable[Entry | Listed], at: datetime) -> datetime:
+    """Return when the source began to read the entries, of a request that was stamped ``at``."""
+    return min([at, *(entry.read_at for entry in entries if entry.read_at is not None)])
 
 
 def _topic(event: Event, lane: Lane) -> Topic:

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.stack
 KINDS = (
     "examples.notes:Notes",
     "penstock.template.source:Tickets",
+    "airbyte",
+    "connectors.airbyte.playground:ChangesStream",
     "confluence",
     "connectors.confluence.playground:ConfluenceDataCenter",
     "database",

@@ -1,0 +1,1 @@
+"""Airbyte sources: programs that write records, which become documents as rows of tables do."""
