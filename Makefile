@@ -52,6 +52,7 @@ test-servers: setup $(if $(shell command -v npm),$(CLIENT)/node_modules/.package
 	$(BIN)/python -m deploy.local.elasticsearch_users
 	$(BIN)/python -m deploy.local.compose
 	$(BIN)/python -m tests.contract.payloads.fetch
+	$(BIN)/python -m tests.contract.connectors.airbyte.fetch
 
 # What the TypeScript client is generated and checked with; without Node.js, its tests are skipped.
 $(CLIENT)/node_modules/.package-lock.json: $(CLIENT)/package-lock.json

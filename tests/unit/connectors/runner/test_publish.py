@@ -16,7 +16,7 @@ from connectors.runner.identities import Identities, _compare
 from connectors.runner.membership import ChangedSet, GroupMembers, PublishedSet, changed_sets, digest
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Holder, LeaseLost
-from connectors.source import Document, Entry, Gone
+from connectors.source import Document, Entry, Gone, Listed
 from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane
 from pipeline.kafka.producer import Delivery, DeliveryUnknown, Stored
@@ -112,6 +112,23 @@ async def test_an_entry_older_than_its_row_changes_nothing() -> None:
     desk = Desk({"d": Row(external_id="d", version=1, fingerprint=b"1", content_at=AT + timedelta(seconds=1))})
     await desk.publish(document())
     assert (desk.calls, desk.saved) == ([], [])
+
+
+async def test_entries_that_were_read_before_their_request_are_published_with_that_time() -> None:
+    desk = Desk()
+    earlier = AT - timedelta(minutes=10)
+    await desk.publish(document(read_at=earlier))
+    [(_, message)] = desk.sent
+    assert message.observed_at == desk.saved[0].content_at == earlier
+
+
+async def test_access_that_was_listed_before_its_request_is_published_with_that_time() -> None:
+    earlier, published = AT - timedelta(minutes=10), AT - timedelta(minutes=20)
+    desk = Desk({"d": Row(external_id="d", version=1, fingerprint=b"1", acl_tags=("a",), access_at=published)})
+    listed = Listed(external_id="d", acl_tags=["b"], read_at=earlier)
+    await Publisher(cast(Any, desk), cast(Any, desk)).publish_access({"d": listed}, AT)
+    [(_, message)] = desk.sent
+    assert message.observed_at == desk.saved[0].access_at == earlier
 
 
 async def test_a_delete_during_a_backfill_uses_the_live_lane() -> None:
