@@ -254,12 +254,12 @@ def _with_secrets(
             )
         elif secret and variable in environ:
             values[name] = environ[variable]
-        elif isinstance(value, Mapping) and (inner := _table_model(field.annotation)) is not None:
+        elif isinstance(value, Mapping) and (inner := table_model(field.annotation)) is not None:
             values[name] = _with_secrets(inner, value, f"{variable}_", environ, f"{where} {name}:")
     return values
 
 
-def _table_model(annotation: Any) -> type[BaseModel] | None:
+def table_model(annotation: Any) -> type[BaseModel] | None:
     """Return the model of a field whose value is a table, or None."""
     candidates = [annotation, *typing.get_args(annotation)]
     return next((kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)), None)

@@ -19,8 +19,9 @@ Sync = Literal["incremental", "full_refresh"]
 
 
 class StreamOptions(RowOptions):
-    """A stream, and which documents its records make. A field within another is written with dots: ``{owner.name}``;
-    within an array it stands for the values of all elements. A field that a record lacks counts as null."""
+    """A stream, and which documents its records make. Its fields are called columns. A field within another is written
+    with dots: ``{owner.name}``; within an array it stands for the values of all elements. A field that a record lacks
+    counts as NULL. A stream without ``acl`` and ``acl_tags`` has the acl_tags of the source."""
 
     COLUMN: ClassVar[str] = "field"
 
@@ -62,7 +63,7 @@ class AirbyteOptions(ReadersOptions):
     """The streams to read, by the name with which the ids of their documents begin."""
     silence_seconds: float = Field(900, gt=0, le=86_400)
     """A program that writes nothing for so long is ended."""
-    max_record_bytes: int = Field(16 * 1024 * 1024, ge=1_024, le=1024 * 1024 * 1024)
+    max_record_bytes: int = Field(16 * 1024 * 1024, ge=1_024)
     """A longer message of the program is refused."""
 
     @field_validator("program")

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 from sphinx.pycode import ModuleAnalyzer
 
-from connectors.declared import BUILT_IN, Common, source_class
+from connectors.declared import BUILT_IN, Common, source_class, table_model
 from connectors.extraction.settings import ExtractionSettings
 from connectors.uploads.options import UploadsQuota
 from deploy.alertmanager.settings import AlertingSettings
@@ -80,7 +80,17 @@ def connector_options() -> str:
         if options.__doc__ and "kind" not in options.__doc__:
             parts.append(f"{prose(options.__doc__)}\n\n")
         parts.append(table(("key", "type", "default", "meaning"), _rows(options, str)))
+        for name, inner in _tables_of(options):
+            parts += [f"### {kind}: {name}\n\n", f"{prose(inner.__doc__ or '')}\n\n"]
+            parts.append(table(("key", "type", "default", "meaning"), _rows(inner, str)))
     return "".join(parts).replace("JSON list", "list").replace("JSON object", "table")
+
+
+def _tables_of(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the options whose value is a table with keys of its own, or several such tables by name."""
+    for name, field in model.model_fields.items():
+        if (inner := table_model(field.annotation)) is not None:
+            yield name, inner
 
 
 def _rows(model: type[BaseModel], named: Any) -> Iterator[tuple[str, str, str, str]]:

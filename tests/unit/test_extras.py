@@ -38,6 +38,7 @@ PARTS = {
         "connectors.worker",
         "connectors.extraction.service",
         "connectors.extraction.process",
+        "connectors.airbyte.source",
         "connectors.confluence.source",
         "connectors.database.source",
         "connectors.folder.source",
@@ -56,6 +57,7 @@ PARTS = {
     "llamaindex": ("penstock.llamaindex",),
     "conform": (
         "connectors.conform.run",
+        "connectors.airbyte.playground",
         "connectors.confluence.playground",
         "connectors.database.playground",
         "connectors.folder.playground",
