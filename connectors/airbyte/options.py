@@ -68,7 +68,7 @@ class AirbyteOptions(ReadersOptions):
 
     @field_validator("program")
     @classmethod
-    def _is_found(cls, program: tuple[str, ...]) -> tuple[str, ...]:
+    def _is_absolute(cls, program: tuple[str, ...]) -> tuple[str, ...]:
         if "/" in program[0] and not program[0].startswith("/"):
             raise ValueError("write the program's absolute path, or its name if it is on PATH")
         return program

@@ -54,7 +54,7 @@ BY_HAND = "run the program by hand with the same configuration to see why"
 
 @dataclass
 class _Reading:
-    """What a run has said about its streams so far."""
+    """The streams of a run, and what it has said about them so far."""
 
     streams: Sequence[Stream]
     statuses: dict[StreamName, str] = field(default_factory=dict)
@@ -299,9 +299,9 @@ class Airbyte(SmallSource):
                     for message in messages:
                         if isinstance(message, Status | Failure):
                             reading.note(message)
-                    kept = [message for message in messages if isinstance(message, Record | State | Oversize)]
-                    if kept:
-                        await asyncio.to_thread(self._file.fold, run, kept)
+                    stored = [message for message in messages if isinstance(message, Record | State | Oversize)]
+                    if stored:
+                        await asyncio.to_thread(self._file.fold, run, stored)
         except Ended as error:
             return reading, error
         return reading, None

@@ -30,7 +30,7 @@ HANGING = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); p
 
 
 class Service:
-    """What the file says. ``records`` are by stream, ``revision`` grows with each change, ``lineage`` is another one
+    """The content of the file. ``records`` are by stream, ``revision`` grows with each change, ``lineage`` is another one
     after all states were lost, and ``faults`` says how to misbehave."""
 
     def __init__(self, path: Path) -> None:
@@ -114,7 +114,7 @@ def known(service: Service, stream: str, state: Any) -> int:
     values: list[Mapping[str, Any]] = [state.get(stream, {})] if isinstance(state, dict) else []
     for message in state if isinstance(state, list) else []:
         inner = [message["stream"]] if message["type"] == "STREAM" else message["global"]["stream_states"]
-        values += [each["stream_state"] for each in inner if each["stream_descriptor"]["name"] == stream]
+        values += [entry["stream_state"] for entry in inner if entry["stream_descriptor"]["name"] == stream]
     return max([v["changed"] for v in values if v.get("lineage") == service.content["lineage"]], default=0)
 
 

@@ -47,7 +47,9 @@ class Rule(BaseModel):
     paths: list[str] = Field(min_length=1)
     """Patterns with the syntax of ``include``."""
     acl_tags: AclTags
+    """A reader of these files needs any of these tags. Empty: nobody may read them."""
     required_tags: RequiredTags = []
+    """Tags that every reader of these files must hold as well."""
 
     def match(self, path: str) -> bool:
         return any(compiled(pattern).fullmatch(path) for pattern in self.paths)

@@ -100,7 +100,7 @@ def test_secrets_are_read_from_environment_variables(tmp_path: Path) -> None:
         ),
         ('[connector.a]\nkind = "KIND"\nurl = "x"\ntokn = 1\ntoken = { env = "T" }', "tokn: no such option"),
         ('[connector.a]\nkind = "KIND"\ntoken = { env = "T" }', "url: Field required"),
-        ('[connector.a]\nkind = "mail"', "kind 'mail': one of confluence, database, folder"),
+        ('[connector.a]\nkind = "mail"', "kind 'mail': one of airbyte, confluence, database"),
         ('[connector.a]\nkind = "nowhere.at_all:Thing"', "nowhere.at_all cannot be imported"),
         (f'[connector.a]\nkind = "{__name__}:Options"', "no class Options that implements a source"),
     ],

@@ -337,7 +337,7 @@ async def assert_ended(pid: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_configuration_that_the_program_replaces_is_kept_sealed(desk: Desk) -> None:
+async def test_a_configuration_that_the_program_replaces_is_stored_sealed(desk: Desk) -> None:
     desk.put("a")
     desk.save(rotates_to="another-token")
     await desk.source().start()

@@ -72,7 +72,7 @@ async def test_faker_is_read_incrementally_with_nested_fields(tmp_path: Path) ->
     try:
         cursor = await more.source.start()
         assert cursor is not None
-        assert cursor["change"] == 7 + 7 + 2 + 2  # what was known is not written again
+        assert cursor["change"] == 7 + 7 + 2  # faker, handed its state, shows no user again, but two more cars
     finally:
         await more.source.close()
 
@@ -124,8 +124,8 @@ class Service:
         query = dict(request.query_params)
         self.requests.append(query)
         since, start = query.get("since", ""), int(query.get("offset", 0))
-        found = sorted((n for n in self.notes.values() if n["changed_at"] >= since), key=lambda n: n["changed_at"])
-        return JSONResponse({"notes": found[start : start + 2]})
+        rows = sorted((n for n in self.notes.values() if n["changed_at"] >= since), key=lambda n: n["changed_at"])
+        return JSONResponse({"notes": rows[start : start + 2]})
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a program writes by Airbyte's protocol is understood, whatever else it prints."""
+"""The messages that a program writes by Airbyte's protocol are understood, whatever else it prints."""
 
 from __future__ import annotations
 
