@@ -30,8 +30,8 @@ HANGING = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); p
 
 
 class Service:
-    """The content of the file. ``records`` are by stream, ``revision`` grows with each change, ``lineage`` is another one
-    after all states were lost, and ``faults`` says how to misbehave."""
+    """The content of the file: ``records`` by stream, the ``token``, a ``lineage`` that is another one after all states
+    were lost, and the ``faults`` to show."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
