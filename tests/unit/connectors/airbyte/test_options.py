@@ -51,7 +51,7 @@ def test_a_stream_without_readers_is_refused_with_one_line_that_says_what_to_wri
     assert "streams.notes.acl" in str(raised.value)
 
 
-def test_a_stream_has_its_own_readers_or_those_of_the_source_and_all_required_tags() -> None:
+def test_readers_of_a_stream_replace_the_tags_of_the_source() -> None:
     streams = {"a": STREAM, "b": {**STREAM, "acl": ["team"], "required_tags": ["board"]}}
     options = declared({}, required_tags=["employed"], streams=streams)
     a, b = options.effective("a"), options.effective("b")
