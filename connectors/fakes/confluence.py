@@ -26,6 +26,7 @@ from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
 from connectors.fakes import confluence_v1, confluence_v2
+from connectors.fakes.atlassian_limits import RateLimits
 from connectors.fakes.confluence_state import Event, Item, Refusal, State, User
 from connectors.source import Request
 
@@ -74,6 +75,8 @@ class FakeConfluence:
         self.context = "/wiki" if self.cloud else "/confluence"
         self.state = State()
         self.faults = Faults()
+        self.limits: RateLimits | None = None
+        """The rate limits; None: every request is answered."""
         self.index_delay = timedelta()
         self.credentials: dict[str, Credential] = {}
         self.requests: list[str] = []
@@ -154,13 +157,24 @@ class FakeConfluence:
             fault_response = JSONResponse({"statusCode": 500, "message": "Internal Server Error"}, status_code=500)
         elif any(part in line for part in faults.denied):
             fault_response = JSONResponse({"statusCode": 403, "message": "Forbidden"}, status_code=403)
+        elif self.limits and (refusal := self.limits.take(request.method, request.url.path)) is not None:
+            fault_response = JSONResponse({"message": "Rate limit exceeded"}, status_code=429, headers=refusal)
+
+        headers = dict(faults.headers)
+        start: Message = {}
 
         async def send_with_headers(message: Message) -> None:
+            """Hold the start of a response until its body is known, which says what it costs."""
+            nonlocal start
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    *((k.lower().encode(), v.encode()) for k, v in faults.headers.items()),
-                ]
+                start = message
+                return
+            if start:
+                if self.limits and not fault_response:
+                    headers.update(self.limits.charge(request.url.path, message.get("body", b"")))
+                more = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+                await send({**start, "headers": [*start["headers"], *more]})
+                start = {}
             await send(message)
 
         await (fault_response or self._inner)(scope, receive, send_with_headers)
@@ -197,7 +211,7 @@ def _webhook(event: Event) -> dict[str, Any]:
     item, name = event.item, event.name
     subject_name = "content" if name.startswith("content_") else name.partition("_")[0]
     subject: dict[str, Any] = {
-        "id": int(item.id.removeprefix("att")),
+        "id": item.number,
         "idAsString": item.id,
         "title": item.title,
         "spaceKey": item.space,

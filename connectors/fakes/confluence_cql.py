@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from connectors.fakes.confluence_state import Item, State
+from connectors.fakes.confluence_state import Item, Kind, State
 
 TOKEN = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(!=|>=|<=|[=<>(),])|([^\s()=<>!,"']+))""")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y-%m-%d %H:%M", "%Y/%m/%d", "%Y-%m-%d")
+SEARCHED: Sequence[Kind] = ("page", "blogpost", "comment", "attachment")
 Test = Callable[[Item], bool]
 
 
@@ -26,8 +27,18 @@ class CqlError(Exception):
 
 
 @dataclass(frozen=True)
-class Query:
+class Clause:
+    """A condition, and where to look for what meets it: nothing outside of these does."""
+
     test: Test
+    items: Sequence[Item] | None = None
+    kinds: frozenset[str] | None = None
+    spaces: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Query:
+    where: Clause
     order: Sequence[tuple[str, bool]]
     """The fields to sort by, each with whether it is descending."""
 
@@ -70,7 +81,7 @@ class _Parser:
         return self.tokens[self.at - 1]
 
     def query(self) -> Query:
-        test: Test = (lambda item: True) if self.peek() in ("order", "") else self.either()
+        where = Clause(lambda item: True) if self.peek() in ("order", "") else self.either()
         order = []
         if self.peek() == "order":
             self.take()
@@ -85,32 +96,37 @@ class _Parser:
                 self.take()
         if self.peek():
             raise CqlError(f"Could not parse cql : unexpected '{self.peek()}'")
-        return Query(test, order)
+        return Query(where, order)
 
-    def either(self) -> Test:
-        tests = [self.both()]
+    def either(self) -> Clause:
+        clauses = [self.both()]
         while self.peek() == "or":
             self.take()
-            tests.append(self.both())
-        return lambda item: any(test(item) for test in tests)
+            clauses.append(self.both())
+        return clauses[0] if len(clauses) == 1 else Clause(lambda item: any(clause.test(item) for clause in clauses))
 
-    def both(self) -> Test:
-        tests = [self.clause()]
+    def both(self) -> Clause:
+        clauses = [self.clause()]
         while self.peek() == "and":
             self.take()
-            tests.append(self.clause())
-        return lambda item: all(test(item) for test in tests)
+            clauses.append(self.clause())
+        return Clause(
+            lambda item: all(clause.test(item) for clause in clauses),
+            min((clause.items for clause in clauses if clause.items is not None), key=len, default=None),
+            next((clause.kinds for clause in clauses if clause.kinds is not None), None),
+            next((clause.spaces for clause in clauses if clause.spaces is not None), None),
+        )
 
-    def clause(self) -> Test:
+    def clause(self) -> Clause:
         if self.peek() == "(":
             self.take()
-            test = self.either()
+            inner = self.either()
             self.take(")")
-            return test
+            return inner
         if self.peek() == "not":
             self.take()
             negated = self.clause()
-            return lambda item: not negated(item)
+            return Clause(lambda item: not negated.test(item))
         name = self.take().lower()
         if name in ("lastmodified", "created"):
             return self.date(name)
@@ -122,9 +138,14 @@ class _Parser:
             self.take("in")
         expected = self.many() if operator in ("in", "not") else {self.value()}
         index = self.index
-        if operator in ("=", "in"):
-            return lambda item: bool(values(item, index) & expected)
-        return lambda item: not values(item, index) & expected
+        if operator in ("!=", "not"):
+            return Clause(lambda item: not values(item, index) & expected)
+        return Clause(
+            lambda item: bool(values(item, index) & expected),
+            LOOKUPS[name](index.state, expected) if name in LOOKUPS else None,
+            frozenset(expected) if name == "type" else None,
+            frozenset(expected) if name in ("space", "space.key") else None,
+        )
 
     def many(self) -> set[str]:
         self.take("(")
@@ -139,7 +160,7 @@ class _Parser:
         token = self.take()
         return re.sub(r"\\(.)", r"\1", token[1:-1]) if token[0] in "\"'" else token
 
-    def date(self, name: str) -> Test:
+    def date(self, name: str) -> Clause:
         operator = self.take(">", ">=", "<", "<=", "=")
         limit = self.moment()
         index = self.index
@@ -148,7 +169,8 @@ class _Parser:
             at = _minute(index.modified(item) if name == "lastmodified" else item.versions[0])
             return {">": at > limit, ">=": at >= limit, "<": at < limit, "<=": at <= limit, "=": at == limit}[operator]
 
-        return test
+        is_late = name == "lastmodified" and operator in (">", ">=", "=")
+        return Clause(test, index.state.written_since(limit) if is_late else None)
 
     def moment(self) -> datetime:
         text = self.value()
@@ -183,6 +205,20 @@ FIELDS: dict[str, Callable[[Item, Index], set[str]]] = {
 }
 
 
+def _by_id(state: State, ids: set[str]) -> list[Item]:
+    spellings = {spelling for id_ in ids for spelling in (id_, f"att{id_}")}
+    return [state.items[id_] for id_ in spellings if id_ in state.items]
+
+
+LOOKUPS: dict[str, Callable[[State, set[str]], list[Item]]] = {
+    "id": _by_id,
+    "content": _by_id,
+    "container": lambda state, ids: [part for id_ in ids for part in state.parts(id_)],
+    "ancestor": lambda state, ids: [page for id_ in ids for page in state.below(id_)],
+}
+"""Where to look for items by the values of a field."""
+
+
 def parse(text: str, index: Index) -> Query:
     """Parse a query. Raises CqlError."""
     return _Parser(text, index).query()
@@ -190,12 +226,16 @@ def parse(text: str, index: Index) -> Query:
 
 def search(text: str, index: Index) -> list[Item]:
     """Return the current content that is indexed and matches, in the requested order. Raises CqlError."""
-    query = parse(text, index)
-    items = [
-        item
-        for item in index.state.current("page", "blogpost", "comment", "attachment")
-        if index.known(item) and query.test(item)
-    ]
+    query, state = parse(text, index), index.state
+    where = query.where
+    kinds = [kind for kind in SEARCHED if where.kinds is None or kind in where.kinds]
+    candidates = state.listed(kinds, where.spaces) if where.items is None else where.items
+    matching = {
+        item.number: item
+        for item in candidates
+        if item.kind in kinds and state.is_current(item) and index.known(item) and where.test(item)
+    }
+    items = [matching[number] for number in sorted(matching)]
     for name, descending in reversed(query.order):
         if name not in ("lastmodified", "created", "id"):
             raise CqlError(f"Could not parse cql : cannot order by '{name}'")
@@ -204,10 +244,9 @@ def search(text: str, index: Index) -> list[Item]:
 
 
 def _sort_key(name: str, item: Item, index: Index) -> tuple[float, int]:
-    number = int(item.id.removeprefix("att"))
     if name == "id":
-        return (0.0, number)
-    return (_minute(index.modified(item) if name == "lastmodified" else item.versions[0]).timestamp(), number)
+        return (0.0, item.number)
+    return (_minute(index.modified(item) if name == "lastmodified" else item.versions[0]).timestamp(), item.number)
 
 
 def _minute(at: datetime) -> datetime:

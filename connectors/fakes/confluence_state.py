@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from heapq import merge
 from typing import Any, Literal
 
 Kind = Literal["page", "blogpost", "comment", "attachment", "folder"]
@@ -70,8 +73,65 @@ class Item:
     update: Restriction = field(default_factory=Restriction)
 
     @property
+    def number(self) -> int:
+        """The id as a number: ids are given in ascending order, whatever the kind."""
+        return int(self.id.removeprefix("att"))
+
+    @property
     def version_number(self) -> int:
         return len(self.versions)
+
+
+class _Index:
+    """Finds items without a look at all of them. Law: it holds the items of ``State.items``, and no others."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, Item] = {}
+        self._listed: defaultdict[tuple[str, Kind], list[int]] = defaultdict(list)
+        """By space and kind, in the order of the ids."""
+        self._parts: defaultdict[str, dict[str, Item]] = defaultdict(dict)
+        """The comments and attachments of each page."""
+        self._children: defaultdict[str, dict[str, Item]] = defaultdict(dict)
+        self._written: list[tuple[datetime, int]] = []
+        """When versions were written, in the order of time."""
+
+    def add(self, item: Item) -> None:
+        self._items[item.number] = item
+        insort(self._listed[item.space, item.kind], item.number)
+        if item.container:
+            self._parts[item.container][item.id] = item
+        if item.parent:
+            self._children[item.parent][item.id] = item
+
+    def remove(self, item: Item) -> None:
+        del self._items[item.number]
+        listed = self._listed[item.space, item.kind]
+        del listed[bisect_left(listed, item.number)]
+        for index, key in ((self._parts, item.container), (self._children, item.parent)):
+            if key:
+                del index[key][item.id]
+
+    def record_version(self, item: Item) -> None:
+        insort(self._written, (item.versions[-1], item.number))
+
+    def listed(self, kinds: Collection[Kind], spaces: Iterable[str], after: int) -> Iterator[Item]:
+        lists = [self._listed[space, kind] for space in spaces for kind in kinds if (space, kind) in self._listed]
+        for number in merge(*(_following(numbers, after) for numbers in lists)):
+            yield self._items[number]
+
+    def parts(self, container: str) -> list[Item]:
+        return list(self._parts[container].values()) if container in self._parts else []
+
+    def children(self, parent: str) -> list[Item]:
+        return list(self._children[parent].values()) if parent in self._children else []
+
+    def written_since(self, at: datetime) -> list[Item]:
+        numbers = {number for _, number in self._written[bisect_left(self._written, (at, 0)) :]}
+        return [self._items[number] for number in sorted(numbers) if number in self._items]
+
+
+def _following(numbers: list[int], after: int) -> Iterator[int]:
+    return (numbers[at] for at in range(bisect_right(numbers, after), len(numbers)))
 
 
 @dataclass(frozen=True)
@@ -96,7 +156,8 @@ class State:
         self.roles: dict[str, tuple[str, ...]] = {}
         """The permissions of each role by its id; a site without roles refuses requests about them."""
         self.items: dict[str, Item] = {}
-        """By id, in the order of the ids."""
+        """By id, in the order of the ids. Only the actions below may add, remove or move one."""
+        self._index = _Index()
         self.events: list[Event] = []
         self._next = FIRST_ID
 
@@ -121,15 +182,35 @@ class State:
             chain.insert(0, self.items[chain[0].parent])
         return chain
 
+    def listed(self, kinds: Collection[Kind], spaces: Collection[str] | None = None, after: int = 0) -> Iterator[Item]:
+        """Yield the items of these kinds and spaces (None: all spaces) whose number is above ``after``, by number."""
+        return self._index.listed(kinds, self.spaces if spaces is None else spaces, after)
+
+    def is_current(self, item: Item) -> bool:
+        """Whether an item is current, as its container is."""
+        return item.status == "current" and (not item.container or self.items[item.container].status == "current")
+
     def current(self, *kinds: Kind) -> Iterator[Item]:
         """Yield the items of these kinds that are current, as their containers are, in the order of their ids."""
-        for item in self.items.values():
-            container_status = self.items[item.container].status if item.container else "current"
-            if item.kind in kinds and item.status == "current" and container_status == "current":
-                yield item
+        return (item for item in self.listed(kinds) if self.is_current(item))
+
+    def parts(self, container: str) -> list[Item]:
+        """Return the comments and attachments of a page, whatever their status."""
+        return self._index.parts(container)
 
     def contained(self, container: str, kind: Kind) -> list[Item]:
-        return [item for item in self.current(kind) if item.container == container]
+        return [item for item in self.parts(container) if item.kind == kind and self.is_current(item)]
+
+    def below(self, id_: str) -> list[Item]:
+        """Return the pages and folders below one, or the replies to a comment, at any depth."""
+        descendants: list[Item] = []
+        for child in self._index.children(id_):
+            descendants += [child, *self.below(child.id)]
+        return descendants
+
+    def written_since(self, at: datetime) -> list[Item]:
+        """Return the items of which a version was written at that time or later, in the order of their ids."""
+        return self._index.written_since(at)
 
     def in_any(self, account: str, allowed: Restriction) -> bool:
         return account in allowed.users or any(account in self.groups.get(group, ()) for group in allowed.groups)
@@ -178,11 +259,16 @@ class State:
         return space
 
     def _add(self, item: Item, event: str | None) -> Item:
-        item.versions.append(self.now())
         self.items[item.id] = item
+        self._index.add(item)
+        self._write(item)
         if event:
             self._emit(event, item)
         return item
+
+    def _write(self, item: Item) -> None:
+        item.versions.append(self.now())
+        self._index.record_version(item)
 
     def _emit(self, name: str, item: Item) -> None:
         self.events.append(Event(name, item, self.now()))
@@ -237,27 +323,32 @@ class State:
         item.body = item.body if body is None else body
         item.title = title or item.title
         item.data = item.data if data is None else data
-        item.versions.append(self.now())
+        self._write(item)
         self._emit(f"{_noun(item)}_updated", item)
 
     def move(self, id_: str, parent: str | None, *, space: str | None = None) -> None:
         """Move a page. This makes no new version, since its position is no part of it."""
         item = self.items[id_]
-        item.parent = parent
+        self._place(item, parent, space or item.space)
         if space:
-            descendants = [descendant for descendant in self.items.values() if item in self.chain(descendant)]
-            for descendant in descendants:
-                descendant.space = space
+            tree = [item, *self.below(id_)]
+            for moved in [*tree[1:], *(part for page in tree for part in self.parts(page.id))]:
+                self._place(moved, moved.parent, space)
         self._emit("page_moved", item)
 
     def trash(self, id_: str) -> None:
         """Move a content to the trash. Its children move up to its parent, as they do in Confluence."""
         item = self.items[id_]
         item.status = "trashed"
-        for child in self.items.values():
-            if child.parent == id_ and child.kind in ("page", "folder"):
-                child.parent = item.parent
+        for child in self._index.children(id_):
+            if child.kind in ("page", "folder"):
+                self._place(child, item.parent, child.space)
         self._emit(f"{_noun(item)}_trashed", item)
+
+    def _place(self, item: Item, parent: str | None, space: str) -> None:
+        self._index.remove(item)
+        item.parent, item.space = parent, space
+        self._index.add(item)
 
     def restore(self, id_: str) -> None:
         item = self.items[id_]
@@ -265,9 +356,10 @@ class State:
         self._emit(f"{_noun(item)}_restored", item)
 
     def purge(self, id_: str) -> None:
-        item = self.items.pop(id_)
-        for part in [part for part in self.items.values() if part.container == id_]:
-            del self.items[part.id]
+        item = self.items[id_]
+        for removed in [*self.parts(id_), item]:
+            self._index.remove(removed)
+            del self.items[removed.id]
         self._emit(f"{_noun(item)}_removed", item)
 
     def restrict(self, id_: str, *, users: set[str] | None = None, groups: set[str] | None = None) -> None:

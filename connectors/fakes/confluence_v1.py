@@ -6,7 +6,8 @@ https://developer.atlassian.com/server/confluence/rest/ and https://developer.at
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
@@ -65,21 +66,25 @@ class _Api:
             expand.get("ancestors", {}).pop("restrictions", None)
         return lambda item: self.shapes.content(item, expand)
 
+    def kind(self, query: Mapping[str, str]) -> Literal["page", "blogpost"]:
+        match query.get("type", "page"):
+            case "page":
+                return "page"
+            case "blogpost":
+                return "blogpost"
+            case _:
+                raise Refusal(400, "BAD_REQUEST", "type must be page or blogpost")
+
     async def contents(self, request: Request) -> JSONResponse:
         user = self.fake.caller(request, "")
         query = request.query_params
-        kind, status = query.get("type", "page"), query.get("status", "current")
-        if kind not in ("page", "blogpost"):
-            raise Refusal(400, "BAD_REQUEST", "type must be page or blogpost")
+        kind, status = self.kind(query), query.get("status", "current")
         if (key := query.get("spaceKey")) and key not in self.state.spaces:
             raise Refusal(404, "NOT_FOUND", f"No space with key : {key}")
         items = [
             item
-            for item in sorted(self.state.items.values(), key=lambda item: int(item.id.removeprefix("att")))
-            if item.kind == kind
-            and item.status == status
-            and query.get("spaceKey") in (None, item.space)
-            and self.state.may_see(user, item)
+            for item in self.state.listed([kind], [key] if key else None)
+            if item.status == status and self.state.may_see(user, item)
         ]
         return self.respond(request, items, self.content_shape(request), content=True)
 
@@ -90,16 +95,13 @@ class _Api:
         after = 0
         if cursor := query.get("cursor"):
             after = int(str(self.fake.position(cursor).get("after")))
-        items = [
+        key, limit = query.get("spaceKey"), _limit(request)
+        matching = (
             item
-            for item in sorted(self.state.items.values(), key=lambda item: int(item.id.removeprefix("att")))
-            if item.kind == query.get("type", "page")
-            and item.status == "current"
-            and query.get("spaceKey") in (None, item.space)
-            and self.state.may_see(user, item)
-            and int(item.id) > after
-        ]
-        limit = _limit(request)
+            for item in self.state.listed([self.kind(query)], [key] if key else None, after)
+            if item.status == "current" and self.state.may_see(user, item)
+        )
+        items = list(islice(matching, limit + 1))
         next_link = None
         if len(items) > limit:
             following = {**query, "cursor": self.fake.cursor({"after": items[limit - 1].id}), "limit": limit}

@@ -40,9 +40,8 @@ class _Api:
         holds the last one."""
         number = number or _number
         limit = _limit(request)
-        if cursor := request.query_params.get("cursor"):
-            after = int(str(self.fake.position(cursor).get("after")))
-            results = (result for result in results if number(result) > after)
+        after = self.after(request)
+        results = (result for result in results if number(result) > after)
         first = list(islice(results, limit + 1))
         page, more = first[:limit], len(first) > limit
         if content and self.fake.faults.truncated:
@@ -52,6 +51,11 @@ class _Api:
             query = {**request.query_params, "cursor": self.fake.cursor({"after": number(page[-1])})}
             links["next"] = f"{request.url.path}?{urlencode(query)}"
         return JSONResponse({"results": [shape(result) for result in page], "_links": links})
+
+    def after(self, request: Request) -> int:
+        """Return the number after which the requested page of results begins."""
+        cursor = request.query_params.get("cursor")
+        return int(str(self.fake.position(cursor).get("after"))) if cursor else -1
 
     def item(self, id_: str, user: User, *kinds: Kind) -> Item:
         item = self.state.items.get(id_)
@@ -78,13 +82,11 @@ class _Api:
             if len(ids) > MAX_LIMIT:
                 raise Refusal(400, "INVALID_REQUEST_PARAMETER", "Too many values for 'id'")
             named = [self.state.items[id_] for id_ in sorted(ids, key=int) if id_ in self.state.items]
+            keys = [space.key for space in self.state.spaces.values() if not spaces or space.id in spaces]
             items = (
                 item
-                for item in (named if ids else self.state.items.values())
-                if item.kind == kind
-                and item.status in status
-                and (not spaces or self.state.spaces[item.space].id in spaces)
-                and self.state.may_see(user, item)
+                for item in (named if ids else self.state.listed([kind], keys, self.after(request)))
+                if item.kind == kind and item.status in status and item.space in keys and self.state.may_see(user, item)
             )
             body = query.get("body-format") == "storage"
             return self.respond(request, items, lambda item: self.shapes.page(item, body), content=not ids)
@@ -108,8 +110,8 @@ class _Api:
             root = parent.kind != "comment"
             comments = [
                 comment
-                for comment in self.state.current("comment")
-                if (comment.container == parent.id and comment.parent is None if root else comment.parent == parent.id)
+                for comment in self.state.contained(parent.id if root else parent.container or "", "comment")
+                if comment.parent == (None if root else parent.id)
                 and (not root or (comment.selection is not None) == inline)
             ]
             body = request.query_params.get("body-format") == "storage"
@@ -130,11 +132,17 @@ class _Api:
         container = request.path_params.get("id")
         if container:
             self.item(container, user, "page", "blogpost")
-        attachments = [
+        attachments = (
             attachment
-            for attachment in self.state.current("attachment")
-            if self.state.may_see(user, attachment) and container in (None, attachment.container)
-        ]
+            for attachment in (
+                self.state.parts(container)
+                if container
+                else self.state.listed(["attachment"], None, self.after(request))
+            )
+            if attachment.kind == "attachment"
+            and self.state.is_current(attachment)
+            and self.state.may_see(user, attachment)
+        )
         return self.respond(request, attachments, self.shapes.attachment, content=container is None)
 
     async def attachment(self, request: Request) -> JSONResponse:
@@ -221,7 +229,7 @@ def routes(fake: FakeConfluence) -> list[Route]:
 
 
 def _number(entry: Item | Space) -> int:
-    return int(entry.id.removeprefix("att"))
+    return entry.number if isinstance(entry, Item) else int(entry.id)
 
 
 def _limit(request: Request) -> int:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from connectors.fakes.atlassian_limits import RateLimits
 from connectors.fakes.confluence import Flavour
 from connectors.source import CursorExpired, Document, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
@@ -271,3 +272,20 @@ async def test_check_reports_hidden_addresses_and_spaces_without_readers(one: Wi
     one.bot.sees_all = True
     source = one.connect(**({} if one.fake.cloud else {"email_domain": None}))
     assert {problem.code for problem in await source.check()} == {"addresses_hidden", "nobody"}
+
+
+async def test_bursts_beyond_the_rate_limit_are_waited_out(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        ids = {one.page(f"Page {n}").id for n in range(8)}
+        one.fake.limits = RateLimits(per_second=2, burst=1)
+        assert set(await one.full()) == ids
+        assert one.fake.limits.refused.total() > 0
+
+
+async def test_a_spent_quota_is_waited_for_without_a_refusal(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        ids = {one.page(f"Page {n}").id for n in range(8)}
+        one.fake.limits = RateLimits(points=20, window_seconds=2)
+        assert set(await one.full()) == ids
+        assert one.fake.limits.points_spent > 20
+        assert one.fake.limits.refused.total() == 0
