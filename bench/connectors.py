@@ -2,13 +2,16 @@
 another process takes to take over.
 
     python -m bench.connectors [--documents 20000] [--groups 5000] [--events-per-second 1000] [--json]
+        [--requests-per-second 10] [--points-per-hour 65000]
 
-A running system (bench.running) and the fake Confluence Cloud, which serves as many pages as the connector can read.
-Every page is restricted to one group of 20 members. The worker of the connectors is killed when half of the pages are
-in the ledger. ``requests`` counts what the source was sent: ``most_in_a_minute`` is to be compared with the vendor's
-limits. ``memory_mib`` is the resident memory of the worker at the end of each quarter of the crawl. ``events``: as
-many signed events a second as were asked for, each about another page that has changed; an event's milliseconds are
-those of its HTTP response.
+A running system (bench.running) and the fake Confluence Cloud: spaces of 200 pages, each of which may be viewed by its
+share of the groups; a group has 20 members, and one page in fifty is restricted to one group. The worker of the
+connectors is killed when half of the pages are in the ledger. ``requests`` says what the source was sent and what it
+refused by its rate limits (connectors.fakes.atlassian_limits): by default bursts for each endpoint, as they apply to an
+API token; ``points`` is what an app would have spent of its quota. ``memory_mib`` is the resident memory of the worker
+at the end of each quarter of the crawl. ``differences`` counts the documents and people of which the ledger does not
+hold what the source does. ``events``: as many signed events a second as were asked for, each about another page that
+has changed; an event's milliseconds are those of its HTTP response.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ import sys
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,40 +39,57 @@ from starlette.types import Receive, Scope, Send
 from bench.load_corpus import Corpus
 from bench.running import PENSTOCK, Running, machine, running, spread
 from connectors.declared import VARIABLE
+from connectors.fakes.atlassian_limits import RateLimits
 from connectors.fakes.confluence import FakeConfluence, requests
 from pipeline.runtime.http_server import served
 
 MEMBERS = 20
+SPACE_PAGES = 200
+RESTRICTED = 50
+"""One page in so many is restricted."""
+BURST = 100
+"""Requests that each endpoint answers at once, after a pause."""
 WORDS = 60
 QUARTERS = 4
 EVENT_SECONDS = 10
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
+COMPARISON_SECONDS = 5.0
+SETTLE_SECONDS = 600.0
+"""Longest wait for the ledger to hold what the source does; what it lacks then is reported."""
 LAST_SECONDS = 3_600.0
 """Longest wait for one of the steps."""
 AT_ONCE = 64
 """Events that are sent concurrently."""
 
 
+SOURCE = "wiki"
+
+
 class Source:
     """A fake Confluence in a thread of its own, with the times of its requests."""
 
-    def __init__(self, documents: int, groups: int) -> None:
+    def __init__(self, documents: int, groups: int, limits: RateLimits) -> None:
         self.fake = FakeConfluence()
+        self.fake.limits = self.limits = limits
         self.times: list[float] = []
         state, corpus = self.fake.state, Corpus()
         self.bot = state.add_user("penstock")
-        people = [state.add_user(f"person{n}").account_id for n in range(MEMBERS)]
+        people = [state.add_user(f"person{n}").account_id for n in range(max(groups, MEMBERS))]
         for n in range(groups):
-            state.groups[f"group-{n}"] = {self.bot.account_id, *people}
-        state.add_space("ENG", groups={"group-0"})
+            state.groups[f"group-{n}"] = {people[(n + 37 * k) % len(people)] for k in range(MEMBERS)}
+        spaces = -(-documents // SPACE_PAGES)
+        for n in range(spaces):
+            readers = {f"group-{group}" for group in range(n % groups, groups, spaces)}
+            state.add_space(f"S{n}", users={self.bot.account_id}, groups=readers)
         self.pages = [
-            state.add_page("ENG", f"Page {n}", f"<p>{corpus.text(n, WORDS)}</p>", author=self.bot.account_id).id
+            state.add_page(f"S{n % spaces}", f"Page {n}", f"<p>{corpus.text(n, WORDS)}</p>", author=self.bot.account_id)
             for n in range(documents)
         ]
-        for n, page in enumerate(self.pages):
-            state.restrict(page, groups={f"group-{n % groups}"})
+        for n in range(0, documents, RESTRICTED):
+            state.restrict(self.pages[n].id, users={self.bot.account_id}, groups={f"group-{n % groups}"})
         state.events.clear()
         self.url = ""
+        self._points = self._refused = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
@@ -92,19 +113,44 @@ class Source:
         self._thread.join()
 
     def requests_since(self, began: float) -> dict[str, int]:
-        """Return the number of requests, and the most in any minute."""
+        """Return the number of requests, those that were refused, the most in any minute, and the points of all since
+        the last call."""
         times = self.times[bisect_left(self.times, began) :]
         most = max((bisect_left(times, at + 60) - n for n, at in enumerate(times)), default=0)
-        return {"all": len(times), "most_in_a_minute": most}
+        points, self._points = self.limits.points_spent - self._points, self.limits.points_spent
+        refused, self._refused = self.limits.refused.total() - self._refused, self.limits.refused.total()
+        return {"all": len(times), "refused": refused, "most_in_a_minute": most, "points": points}
+
+    def documents(self) -> dict[str, tuple[str, list[str], list[str]]]:
+        """Return the title, the tags and the required tags of each page, by its id, as the ledger has to hold them."""
+        return {
+            page.id: (
+                page.title,
+                [f"{SOURCE}/space:{page.space}"],
+                [f"{SOURCE}/restriction:{page.id}"] if page.read else [],
+            )
+            for page in self.pages
+        }
+
+    def holders(self) -> dict[str, set[str]]:
+        """Return the tags of each person."""
+        state, holders = self.fake.state, defaultdict[str, set[str]](set)
+        tags = [(f"group:{group}", {group}, set[str]()) for group in state.groups]
+        tags += [(f"space:{space.key}", space.readers.groups, space.readers.users) for space in state.spaces.values()]
+        tags += [(f"restriction:{page.id}", page.read.groups, page.read.users) for page in self.pages if page.read]
+        for tag, groups, users in tags:
+            for account in users.union(*(state.groups[group] for group in groups)):
+                holders[state.users[account].email.lower()].add(tag)
+        return holders
 
 
-def wait_for(is_done: Callable[[], bool]) -> float:
+def wait_for(is_done: Callable[[], bool], every_seconds: float = POLL_SECONDS) -> float:
     """Return the seconds until it is done."""
     began = time.perf_counter()
     while not is_done():
         if time.perf_counter() - began > LAST_SECONDS:
             raise SystemExit(f"a step was not done within {LAST_SECONDS:.0f} s: see the logs in PENSTOCK_HOME")
-        time.sleep(POLL_SECONDS)
+        time.sleep(every_seconds)
     return round(time.perf_counter() - began, 1)
 
 
@@ -145,6 +191,24 @@ class Connectors:
     def members(self) -> int:
         return int(self._run.sql("SELECT count(*) FROM connector_groups WHERE source = 'wiki'")[0][0])
 
+    def differences(self, source: Source) -> dict[str, int]:
+        """Count the documents and the people of which the ledger does not hold what the source does."""
+        documents = {
+            external_id: (title, acl_tags, required_tags)
+            for external_id, title, acl_tags, required_tags in self._run.sql(
+                "SELECT external_id, title, acl_tags, required_tags FROM documents d JOIN access_sets a"
+                " ON a.id = d.access_id WHERE source = 'wiki' AND deleted_at IS NULL"
+            )
+        }
+        holders = {
+            principal: set(groups)
+            for principal, groups in self._run.sql("SELECT principal, groups FROM memberships WHERE source = 'wiki'")
+        }
+        return {
+            "documents": _differing(documents, source.documents()),
+            "people": _differing(holders, source.holders()),
+        }
+
     def row(self) -> dict[str, Any]:
         rows = self._run.sql("SELECT to_jsonb(c) FROM connectors c WHERE source = 'wiki'")
         return dict(rows[0][0]) if rows else {}
@@ -162,6 +226,15 @@ class Connectors:
         return json.loads(process.stdout)
 
 
+def _differing(actual: Mapping[str, object], expected: Mapping[str, object]) -> int:
+    return sum(actual.get(key) != expected.get(key) for key in actual.keys() | expected.keys())
+
+
+def processor_seconds(process: subprocess.Popen[bytes]) -> float:
+    times = psutil.Process(process.pid).cpu_times()
+    return times.user + times.system
+
+
 def memory(process: subprocess.Popen[bytes]) -> int:
     return round(psutil.Process(process.pid).memory_info().rss / 2**20)
 
@@ -177,22 +250,32 @@ def crawl(connectors: Connectors, source: Source) -> dict[str, Any]:
     with connectors.process() as process:
         reach(1, process)
         reach(2, process)
-    killed = time.monotonic()
+        processor = processor_seconds(process)
+    killed, until_killed = time.monotonic(), source.requests_since(began)
     with connectors.process() as process:
         reach(3, process)
         reach(4, process)
-        wait_for(lambda: connectors.row()["full_state"] == "done" and connectors.members() > 0)
+        wait_for(lambda: connectors.row()["full_state"] == "done")
+        processor += processor_seconds(process)
+        requests_sent = source.requests_since(killed)
+        settled = time.monotonic() + SETTLE_SECONDS
+        wait_for(
+            lambda: not any(connectors.differences(source).values()) or time.monotonic() > settled, COMPARISON_SECONDS
+        )
         seconds = round(time.monotonic() - began, 1)
         result = {
             "seconds": seconds,
             "documents_per_second": round(documents / seconds, 1),
             "seconds_after_the_crash": round(time.monotonic() - killed, 1),
-            "requests": source.requests_since(began),
+            "requests": {"until_the_crash": until_killed, "after_it": requests_sent},
+            "processor_ms_per_document": round(1_000 * processor / documents, 2),
             "tags": connectors.members(),
+            "differences": connectors.differences(source),
             "memory_mib": quarters,
             "counts": connectors.row()["counts"],
         }
         swept = time.monotonic()
+        source.requests_since(swept)  # the groups may have been read meanwhile
         connectors.penstock("connector", "run", "wiki", "--sweep")
         result["sweep"] = {
             "seconds": round(time.monotonic() - swept, 1),
@@ -206,7 +289,7 @@ async def send(source: Source, address: str, per_second: int) -> dict[str, Any]:
     """Change pages, and send the events of the changes at a steady pace."""
     count = min(per_second * EVENT_SECONDS, len(source.pages))
     for n, page in enumerate(source.pages[:count]):
-        source.fake.state.edit(page, body=f"<p>Changed words of page {n}.</p>")
+        source.fake.state.edit(page.id, body=f"<p>Changed words of page {n}.</p>")
     events = requests(source.fake.state.events, source.fake.webhook_secret, cloud=True)
     places, milliseconds, statuses = asyncio.Semaphore(AT_ONCE), list[float](), dict[int, int]()
     async with aiohttp.ClientSession(address) as client:
@@ -244,16 +327,18 @@ def webhooks(run: Running, connectors: Connectors, source: Source, per_second: i
     with connectors.process() as process:
         wait_for(lambda: connectors.holder() == process.pid)
         worker, [(version,)] = psutil.Process(process.pid), run.sql("SELECT clock_timestamp()")
-        processor = sum(worker.cpu_times()[:2])
+        processor, began = sum(worker.cpu_times()[:2]), time.monotonic()
+        source.requests_since(began)
         result = asyncio.run(send(source, connectors.row()["address"], per_second))
         result["processor_ms_per_event"] = round(1_000 * (sum(worker.cpu_times()[:2]) - processor) / result["sent"], 2)
         count = "SELECT count(*) FROM documents WHERE source = 'wiki' AND observed_at > %s"
         result["seconds_until_the_ledger_has_all"] = wait_for(lambda: run.sql(count, version)[0][0] >= result["sent"])
+        result["requests"] = source.requests_since(began)
         result["memory_mib"] = memory(process)
     return result
 
 
-def takeover(connectors: Connectors) -> dict[str, float]:
+def takeover(connectors: Connectors) -> dict[str, Any]:
     seconds = {}
     with connectors.process() as first:
         wait_for(lambda: connectors.holder() == first.pid)
@@ -273,18 +358,31 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--groups", type=int, default=5_000)
     parser.add_argument("--events-per-second", type=int, default=1_000)
+    parser.add_argument("--requests-per-second", type=float, default=10.0, help="of each endpoint; 0 for no limit")
+    parser.add_argument(
+        "--points-per-hour", type=int, help="the quota of an app (default: an API token's, which is none)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     options = parser.parse_args()
-    with Source(options.documents, options.groups) as source, running("connectors") as run:
+    limits = RateLimits(
+        per_second=options.requests_per_second or None, burst=BURST, points=options.points_per_hour, is_announced=False
+    )
+    with Source(options.documents, options.groups, limits) as source, running("connectors") as run:
         connectors = Connectors(run, source)
-        result = {
+        result: dict[str, Any] = {
             "machine": machine(),
             "documents": options.documents,
             "groups": options.groups,
-            "crawl": crawl(connectors, source),
-            "events": webhooks(run, connectors, source, options.events_per_second),
-            "takeover": takeover(connectors),
+            "requests_per_second": options.requests_per_second,
         }
+        steps: dict[str, Callable[[], dict[str, Any]]] = {
+            "crawl": lambda: crawl(connectors, source),
+            "events": lambda: webhooks(run, connectors, source, options.events_per_second),
+            "takeover": lambda: takeover(connectors),
+        }
+        for name, measure in steps.items():
+            result[name] = measure()
+            print(f"{name}: {json.dumps(result[name])}", file=sys.stderr)
     if options.json:
         json.dump(result, sys.stdout, indent=2)
         return

@@ -37,15 +37,24 @@ SMALLER = 5
 class Api:
     """Requests relative to the base address."""
 
-    def __init__(self, web: Web) -> None:
+    def __init__(self, web: Web, *, cloud: bool) -> None:
+        """cloud: whether bursts are limited for each endpoint. Data Center limits all requests together."""
         self.web = web
+        self._cloud = cloud
 
     async def get(self, path: str, **params: Any) -> Any:
         """Get JSON from a path below the base address, such as ``rest/api/user/current``."""
-        return await self.web.json("GET", path, params=params, failing_seconds=FAILING_SECONDS)
+        return await self.web.json(
+            "GET", path, params=params, failing_seconds=FAILING_SECONDS, bucket=self._bucket(path)
+        )
 
     async def post(self, path: str, body: Any) -> Any:
-        return await self.web.json("POST", path, json=body, failing_seconds=FAILING_SECONDS)
+        return await self.web.json("POST", path, json=body, failing_seconds=FAILING_SECONDS, bucket=self._bucket(path))
+
+    def _bucket(self, path: str) -> str | None:
+        """Return the name of a path's endpoint: the fourth part of a path is an id, or else the end of the name."""
+        parts = path.split("/")
+        return "/".join([*parts[:3], *parts[4:]]) if self._cloud else None
 
     async def page(
         self, path: str, params: Mapping[str, Any], position: Mapping[str, Any] | None, *, shrinks: bool = True

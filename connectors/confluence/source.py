@@ -266,7 +266,7 @@ class Confluence:
         web = Web(
             options.base_url, headers=headers, auth=auth, also=options.media_hosts, name=context.name, limits=limits
         )
-        api = Api(web)
+        api = Api(web, cloud=options.flavour == "cloud")
         self._site: Site = Cloud(api, options) if options.flavour == "cloud" else DataCenter(api, options)
         self._files = Files(
             web, context.folder, cloud=options.flavour == "cloud", max_bytes=options.max_attachment_bytes

@@ -80,7 +80,14 @@ class MemoryRunner:
 
     def _crawl(self) -> Crawl:
         services: Any = self.source, self, self._publisher, self._clock
-        return Crawl(*services, between_pages=nothing, on_loaded=nothing, on_gap=nothing, sweep=self._run_sweep)
+        return Crawl(
+            *services,
+            between_pages=nothing,
+            on_loaded=nothing,
+            on_gap=nothing,
+            on_fetched=nothing,
+            sweep=self._run_sweep,
+        )
 
     async def _run_sweep(self) -> Mapping[str, Any]:
         services: Any = self.source, self, self._publisher, self._clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,6 +92,8 @@ class Activity:
         self._due = monotonic() + first_in_seconds if every_seconds is not None else float("inf")
         self._wake = asyncio.Event()
         self._arguments: set[str] = set()
+        self._unfinished: set[str] = set()
+        """The arguments of the current run that a failure leaves to the next one."""
         self._commands: set[int] = set()
         self._running_commands: set[int] = set()
         self._rests = rests
@@ -112,6 +114,10 @@ class Activity:
             self._commands.add(command)
         self._arguments.update(arguments)
         self._wake.set()
+
+    def finish(self, arguments: Collection[str]) -> None:
+        """Record that the current run has done what these arguments ask for, so that a failure does not repeat it."""
+        self._unfinished.difference_update(arguments)
 
     def count_as_run(self) -> None:
         """Record that another activity has done the work of this one: it is due again after a whole interval."""
@@ -145,6 +151,7 @@ class Activity:
     async def _run_once(self) -> None:
         self._wake.clear()
         arguments, self._arguments = frozenset(self._arguments), set()
+        self._unfinished = set(arguments)
         self._running_commands, self._commands = self._commands, set()
         if self.status.state != "waiting":
             self.status.enter("running")
@@ -157,10 +164,10 @@ class Activity:
         except LeaseLost:
             raise
         except Paused:
-            self._restore(arguments)
+            self._restore()
             self._due = 0.0
         except Exception as error:  # noqa: BLE001 # a source is foreign code: it may raise anything
-            await self._handle_failure(error, arguments)
+            await self._handle_failure(error)
         else:
             self._rest_until = 2 * monotonic() - began if self._rests else 0.0
             self.status.failures = 0
@@ -179,7 +186,7 @@ class Activity:
             await self._on_done(sorted(self._running_commands), outcome)
             self._running_commands = set()
 
-    async def _handle_failure(self, error: Exception, arguments: frozenset[str]) -> None:
+    async def _handle_failure(self, error: Exception) -> None:
         failures, self.status.failures = self.status.failures, self.status.failures + 1
         if isinstance(error, Retryable):
             wait = backoff(
@@ -200,12 +207,12 @@ class Activity:
                 log.warning("connector_answer_postponed", activity=self.name, error=str(unavailable))
         self._due = monotonic() + wait
         if isinstance(error, Retryable):
-            self._restore(arguments)
+            self._restore()
             await asyncio.sleep(wait)  # triggers wait, too
 
-    def _restore(self, arguments: frozenset[str]) -> None:
-        """Leave the arguments and commands of an unfinished run to the next one."""
-        self._arguments |= arguments
+    def _restore(self) -> None:
+        """Leave the commands of an unfinished run, and the arguments that it has not finished, to the next one."""
+        self._arguments |= self._unfinished
         self._commands |= self._running_commands
         self._running_commands = set()
 

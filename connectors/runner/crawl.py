@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, cast
@@ -35,10 +35,12 @@ class Crawl:
         between_pages: Callable[[], None],
         on_loaded: Callable[[], None],
         on_gap: Callable[[], None],
+        on_fetched: Callable[[Collection[str]], None],
         sweep: Callable[[], Awaitable[Mapping[str, Any]]],
     ) -> None:
         """between_pages: raises Paused while the instance is paused. on_loaded: called after the first load. on_gap:
-        called when changes may have been missed. sweep: sweeps a source that has no log of changes."""
+        called when changes may have been missed. on_fetched: called with the documents of ``fetch`` that are
+        published. sweep: sweeps a source that has no log of changes."""
         self._source = source
         self._state = state
         self._publisher = publisher
@@ -46,6 +48,7 @@ class Crawl:
         self._between_pages = between_pages
         self._on_loaded = on_loaded
         self._on_gap = on_gap
+        self._on_fetched = on_fetched
         self._sweep = sweep
         self._expirations = 0
         """Full reads in a row whose cursor has expired."""
@@ -103,6 +106,8 @@ class Crawl:
             with self._publisher.track_request(at, batch):
                 entries = await self._source.fetch(batch)
                 tally += await self._publisher.publish(entries, at, "live")
+            self._on_fetched(batch)
+            self._between_pages()
         return dict(tally)
 
     async def _started(self) -> ReadProgress:

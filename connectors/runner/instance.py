@@ -39,9 +39,9 @@ TAKEOVER_SECONDS = 5.0
 """Pause between two attempts to take over an instance that another process runs."""
 PROBLEM_COUNT_HEARTBEATS = 20
 """The number of heartbeats between two counts of the documents that cannot be published."""
-MAX_PENDING_NAMES = 1_000
-"""The most documents, or tags, that events have named and that are not read yet. With more of them everything is read
-instead."""
+MAX_PENDING_DOCUMENTS, MAX_PENDING_TAGS = 10_000, 1_000
+"""The most documents and tags that events have named and that are not read yet; with more of them everything is read
+instead. Documents are fetched many at once, which costs a source less than a sweep; tags are read one by one."""
 
 
 class Instance:
@@ -204,6 +204,7 @@ class Instance:
             between_pages=self._between_pages,
             on_loaded=lambda: self.activities["sweep"].trigger(),
             on_gap=lambda: self.activities["sweep"].trigger("gap"),
+            on_fetched=lambda ids: self.activities["events"].finish(ids),
             sweep=poll_by_sweep,
         )
         sweep = Sweep(
@@ -297,8 +298,8 @@ class Instance:
 
     async def _read_in_doubt(self, rows: Rows) -> None:
         """Read the documents in doubt: the last runner may have published them and ended before it could record it."""
-        ids = await rows.in_doubt(MAX_PENDING_NAMES + 1)
-        if len(ids) > MAX_PENDING_NAMES:
+        ids = await rows.in_doubt(MAX_PENDING_DOCUMENTS + 1)
+        if len(ids) > MAX_PENDING_DOCUMENTS:
             self.activities["sweep"].trigger()
         elif ids:
             self.activities["events"].trigger(*ids)
@@ -310,12 +311,12 @@ class Instance:
         read again."""
         if not self.activities:
             return  # not running here now: the process that takes over reads everything that is due
-        if len(reaction.ids) + self.activities["events"].pending > MAX_PENDING_NAMES:
+        if len(reaction.ids) + self.activities["events"].pending > MAX_PENDING_DOCUMENTS:
             self.activities["changes"].trigger()
             self.activities["sweep"].trigger()
         elif reaction.ids:
             self.activities["events"].trigger(*reaction.ids)
-        if len(reaction.groups) + self.activities["tags"].pending > MAX_PENDING_NAMES:
+        if len(reaction.groups) + self.activities["tags"].pending > MAX_PENDING_TAGS:
             self.activities["groups"].trigger()
         elif reaction.groups:
             self.activities["tags"].trigger(*reaction.groups)

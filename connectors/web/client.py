@@ -31,6 +31,7 @@ from connectors.web.limits import (
     Limits,
     Pace,
     budget_pause,
+    limits_bucket,
     throttled,
 )
 from connectors.web.transport import LOCATION, Guarded, Hosts, Resolver, default_ssl_context, origin, system_resolver
@@ -220,6 +221,14 @@ class _Request:
     permits: Callable[[str], bool] | None = None
 
 
+class Limited(Deferred):
+    """A limit has refused a request: nothing passes ``gate`` until it may be sent again."""
+
+    def __init__(self, message: str, gate: Gate, retry_after: float | None) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.gate = gate
+
+
 class Web:
     """Sends requests to a source and waits out its 429 and 5xx. Tasks may share a client; they then share its pace.
 
@@ -303,8 +312,9 @@ class Web:
 
         params: merged into the address's own query. data: a form. headers: in addition to the client's, and sent to the
         base address alone. bucket: what the source limits separately (Slack: the method); a 429 there delays only the
-        requests of the same bucket. failing_seconds: after so many seconds of attempts ServerFailed is raised, for a
-        caller that then requests less; None: after the limits' patience, as for every other failure.
+        requests of the same bucket, unless it says that it concerns all (limits.limits_bucket). failing_seconds: after
+        so many seconds of attempts ServerFailed is raised, for a caller that then requests less; None: after the
+        limits' patience, as for every other failure.
         """
         request = self._request(
             method,
@@ -466,8 +476,8 @@ class Web:
                 retry_after=failure.retry_after,
                 random=random.random(),  # noqa: S311 — jitter, no secret
             )
-            if isinstance(failure, Deferred):
-                self._close(request.gates, wait, refused=True)
+            if isinstance(failure, Limited):
+                self._close(failure.gate, wait, refused=True)
             patience = self._limits.patience_seconds
             if request.failing_seconds is not None and isinstance(failure, ServerFailed):
                 patience = min(patience, request.failing_seconds)
@@ -489,8 +499,8 @@ class Web:
             slept += left
         return slept
 
-    def _close(self, gates: Sequence[Gate], seconds: float, *, refused: bool) -> None:
-        if added := gates[-1].close(min(seconds, self._limits.max_pause_seconds), refused=refused):
+    def _close(self, gate: Gate, seconds: float, *, refused: bool) -> None:
+        if added := gate.close(min(seconds, self._limits.max_pause_seconds), refused=refused):
             self._on_throttled(self.name, added)
 
     async def _attempt(self, request: _Request, read: Read[T]) -> T:
@@ -541,8 +551,9 @@ class Web:
     async def _answer(self, request: _Request, response: httpx.Response, where: str, read: Read[T]) -> T:
         status, now = response.status_code, datetime.now(UTC)
         pause = budget_pause(response.headers, now=now)
+        gate = request.gates[-1 if limits_bucket(status, response.headers) else 0]
         if pause:
-            self._close(request.gates, pause, refused=False)
+            self._close(gate, pause, refused=False)
         if status in request.ok:
             for gate in request.gates:
                 gate.record_success()
@@ -555,9 +566,9 @@ class Web:
         summary = f"answered {status}" + (f" ({code})" if code else "")
         if status == 429 or (status == 403 and (code in THROTTLE_CODES or after is not None or pause is not None)):
             pause = None if pause is None else min(pause, self._limits.max_pause_seconds)
-            raise Deferred(f"{where} {summary}: too many requests", retry_after=after if after is not None else pause)
+            raise Limited(f"{where} {summary}: too many requests", gate, after if after is not None else pause)
         if status == 503 and after is not None:
-            self._close(request.gates, after, refused=True)
+            self._close(request.gates[-1], after, refused=True)
         else:
             for gate in request.gates:
                 gate.record_success()

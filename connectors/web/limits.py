@@ -63,6 +63,15 @@ def budget_pause(headers: Mapping[str, str], *, now: datetime) -> float | None:
     return None
 
 
+def limits_bucket(status: int, headers: Mapping[str, str]) -> bool:
+    """Return whether a response concerns the limit of its own bucket alone, rather than that of all requests to the
+    host. Atlassian limits bursts by endpoint and points in all, and its RateLimit-Reason says which of them refuses
+    (developer.atlassian.com/cloud/confluence/rate-limiting). Any other 429 is its bucket's; a budget that a response
+    announces is the host's."""
+    reason = headers.get("ratelimit-reason", "")
+    return "burst" in reason or (status == 429 and not reason)
+
+
 def _seconds_until(value: str | None, now: datetime) -> float | None:
     if value is None:
         return None

@@ -317,7 +317,9 @@ class _Runner:
         publisher = Publisher(producer, self.rows)
         crawling: Any = source, self.state, publisher, clock
         sweep: Any = nothing  # the service has a log of changes
-        self.crawl = Crawl(*crawling, between_pages=nothing, on_loaded=nothing, on_gap=nothing, sweep=sweep)
+        self.crawl = Crawl(
+            *crawling, between_pages=nothing, on_loaded=nothing, on_gap=nothing, on_fetched=nothing, sweep=sweep
+        )
         self.sweep = Sweep(
             *crawling, set_aside=SetAside(), between_pages=nothing, on_no_revisions=nothing, on_done=nothing
         )

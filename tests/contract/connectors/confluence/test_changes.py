@@ -116,3 +116,26 @@ async def test_a_page_moved_to_the_trash_is_reported_gone_once(one: Wiki) -> Non
 async def test_a_malformed_cursor_counts_as_expired(one: Wiki, cursor: dict[str, object]) -> None:
     with pytest.raises(CursorExpired):
         await one.changes(cursor)
+
+
+async def test_many_pages_are_fetched_without_a_request_for_each(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path, page_size=50) as one:
+        pages = [one.page(f"Page {n}") for n in range(50)]
+        one.state.add_comment(pages[7].id, "<p>Agreed.</p>")
+        one.fake.requests.clear()
+        entries = {entry.external_id: entry for entry in await one.source.fetch([page.id for page in pages])}
+        assert entries.keys() == {page.id for page in pages}
+        commented = entries[pages[7].id]
+        assert isinstance(commented, Document)
+        assert "Agreed." in commented.content
+        assert len(one.fake.requests) < 10
+
+
+async def test_a_page_that_is_fetched_alone_has_the_comments_that_search_does_not_know(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        page = one.page("Page")
+        one.fake.index_delay = timedelta(minutes=5)
+        one.state.add_comment(page.id, "<p>Agreed.</p>")
+        (entry,) = await one.source.fetch([page.id])
+        assert isinstance(entry, Document)
+        assert "Agreed." in entry.content

@@ -289,3 +289,15 @@ async def test_a_spent_quota_is_waited_for_without_a_refusal(tmp_path: Path) -> 
         assert set(await one.full()) == ids
         assert one.fake.limits.points_spent > 20
         assert one.fake.limits.refused.total() == 0
+
+
+async def test_a_burst_limit_of_groups_does_not_delay_pages(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        ids = {one.page(f"Page {n}").id for n in range(8)}
+        for n in range(33):
+            one.state.groups[f"team-{n}"] = {one.ann.account_id}
+            one.state.spaces["ENG"].readers.groups.add(f"team-{n}")
+        one.fake.limits = RateLimits(per_second=0.001, burst=30)
+        with pytest.raises(Retryable):  # the members of a group are one request
+            await one.groups()
+        assert set(await one.full()) == ids

@@ -268,6 +268,31 @@ async def test_each_rate_limit_bucket_waits_separately(server) -> None:
     assert app.paths == ["/history", "/users", "/", "/all"]
 
 
+async def test_a_burst_limit_delays_its_bucket_and_a_quota_every_request(server) -> None:
+    app, url = server
+    app.answer(429, retry_after="300", ratelimit_reason="confluence-burst-based", x_ratelimit_remaining="0")
+    async with web_client(url) as web:
+        with pytest.raises(Deferred):
+            await web.json("GET", "/members", bucket="members")
+        assert await web.json("GET", "/pages", bucket="pages") == {"ok": True}
+        app.answer(429, retry_after="300", ratelimit_reason="confluence-quota-global-based")
+        with pytest.raises(Deferred):
+            await web.json("GET", "/pages", bucket="pages")
+        with pytest.raises(Deferred):
+            await web.json("GET", "/search", bucket="search")
+    assert app.paths == ["/members", "/pages", "/pages"]
+
+
+async def test_an_announced_quota_delays_every_bucket(server) -> None:
+    app, url = server
+    app.answer(200, b"[1]", x_ratelimit_remaining="0", x_ratelimit_reset="300")
+    async with web_client(url) as web:
+        assert await web.json("GET", "/pages", bucket="pages") == [1]
+        with pytest.raises(Deferred):
+            await web.json("GET", "/search", bucket="search")
+    assert app.paths == ["/pages"]
+
+
 @pytest.mark.parametrize("form", ["iso", "epoch"])
 async def test_an_exhausted_rate_limit_defers_requests_before_they_are_sent(server, form) -> None:
     app, url = server

@@ -41,7 +41,7 @@ def comment(comment: Comment) -> Outcome:
 @asynccontextmanager
 async def readers(server: Replay) -> AsyncIterator[Mapping[str, Reader]]:
     web = Web(f"{server.url}/wiki", name="wiki", limits=IMPATIENT)
-    api = client.Api(web)
+    api = client.Api(web, cloud=True)
 
     def single(convert: Callable[[Any], Outcome]) -> Reader:
         async def read(payload: Payload) -> Outcome:

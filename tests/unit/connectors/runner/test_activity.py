@@ -52,6 +52,33 @@ async def test_an_activity_runs_again_after_one_of_its_concurrent_reads_failed(
         await task
 
 
+async def test_a_failed_run_leaves_only_what_it_has_not_finished_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "RETRY_BASE_SECONDS", 0.0)
+    runs: list[frozenset[str]] = []
+    answered = asyncio.Event()
+
+    async def run(arguments: frozenset[str]) -> None:
+        runs.append(arguments)
+        if len(runs) == 1:
+            events.finish(["a", "b"])
+            events.trigger("b")  # it has changed once more
+            raise Retryable("away")
+
+    async def done(_: list[int], __: Mapping[str, Any]) -> None:
+        answered.set()
+
+    going = asyncio.Event()
+    going.set()
+    events = Activity("events", run, every_seconds=None, attention_seconds=1.0, on_done=done, not_paused=going)
+    task = asyncio.create_task(events.loop())
+    events.trigger("a", "b", "c", command=1)
+    await asyncio.wait_for(answered.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert runs == [frozenset("abc"), frozenset("bc")]
+
+
 async def test_an_activity_cancelled_before_its_first_run_leaves_no_unawaited_coroutine() -> None:
     async def run(words: frozenset[str]) -> Mapping[str, Any]:
         raise AssertionError("never started")

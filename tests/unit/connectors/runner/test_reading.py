@@ -74,6 +74,7 @@ class Reading(Desk):
             between_pages=nothing,
             on_loaded=nothing,
             on_gap=self._note_gap,
+            on_fetched=nothing,
             sweep=self._note_sweep,
         )
 
