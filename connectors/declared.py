@@ -72,7 +72,10 @@ def source_class(kind: str) -> type[Source]:
         try:
             source = getattr(importlib.import_module(module), name, None)
         except ImportError as error:
-            raise Misconfigured(f"kind {kind!r}: {module} cannot be imported ({error})") from error
+            raise Misconfigured(
+                f"kind {kind!r}: {module} cannot be imported ({error}): install its package, or name the folder that"
+                " holds it in PYTHONPATH"
+            ) from error
     if not isinstance(source, type) or not hasattr(source, "Options") or not hasattr(source, "slim"):
         where = f"{module} has no class {name}" if colon else "its entry point is no class"
         raise Misconfigured(f"kind {kind!r}: {where} that implements a source (penstock.source.Source)")

@@ -146,7 +146,10 @@ async def restricted(t: Trial) -> str:
     t.take()
     await t.play.restrict("zeta")
     await t.run("changes", "groups", "sweep")
-    require(ids["zeta"] not in await t.readable(t.play.inside), "a withdrawn document can still be read")
+    require(
+        ids["zeta"] not in await t.readable(t.play.inside),
+        "a withdrawn document can still be read: does the source report required_tags?",
+    )
     require(not await t.readable(t.play.outside), "a principal who has no access can read documents")
     messages = t.take()
     require(bool(messages), "the withdrawal was not published")

@@ -63,9 +63,18 @@ class Samples:
 
     inside, outside = "ines@example.com", "otto@example.com"
 
-    def __init__(self, options: Mapping[str, Any], environment: Mapping[str, str], changed: Callable[[Samples], None]):
-        """changed: called after every change."""
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        environment: Mapping[str, str],
+        changed: Callable[[Samples], None],
+        *,
+        has_required_tags: bool = True,
+    ) -> None:
+        """changed: called after every change. has_required_tags: whether access is withdrawn by a required tag, rather
+        than by other ``acl_tags``."""
         self.options, self.environment, self._changed = options, environment, changed
+        self._has_required_tags = has_required_tags
         self.documents: dict[str, Sample] = {}
         """By external id."""
         self.members: dict[str, list[str]] = {STAFF: [self.inside], BOARD: []}
@@ -103,7 +112,10 @@ class Samples:
         self._changed(self)
 
     async def restrict(self, name: str) -> None:
-        self.documents[name].required_tags = [BOARD]
+        if self._has_required_tags:
+            self.documents[name].required_tags = [BOARD]
+        else:
+            self.documents[name].acl_tags = [BOARD]
         self._changed(self)
 
     async def leave(self) -> None:
@@ -130,12 +142,15 @@ async def over_http(
     answer: Callable[[Samples, str, Mapping[str, str]], Any],
     options: Callable[[str], Mapping[str, Any]],
     environment: Mapping[str, str] | None = None,
+    *,
+    has_required_tags: bool = True,
 ) -> AsyncIterator[Samples]:
     """Serve the samples over HTTP.
 
     answer: returns the JSON for a GET request of this path and query; None is answered with 404. options: the
-    instance's options for a service at this address. environment: its secrets, by variable. Throttled and failing
-    requests are answered with 429 and 500.
+    instance's options for a service at this address. environment: its secrets, by variable. has_required_tags:
+    False for a service without restrictions beyond who may read a document: ``required_tags`` then stays empty.
+    Throttled and failing requests are answered with 429 and 500.
     """
 
     async def respond(request: HttpRequest) -> Response:
@@ -149,7 +164,7 @@ async def over_http(
         return JSONResponse(value) if value is not None else Response(status_code=404)
 
     async with served(Starlette(routes=[Route("/{path:path}", respond)])) as url:
-        samples = Samples(options(url), environment or {}, _nothing)
+        samples = Samples(options(url), environment or {}, _nothing, has_required_tags=has_required_tags)
         yield samples
 
 
@@ -158,12 +173,15 @@ async def in_folder(
     save: Callable[[Samples, Path], None],
     options: Callable[[Path], Mapping[str, Any]],
     environment: Mapping[str, str] | None = None,
+    *,
+    has_required_tags: bool = True,
 ) -> AsyncIterator[Samples]:
     """Save the samples in a temporary folder.
 
     save: called at the beginning and after every change, writes the samples to files. It writes ``documents``: a file
     that lacks documents no longer has them, so no listing of it ends early; nor is a folder throttled. options: the
-    instance's options for this folder. ``members.toml`` in it holds the members, for ``members_file``.
+    instance's options for this folder. ``members.toml`` in it holds the members, for ``members_file``. environment,
+    has_required_tags: as for ``over_http``.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-samples-") as name:
         folder = Path(name)
@@ -173,6 +191,6 @@ async def in_folder(
             (folder / "members.toml").write_text("".join(lines))
             save(samples, folder)
 
-        samples = Samples(options(folder), environment or {}, changed)
+        samples = Samples(options(folder), environment or {}, changed, has_required_tags=has_required_tags)
         changed(samples)
         yield samples

@@ -234,7 +234,8 @@ def explained(error: BaseException) -> str:
         return " ".join(str(error).split())[:500]
     frames = extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}: a bug in the connector's code"
+    kind = f"{type(error).__name__}{place}"
+    return f"{kind}: a bug in the connector's code, or an error to raise as Retryable or Misconfigured"
 
 
 def _now() -> str:
