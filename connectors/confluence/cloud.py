@@ -60,8 +60,8 @@ LICENSED = frozenset({"all-licensed-users", "authenticated-users", "anonymous-us
 """Access classes that contain all users with a licence."""
 MAX_ANCESTORS = 250
 """Ancestors that v2 returns at most; it leaves out the ones above them."""
-MAX_ASKED = 10
-"""Pages that are asked for their comments one by one, at two requests each, when they are fetched. With more of them at
+MAX_REQUESTED_SINGLY = 10
+"""Pages whose comments are requested one by one, at two requests each, when they are fetched. With more of them at
 once search says which have comments, as in a listing; a comment that it does not know yet arrives with a later poll."""
 MAX_COMMENTS = 2_000
 """Comments that are read for one page; later ones are left out."""
@@ -271,7 +271,7 @@ class Cloud:
     async def get(self, ids: Sequence[str], *, bodies: bool = True) -> Sequence[Content]:
         pages = await self._with_access(await self._current_pages([id_ for id_ in ids if id_.isdigit()], bodies=bodies))
         if bodies:
-            pages = await self._with_comments(pages, full=True, certain=len(pages) <= MAX_ASKED)
+            pages = await self._with_comments(pages, full=True, certain=len(pages) <= MAX_REQUESTED_SINGLY)
         attachments: list[Content] = []
         for id_ in ids:
             if id_.isdigit() or not self._options.attachments:

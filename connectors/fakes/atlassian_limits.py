@@ -42,7 +42,7 @@ class RateLimits:
         self._is_announced = is_announced
         self._clock = clock
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}
-        """What each bucket held, and when."""
+        """The requests that each bucket held, and the time of that."""
         self._spent = Counter[int]()
         """Points by window."""
         self.refused = Counter[str]()

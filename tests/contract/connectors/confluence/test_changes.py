@@ -139,3 +139,20 @@ async def test_a_page_that_is_fetched_alone_has_the_comments_that_search_does_no
         (entry,) = await one.source.fetch([page.id])
         assert isinstance(entry, Document)
         assert "Agreed." in entry.content
+
+
+async def test_a_comment_that_a_fetch_of_many_pages_lacks_arrives_with_a_later_poll(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path, page_size=50) as one:
+        one.state.freeze(datetime(2026, 11, 21, 12, 0, tzinfo=UTC))
+        pages = [one.page(f"Page {n}") for n in range(12)]
+        _, cursor = await one.changes(await one.source.start())
+        one.fake.index_delay = timedelta(minutes=5)
+        one.state.advance(minutes=20)
+        one.state.add_comment(pages[7].id, "<p>Agreed.</p>")
+        fetched = await one.source.fetch([page.id for page in pages])
+        assert not any("Agreed." in entry.content for entry in fetched if isinstance(entry, Document))
+        one.state.advance(minutes=5)
+        entries, _ = await one.changes(cursor)
+        (commented,) = (entry for entry in entries if entry.external_id == pages[7].id)
+        assert isinstance(commented, Document)
+        assert "Agreed." in commented.content
