@@ -7,7 +7,6 @@ import keyword
 import re
 import sys
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ from cli.extras import require
 from cli.output import Json, print_json, stderr, stdout
 from cli.recorded import record, recording
 from pipeline.core.errors import Misconfigured
+from pipeline.installed import is_installed
 
 if TYPE_CHECKING:
     from connectors.declared import Declared
@@ -294,7 +294,7 @@ def new(
     folder, kind = Path(name), "".join(part.title() for part in name.split("_"))
     if folder.exists():
         raise Misconfigured(f"{folder} exists already: choose another name")
-    if find_spec(name) is not None:
+    if is_installed(name):
         raise Misconfigured(f"{name!r} is the name of a module that is installed here: choose another")
     try:
         folder.mkdir()

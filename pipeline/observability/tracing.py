@@ -16,12 +16,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
-from importlib.util import find_spec
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
+
+from pipeline.installed import is_installed
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -196,20 +197,10 @@ def is_enabled(environment: Mapping[str, str] = os.environ) -> bool:
     if protocol not in (None, "", "http/protobuf"):
         log.error("traces_off", reason="spans leave by http/protobuf only: see OTEL_EXPORTER_OTLP_PROTOCOL")
         return False
-    if not _is_installed():
+    if not is_installed("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk"):
         log.error("traces_off", reason="OpenTelemetry is not installed: pip install 'penstock[trace]'")
         return False
     return True
-
-
-def _is_installed() -> bool:
-    try:
-        return (
-            find_spec("opentelemetry.exporter.otlp.proto.http") is not None
-            and find_spec("opentelemetry.sdk") is not None
-        )
-    except ModuleNotFoundError:  # not even the folder that it would be in
-        return False
 
 
 @contextmanager

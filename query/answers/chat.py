@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal, Protocol
 
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
+from pipeline.installed import is_installed
 from query.answers.model import Usage
 from query.answers.prompt import Message
 from query.settings import ChatSettings
@@ -73,7 +73,7 @@ def by_settings(settings: ChatSettings) -> Chat | None:
     ``chat`` is not installed."""
     if not settings.base_url and not settings.api_key:
         return None
-    if find_spec("openai") is None:
+    if not is_installed("openai"):
         raise Misconfigured(MISSING_EXTRA, service="chat")
     from query.answers.openai_chat import OpenAIChat  # here: openai takes half a second to import
 

@@ -8,12 +8,12 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
-from importlib.util import find_spec
 
 import structlog
 
 from pipeline.core.errors import Misconfigured
 from pipeline.diagnosis.ledger import UNDIVIDED, undivided
+from pipeline.installed import is_installed
 from pipeline.runtime.http_server import served
 from pipeline.runtime.settings import Settings
 from pipeline.runtime.tasks import cancel_and_wait
@@ -88,7 +88,7 @@ async def _evaluate(service: Service) -> None:
     """Run the golden questions in the background. An error ends only the evaluation and is logged."""
     await service.following.warm.wait()  # after loading the model, which searches wait for
     await asyncio.to_thread(import_module, "query.mcp.transports")  # so that the first call over MCP need not wait
-    if find_spec("ir_measures") is None:
+    if not is_installed("ir_measures"):
         log.info("evaluation_not_installed", extra="eval")
         gc.freeze()
         return

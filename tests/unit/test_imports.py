@@ -15,6 +15,7 @@ PACKAGES = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deplo
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("topics",),
     ("pipeline.core",),
+    ("pipeline.installed",),
     ("pipeline.observability",),
     ("pipeline.runtime",),
     ("pipeline.kafka", "pipeline.stores", "pipeline.embedding"),

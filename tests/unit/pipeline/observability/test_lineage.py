@@ -181,7 +181,7 @@ async def test_without_a_receiver_the_library_is_not_imported(environment: dict[
 def test_without_the_extra_a_process_runs_and_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lineage, "find_spec", lambda name: None)
+    monkeypatch.setattr(lineage, "is_installed", lambda name: False)
     with capture_logs() as logs:
         assert not lineage.is_enabled({"OPENLINEAGE_URL": "http://lineage"}, tmp_path)
     assert [(line["event"], "penstock[lineage]" in line["reason"]) for line in logs] == [("lineage_off", True)]
