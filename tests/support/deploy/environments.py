@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.support.space import PROJECT
 
 UV = Path(sys.executable).with_name("uv")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,14 @@ class Environment:
 
 def build(folder: Path) -> Path:
     """Build both distributions of this tree; returns the folder of the wheels."""
-    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
     for tree in (PROJECT, PROJECT / "packages" / "testing"):
-        run(*pip, "--wheel-dir", str(folder / "wheels"), str(tree))
+        build_wheel(tree, folder / "wheels")
     return folder / "wheels"
+
+
+def build_wheel(tree: Path, wheels: Path) -> None:
+    """Build the distribution of a tree into the folder ``wheels``, with what is installed here."""
+    run(*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(wheels), str(tree))
 
 
 def install(folder: Path, wheels: Path, *requirements: str) -> Environment:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.deploy.environments import run
+from tests.support.deploy.environments import PIP, build_wheel, run
 from tests.support.space import PROJECT
 
 PACKAGES = ("penstock", "topics", "pipeline", "connectors", "query", "canary", "cli", "deploy")
@@ -53,23 +53,13 @@ def install(folder: Path, change: Callable[[Path], None] | None = None) -> Insta
     if change is not None:
         tree = folder / "tree"
         copy_tree(tree, change)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    run(
-        *pip,
-        "wheel",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder / "wheel"),
-        str(tree),
-    )
+    build_wheel(tree, folder / "wheel")
     [wheel] = (folder / "wheel").glob("*.whl")
     if change is not None:
         shutil.rmtree(tree)
     run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
     python = folder / "venv" / "bin" / "python"
-    run(*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    run(*PIP, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
     packages = folder / "venv" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     # A folder named in a .pth file is searched, and the .pth files in it are not read: not the one to our own tree.
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
