@@ -32,11 +32,13 @@ $(VENV)/.ready: pyproject.toml $(wildcard requirements/*.txt)
 demo: setup  ## the main job on real input, from nothing
 	$(BIN)/python -m bench.demo
 
+# mypy runs at the same time: tests spend much of their time waiting for servers and leave a part of two cores idle.
 test: test-servers  ## lint, types and every test but the slow ones, against real services that the tests start
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	PENSTOCK_TEST_PORTION=$${PENSTOCK_TEST_PORTION:-0.5} $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
+	@$(BIN)/mypy & types=$$!; \
+		PENSTOCK_TEST_PORTION=$${PENSTOCK_TEST_PORTION:-0.5} $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal; tests=$$?; \
+		wait $$types && exit $$tests
 
 test-slow: test-servers test-programs  ## the tests marked slow: every alert, guide, connector law, upgrade, failover, fault, delivery
 	$(BIN)/pytest -m slow -n $(JOBS) --dist worksteal
