@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, settings
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
+from deploy.local.elasticsearch import Elasticsearch
 from deploy.local.postgres import Postgres
-from deploy.local.service import Place
+from deploy.local.service import SERIAL, Place
 from deploy.local.stack import SERVERS, Stack
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores.postgres import migrate
@@ -67,6 +68,18 @@ class UnsyncedPostgres(Postgres):
         asyncio.run(migrate(PostgresSettings(dsn=SecretStr(template))))
 
 
+class BriefElasticsearch(Elasticsearch):
+    """Lives for minutes beside two more of its kind: processor time matters, pauses do not."""
+
+    collector = SERIAL
+
+
+class BriefKafka(ProxiedKafka):
+    """Lives as briefly as ``BriefElasticsearch``."""
+
+    collector = SERIAL
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack of our own. PENSTOCK_TEST_HOME names a state folder whose running stack is used instead (for quick
@@ -80,7 +93,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             else Stack(Path(home), servers={**SERVERS, ProxiedKafka.name: ProxiedKafka(ports[1])})
         )
         return
-    servers = {**SERVERS, ProxiedKafka.name: ProxiedKafka(), UnsyncedPostgres.name: UnsyncedPostgres()}
+    own = (BriefKafka(), UnsyncedPostgres(), BriefElasticsearch())
+    servers = {**SERVERS, **{server.name: server for server in own}}
     stack = Stack(tmp_path_factory.mktemp("stack") / "home", die_with_parent=True, servers=servers)
     stack.up()
     try:

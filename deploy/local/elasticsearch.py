@@ -16,7 +16,9 @@ from deploy.local import dist
 from deploy.local.process import write_atomically
 from deploy.local.service import (
     FIRST_COMPILER,
+    G1,
     HOST,
+    SERIAL,
     Command,
     LocalSettings,
     Place,
@@ -30,6 +32,8 @@ class Elasticsearch:
     name = "elasticsearch"
     stop_signal = signal.SIGTERM
     start_timeout_seconds = 180.0
+    collector = G1
+    """The garbage collector; a variant of this server may have another one."""
 
     def ports(self) -> tuple[str, ...]:
         return ("elasticsearch", "elasticsearch-transport")
@@ -44,7 +48,7 @@ class Elasticsearch:
         configuration = {**_settings(place, ports), **self.more_settings(place)}
         # JSON is YAML: no quoting to get wrong.
         write_atomically(place.config / "elasticsearch.yml", json.dumps(configuration, indent=1) + "\n")
-        write_atomically(place.config / "jvm.options", "\n".join(_jvm_options(place, settings)) + "\n")
+        write_atomically(place.config / "jvm.options", "\n".join(_jvm_options(place, settings, self.collector)) + "\n")
         write_atomically(place.config / "log4j2.properties", LOG4J)
 
     def more_settings(self, place: Place) -> dict[str, object]:
@@ -59,7 +63,7 @@ class Elasticsearch:
             str(dist.java()),
             "-Xms4m",
             "-Xmx64m",
-            "-XX:+UseSerialGC",
+            SERIAL,
             FIRST_COMPILER,
             f"-XX:SharedArchiveFile={dist.java_archive()}",
             "-Dcli.name=server",
@@ -135,13 +139,13 @@ def _settings(place: Place, ports: Mapping[str, int]) -> dict[str, object]:
     }
 
 
-def _jvm_options(place: Place, settings: LocalSettings) -> list[str]:
+def _jvm_options(place: Place, settings: LocalSettings, collector: str) -> list[str]:
     """The distribution's own, without the incubating vector module (not in our Java) and the GC log."""
     logs = place.log.parent / "elasticsearch"
     return [
         f"-Xms{settings.heap_elasticsearch_mb}m",
         f"-Xmx{settings.heap_elasticsearch_mb}m",
-        "-XX:+UseG1GC",
+        collector,
         *([] if settings.elasticsearch_second_compiler else [FIRST_COMPILER]),
         "-Djava.io.tmpdir=${ES_TMPDIR}",
         "-XX:CompileCommand=dontinline,java/lang/invoke/MethodHandle.setAsTypeCache",

@@ -13,6 +13,7 @@ from uuid import uuid4
 from deploy.local import dist
 from deploy.local.process import write_atomically
 from deploy.local.service import (
+    G1,
     HOST,
     Command,
     LocalSettings,
@@ -45,6 +46,8 @@ class Kafka:
     name = "kafka"
     stop_signal = signal.SIGTERM
     start_timeout_seconds = 120.0
+    collector = G1
+    """The garbage collector; a variant of this server may have another one."""
 
     def ports(self) -> tuple[str, ...]:
         return ("kafka", "kafka-controller")
@@ -67,7 +70,7 @@ class Kafka:
 
     def launch(self, place: Place, settings: LocalSettings) -> Command:
         logging = (f"-Dorg.slf4j.simpleLogger.{name}={value}" for name, value in LOGGING.items())
-        java = [*java_command(place, settings.heap_kafka_mb), "-XX:+UseG1GC", *QUIET, *logging]
+        java = [*java_command(place, settings.heap_kafka_mb), self.collector, *QUIET, *logging]
         argv = [*java, "-cp", dist.kafka_classpath(), "kafka.Kafka", str(_properties_file(place))]
         return Command(as_server_user(argv, place.home, dist.servers(), dist.java()), clean_env())
 

@@ -28,6 +28,8 @@ FIRST_COMPILER = "-XX:TieredStopAtLevel=1"
 seconds with and without it, two cores: Elasticsearch until ready 16.4 → 7.7, the first 1,000 chunks 3.1 → 1.6, the
 twelfth 1.2 → 0.7; Kafka until ready 8.0 → 4.6. What docker-compose.yml starts runs for months and has both; for
 Elasticsearch here see LocalSettings."""
+G1, SERIAL = "-XX:+UseG1GC", "-XX:+UseSerialGC"
+"""Java's garbage collectors: the first pauses a server less, the second takes less of the processor."""
 
 
 class LocalSettings(BaseSettings):
