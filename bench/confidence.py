@@ -1,35 +1,45 @@
-"""Finds where "nothing relevant" begins: floors for the cosine of the nearest passage and for the shared words.
+"""How many questions are answered that should not be, and how many are turned away that should not be, by any model.
 
     python -m bench.confidence [FOLDER]
 
-Asks two collections (Cranfield's abstracts, and the Python documentation topics) the questions that belong to them and
-the questions that do not: the other collection's, and everyday ones. FOLDER: Cranfield, by default
-../shared/data/cranfield beside the project.
-Uses the local model and no server. Prints the share of right questions that would be turned away
-and of wrong ones that would be answered, for a range of floors; the chosen ones are in query/retrieval/ranking.py.
+Uses the running servers (``penstock up --no-workers``), in places of its own, and OpenAI-compatible servers that serve
+the bundled model with four geometries (tests/fakes/geometries.py). Cranfield (FOLDER, by default
+../shared/data/cranfield beside the project) and the documentation that Python brings (bench/python_docs.py) are loaded
+with each of them, calibrated, and asked 200 of their own questions, 200 of the other collection's, and everyday ones,
+by the real hybrid search. Prints JSON: docs/evaluation.md has the table.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from pydoc_data.topics import topics
+from time import perf_counter
+from typing import Any
 
-import numpy as np
+from pydantic import SecretStr
 
-from pipeline.core.chunking import chunk
-from pipeline.core.model import ChunkParams
-from pipeline.core.normalise import normalise
+from bench.python_docs import write
+from bench.retrieval import CRANFIELD, PATIENT
+from pipeline.core.relevance import EVERYDAY as CALIBRATED_WITH
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Embedder
-from pipeline.runtime.settings import EmbeddingSettings, dist
-from query.retrieval.ranking import stems
-from tests.support.query.questions import QUESTIONS
+from pipeline.generations.calibration import calibrate
+from pipeline.runtime.settings import EmbeddingSettings, Settings, dist, load
+from query.access.callers import Caller
+from query.embedding.embedders import QueryEmbedder
+from query.evaluation import place
+from query.evaluation.dataset import Dataset, read
+from query.retrieval.search import Search
+from query.settings import RetrievalSettings
+from tests.fakes.geometries import GEOMETRIES, FakeGeometry, Vector
 
-DEFAULT = Path(__file__).parent.parent.parent / "shared" / "data" / "cranfield"
+AT_ONCE = 4
+MOST_QUESTIONS = 200
+"""Questions of a collection that are asked, evenly spread."""
 
 EVERYDAY = (
     "how do I bake sourdough bread",
@@ -69,62 +79,88 @@ EVERYDAY = (
     "signs of a failing car battery",
     "penalty shootout rules",
 )
+"""None of them is among those that the floor is calibrated with."""
 
 
-def records(path: Path) -> list[dict[str, str]]:
-    """Read records: ``.I n`` begins a record, ``.X`` a field."""
-    parsed = []
-    for block in re.split(r"^\.I ", path.read_text(), flags=re.MULTILINE)[1:]:
-        _, *fields = re.split(r"^\.([A-Z])\n", block, flags=re.MULTILINE)
-        parsed.append({name: " ".join(text.split()) for name, text in zip(fields[::2], fields[1::2], strict=True)})
-    return parsed
+def spread(dataset: Dataset) -> list[str]:
+    questions = list(dataset.queries.values())
+    most = min(MOST_QUESTIONS, len(questions))
+    return [questions[n * len(questions) // most] for n in range(most)]
 
 
-async def signs(model: Embedder, questions: Sequence[str], texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:
-    """Return the best cosine and the best coverage of each question, of shape (len(questions), 2)."""
-    words = [stems(text) for text in texts]
-    best = []
-    for question in questions:
-        cosines = vectors @ await model.embed_query(question)
-        requested = stems(question)
-        shares = [len(requested & present) / len(requested) if requested else 0.0 for present in words]
-        best.append((float(cosines.max()), max(shares)))
-    return np.array(best)
+async def answered(search: Search, caller: Caller, questions: Sequence[str]) -> float:
+    """The share of questions that are answered."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(question: str) -> bool:
+        async with places:
+            response = await search.search(question, caller, top=10)
+        assert not response.degraded, response.degraded
+        return response.relevant
+
+    verdicts = await asyncio.gather(*(ask(question) for question in questions))
+    return round(sum(verdicts) / len(verdicts), 4)
+
+
+async def run(settings: Settings, model: Embedder, dataset: Dataset, others: Dataset) -> dict[str, Any]:
+    async with place.opened(settings, model, dataset) as here:
+        await here.load(dataset.documents)
+        began = perf_counter()
+        async with here.pool.connection() as connection:
+            calibration = await calibrate(connection, here.generation, model)
+        assert calibration is not None
+        seconds = round(perf_counter() - began, 1)
+        search = Search(
+            here.pool,
+            here.es,
+            QueryEmbedder(lambda: model, embed_seconds=60),
+            timeouts=PATIENT,
+            settings=RetrievalSettings(feedback=False, cached_queries=0),
+        )
+        caller = await search.identify(place.TENANT, tags=[place.TAG])
+        own = await answered(search, caller, spread(dataset))
+        return {
+            "floor": round(calibration.cosine, 3),
+            "unrelated": round(calibration.unrelated, 3),
+            "known": round(calibration.known, 3),
+            "random": round(calibration.random, 3),
+            "calibration seconds": seconds,
+            "own turned away": round(1 - own, 4),
+            "others' answered": await answered(search, caller, spread(others)),
+            "everyday answered": await answered(search, caller, EVERYDAY),
+        }
 
 
 async def main(folder: Path) -> None:
-    model = embedder(EmbeddingSettings(), dist() / "models")
-    cranfield = [r["T"] + "\n" + r["W"] for r in records(folder / "cran.all.1400") if r.get("W")]
-    params = ChunkParams(200, 80, 254)
-    python = []
-    for text in topics.values():
-        body, kind = normalise(text, "text/x-rst")
-        python += [c.text for c in chunk(body, kind, params=params, count_tokens=model.count_tokens)]
-    questions_of = {"cranfield": [r["W"] for r in records(folder / "cran.qry")], "python": [q for q, _ in QUESTIONS]}
-    right, wrong = [], []
-    for name, texts in (("cranfield", cranfield), ("python", python)):
-        embedded = [await model.embed_documents(texts[n : n + 64]) for n in range(0, len(texts), 64)]
-        vectors = np.concatenate([e.vectors for e in embedded])
-        other = "python" if name == "cranfield" else "cranfield"
-        of = {
-            "own": await signs(model, questions_of[name], texts, vectors),
-            "others'": await signs(model, questions_of[other], texts, vectors),
-            "everyday": await signs(model, EVERYDAY, texts, vectors),
-        }
-        for kind, values in of.items():
-            for column, sign in enumerate(("cosine", "coverage")):
-                spread = np.quantile(values[:, column], [0, 0.02, 0.05, 0.5, 0.95, 0.98, 1]).round(3)
-                print(f"{name:10} {kind:9} {sign:9} quantiles 0 2 5 50 95 98 100 %: {spread}")
-        right.append(of["own"])
-        wrong += [of["others'"], of["everyday"]]
-    await model.aclose()
-    good, bad = np.concatenate(right), np.concatenate(wrong)
-    print("\ncosine  coverage  turned away wrongly  answered wrongly")
-    for cosine in (0.25, 0.3, 0.35, 0.4, 0.45, 0.5):
-        for share in (0.5, 0.6, 0.67, 0.75, 1.0):
-            passes = [(v[:, 0] >= cosine) | (v[:, 1] >= share) for v in (good, bad)]
-            print(f"{cosine:6.2f}  {share:8.2f}  {1 - passes[0].mean():19.3f}  {passes[1].mean():16.3f}")
+    assert not set(EVERYDAY) & set(CALIBRATED_WITH)
+    settings, bundled = load(), embedder(EmbeddingSettings(), dist() / "models")
+    vectors: dict[str, Vector] = {}
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as made:
+        write(Path(made) / "python_docs")
+        datasets = [read(folder), read(Path(made) / "python_docs")]
+        for geometry in GEOMETRIES:
+            async with FakeGeometry(geometry, bundled, vectors) as server:
+                chosen = EmbeddingSettings(
+                    provider="openai",
+                    base_url=server.url,
+                    model=geometry,
+                    dimensions=server.dimensions,
+                    send_dimensions=False,
+                    api_key=SecretStr("any"),
+                    timeout_seconds=600,
+                    input_window=254,
+                    chunk_tokens=200,
+                )
+                model = embedder(chosen, dist() / "models")
+                of_model = settings.model_copy(update={"embedding": chosen})
+                for dataset, others in (datasets, datasets[::-1]):
+                    results[f"{geometry}, {dataset.name}"] = await run(of_model, model, dataset, others)
+                    sys.stderr.write(f"{geometry}, {dataset.name}: {results[f'{geometry}, {dataset.name}']}\n")
+                await model.aclose()
+    await bundled.aclose()
+    json.dump(results, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT))
+    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else CRANFIELD))

@@ -125,6 +125,60 @@ async def _compared(
 
 
 @generation.command()
+def calibrate(
+    name: Annotated[str | None, typer.Argument(help="Name of the generation. Default: the active one.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Measure from which similarity on a passage is relevant, on the generation's own vectors.
+
+    Workers do so when a collection is new or has grown to three times its size, and `build` does it for a new
+    generation. Needed after a reranker was set or replaced, whose floor is measured here alone. It embeds 240 short
+    questions, and the reranker reads five passages for each of 80.
+
+    Example: penstock generation calibrate
+    """
+    calibrated = asyncio.run(_calibrated(name))
+    if json_output:
+        print_json(calibrated)
+    else:
+        stdout.print(show.calibrated(calibrated), soft_wrap=True)
+
+
+async def _calibrated(name: str | None) -> dict[str, Any]:
+    require("query")
+    from pipeline.core.errors import Misconfigured
+    from pipeline.embedding.choose import for_generation
+    from pipeline.generations.building import connect
+    from pipeline.generations.calibration import calibrate as measured
+    from pipeline.ledger import generations
+    from pipeline.runtime.settings import dist, load
+    from pipeline.stores.postgres import translated
+    from query.rerank.guarded import open_reranker
+    from query.settings import load as load_query
+
+    settings, reranking = load(), load_query().rerank
+    async with connect(settings.postgres, lock=False) as connection:
+        with translated("calibration"):
+            living = await generations.writable(connection)
+            chosen = next((g for g in living if (g.state == "active" if name is None else g.name == name)), None)
+            if chosen is None:
+                raise Misconfigured(f"there is no generation {name or 'to calibrate'}: see `penstock generation list`")
+            embedder = await asyncio.to_thread(for_generation, chosen, settings.embedding, dist() / "models")
+            reranker = None
+            try:
+                await generations.check_model(connection, chosen, embedder)
+                reranker = await open_reranker(reranking)
+                calibration = await measured(connection, chosen, embedder, scorer=reranker)
+            finally:
+                await embedder.aclose()
+                if reranker is not None:
+                    await reranker.aclose()
+    if calibration is None:
+        raise Misconfigured(f"generation {chosen.name} has no chunks to calibrate on: ingest documents first")
+    return {"generation": chosen.name, **asdict(calibration)}
+
+
+@generation.command()
 def cutover(
     force: Annotated[
         bool, typer.Option("--force", help="Cut over even if results are worse or cannot be judged.")

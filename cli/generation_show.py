@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -67,6 +67,18 @@ def built(result: Result) -> str:
         " their progress. Then run `penstock generation build --wait`, which builds the graph and makes a cut-over"
         " possible."
     )
+
+
+def calibrated(calibration: Mapping[str, Any]) -> str:
+    line = (
+        f"Generation {calibration['generation']}: passages from a cosine of {calibration['cosine']:.2f} on are relevant"
+        f" ({calibration['chunks']:,} chunks; three quarters of {calibration['questions']} unrelated questions stay"
+        f" below {calibration['unrelated']:.2f}, median of known items {calibration['known']:.2f}, mean of random"
+        f" passages {calibration['random']:.2f})."
+    )
+    if calibration["rerank"] is not None:
+        line += f"\nReranker {printable(calibration['reranker'])}: from a score of {calibration['rerank']:.3f} on."
+    return line
 
 
 def comparison_table(comparison: Comparison) -> Group:

@@ -65,7 +65,14 @@ def show(response: Mapping[str, Any], query: str, tenant: str, names: Sequence[s
 def _noise(response: Mapping[str, Any]) -> str | None:
     """Why what was found is not shown."""
     why: Mapping[str, Any] = next((step for step in response["steps"] if step["step"] == "confidence"), {})
-    if response["relevant"] or "cosine" not in why:
+    if response["relevant"]:
+        return None
+    if "rerank score" in why:
+        return (
+            f"No relevant passage: the best has a rerank score of {why['rerank score']}, below the minimum of"
+            f" {why['rerank floor']}."
+        )
+    if "cosine" not in why:
         return None
     return f"No relevant passage: the nearest has a cosine of {why['cosine']}, below the minimum of {why['floor']}."
 

@@ -101,6 +101,7 @@ async def open_service(
             metrics=metrics,
             reranker=reranker,
             rerank_pool=query.rerank.pool,
+            rerank_floor=query.rerank.floor,
         )
         modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, embedders=embedders)
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)

@@ -29,6 +29,11 @@ class RetrievalSettings(Part):
     """How many tokens of a model's window documents may fill for callers of the standard class (counted as cl100k)."""
     extended_tokens: int = Field(150_000, ge=1)
     """The same for callers of the extended class."""
+    cosine_floor: float | None = Field(None, ge=-1, le=1)
+    """The least cosine of the nearest passage to a question that is answered. None: the floor that was calibrated for
+    the generation (docs/generations.md); -1: every question is answered from whatever is nearest."""
+    coverage_floor: float = Field(0.75, gt=0)
+    """A passage with this share of the question's words is relevant at any cosine; above 1: words do not count."""
     personal_sources: frozenset[str] = frozenset()
     """Sources that hold one person's own documents, which are searched by meaning and by time."""
 
@@ -56,6 +61,9 @@ class RerankSettings(Part):
     """How many passages are reranked."""
     top: int = Field(5, ge=1, le=20)
     """How many reranked passages an answer is made from, unless the caller requests another number."""
+    floor: float | None = None
+    """The least score of a passage that is relevant, on the reranker's own scale. None: the one that `penstock
+    generation calibrate` measured for this reranker; without either, the cosine decides."""
     timeout_seconds: float = Field(1.0, gt=0)
     """A search does not wait longer for the reranker: the order of the fusion stays."""
     price_per_thousand_searches: float = Field(0.0, ge=0)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
+from pipeline.core.relevance import Calibration
+
 Store = Literal["vectors", "keywords"]
 STORES: tuple[Store, Store] = ("vectors", "keywords")
 Lane = Literal["live", "backfill"]
@@ -94,3 +96,5 @@ class Generation:
     vector_type: Literal["halfvec", "vector"] = "halfvec"
     service: EmbeddingService | None = None
     """None: the settings say where the model is served."""
+    calibration: Calibration | None = None
+    """None: the floor of relevance was not measured yet."""

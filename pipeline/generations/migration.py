@@ -16,6 +16,7 @@ from pipeline.core.model import CountTokens, Generation
 from pipeline.embedding import choose
 from pipeline.embedding.port import Embedder
 from pipeline.generations.building import Builder, holds_entries
+from pipeline.generations.calibration import calibrate
 from pipeline.generations.limits import Feed, Limits, Paused
 from pipeline.ledger import builds, generation_tables, generations
 from pipeline.ledger.builds import Build
@@ -131,6 +132,7 @@ class Migration:
                     await builder.converge(build)
                     await builder.complete(build)
                     await builder.converge(build)
+                    await calibrate(self._connection, build.generation, embedder)
                     await builds.mark_ready(self._connection, build)
                 documents, chunks, _ = await desired_counts(self._connection, build.generation)
                 if wait:
@@ -217,6 +219,7 @@ class Migration:
         new = replace(
             active,
             state="building",
+            calibration=None,
             model=embedder.model,
             revision=embedder.revision,
             dimensions=embedder.dimensions,

@@ -9,6 +9,7 @@ from psycopg.types.json import Jsonb
 
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import ChunkParams, EmbeddingService, Generation
+from pipeline.core.relevance import Calibration
 from pipeline.embedding.port import Embedder, Vectors
 from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, create_chunk_table, point_readers_at
@@ -20,15 +21,20 @@ weights round differently on another family of processors (int8 against float32 
 
 _COLUMNS = (
     "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table, "
-    "keyword_index, vector_type, service"
+    "keyword_index, vector_type, service, calibration"
 )
 
 
 def _generation(row: tuple[Any, ...]) -> Generation:
     """A generation from a row of _COLUMNS, which have the names of its fields."""
     fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
-    params, service = ChunkParams(**fields.pop("params")), fields.pop("service")
-    return Generation(**fields, params=params, service=EmbeddingService(**service) if service else None)
+    params, service, calibration = ChunkParams(**fields.pop("params")), fields.pop("service"), fields.pop("calibration")
+    return Generation(
+        **fields,
+        params=params,
+        service=EmbeddingService(**service) if service else None,
+        calibration=Calibration(**calibration) if calibration else None,
+    )
 
 
 async def writable(connection: Connection) -> list[Generation]:
@@ -106,6 +112,7 @@ async def add(connection: Connection, generation: Generation) -> None:
     values = {c: getattr(generation, c) for c in _COLUMNS.split(", ")} | {
         "params": Jsonb(asdict(generation.params)),
         "service": Jsonb(asdict(generation.service)) if generation.service else None,
+        "calibration": Jsonb(asdict(generation.calibration)) if generation.calibration else None,
     }
     await connection.execute(
         f"INSERT INTO generations ({_COLUMNS}) VALUES ({', '.join(f'%({c})s' for c in values)})",  # noqa: S608 — columns of this module, and placeholders
@@ -116,6 +123,16 @@ async def add(connection: Connection, generation: Generation) -> None:
 async def note_service(connection: Connection, name: str, service: EmbeddingService) -> None:
     """Record where a generation's model is served, and what it costs."""
     await connection.execute("UPDATE generations SET service = %s WHERE name = %s", [Jsonb(asdict(service)), name])
+
+
+async def record_calibration(connection: Connection, name: str, calibration: Calibration) -> None:
+    """Store the floor of relevance. That of a reranker is kept where this one has none."""
+    stored = asdict(calibration)
+    if calibration.rerank is None:
+        del stored["reranker"], stored["rerank"]
+    await connection.execute(
+        "UPDATE generations SET calibration = coalesce(calibration, '{}') || %s WHERE name = %s", [Jsonb(stored), name]
+    )
 
 
 async def every(connection: Connection) -> list[Generation]:

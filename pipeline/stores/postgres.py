@@ -91,6 +91,8 @@ CANARY_LOCK = 7_300_010
 """Held by the one process that publishes canaries: two would overwrite each other's."""
 WEBHOOKS_LOCK = 7_300_011
 """Held by the one connectors worker that sends webhooks."""
+CALIBRATION_LOCK = 7_300_012
+"""Held by the one worker that calibrates the floors of relevance."""
 RETENTION_LOCK = 7_300_038
 """Held by the one worker that erases rows whose retention has passed."""
 

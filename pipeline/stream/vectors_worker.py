@@ -1,5 +1,5 @@
-"""The vectors worker: embeds chunks and keeps pgvector equal to the ledger; besides, it maintains the graphs, embeds
-conversations, and records spending."""
+"""The vectors worker: embeds chunks and keeps pgvector equal to the ledger; besides, it maintains the graphs,
+calibrates the floors of relevance, embeds conversations, and records spending."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.conversations.embed import ConversationVectors
 from pipeline.core.model import Generation
+from pipeline.generations.calibration import CalibrationKeeper
 from pipeline.generations.models import Models
 from pipeline.ledger import generations
 from pipeline.maintenance.spending import Spending
@@ -63,4 +64,5 @@ class VectorsWorker:
             busy=lambda: bool(documents.report()["in_flight"]),  # documents go first
         )
         graphs = GraphKeeper(parts.settings.postgres, parts.generations, parts.metrics)
-        return [conversations.run(), graphs.run(), spending.run()]
+        calibrations = CalibrationKeeper(parts.settings.postgres, self._models, parts.generations)
+        return [conversations.run(), graphs.run(), calibrations.run(), spending.run()]

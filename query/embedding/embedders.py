@@ -177,4 +177,5 @@ def _model(generation: Generation) -> Generation:
         chunk_table="",
         keyword_index="",
         vector_type="halfvec",
+        calibration=None,
     )

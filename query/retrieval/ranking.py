@@ -1,89 +1,93 @@
 """One ranking from the candidates of both stores, and whether any of it is relevant to the query. Pure.
 
 Two signs of relevance count, and either is enough: the cosine of the nearest passage, and the share of the query's
-words that occur in one passage. Neither depends on documents that the caller may not read. The stores' own scores do
-not serve: BM25 has no absolute scale and depends on the whole index. The floors were measured by
-``python -m bench.confidence`` (docs/adr/0019-retrieval.md).
+words that occur in one passage, unless its cosine is that of most unrelated questions. Where a reranker has a floor,
+its best score takes the place of the cosine. None of them depends on documents that the caller may not read. The
+stores' own scores do not serve: BM25 has no absolute scale and depends on the whole index. The floors belong to the
+generation (docs/adr/0072-relevance-floor.md).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from pipeline.core.identifiers import identifiers
+from pipeline.core.model import Generation
 from query.model import Facts, Passage
 from query.retrieval.arrange import Hit
 from query.retrieval.fusion import fuse
 from query.retrieval.steps import Steps
 from query.retrieval.stores import Offers
+from query.retrieval.words import best_coverage
+from query.settings import RetrievalSettings
 
-_WORD = re.compile(r"[^\W_]+(?:[._'-][^\W_]+)*")
-_ENDING = re.compile(r"(?:ations?|ings?|edly|ed|ies|es|s|ly|e)$")
-COMMON_WORDS = (
-    "a about after all also am an and any are as at be been before being between both but by can cannot could did "
-    "do does doing for from had has have having he her here his how i if in into is it its just like made make many "
-    "may me might more most much must my need needed no nor not of off on one only or other our out over possible "
-    "really shall she should so some such than that the their them then there these they this those through to too "
-    "under until up upon us use used using very want was way we were what when where whether which while who whom "
-    "whose why will with within without would yet you your "
-)
-COMMON = frozenset(COMMON_WORDS.split())
+MEASURED: Mapping[str, float] = {"all-MiniLM-L6-v2": 0.30}
+"""The floor of a model before its generation is calibrated. By two collections: 265 right questions, 337 wrong ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
-    """The thresholds of relevance: below both, the results are noise."""
+class Floors:
+    """The thresholds of relevance: a query whose passages are below all of them is not answered."""
 
-    cosine: float
+    cosine: float | None
+    """None: not known, so that every candidate counts as relevant."""
     coverage: float
     source: str
-    """The measurement that both numbers come from."""
+    """Where the cosine's floor comes from, in a few words for the steps."""
+    unrelated: float | None = None
+    """Words in common count from this cosine on, unless one is an identifier; None: at any cosine."""
+    rerank: float | None = None
+    """The least score of the reranker in use; None: none is set, or it was not calibrated."""
 
 
-FLOORS: Mapping[str, Floor] = {
-    "all-MiniLM-L6-v2": Floor(0.30, 0.75, "bench/confidence.py: 265 right questions, 337 wrong ones, two collections"),
-}
+def floors_of(
+    generation: Generation, settings: RetrievalSettings, *, reranker: str | None = None, rerank: float | None = None
+) -> Floors:
+    """The floors that are configured, else calibrated. reranker: the model of the reranker in use. rerank: its
+    configured floor."""
+    calibration = generation.calibration
+    unrelated = None
+    if settings.cosine_floor is not None:
+        cosine: float | None = settings.cosine_floor
+        source = "PENSTOCK_QUERY_COSINE_FLOOR"
+    elif calibration is not None:
+        cosine, unrelated = calibration.cosine, calibration.unrelated
+        source = f"calibrated on {calibration.chunks} chunks"
+    else:
+        cosine = MEASURED.get(generation.model)
+        source = "not calibrated yet" if cosine is None else "measured for this model"
+    if rerank is None and calibration is not None and calibration.reranker == reranker:
+        rerank = calibration.rerank
+    return Floors(cosine, settings.coverage_floor, source, unrelated, None if reranker is None else rerank)
 
 
-def stems(text: str) -> set[str]:
-    """The content words without their most common English endings. They are compared, never shown."""
-    words = {word.lower().removesuffix("'s") for word in _WORD.findall(text)} - COMMON
-    return {_ENDING.sub("", word) if len(word) > 4 else word for word in words}
-
-
-def coverage(query_stems: set[str], text: str) -> float:
-    """The share of the query's stems that a text contains; 0 if the query has none."""
-    return len(query_stems & stems(text)) / len(query_stems) if query_stems else 0.0
-
-
-def best_coverage(query_stems: set[str], texts: Iterable[str]) -> float:
-    """The highest coverage of any of the texts. Substring search skips most texts before they are split into words."""
-    best = 0.0
-    for text in texts:
-        lowered = text.lower()
-        if sum(stem in lowered for stem in query_stems) > best * len(query_stems):
-            best = max(best, coverage(query_stems, text))
-    return best
-
-
-def assess(query: str, cosine: float | None, texts: Iterable[str], model: str) -> tuple[bool, Facts]:
+def assess(
+    query: str, cosine: float | None, texts: Iterable[str], floors: Floors, rerank_score: float | None = None
+) -> tuple[bool, Facts]:
     """Whether the candidates are relevant to the query, and why.
 
     cosine: that of the nearest passage; None if there is no vector search or it failed.
     texts: the candidates with their titles, read only as far as needed.
+    rerank_score: the best score of the reranker; None if it did not score them.
     """
     facts: Facts = {} if cosine is None else {"cosine": f"{cosine:.2f}"}
-    floor = FLOORS.get(model)
-    if floor is None or cosine is None:
-        facts["floor"] = "none for this model" if floor is None else "none without a vector"
+    if rerank_score is not None and floors.rerank is not None:
+        facts |= {"rerank score": f"{rerank_score:.3f}", "rerank floor": f"{floors.rerank:.3f}"}
+        if rerank_score >= floors.rerank:
+            return True, facts
+    elif cosine is None or floors.cosine is None:
+        facts["floor"] = "none without a vector" if cosine is None else f"none: {floors.source}"
         return any(True for _ in texts), facts
-    facts["floor"] = f"{floor.cosine:.2f}"
-    if cosine >= floor.cosine:
-        return True, facts
-    best = best_coverage(stems(query), texts)
-    return best >= floor.coverage, {**facts, "coverage": f"{best:.2f}", "coverage floor": f"{floor.coverage:.2f}"}
+    else:
+        facts |= {"floor": f"{floors.cosine:.2f}", "floor source": floors.source}
+        if cosine >= floors.cosine:
+            return True, facts
+        if floors.unrelated is not None and cosine < floors.unrelated and not identifiers(query):
+            return False, {**facts, "coverage": f"not below a cosine of {floors.unrelated:.2f}"}
+    best = best_coverage(query, texts)
+    return best >= floors.coverage, {**facts, "coverage": f"{best:.2f}", "coverage floor": f"{floors.coverage:.2f}"}
 
 
 def rank_candidates(offers: Offers, passages: Mapping[UUID, Passage], steps: Steps, depth: int) -> list[Hit]:
@@ -102,13 +106,18 @@ def has_more(offers: Offers, passages: Mapping[UUID, Passage], depth: int) -> bo
     return any(offer.error is None and offer.ranking(depth, passages).next_score for offer in offers.values())
 
 
-def is_relevant(
-    query: str, hits: Sequence[Hit], offers: Offers, passages: Mapping[UUID, Passage], model: str, steps: Steps
-) -> bool:
-    """Whether the candidates are relevant to the query; the step records why."""
+def nearest_cosine(offers: Offers, passages: Mapping[UUID, Passage]) -> float | None:
+    """The cosine of the nearest readable passage; None if there is no vector search or it failed."""
+    scores = offers["vector"].ranking(1, passages).scores if "vector" in offers else ()
+    return scores[0] if scores else None
+
+
+def is_relevant(query: str, hits: Sequence[Hit], cosine: float | None, floors: Floors, steps: Steps) -> bool:
+    """Whether the candidates are relevant to the query; the step records why. Hits that were reranked count by their
+    best score."""
     with steps.step("confidence") as facts:
-        nearest = offers["vector"].ranking(1, passages).scores if "vector" in offers else ()
         texts = (f"{hit.passage.title}\n{hit.text}" for hit in hits)
-        verdict, reasons = assess(query, nearest[0] if nearest else None, texts, model)
+        scores = [hit.rerank_score for hit in hits if hit.rerank_score is not None]
+        verdict, reasons = assess(query, cosine, texts, floors, max(scores, default=None))
         facts.update({"relevant": verdict, **reasons})
     return verdict

@@ -32,7 +32,7 @@ from query.rerank.reranker import Reranker, rerank
 from query.retrieval.arrange import Hit, arrange, exact_first, present, refreshed
 from query.retrieval.cache import Cache, CachedResults, ChunkKey, Embedded, Key, access_digest, changed_since, snapshot
 from query.retrieval.feedback import rank_with_feedback
-from query.retrieval.ranking import has_more, is_relevant, rank_candidates
+from query.retrieval.ranking import floors_of, has_more, is_relevant, nearest_cosine, rank_candidates
 from query.retrieval.steps import Steps
 from query.retrieval.stores import Embedding, Query, Scope, Stores, Timeouts
 from query.retrieval.vectors import Tuning
@@ -64,8 +64,10 @@ class Search:
         metrics: QueryMetrics | None = None,
         reranker: Reranker | None = None,
         rerank_pool: int = 50,
+        rerank_floor: float | None = None,
     ) -> None:
-        """embedders: None means keyword search only. rerank_pool: how many passages the reranker reads."""
+        """embedders: None means keyword search only. rerank_pool: how many passages the reranker reads. rerank_floor:
+        replaces the calibrated one."""
         self._stores = Stores(
             pool,
             es,
@@ -78,6 +80,7 @@ class Search:
         self._metrics = metrics
         self._reranker = reranker
         self._rerank_pool = rerank_pool
+        self._rerank_floor = rerank_floor
         self._cache = Cache(self._settings.cached_queries)
         self._active_searches = 0
         self._pinned: Generation | None = None
@@ -200,7 +203,15 @@ class Search:
             if depth >= MAX_DEPTH or not has_more(offers, passages, depth) or self._suffice(question, hits):
                 break
             depth = min(MAX_DEPTH, 4 * depth)  # duplicates count once
-        relevant = is_relevant(question.text, hits, offers, passages, scope.generation.model, steps)
+        reranker = self._reranker if question.rerank else None
+        floors = floors_of(
+            scope.generation,
+            self._settings,
+            reranker=reranker.model if reranker else None,
+            rerank=self._rerank_floor,
+        )
+        cosine = nearest_cosine(offers, passages)
+        relevant = is_relevant(question.text, hits, cosine, floors, steps)
         skipped_feedback = False
         if relevant and hits and embedding is not None and self._settings.feedback and question.mode == "hybrid":
             skipped_feedback = self._active_searches > self._settings.feedback_at_once
@@ -211,6 +222,9 @@ class Search:
                 self._stores, question, scope, embedding, steps, offers, passages, hits, depth=depth
             ):
                 hits = reranked
+        hits = await self._ordered(question, scope, hits if relevant or floors.rerank is not None else [], steps)
+        if any(hit.rerank_score is not None for hit in hits):
+            relevant = is_relevant(question.text, hits, cosine, floors, steps)
         results = await self._results(question, scope, hits if relevant else [], steps)
         outcome = SearchResults(results, steps.done, steps.took_ms, relevant)
         if not skipped_feedback:  # so that a later search, under less load, has the better ranking
@@ -220,7 +234,8 @@ class Search:
     def _suffice(self, question: Query, hits: Sequence[Hit]) -> bool:
         return len(arrange(hits, top=question.top, per_document=self._settings.per_document)) == question.top
 
-    async def _results(self, question: Query, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
+    async def _ordered(self, question: Query, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Hit]:
+        """The hits as they are shown: by the reranker, but those with an identifier of the query first."""
         named = identifiers(question.text) if question.mode != "vector" else ()
         hits = exact_first(hits, named)
         if question.rerank and self._reranker is not None:
@@ -228,6 +243,9 @@ class Search:
                 self._reranker, question.text, hits, tenant=scope.caller.tenant, pool=self._rerank_pool, steps=steps
             )
             hits = exact_first(hits, named)  # an identifier of the query outweighs similarity
+        return list(hits)
+
+    async def _results(self, question: Query, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
         with steps.step("arrange") as facts:
             groups = arrange(hits, top=question.top, per_document=self._settings.per_document)
             shown = [hit.passage for group in groups for hit in group.hits]
@@ -269,4 +287,5 @@ async def open_search(
             settings=query.retrieval if query else None,
             reranker=reranker,
             rerank_pool=rerank.pool,
+            rerank_floor=rerank.floor,
         )

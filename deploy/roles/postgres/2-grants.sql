@@ -36,7 +36,7 @@ END $$;
 
 -- The workers. They may not create generations; the first one to start records the model's reference.
 GRANT SELECT ON generations, builds TO penstock_worker;
-GRANT UPDATE (reference) ON generations TO penstock_worker;
+GRANT UPDATE (reference, calibration) ON generations TO penstock_worker;
 GRANT UPDATE (tokens) ON builds TO penstock_worker;
 GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
 GRANT SELECT, INSERT, UPDATE ON

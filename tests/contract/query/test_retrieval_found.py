@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.errors import Retryable
 from query.embedding.embedders import QueryEmbedder
 from query.model import MODES, Mode
-from query.retrieval import ranking as confidence
+from query.retrieval import ranking
 from query.retrieval import search as retrieval
 from query.retrieval import stores as offers
 from query.retrieval.search import Search, Timeouts
@@ -122,8 +122,7 @@ async def test_many_identical_passages_do_not_hide_the_results_after_them(
 async def test_an_unrelated_question_is_reported_as_not_relevant_without_results(
     library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    floor = confidence.Floor(0.5, 0.75, "this test: words in common are a cosine here")
-    monkeypatch.setattr(confidence, "FLOORS", {"words": floor})
+    monkeypatch.setattr(ranking, "MEASURED", {"words": 0.5})  # words in common are a cosine here
     await library.put(document("a.md", "Cranes lift containers from the quay.", tenant=tenant))
     noise = await find(library, tenant, "bread recipe with cranes")
     assert (noise.relevant, names(noise)) == (False, [])

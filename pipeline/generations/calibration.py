@@ -1,0 +1,231 @@
+"""Calibrating a generation's floor of relevance on its own vectors (``pipeline.core.relevance``)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+import numpy as np
+import structlog
+from psycopg import sql
+from psycopg.errors import UndefinedTable
+
+from pipeline.core.errors import PenstockError, Poison
+from pipeline.core.model import Generation
+from pipeline.core.relevance import EVERYDAY, GROWTH, Calibration, Measured, is_due, known_item, measure
+from pipeline.core.retry import backoff
+from pipeline.embedding.port import Embedder, Models, Vectors
+from pipeline.ledger import generations
+from pipeline.runtime.settings import PostgresSettings
+from pipeline.stores import graph
+from pipeline.stores.leader import lead_session
+from pipeline.stores.postgres import CALIBRATION_LOCK, Connection, translated, unlimited
+from pipeline.stores.vectors import value
+
+log = structlog.get_logger()
+
+SAMPLED_CHUNKS = 300
+"""The passages of the random pairs. Their ids are hashes, so the first of them are a fair sample."""
+KNOWN_ITEMS = 120
+AT_ONCE = 8
+"""Questions that are embedded at the same time."""
+RERANKED_QUESTIONS = 40
+"""Questions of each kind that a reranker scores: an expensive model takes a second for five passages."""
+RERANKED_PASSAGES = 5
+"""How many of the nearest passages a reranker scores of each question."""
+COUNTED = 300_000
+"""Chunks are counted up to this number, which takes 0.1 s; a larger collection is calibrated when it is built, and by
+`penstock generation calibrate`."""
+CHECK_SECONDS = 10.0
+RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 300.0
+
+
+class Scorer(Protocol):
+    """A reranker, as ``query.rerank.reranker.Reranker``."""
+
+    @property
+    def model(self) -> str: ...
+
+    async def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    text: str
+    vector: Vectors
+
+
+async def calibrate(
+    connection: Connection, generation: Generation, embedder: Embedder, *, scorer: Scorer | None = None
+) -> Calibration | None:
+    """Measure the floor of a generation and store it. None: it has no chunk to measure on, or the model refuses all
+    questions.
+
+    About 240 short questions are embedded, and 160 of them reranked. scorer: the reranker to calibrate as well.
+    Raises Retryable and Misconfigured as the models do, and psycopg.Error.
+    """
+    texts, vectors = await _sample(connection, generation)
+    if not texts:
+        return None
+    everyday = await _embedded(embedder, EVERYDAY)
+    spread = [texts[n * len(texts) // KNOWN_ITEMS] for n in range(KNOWN_ITEMS)] if len(texts) > KNOWN_ITEMS else texts
+    known = await _embedded(embedder, [known_item(text, seed) for seed, text in enumerate(spread)])
+    if not everyday or not known:
+        return None
+    measured = measure(
+        [await _best_cosine(connection, generation, question) for question in everyday],
+        [await _best_cosine(connection, generation, question) for question in known],
+    )
+    calibration = Calibration(
+        cosine=measured.floor,
+        unrelated=measured.unrelated,
+        known=measured.known,
+        random=_mean_cosine(vectors),
+        chunks=await graph.rows(connection, generation, most=COUNTED),
+        questions=measured.questions,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    if scorer is not None:
+        reranked = await _measure_reranker(connection, generation, scorer, everyday, known)
+        calibration = replace(calibration, reranker=scorer.model, rerank=reranked.floor)
+    await generations.record_calibration(connection, generation.name, calibration)
+    log.info("generation_calibrated", generation=generation.name, cosine=round(calibration.cosine, 3))
+    return calibration
+
+
+async def _sample(connection: Connection, generation: Generation) -> tuple[list[str], Vectors]:
+    cursor = await connection.execute(
+        sql.SQL("SELECT text, embedding FROM {} ORDER BY id LIMIT %s").format(sql.Identifier(generation.chunk_table)),
+        [SAMPLED_CHUNKS],
+        binary=True,
+    )
+    rows = await cursor.fetchall()
+    vectors = [v.to_numpy() if hasattr(v, "to_numpy") else v for _, v in rows]
+    return [text for text, _ in rows], np.asarray(vectors, dtype=np.float32)
+
+
+def _mean_cosine(vectors: Vectors) -> float:
+    """The mean cosine of each sampled passage to the next one, which is a random one."""
+    if len(vectors) < 2:
+        return 1.0
+    return float((vectors * np.roll(vectors, 1, axis=0)).sum(axis=1).mean())
+
+
+async def _embedded(embedder: Embedder, texts: Sequence[str]) -> list[_Question]:
+    """The questions with their vectors, without those that the model refuses."""
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def embed(text: str) -> _Question | None:
+        async with limit:
+            try:
+                return _Question(text, await embedder.embed_query(text))
+            except Poison:
+                return None
+
+    embedded = await asyncio.gather(*(embed(text) for text in texts))
+    return [question for question in embedded if question is not None]
+
+
+_NEAREST = """
+    SELECT text, cosine FROM (
+        (SELECT text, 1 - (embedding <=> %(vector)s) AS cosine FROM {chunks}
+            WHERE in_graph ORDER BY embedding <=> %(vector)s LIMIT %(limit)s)
+        UNION ALL
+        (SELECT text, 1 - (embedding <=> %(vector)s) AS cosine FROM {chunks}
+            WHERE NOT in_graph ORDER BY embedding <=> %(vector)s LIMIT %(limit)s)
+    ) nearest ORDER BY cosine DESC LIMIT %(limit)s
+"""
+"""Through the graph, where there is one, and among the rows outside of it."""
+
+
+async def _nearest(
+    connection: Connection, generation: Generation, question: _Question, limit: int
+) -> list[tuple[str, float]]:
+    cursor = await connection.execute(
+        sql.SQL(_NEAREST).format(chunks=sql.Identifier(generation.chunk_table)),
+        {"vector": value(generation, question.vector), "limit": limit},
+    )
+    return await cursor.fetchall()
+
+
+async def _best_cosine(connection: Connection, generation: Generation, question: _Question) -> float:
+    nearest = await _nearest(connection, generation, question, 1)
+    return nearest[0][1] if nearest else -1.0
+
+
+async def _measure_reranker(
+    connection: Connection,
+    generation: Generation,
+    scorer: Scorer,
+    everyday: Sequence[_Question],
+    known: Sequence[_Question],
+) -> Measured:
+    async def best(question: _Question) -> float:
+        nearest = await _nearest(connection, generation, question, RERANKED_PASSAGES)
+        return max(await scorer.rerank(question.text, [text for text, _ in nearest]))
+
+    def every(questions: Sequence[_Question]) -> Sequence[_Question]:
+        return questions[:: max(1, len(questions) // RERANKED_QUESTIONS)]
+
+    return measure([await best(q) for q in every(everyday)], [await best(q) for q in every(known)])
+
+
+class CalibrationKeeper:
+    """Calibrates every generation that searches may use, once it has chunks and whenever it has grown much. It runs in
+    every vectors worker; an advisory lock makes one of them the leader."""
+
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        models: Models,
+        current: Callable[[], Awaitable[Mapping[str, Generation]]],
+    ) -> None:
+        """current: returns the generations that are not retired, by name."""
+        self._settings = settings
+        self._models = models
+        self._current = current
+        self._failures = 0
+
+    async def run(self) -> BaseException:
+        """Work until cancelled. After a failure it waits, and tries again."""
+        while True:
+            wait = CHECK_SECONDS
+            try:
+                async with unlimited(self._settings, "calibration") as connection:
+                    if await lead_session(connection, CALIBRATION_LOCK):
+                        await self.turn(connection)
+                self._failures = 0
+            except PenstockError as error:
+                wait = backoff(
+                    self._failures,
+                    base=RETRY_BASE_SECONDS,
+                    cap=RETRY_CAP_SECONDS,
+                    random=random.random(),  # noqa: S311  jitter
+                    retry_after=None,
+                )
+                self._failures += 1
+                log.warning("calibration_delayed", reason=str(error)[:200], seconds=round(wait, 1))
+            await asyncio.sleep(wait)
+
+    async def turn(self, connection: Connection) -> list[str]:
+        """Calibrate what is due; returns the names of the calibrated generations. Raises Retryable, Misconfigured."""
+        calibrated = []
+        with translated("calibration"):
+            for generation in (await self._current()).values():
+                if generation.state == "building":  # the command that builds it calibrates it when it is complete
+                    continue
+                before = generation.calibration
+                try:
+                    most = GROWTH * before.chunks if before else COUNTED
+                    chunks = await graph.rows(connection, generation, most=min(most, COUNTED))
+                    if not is_due(before, chunks):
+                        continue
+                    if await calibrate(connection, generation, await self._models.of(generation)):
+                        calibrated.append(generation.name)
+                except UndefinedTable:  # the generation was retired meanwhile
+                    continue
+        return calibrated
