@@ -1,45 +1,47 @@
 """How many questions are answered that should not be, and how many are turned away that should not be, by any model.
 
-    python -m bench.confidence [FOLDER]
+    python -m bench.confidence [FOLDER [VECTORS]]
 
-Uses the running servers (``penstock up --no-workers``), in places of its own, and OpenAI-compatible servers that serve
-the bundled model with four geometries (tests/fakes/geometries.py). Cranfield (FOLDER, by default
-../shared/data/cranfield beside the project) and the documentation that Python brings (bench/python_docs.py) are loaded
-with each of them, calibrated, and asked 200 of their own questions, 200 of the other collection's, and everyday ones,
-by the real hybrid search. Prints JSON: docs/evaluation.md has the table.
+Two collections, Cranfield (FOLDER, by default ../shared/data/cranfield beside the project) and the documentation that
+Python brings (bench/python_docs.py), are calibrated and asked their own questions, the other collection's, and everyday
+ones: with the bundled model, and with its vectors in the geometries of other models (tests/fakes/geometries.py). The
+rules are the product's; no server is used. (Through the stores: tests/contract/query/test_relevance_floor.py.) VECTORS:
+an .npz file that keeps the bundled model's vectors between runs. Prints JSON: docs/evaluation.md has the table.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from pydantic import SecretStr
+import numpy as np
 
 from bench.python_docs import write
-from bench.retrieval import CRANFIELD, PATIENT
+from bench.retrieval import CRANFIELD
+from pipeline.core.chunking import chunk
+from pipeline.core.model import ChunkParams
+from pipeline.core.normalise import normalise
 from pipeline.core.relevance import EVERYDAY as CALIBRATED_WITH
+from pipeline.core.relevance import known_item, measure
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Embedder
-from pipeline.generations.calibration import calibrate
-from pipeline.runtime.settings import EmbeddingSettings, Settings, dist, load
-from query.access.callers import Caller
-from query.embedding.embedders import QueryEmbedder
-from query.evaluation import place
+from pipeline.generations.calibration import KNOWN_ITEMS
+from pipeline.runtime.settings import EmbeddingSettings, dist
 from query.evaluation.dataset import Dataset, read
-from query.retrieval.search import Search
+from query.retrieval.ranking import Floors, assess
+from query.retrieval.words import stems
 from query.settings import RetrievalSettings
-from tests.fakes.geometries import GEOMETRIES, FakeGeometry, Vector
+from tests.fakes.geometries import GEOMETRIES, Vector
 
-AT_ONCE = 4
-MOST_QUESTIONS = 200
-"""Questions of a collection that are asked, evenly spread."""
+BATCH = 64
+CANDIDATES = 64
 
 EVERYDAY = (
     "how do I bake sourdough bread",
@@ -82,85 +84,110 @@ EVERYDAY = (
 """None of them is among those that the floor is calibrated with."""
 
 
-def spread(dataset: Dataset) -> list[str]:
-    questions = list(dataset.queries.values())
-    most = min(MOST_QUESTIONS, len(questions))
-    return [questions[n * len(questions) // most] for n in range(most)]
+class Bundled:
+    """The bundled model's vectors by text, each computed once."""
+
+    def __init__(self, model: Embedder, file: Path | None) -> None:
+        self._model = model
+        self._file = file
+        self._by_hash: dict[str, Vector] = {}
+        if file is not None and file.exists():
+            stored = np.load(file)
+            self._by_hash = dict(zip(stored["hashes"].tolist(), stored["vectors"], strict=True))
+
+    async def embed(self, texts: Sequence[str]) -> None:
+        missing = [text for text in dict.fromkeys(texts) if _hash(text) not in self._by_hash]
+        for n in range(0, len(missing), BATCH):
+            batch = missing[n : n + BATCH]
+            embedded = await self._model.embed_documents(batch)
+            self._by_hash.update(zip(map(_hash, batch), embedded.vectors, strict=True))
+        if missing and self._file is not None:
+            np.savez(self._file, hashes=list(self._by_hash), vectors=list(self._by_hash.values()))
+
+    def vectors(self, texts: Iterable[str], geometry: str) -> Vector:
+        """Of shape (texts, dimensions)."""
+        return np.stack([GEOMETRIES[geometry](self._by_hash[_hash(text)], text) for text in texts])
 
 
-async def answered(search: Search, caller: Caller, questions: Sequence[str]) -> float:
-    """The share of questions that are answered."""
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def ask(question: str) -> bool:
-        async with places:
-            response = await search.search(question, caller, top=10)
-        assert not response.degraded, response.degraded
-        return response.relevant
-
-    verdicts = await asyncio.gather(*(ask(question) for question in questions))
-    return round(sum(verdicts) / len(verdicts), 4)
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-async def run(settings: Settings, model: Embedder, dataset: Dataset, others: Dataset) -> dict[str, Any]:
-    async with place.opened(settings, model, dataset) as here:
-        await here.load(dataset.documents)
-        began = perf_counter()
-        async with here.pool.connection() as connection:
-            calibration = await calibrate(connection, here.generation, model)
-        assert calibration is not None
-        seconds = round(perf_counter() - began, 1)
-        search = Search(
-            here.pool,
-            here.es,
-            QueryEmbedder(lambda: model, embed_seconds=60),
-            timeouts=PATIENT,
-            settings=RetrievalSettings(feedback=False, cached_queries=0),
-        )
-        caller = await search.identify(place.TENANT, tags=[place.TAG])
-        own = await answered(search, caller, spread(dataset))
-        return {
-            "floor": round(calibration.cosine, 3),
-            "unrelated": round(calibration.unrelated, 3),
-            "known": round(calibration.known, 3),
-            "random": round(calibration.random, 3),
-            "calibration seconds": seconds,
-            "own turned away": round(1 - own, 4),
-            "others' answered": await answered(search, caller, spread(others)),
-            "everyday answered": await answered(search, caller, EVERYDAY),
-        }
+class Collection:
+    """A collection in chunks, with the stems of each."""
+
+    def __init__(self, dataset: Dataset, model: Embedder) -> None:
+        self.name = dataset.name
+        self.questions = list(dataset.queries.values())
+        self.texts: list[str] = []
+        self._titled: list[str] = []
+        for document in dataset.documents:
+            body, kind = normalise(document.text, "text/plain")
+            for piece in chunk(body, kind, params=ChunkParams(200, 80, 254), count_tokens=model.count_tokens):
+                self.texts.append(piece.text)
+                self._titled.append(f"{document.title}\n{piece.text}")
+        self._chunks_of: dict[str, list[int]] = {}
+        for n, text in enumerate(self._titled):
+            for stem in stems(text):
+                self._chunks_of.setdefault(stem, []).append(n)
+        spread = sorted(range(len(self.texts)), key=lambda n: _hash(self.texts[n]))[:KNOWN_ITEMS]
+        self.known = [known_item(self.texts[n], seed) for seed, n in enumerate(spread)]
+
+    def candidates(self, question: str, cosines: Vector) -> list[str]:
+        """The nearest chunks, and those with most of the question's words: what both stores propose."""
+        shared = Counter(n for stem in stems(question) for n in self._chunks_of.get(stem, ()))
+        by_words = [n for n, _ in shared.most_common(CANDIDATES)]
+        nearest = np.argsort(-cosines)[:CANDIDATES].tolist()
+        return [self._titled[n] for n in dict.fromkeys([*nearest, *by_words])]
 
 
-async def main(folder: Path) -> None:
+def run(collection: Collection, others: Collection, bundled: Bundled, geometry: str) -> dict[str, Any]:
+    chunks = bundled.vectors(collection.texts, geometry)
+
+    def cosines(questions: Sequence[str]) -> Vector:
+        return bundled.vectors(questions, geometry) @ chunks.T
+
+    everyday, known = (cosines(questions).max(axis=1).tolist() for questions in (CALIBRATED_WITH, collection.known))
+    measured = measure(everyday, known)
+    floors = Floors(measured.floor, RetrievalSettings().coverage_floor, "", measured.unrelated)
+
+    def answered(questions: Sequence[str]) -> float:
+        verdicts = [
+            assess(question, float(row.max()), collection.candidates(question, row), floors)[0]
+            for question, row in zip(questions, cosines(questions), strict=True)
+        ]
+        return sum(verdicts) / len(verdicts)
+
+    return {
+        "unrelated": round(measured.unrelated, 3),
+        "floor": round(measured.floor, 3),
+        "known": round(measured.known, 3),
+        "own turned away": round(1 - answered(collection.questions), 4),
+        "others' answered": round(answered(others.questions), 4),
+        "everyday answered": round(answered(EVERYDAY), 4),
+    }
+
+
+async def main(folder: Path, vectors: Path | None) -> None:
     assert not set(EVERYDAY) & set(CALIBRATED_WITH)
-    settings, bundled = load(), embedder(EmbeddingSettings(), dist() / "models")
-    vectors: dict[str, Vector] = {}
-    results: dict[str, dict[str, Any]] = {}
+    model = embedder(EmbeddingSettings(), dist() / "models")
+    bundled = Bundled(model, vectors)
     with tempfile.TemporaryDirectory() as made:
         write(Path(made) / "python_docs")
-        datasets = [read(folder), read(Path(made) / "python_docs")]
-        for geometry in GEOMETRIES:
-            async with FakeGeometry(geometry, bundled, vectors) as server:
-                chosen = EmbeddingSettings(
-                    provider="openai",
-                    base_url=server.url,
-                    model=geometry,
-                    dimensions=server.dimensions,
-                    send_dimensions=False,
-                    api_key=SecretStr("any"),
-                    timeout_seconds=600,
-                    input_window=254,
-                    chunk_tokens=200,
-                )
-                model = embedder(chosen, dist() / "models")
-                of_model = settings.model_copy(update={"embedding": chosen})
-                for dataset, others in (datasets, datasets[::-1]):
-                    results[f"{geometry}, {dataset.name}"] = await run(of_model, model, dataset, others)
-                    sys.stderr.write(f"{geometry}, {dataset.name}: {results[f'{geometry}, {dataset.name}']}\n")
-                await model.aclose()
-    await bundled.aclose()
+        collections = [Collection(read(each), model) for each in (folder, Path(made) / "python_docs")]
+    for collection in collections:
+        await bundled.embed([*collection.texts, *collection.questions, *collection.known])
+    await bundled.embed([*EVERYDAY, *CALIBRATED_WITH])
+    await model.aclose()
+    results = {
+        f"{geometry}, {collection.name}": run(collection, others, bundled, geometry)
+        for geometry in GEOMETRIES
+        for collection, others in (collections, collections[::-1])
+    }
     json.dump(results, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else CRANFIELD))
+    asyncio.run(
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else CRANFIELD, Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    )
