@@ -87,7 +87,8 @@ class ChatSettings(Part):
     answer_tokens: int = Field(1_024, ge=16)
     """The most tokens of an answer."""
     context_tokens: int = Field(6_000, ge=256)
-    """How many tokens retrieved passages may fill (counted as cl100k)."""
+    """How many tokens retrieved passages may fill (counted as cl100k), but for those of a personal collection, which
+    have the budget of the caller's class."""
     temperature: float | None = Field(None, ge=0, le=2)
     """None: the model's default (some models refuse any other value)."""
     price_per_million_prompt_tokens: float = Field(0.0, ge=0)

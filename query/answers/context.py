@@ -151,10 +151,11 @@ it."""
 
 
 def room_for_passages(question: str, material: Material, settings: ChatSettings, count: Count) -> int:
-    """The budget of passages in tokens: ``context_tokens`` for retrieved ones, the packing budget for whole documents;
-    at most the model's window less the answer, the prompt, the question and the history, and at least 0."""
+    """The budget of passages in tokens: the material's own, or ``context_tokens`` for retrieved ones without one; at
+    most the model's window less the answer, the prompt, the question and the history, and at least 0."""
     history = sum(piece.tokens for piece in material.history.pieces) if material.history else 0
     taken = settings.answer_tokens + PROMPT_TOKENS - WHOLE_SLACK_TOKENS + count(question) + history
     packed = material.budget_tokens
-    budget = settings.context_tokens if packed is None else packed + WHOLE_SLACK_TOKENS
+    slack = WHOLE_SLACK_TOKENS if material.whole else 0
+    budget = settings.context_tokens if packed is None else packed + slack
     return max(0, min(budget, settings.window_tokens - taken))

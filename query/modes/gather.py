@@ -268,7 +268,10 @@ class _Gathering:
         recent = await self._recent(scope, outcome) if decision.mode == "semantic" else []
         results = interleave(outcome.results, recent)
         steps = [*self.steps.done, *outcome.steps]
-        return Material(mode, results, False, steps, self.notes, self.history, outcome.relevant or bool(recent))
+        relevant = outcome.relevant or bool(recent)
+        # A collection is answered from many passages, whichever search returned them.
+        budget = self.budget if decision.mode == "semantic" else None
+        return Material(mode, results, False, steps, self.notes, self.history, relevant, budget)
 
     async def _search_passages(self, scope: ReadScope, mode: AnswerMode, top: int) -> SearchResults:
         return await self.modes._search.search(

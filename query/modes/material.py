@@ -41,5 +41,5 @@ class Material:
     relevant: bool = True
     """False: no retrieved passage is relevant to the question."""
     budget_tokens: int | None = None
-    """The tokens that whole documents fit into, including headings (cl100k). None: the passages were retrieved, and the
-    setting ``context_tokens`` is their limit."""
+    """The tokens that whole documents, or the passages of a personal collection, fit into, including headings (cl100k).
+    None: the setting ``context_tokens`` is the limit of the retrieved passages."""

@@ -279,6 +279,7 @@ async def test_a_personal_collection_is_searched_by_vector_and_by_recency(librar
     caller = await library.caller(tenant, "staff")
     response = await gather(library, caller, Question("tide7", collection="diary"), budget=300, personal="diary")
     assert (response.mode, response.whole, response.notes) == ("semantic", False, [])
+    assert response.budget_tokens == 300, "of the caller's class, and not that of a few passages"
     names = [r.passage.external_id for r in response.passages]
     assert len(names) == len(set(names)), "found by both is shown once"
     assert "99.md" not in names
@@ -287,7 +288,7 @@ async def test_a_personal_collection_is_searched_by_vector_and_by_recency(librar
     assert 40 <= len(names) <= 50
     assert names[4] in {f"{n}.md" for n in range(50, 60)}, "a small context holds something new"
     other = await gather(library, caller, Question("tide7"), budget=300, personal="diary")
-    assert other.mode == "hybrid", "not all of it is personal"
+    assert (other.mode, other.budget_tokens) == ("hybrid", None), "not all of it is personal"
 
 
 async def test_without_the_model_a_personal_collection_is_searched_by_keyword_with_a_note(

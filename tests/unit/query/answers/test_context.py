@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.embedding.tokens import byte_pairs
-from query.answers.context import CUT_NOTICE, DELIMITER_TOKENS, build
+from query.answers.context import CUT_NOTICE, DELIMITER_TOKENS, build, room_for_passages
 from query.answers.sentences import sentences
 from query.answers.visible import quotable, visible
+from query.modes.material import Material
+from query.settings import ChatSettings
 from tests.support.query.answers_kit import result
 
 
@@ -32,6 +34,17 @@ def test_passages_are_ordered_with_the_best_first_and_the_second_best_last() -> 
     assert [s.passage.n for s in context.shown] == [1, 3, 5, 6, 4, 2]
     assert [p.result.passage.title for p in context.passages] == [f"Doc {n}" for n in range(1, 7)]
     assert context.notes == []
+
+
+@pytest.mark.parametrize(("window", "shown"), [(128_000, 50), (8_192, 20)])
+def test_fifty_passages_of_a_personal_collection_reach_the_model_as_far_as_its_window_allows(
+    window: int, shown: int
+) -> None:
+    results = [result(sentence(n, 250), f"Doc {n}") for n in range(50)]
+    material = Material("semantic", results, False, (), budget_tokens=30_000)
+    room = room_for_passages("What is new?", material, ChatSettings(window_tokens=window), count)
+    context = build(results, whole=False, budget_tokens=room, count=count)
+    assert (len(context.shown), context.left_out) == (shown, 50 - shown)
 
 
 def test_passages_of_whole_documents_keep_their_reading_order() -> None:
