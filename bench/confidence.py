@@ -105,7 +105,7 @@ class Bundled:
             np.savez(self._file, hashes=list(self._by_hash), vectors=list(self._by_hash.values()))
 
     def vectors(self, texts: Iterable[str], geometry: str) -> Vector:
-        """Of shape (texts, dimensions)."""
+        """Return an array of shape (texts, dimensions)."""
         return np.stack([GEOMETRIES[geometry](self._by_hash[_hash(text)], text) for text in texts])
 
 
@@ -174,7 +174,7 @@ async def main(folder: Path, vectors: Path | None) -> None:
     bundled = Bundled(model, vectors)
     with tempfile.TemporaryDirectory() as made:
         write(Path(made) / "python_docs")
-        collections = [Collection(read(each), model) for each in (folder, Path(made) / "python_docs")]
+        collections = [Collection(read(path), model) for path in (folder, Path(made) / "python_docs")]
     for collection in collections:
         await bundled.embed([*collection.texts, *collection.questions, *collection.known])
     await bundled.embed([*EVERYDAY, *CALIBRATED_WITH])
