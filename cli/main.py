@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, str] = {
     "trail": "trail:trail",
     "budget": "budget:budget",
     "webhook": "webhook:webhook",
+    "metadata": "metadata:metadata",
 }
 """By name, the module in ``cli`` and in it a function, or a Typer with commands of its own."""
 
@@ -87,6 +88,7 @@ NEEDS: Mapping[str, tuple[Extra, ...]] = {
     "trail": ("worker",),
     "budget": ("worker",),
     "webhook": ("connectors",),
+    "metadata": ("worker",),
 }
 """The extras that a command needs when it runs. Its help needs none."""
 

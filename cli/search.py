@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from cli.extras import require
+from cli.metadata_filters import conditions
 from cli.moment import past_moment
 from cli.search_show import show
 from cli.terminal import harmless_json
@@ -69,6 +70,15 @@ def search(
             parser=past_moment, metavar="TIME", help="Only documents changed at their source before: 2h, 7d or a time."
         ),
     ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="KEY=VALUE",
+            help="Only documents with this value of a declared key: KEY=VALUE (any of the values given), KEY+=VALUE"
+            " (all of them), KEY!=VALUE (none), or KEY with >=, >, <= or < and a number, date or text. Repeatable.",
+        ),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Search the documents and print the best passages, with their ranks.
@@ -76,6 +86,7 @@ def search(
     Without --as and --tag you read as the local user, who may read what `penstock ingest` stored for that user.
 
     Example: penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
+    Example: penstock search "leave policy" --filter labels=policy --filter "priority>=2"
     """
     if not principals and not tags:
         from cli.readers import local_user
@@ -92,6 +103,7 @@ def search(
             "media_types": tuple(media_types or ()),
             "since": since,
             "before": before,
+            **({"metadata": conditions(metadata)} if metadata else {}),
         },
     }
     response = None
@@ -113,10 +125,16 @@ def _here(request: dict[str, Any], tenant: str, principals: Sequence[str], tags:
     require("query")
     import asyncio
 
+    from pipeline.core.metadata_keys import key_filter
     from query.access.filters import Filters
     from query.model import BadQuery, as_json
 
-    narrowed = Filters(**request["filters"])
+    filters = dict(request["filters"])
+    try:
+        keys = tuple(key_filter(name, **of_key) for name, of_key in filters.pop("metadata", {}).items())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    narrowed = Filters(**filters, keys=keys)
     try:
         response = asyncio.run(
             _search(request["query"], tenant, principals, tags, request["top"], request["mode"], narrowed)

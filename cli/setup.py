@@ -10,7 +10,7 @@ from pipeline.kafka.admin import TopicRefused, TopicsNotReady, ensure_topics
 from pipeline.kafka.client import refusal, security
 from pipeline.ledger import generations
 from pipeline.runtime.settings import Settings, dist, load
-from pipeline.stores.elasticsearch import connect, create_index
+from pipeline.stores.elasticsearch import connect, create_index, extend_index
 from pipeline.stores.postgres import divide_rows, migrate, translated
 
 
@@ -43,6 +43,7 @@ async def prepare(settings: Settings | None = None) -> list[str]:
                     index_prefix=settings.elasticsearch.index_prefix,
                     service=service_of(settings.embedding),
                 )
+                indexes = {g.keyword_index for g in await generations.writable(connection)}
     finally:
         await model.aclose()
     if settings_of(generation, settings.embedding) is not settings.embedding:
@@ -56,6 +57,8 @@ async def prepare(settings: Settings | None = None) -> list[str]:
         await create_index(
             es, generation.keyword_index, shards=settings.elasticsearch.shards, replicas=settings.elasticsearch.replicas
         )
+        for index in sorted(indexes - {generation.keyword_index}):
+            await extend_index(es, index)
     finally:
         await es.close()
     return lines

@@ -16,6 +16,27 @@ SearchMode = Literal["hybrid", "vector", "keyword"]
 AnswerMode = Literal["focused", "long_context", "semantic", "hybrid", "keyword", "vector"]
 
 
+KeyValue = bool | int | float | str
+
+
+class KeyConditions(BaseModel):
+    """Conditions on the values of one key of metadata, which must all hold."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    any: list[KeyValue] = []
+    """The document has at least one of these values."""
+    all: list[KeyValue] = []
+    """The document has every one of these values."""
+    none: list[KeyValue] = []
+    """The document has none of these values, or not the key at all."""
+    gte: int | float | str | None = None
+    gt: int | float | str | None = None
+    lte: int | float | str | None = None
+    lt: int | float | str | None = None
+    """Bounds: numbers, dates (ISO 8601) or other texts. One value lies within all of them."""
+
+
 class SearchFilters(BaseModel):
     """Restricts the documents that are searched. A document must match every filter that is set, and any one value of a
     list."""
@@ -30,6 +51,8 @@ class SearchFilters(BaseModel):
     """Changed at its source at or after this time. Without a time zone: UTC."""
     before: datetime | None = None
     documents: list[UUID] = []
+    metadata: dict[str, KeyValue | list[KeyValue] | KeyConditions] = {}
+    """By declared key: a value, a list of values of which any matches, or ``KeyConditions``."""
 
 
 class _Response(BaseModel):

@@ -87,8 +87,8 @@ _STATES = """
 _EXPECTED = f"""
     SELECT d.id, d.tenant, d.source, d.external_id, d.seq, d.deleted_at IS NULL AND d.version IS NOT NULL AS alive,
         d.content_hash, d.access_id, a.acl_tags, a.required_tags, d.title, d.source_url, d.author, d.media_type,
-        d.source_modified_at, d.lane, m.content_hash AS manifest_hash, m.chunk_ids, m.token_counts, m.spans, m.headings,
-        b.text, b.metadata, {_STATES}
+        d.source_modified_at, d.keys, d.lane, m.content_hash AS manifest_hash, m.chunk_ids, m.token_counts, m.spans,
+        m.headings, b.text, b.metadata, {_STATES}
     FROM documents d
     LEFT JOIN access_sets a ON a.id = d.access_id
     LEFT JOIN manifests m ON (m.document_id, m.generation) = (d.id, %(generation)s)

@@ -16,7 +16,9 @@ from psycopg.types.json import Jsonb
 
 from pipeline.core.fold import State
 from pipeline.core.identity import access_digest
+from pipeline.core.metadata_keys import terms
 from pipeline.core.model import STORES, Generation, Lane, Manifest
+from pipeline.ledger.metadata_keys import Declared, declared
 from pipeline.stores.postgres import Connection
 
 EVENTS_PER_DOCUMENT = 16
@@ -194,11 +196,13 @@ async def write(
     access = await intern_access(
         connection, [(a.identity.tenant, a.state.acl_tags, a.state.required_tags) for a in accepted if _has_access(a)]
     )
+    with_fields = [a for a in accepted if a.fields is not None]
+    keys = await declared(connection, {a.identity.tenant for a in with_fields}) if with_fields else {}
     async with connection.pipeline():
         cursor = connection.cursor()
         await cursor.executemany(_UPDATE_DOCUMENT, [_document_row(a, seqs, access) for a in accepted])
-        if fields := [a for a in accepted if a.fields is not None]:
-            await cursor.executemany(_UPDATE_FIELDS, [_fields_row(a) for a in fields])
+        if with_fields:
+            await cursor.executemany(_UPDATE_FIELDS, [_fields_row(a, keys) for a in with_fields])
         if bodies := [a for a in accepted if a.text is not None or a.fields is not None]:
             await cursor.executemany(_UPSERT_BODY, [_body_row(a) for a in bodies])
         manifests = [(a, name, m) for a in accepted for name, m in a.manifests.items()]
@@ -209,6 +213,7 @@ async def write(
             await cursor.execute(
                 "UPDATE document_bodies SET text = '', metadata = '{}' WHERE document_id = ANY(%s)", [erased]
             )
+            await cursor.execute("UPDATE documents SET keys = '{}' WHERE id = ANY(%s) AND keys <> '{}'", [erased])
         if seqs:
             await cursor.executemany(
                 _WANT,
@@ -245,8 +250,8 @@ _UPDATE_DOCUMENT = """
     WHERE id = %s
 """
 _UPDATE_FIELDS = f"""
-    UPDATE documents SET {", ".join(f"{column} = %s" for column in FIELD_COLUMNS)}, external_id = %s, erased_at = NULL
-    WHERE id = %s
+    UPDATE documents SET {", ".join(f"{column} = %s" for column in FIELD_COLUMNS)}, keys = %s, external_id = %s,
+        erased_at = NULL WHERE id = %s
 """  # noqa: S608 — names of this module
 """It writes the external id again, because retention erases it some time after a document was deleted."""
 _UPSERT_BODY = """
@@ -303,9 +308,10 @@ def _document_row(
     )
 
 
-def _fields_row(a: Accepted) -> tuple[Any, ...]:
+def _fields_row(a: Accepted, keys: Declared) -> tuple[Any, ...]:
     assert a.fields is not None
-    return *_values(a.fields), a.identity.external_id, a.identity.id
+    of_tenant = keys.get(a.identity.tenant, {})
+    return *_values(a.fields), terms(a.fields.metadata, of_tenant), a.identity.external_id, a.identity.id
 
 
 def _values(document_fields: Fields) -> tuple[Any, ...]:

@@ -40,6 +40,7 @@ def common_fields(w: Work, metadata: Mapping[str, object]) -> dict[str, object]:
         "media_type": w.media_type,
         "source_modified_at": to_the_hour(w.source_modified_at).isoformat() if w.source_modified_at else None,
         "metadata": dict(metadata),
+        **({"keys": list(w.keys)} if w.keys else {}),  # entries from before there were keys stay as they are
     }
 
 

@@ -105,7 +105,7 @@ _OF_TENANT: LiteralString = "WHERE tenant = %(tenant)s"
 _NAMED: LiteralString = f"WHERE {_SOURCE} AND external_id = ANY(%(names)s)"
 ERASED: LiteralString = (
     "title = NULL, author = NULL, source_url = NULL, source_modified_at = NULL, external_id = 'erased:' || id,"
-    " access_id = NULL, erased_at = clock_timestamp()"
+    " keys = '{}', access_id = NULL, erased_at = clock_timestamp()"
 )
 """The assignments that empty a deleted document's row. The row is found by its id, not by its external id
 (docs/adr/0048-erasure.md)."""
@@ -123,7 +123,7 @@ def _by_owner(table: LiteralString) -> LiteralString:
 PLACES: tuple[Place, ...] = (
     Place(
         "documents",
-        personal="external_id title source_url author source_modified_at",
+        personal="external_id title source_url author source_modified_at keys",
         free=(
             "id tenant source seq announced_seq version observed_at deleted_floor deleted_at "
             "access_observed_at access_id content_hash meta_hash media_type received_at changed_at lane "
@@ -472,6 +472,7 @@ PLACES: tuple[Place, ...] = (
         "keyword_indexes",
         free="keyword_index index_uuid shards changes change changed_at position compared_at",
     ),
+    Place("metadata_keys", free="tenant name type declared_at"),
     Place("fence", free="only_row system_identifier timeline state accepted_at"),
     Place("tenant_readers", free="reader tenant created_at"),
     Place("producers", free="name allow valid_from valid_until created_at"),

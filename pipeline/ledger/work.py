@@ -40,6 +40,8 @@ class Work:
     confirmed: Mapping[UUID, int]
     refused: tuple[UUID, ...]
     attempts: int
+    keys: tuple[str, ...] = ()
+    """The terms of its declared keys of metadata."""
 
     @property
     def chunk_ids(self) -> tuple[UUID, ...]:
@@ -60,7 +62,7 @@ class Work:
 _WORK = """
     SELECT d.id, d.tenant, d.source, d.external_id, s.want_seq, d.deleted_at IS NULL AND d.version IS NOT NULL AS alive,
         d.content_hash, d.access_id, a.acl_tags, a.required_tags, d.title, d.source_url, d.author, d.media_type,
-        d.source_modified_at, d.lane, s.claimed, s.confirmed, s.confirmed_hashes, s.refused, s.attempts,
+        d.source_modified_at, d.keys, d.lane, s.claimed, s.confirmed, s.confirmed_hashes, s.refused, s.attempts,
         m.content_hash AS manifest_hash, m.chunk_ids, m.token_counts, m.spans, m.headings
     FROM index_state s
     JOIN generations g ON g.name = s.generation AND g.state <> 'retired'
@@ -122,6 +124,7 @@ def work_of(
         author=row["author"],
         media_type=row["media_type"] or "text/plain",
         source_modified_at=row["source_modified_at"],
+        keys=tuple(row["keys"]),
         manifest=manifest,
         lane=row["lane"],
         claimed=claimed,

@@ -12,6 +12,7 @@ from elasticsearch import (
     ApiError,
     AsyncElasticsearch,
     ConnectionTimeout,
+    NotFoundError,
     SerializationError,
     TransportError,
     UnsupportedProductError,
@@ -59,9 +60,14 @@ MAPPING: Mapping[str, Any] = {
         "media_type": {"type": "keyword"},
         "source_modified_at": {"type": "date"},
         "metadata": {"type": "flattened", "ignore_above": METADATA_IGNORE_ABOVE},
+        "keys": {"type": "keyword"},  # terms of declared keys: pipeline.core.metadata_keys
     },
 }
 """One entry a chunk; ``_id`` is the chunk id, ``_version`` the ledger's seq. Frozen: other teams read it."""
+
+ADDED_FIELDS = ("keys",)
+"""Fields that an index of an earlier version may lack. No entry in it has them, so ``extend_index`` adds them to the
+mapping and nothing is written again."""
 
 REFRESH_INTERVAL = "30s"
 """Writers refresh explicitly before they report success (pipeline.stores.refresh). The server's own refresh serves
@@ -219,6 +225,7 @@ async def create_index(
             )
         except ApiError as error:
             if error_type(error.body) == "resource_already_exists_exception":
+                await _add_fields(es, generation_index)
                 return await _check_index(es, generation_index)
             if "analyzer" in str(error.body) and error.status_code == 400:
                 raise Misconfigured(
@@ -232,6 +239,23 @@ async def create_index(
             service="elasticsearch",
         )
     return None
+
+
+async def extend_index(es: AsyncElasticsearch, index: str) -> None:
+    """Add the fields of this version to the mapping of a live index; a missing index is left to its own checks.
+    Repeating it is harmless. Raises Retryable or Misconfigured."""
+    with translated(f"extend index {index}"):
+        try:
+            await _add_fields(es, index)
+        except NotFoundError:
+            return
+
+
+async def _add_fields(es: AsyncElasticsearch, index: str) -> None:
+    response = await es.indices.get_mapping(index=index)
+    present = next(iter(response.body.values()))["mappings"].get("properties", {})
+    if "document_id" in present and (lacking := [name for name in ADDED_FIELDS if name not in present]):
+        await es.indices.put_mapping(index=index, properties={name: MAPPING["properties"][name] for name in lacking})
 
 
 async def _check_index(es: AsyncElasticsearch, index: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,12 +10,17 @@ from uuid import UUID
 
 from psycopg import sql
 
+from pipeline.core.metadata_keys import NAME, Interval, KeyFilter
 from pipeline.ledger.entry import to_the_hour
+from pipeline.ledger.metadata_keys import declared
+from pipeline.stores.postgres import Connection
 from query.access.callers import storable
 from query.model import BadQuery
 
 MAX_FILTER_VALUES = 1_000
 """The most values of one filter: no person chooses more."""
+MAX_KEYS = 20
+"""The most keys of metadata that one search filters by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,8 @@ class Filters:
     """Bounds of the document's modification time at its source, with a time zone. Either bound leaves out documents
     without such a time."""
     documents: tuple[UUID, ...] = ()
+    keys: tuple[KeyFilter, ...] = ()
+    """Conditions on declared keys of metadata."""
 
     def __bool__(self) -> bool:
         return self != NONE
@@ -61,6 +69,26 @@ def check(filters: Filters) -> None:
             texts = [text for text in value if isinstance(text, str)]
             if len(storable(texts)) < len(texts):
                 raise BadQuery(f"{field.name} contains a character that no document can contain")
+    terms = sum(len(key.any) + len(key.none) + sum(map(len, key.all)) for key in filters.keys)
+    if terms > MAX_FILTER_VALUES or len(filters.keys) > MAX_KEYS:
+        raise BadQuery(f"the filters by metadata have too many keys (maximum {MAX_KEYS}) or values")
+    for key in filters.keys:
+        if not NAME.fullmatch(key.name):
+            raise BadQuery("a key of metadata has letters, digits, '_', '.' and '-' only, at most 100")
+
+
+async def require_declared(connection: Connection, tenant: str, filters: Filters) -> None:
+    """Raises BadQuery for a filter by a key that the tenant has not declared, which would match nothing."""
+    if filters.keys:
+        known = (await declared(connection, [tenant])).get(tenant, {})
+        require_keys({key.name for key in filters.keys}, known)
+
+
+def require_keys(names: Collection[str], known: Collection[str]) -> None:
+    """Raises BadQuery for a name that is not among the declared keys."""
+    if unknown := sorted(set(names) - set(known)):
+        there = ", ".join(sorted(known)[:20]) or "none"
+        raise BadQuery(f"{unknown[0]} is no declared key of metadata; declared are: {there}")
 
 
 def conditions(filters: Filters) -> sql.Composable:
@@ -81,11 +109,43 @@ def conditions(filters: Filters) -> sql.Composable:
         where.append("d.source_modified_at < %(before)s")
     if filters.documents:
         where.append("d.id = ANY(%(filter_documents)s::uuid[])")
+    for n, key in enumerate(filters.keys):
+        where += _key_conditions(n, key)
     return sql.SQL("".join(f" AND {condition}" for condition in where))  # constants of this module
 
 
-def values(filters: Filters) -> dict[str, Any]:
+def _key_conditions(n: int, key: KeyFilter) -> list[str]:
+    """The conditions of the n-th key. The first two use the index ``documents_by_key``, whose condition they repeat."""
+    where = []
+    if key.any:
+        where.append(f"d.keys <> '{{}}' AND d.keys && %(key_{n}_any)s::text[]")
+    where += [f"d.keys <> '{{}}' AND d.keys && %(key_{n}_all_{m})s::text[]" for m in range(len(key.all))]
+    if key.none:
+        where.append(f"NOT d.keys && %(key_{n}_none)s::text[]")
+    if key.within:
+        low, high = (">=" if key.within.includes_low else ">"), ("<=" if key.within.includes_high else "<")
+        where.append(
+            f'EXISTS (SELECT FROM unnest(d.keys) term WHERE term {low} %(key_{n}_low)s COLLATE "C"'
+            f' AND term {high} %(key_{n}_high)s COLLATE "C")'
+        )
+    return where
+
+
+def _key_values(n: int, key: KeyFilter) -> dict[str, Any]:
+    within = key.within or Interval("", "")
     return {
+        f"key_{n}_any": list(key.any),
+        **{f"key_{n}_all_{m}": list(group) for m, group in enumerate(key.all)},
+        f"key_{n}_none": list(key.none),
+        f"key_{n}_low": within.low,
+        f"key_{n}_high": within.high,
+    }
+
+
+def values(filters: Filters) -> dict[str, Any]:
+    """The parameters of ``conditions``."""
+    return {
+        **{name: value for n, key in enumerate(filters.keys) for name, value in _key_values(n, key).items()},
         "sources": list(filters.sources),
         "authors": list(filters.authors),
         "exact_types": filters.exact_types,
@@ -122,4 +182,16 @@ def clauses(filters: Filters) -> list[dict[str, Any]]:
         required.append({"range": {"source_modified_at": moments}})
     if filters.documents:
         required.append({"terms": {"document_id": [str(id_) for id_ in filters.documents]}})
+    for key in filters.keys:
+        required += _key_clauses(key)
+    return required
+
+
+def _key_clauses(key: KeyFilter) -> list[dict[str, Any]]:
+    required: list[dict[str, Any]] = [{"terms": {"keys": list(group)}} for group in (key.any, *key.all) if group]
+    if key.none:
+        required.append({"bool": {"must_not": {"terms": {"keys": list(key.none)}}}})
+    if key.within:
+        low, high = ("gte" if key.within.includes_low else "gt"), ("lte" if key.within.includes_high else "lt")
+        required.append({"range": {"keys": {low: key.within.low, high: key.within.high}}})
     return required

@@ -13,8 +13,9 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from query.access.filters import Filters
-from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, CallerClass, Mode, Ranker
+from pipeline.core.metadata_keys import MAX_VALUE_CHARACTERS, KeyFilter, key_filter
+from query.access.filters import MAX_KEYS, Filters
+from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, BadQuery, CallerClass, Mode, Ranker
 from query.modes.material import Question
 
 
@@ -56,6 +57,45 @@ class RequestBody(BaseModel):
         return body
 
 
+KeyText = Annotated[str, Field(min_length=1, max_length=MAX_VALUE_CHARACTERS), AfterValidator(_without_nul)]
+KeyValue = bool | int | float | KeyText
+KeyValues = Annotated[list[KeyValue], Field(max_length=100)]
+KeyBound = int | float | KeyText
+
+
+class KeyConditions(RequestBody):
+    """Conditions on the values of one key of metadata, which must all hold."""
+
+    any: KeyValues = Field([], description="The document has at least one of these values.")
+    all: KeyValues = Field([], description="The document has every one of these values.")
+    none: KeyValues = Field([], description="The document has none of these values, or not the key at all.")
+    gte: KeyBound | None = Field(None, description="A value is at least this number, date or text.")
+    gt: KeyBound | None = Field(None, description="A value is greater than this number, date or text.")
+    lte: KeyBound | None = Field(None, description="A value is at most this number, date or text.")
+    lt: KeyBound | None = Field(None, description="A value is less than this number, date or text.")
+
+
+KeyCondition = KeyValue | KeyValues | KeyConditions
+
+
+def key_filters(metadata: Mapping[str, KeyCondition]) -> tuple[KeyFilter, ...]:
+    """The filters by declared keys. Raises BadQuery."""
+    try:
+        return tuple(_key_filter(name, condition) for name, condition in metadata.items())
+    except ValueError as error:
+        raise BadQuery(str(error)) from error
+
+
+def _key_filter(name: str, condition: KeyCondition) -> KeyFilter:
+    if isinstance(condition, list):
+        return key_filter(name, any=condition)
+    if not isinstance(condition, KeyConditions):
+        return key_filter(name, any=[condition])
+    sides = {"gte": condition.gte, "gt": condition.gt, "lte": condition.lte, "lt": condition.lt}
+    bounds = {side: bound for side, bound in sides.items() if bound is not None}
+    return key_filter(name, any=condition.any, all=condition.all, none=condition.none, **bounds)
+
+
 class SearchFilters(RequestBody):
     """A document must match every filter that is set, and any one value of a list."""
 
@@ -65,6 +105,13 @@ class SearchFilters(RequestBody):
     since: Time | None = Field(None, description="Changed at its source at or after this time.")
     before: Time | None = Field(None, description="Changed at its source before this time.")
     documents: Ids = Field([], description="Ids of documents.")
+    metadata: dict[str, KeyCondition] = Field(
+        {},
+        max_length=MAX_KEYS,
+        description="Conditions on declared keys of metadata, by key: a value, a list of values of which any matches,"
+        " or an object of conditions.",
+        examples=[{"labels": ["policy", "2026"], "priority": {"gte": 2}}],
+    )
 
     def filters(self) -> Filters:
         return Filters(
@@ -74,6 +121,7 @@ class SearchFilters(RequestBody):
             self.since,
             self.before,
             tuple(self.documents),
+            key_filters(self.metadata),
         )
 
 

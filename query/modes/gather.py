@@ -14,7 +14,7 @@ from pipeline.ledger import generations
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, Pool, translated
 from query.access.callers import Caller, readable, storable
-from query.access.filters import Filters
+from query.access.filters import Filters, require_declared
 from query.access.filters import check as check_filters
 from query.access.tenant_rows import rows_of
 from query.embedding.embedders import Embedders
@@ -129,6 +129,7 @@ class _Gathering:
     async def _pin(self) -> ReadScope:
         async with self._connection("the ledger") as connection:
             access = await readable(connection, self.caller)
+            await require_declared(connection, self.caller.tenant, self.filters)
             return ReadScope(
                 await generations.active(connection),
                 self.caller.tenant,

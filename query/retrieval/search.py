@@ -22,7 +22,7 @@ from pipeline.runtime.tasks import time_limit
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool
 from query.access.callers import Caller, identify, readable
-from query.access.filters import NONE, Filters
+from query.access.filters import NONE, Filters, require_declared
 from query.access.filters import check as check_filters
 from query.access.verify import verify
 from query.embedding.embedders import Embedders, is_same
@@ -153,6 +153,7 @@ class Search:
     async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None) -> Scope:
         async with self._stores.connection(self._stores.timeouts.ledger, "search", caller.tenant) as connection:
             access = await readable(connection, caller)
+            await require_declared(connection, caller.tenant, filters)
             # Tags that no readable set mentions grant nothing: a caller in 5,000 groups does without them from here on.
             needed = Caller(caller.tenant, frozenset({*access.acl_tags, *access.required_tags}))
             pinned = generation or await generations.active(connection)

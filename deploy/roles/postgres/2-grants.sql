@@ -50,6 +50,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     TO penstock_worker;
 -- The producers' rights: only the owner enrols producers.
 GRANT SELECT ON producers, producer_keys TO penstock_worker, penstock_query;
+GRANT SELECT ON metadata_keys TO penstock_worker, penstock_query;  -- only the owner declares keys
 GRANT SELECT ON answer_provenance TO penstock_worker;  -- copied when a conversation names it
 -- Detect's metrics and the page show the state of connectors, but never their cursors and addresses.
 GRANT SELECT
@@ -150,7 +151,7 @@ BEGIN
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance,
             answer_reviews, answer_feedback, eval_queries, query_use, webhook_deliveries
             TO penstock_operator;
-        GRANT UPDATE (external_id, title, source_url, author, source_modified_at, erased_at, access_id) ON documents
+        GRANT UPDATE (external_id, title, source_url, author, source_modified_at, keys, erased_at, access_id) ON documents
             TO penstock_operator;
         GRANT UPDATE (text, metadata) ON document_bodies TO penstock_operator;
         GRANT UPDATE (author) ON superseded TO penstock_operator;

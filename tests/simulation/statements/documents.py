@@ -21,6 +21,7 @@ NEW_DOCUMENT: Row = {
     "content_hash": None,
     "meta_hash": None,
     **dict.fromkeys(FIELD_COLUMNS),
+    "keys": [],
     "changed_at": None,
     "lane": "live",
     "event_count": 0,
@@ -129,9 +130,9 @@ async def _update_document(tx: Transaction, p: Any) -> int:
 
 @statement("UPDATE documents SET title = %s")
 async def _update_fields(tx: Transaction, p: Any) -> int:
-    *values, external_id, id_ = p
+    *values, keys, external_id, id_ = p
     row = await tx.lock("documents", id_)
-    fields = dict(zip(FIELD_COLUMNS, values, strict=True))
+    fields = {**dict(zip(FIELD_COLUMNS, values, strict=True)), "keys": keys}
     await tx.put("documents", changed(row, **fields, external_id=external_id), id_)
     return 1
 
@@ -175,6 +176,19 @@ async def _erase_bodies(tx: Transaction, p: Any) -> int:
     for id_ in there:
         await tx.put("document_bodies", {"text": "", "metadata": {}}, id_)
     return len(there)
+
+
+@statement("UPDATE documents SET keys = '{}' WHERE id = ANY(%s)")
+async def _erase_keys(tx: Transaction, p: Any) -> int:
+    there = [id_ for id_ in p[0] if (row := tx.get("documents", id_)) is not None and row["keys"]]
+    for id_ in there:
+        await tx.put("documents", changed(tx.get("documents", id_), keys=[]), id_)
+    return len(there)
+
+
+@statement("SELECT tenant, name, type FROM metadata_keys")
+def _declared(_tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
+    return []  # histories declare no key
 
 
 def new_state(want: int, now: datetime) -> Row:

@@ -98,6 +98,7 @@ def document_columns(tx: Transaction, id_: UUID, generation: str) -> Row:
         "author",
         "media_type",
         "source_modified_at",
+        "keys",
         "lane",
     )
     return {
