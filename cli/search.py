@@ -22,7 +22,7 @@ from pipeline.runtime.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, development_
 
 if TYPE_CHECKING:
     from query.access.filters import Filters
-    from query.model import Mode, SearchResults
+    from query.model import SearchResults
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -79,6 +79,17 @@ def search(
             " (all of them), KEY!=VALUE (none), or KEY with >=, >, <= or < and a number, date or text. Repeatable.",
         ),
     ] = None,
+    sort: Annotated[
+        str, typer.Option(help="Order: relevance, newest or oldest (passages that have most of the words).")
+    ] = "relevance",
+    cursor: Annotated[
+        str | None,
+        typer.Option(metavar="CURSOR", help="Next page of the same search: the cursor of the previous one."),
+    ] = None,
+    facets: Annotated[
+        list[str] | None,
+        typer.Option("--facet", metavar="KEY", help="Also count the values of this declared key. Repeatable."),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Search the documents and print the best passages, with their ranks.
@@ -86,7 +97,7 @@ def search(
     Without --as and --tag you read as the local user, who may read what `penstock ingest` stored for that user.
 
     Example: penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
-    Example: penstock search "leave policy" --filter labels=policy --filter "priority>=2"
+    Example: penstock search "leave policy" --filter labels=policy --filter "priority>=2" --facet status --sort newest
     """
     if not principals and not tags:
         from cli.readers import local_user
@@ -105,6 +116,7 @@ def search(
             "before": before,
             **({"metadata": conditions(metadata)} if metadata else {}),
         },
+        **{n: v for n, v in (("sort", sort), ("cursor", cursor), ("facets", facets)) if v not in (None, "relevance")},
     }
     response = None
     if len(principals) == 1 and not tags:  # over HTTP one person asks, and nobody says which tags that person holds
@@ -136,9 +148,7 @@ def _here(request: dict[str, Any], tenant: str, principals: Sequence[str], tags:
         raise typer.BadParameter(str(error)) from error
     narrowed = Filters(**filters, keys=keys)
     try:
-        response = asyncio.run(
-            _search(request["query"], tenant, principals, tags, request["top"], request["mode"], narrowed)
-        )
+        response = asyncio.run(_search(request, tenant, principals, tags, narrowed))
     except BadQuery as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
@@ -146,29 +156,31 @@ def _here(request: dict[str, Any], tenant: str, principals: Sequence[str], tags:
 
 
 async def _search(
-    query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
+    request: Mapping[str, Any], tenant: str, principals: Sequence[str], tags: Sequence[str], filters: Filters
 ) -> SearchResults:
     from pipeline.observability import tracing
     from query.access.filters import check as check_filters
-    from query.model import check
+    from query.model import check, check_sort
 
-    check(query, top, mode)
+    check(request["query"], request["top"], request["mode"])
+    check_sort(request.get("sort", "relevance"), request["mode"])
     check_filters(filters)
     with tracing.running("search"), tracing.begin("search", attributes={"penstock.tenant": tenant}):
-        return await _run_search(query, tenant, principals, tags, top, mode, filters)
+        return await _run_search(request, tenant, principals, tags, filters)
 
 
 async def _run_search(
-    query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
+    request: Mapping[str, Any], tenant: str, principals: Sequence[str], tags: Sequence[str], filters: Filters
 ) -> SearchResults:
     import asyncio
+    from dataclasses import replace
 
     from pipeline.runtime.settings import dist, load
     from query.embedding.embedders import GenerationEmbedders
 
     settings = load()
     embedders = None
-    if mode != "keyword":
+    if request["mode"] != "keyword":
         embedders = GenerationEmbedders.by_settings(settings.embedding, dist() / "models")
         embedders.start()  # while the clients are imported and connected
         await asyncio.sleep(0)
@@ -179,7 +191,17 @@ async def _run_search(
 
     async with open_search(settings, embedders, load_query()) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
-        response = await library.search(query, caller, top=top, mode=mode, filters=filters)
+        facets = await library.facets(caller, request.get("facets", ()), filters)
+        response = await library.search(
+            request["query"],
+            caller,
+            top=request["top"],
+            mode=request["mode"],
+            filters=filters,
+            sort=request.get("sort", "relevance"),
+            cursor=request.get("cursor"),
+        )
+        response = replace(response, facets=facets)
     documents = shown_documents(response.results)
     await recording("search", tenant=tenant, documents=documents, principals=principals, tags=tags)
     return response

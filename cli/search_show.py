@@ -56,6 +56,11 @@ def show(response: Mapping[str, Any], query: str, tenant: str, names: Sequence[s
             f"No document that {escape(who)} may read in tenant {escape(tenant)} matches."
             " Use --as or --tag to read as others."
         )
+    for name, facet in response["facets"].items():
+        values = ", ".join(f"{value['value']} ({value['count']})" for value in facet["values"]) or "no values"
+        console.print(f"[bold]{escape(name)}[/]: {escape(values)}{'' if facet['complete'] else ' …'}")
+    if response["cursor"]:
+        console.print(f"[dim]more: --cursor {escape(response['cursor'])}[/]", soft_wrap=True)
     for reason in response["degraded"]:
         console.print(f"[yellow]incomplete:[/] {escape(reason)}")
     steps = ", ".join(f"{step['step']} {step['took_ms']:g}" for step in response["steps"])

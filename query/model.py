@@ -10,12 +10,15 @@ from uuid import UUID
 
 from pipeline.core.addresses import openable
 from pipeline.core.errors import PenstockError
+from pipeline.core.metadata_keys import KeyType
 from pipeline.core.normalise import clean
 
 Mode = Literal["hybrid", "vector", "keyword"]
 MODES: tuple[Mode, ...] = ("hybrid", "vector", "keyword")
 AnswerMode = Literal["focused", "long_context", "semantic", "hybrid", "keyword", "vector"]
 CallerClass = Literal["standard", "extended"]
+Sort = Literal["relevance", "newest", "oldest"]
+SORTS: tuple[Sort, ...] = ("relevance", "newest", "oldest")
 Ranker = Literal["vector", "keyword"]
 RANKERS: tuple[Ranker, Ranker] = ("vector", "keyword")
 
@@ -119,12 +122,35 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class FacetValue:
+    """A value of a declared key, and the number of documents that have it."""
+
+    value: str | int | float | bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """The values of a declared key, the most frequent first."""
+
+    type: KeyType
+    values: Sequence[FacetValue]
+    complete: bool
+    """False: so many documents match that the counts are of a part of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResults:
     results: Sequence[Result]
     steps: Sequence[Step]
     took_ms: float
     relevant: bool = True
     """False: no candidate is relevant to the query, and no result is returned (query/retrieval/ranking.py)."""
+    cursor: str | None = None
+    """Where the next page begins; None: there is none."""
+    before: str = ""
+    """The cursor of this page, from which those who show a part of it derive the next."""
+    facets: Mapping[str, Facet] = field(default_factory=dict)
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -136,6 +162,14 @@ def shown_documents(results: Iterable[Result]) -> list[UUID]:
     """The documents of these passages and of the passages that say the same, in order."""
     passages = (passage for result in results for passage in (result.passage, *result.also))
     return list(dict.fromkeys(passage.document_id for passage in passages))
+
+
+def check_sort(sort: str, mode: str) -> None:
+    """Raises BadQuery."""
+    if sort not in SORTS:
+        raise BadQuery(f"sort is {sort!r}, must be one of {', '.join(SORTS)}")
+    if sort != "relevance" and mode == "vector":
+        raise BadQuery("a sort by time needs keyword search, because every document resembles a vector: leave out mode")
 
 
 def check(query: str, top: int, mode: str) -> str:
@@ -162,6 +196,19 @@ def as_json(response: SearchResults) -> dict[str, Any]:
         "took_ms": response.took_ms,
         "relevant": response.relevant,
         "degraded": list(response.degraded),
+        "cursor": response.cursor,
+        "facets": facets_as_json(response.facets),
+    }
+
+
+def facets_as_json(facets: Mapping[str, Facet]) -> dict[str, Any]:
+    return {
+        name: {
+            "type": facet.type,
+            "values": [{"value": counted.value, "count": counted.count} for counted in facet.values],
+            "complete": facet.complete,
+        }
+        for name, facet in facets.items()
     }
 
 

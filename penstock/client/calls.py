@@ -90,8 +90,18 @@ class Call(Generic[T]):
         return False
 
 
-def search(query: str, top: int, mode: str, filters: SearchFilters | None, rerank: bool) -> Call[SearchResponse]:
+def search(
+    query: str,
+    top: int,
+    mode: str,
+    filters: SearchFilters | None,
+    rerank: bool,
+    sort: str = "relevance",
+    cursor: str | None = None,
+    facets: Iterable[str] = (),
+) -> Call[SearchResponse]:
     body = {"query": query, "top": top, "mode": mode, "rerank": rerank, **_filters(filters)}
+    body |= _present(cursor=cursor, facets=list(facets) or None, sort=None if sort == "relevance" else sort)
     return Call("POST", "/v1/search", _reader(SearchResponse), json=body)
 
 

@@ -30,6 +30,7 @@ from penstock.client.models import (
     SearchFilters,
     SearchMode,
     SearchResponse,
+    SearchSort,
     StoryResponse,
 )
 from penstock.client.token import AsyncToken, BearerToken, Token
@@ -113,10 +114,15 @@ class Client:
         mode: SearchMode = "hybrid",
         filters: SearchFilters | None = None,
         rerank: bool = True,
+        sort: SearchSort = "relevance",
+        cursor: str | None = None,
+        facets: Iterable[str] = (),
     ) -> SearchResponse:
         """The most relevant passages that the caller may read, at most ``top`` (1 to 100), the best first. mode:
-        ``hybrid`` searches both stores, ``vector`` and ``keyword`` one. rerank: if the service has a reranker."""
-        return self._send(calls.search(query, top, mode, filters, rerank))
+        ``hybrid`` searches both stores, ``vector`` and ``keyword`` one. rerank: if the service has a reranker. sort:
+        ``newest`` and ``oldest`` need keyword search. cursor: that of the previous response, for the next page of the
+        same search. facets: declared keys whose values are counted."""
+        return self._send(calls.search(query, top, mode, filters, rerank, sort, cursor, facets))
 
     def answer(
         self,
@@ -310,9 +316,12 @@ class AsyncClient:
         mode: SearchMode = "hybrid",
         filters: SearchFilters | None = None,
         rerank: bool = True,
+        sort: SearchSort = "relevance",
+        cursor: str | None = None,
+        facets: Iterable[str] = (),
     ) -> SearchResponse:
         """As ``Client.search``."""
-        return await self._send(calls.search(query, top, mode, filters, rerank))
+        return await self._send(calls.search(query, top, mode, filters, rerank, sort, cursor, facets))
 
     async def answer(
         self,

@@ -13,6 +13,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 SearchMode = Literal["hybrid", "vector", "keyword"]
+SearchSort = Literal["relevance", "newest", "oldest"]
 AnswerMode = Literal["focused", "long_context", "semantic", "hybrid", "keyword", "vector"]
 
 
@@ -118,6 +119,23 @@ class NumberedResult(SearchResult):
     """The number that ``[n]`` in the answer refers to."""
 
 
+class FacetValue(_Response):
+    """A value of a declared key."""
+
+    value: KeyValue
+    count: int
+    """The number of documents that the caller may read and that match."""
+
+
+class Facet(_Response):
+    """The values of a declared key, the most frequent first."""
+
+    type: str
+    values: list[FacetValue]
+    complete: bool
+    """False if so many documents match that a part of them was counted."""
+
+
 class SearchResponse(_Response):
     """Passages, the best first."""
 
@@ -128,6 +146,10 @@ class SearchResponse(_Response):
     """False if no passage is relevant to the query; ``results`` is then empty."""
     degraded: list[str]
     """Reasons why this response is incomplete, one for each failed part."""
+    cursor: str | None
+    """Where the next page of the same search begins; None if this is the last."""
+    facets: dict[str, Facet]
+    """The facets that were requested, by key."""
 
 
 class Citation(ChunkReference):
@@ -223,6 +245,8 @@ class FacetsResponse(_Response):
     sources: list[str]
     authors: list[str]
     media_types: list[str]
+    metadata: dict[str, Facet]
+    """Values of the declared keys with their counts, by key."""
 
 
 class CallerResponse(_Response):

@@ -13,10 +13,12 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from pipeline.core.metadata_keys import MAX_VALUE_CHARACTERS, KeyFilter, key_filter
+from pipeline.core.metadata_keys import MAX_VALUE_CHARACTERS, KeyFilter, KeyType, key_filter
+from query.access.facets import MAX_FACETS
 from query.access.filters import MAX_KEYS, Filters
-from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, BadQuery, CallerClass, Mode, Ranker
+from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, BadQuery, CallerClass, Mode, Ranker, Sort
 from query.modes.material import Question
+from query.retrieval.cursor import MAX_CHARACTERS
 
 
 def _without_nul(text: str) -> str:
@@ -131,6 +133,17 @@ class SearchRequest(RequestBody):
     mode: Mode = Field("hybrid", description="`hybrid` searches both stores; `vector` and `keyword` search one.")
     filters: SearchFilters = Field(SearchFilters(), description="Restricts the documents that are searched.")
     rerank: bool = Field(True, description="Whether to rerank the results, if a reranker is configured.")
+    sort: Sort = Field(
+        "relevance",
+        description="`newest` and `oldest` return the passages that have most of the query's words by the time of their"
+        " document. They need keyword search.",
+    )
+    cursor: Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)] | None = Field(
+        None, description="The `cursor` of the previous response, for the next page of the same search."
+    )
+    facets: Annotated[list[Name], Field(max_length=MAX_FACETS)] = Field(
+        [], description="Declared keys whose values are counted, over the documents that match the filters."
+    )
 
 
 class AnswerRequest(RequestBody):
@@ -233,6 +246,19 @@ class SearchResponse(ResponseBody):
     took_ms: float
     relevant: bool = Field(description="False if no passage is relevant to the query; `results` is then empty.")
     degraded: list[str] = Field(description="Reasons why this response is incomplete, one for each failed part.")
+    cursor: str | None = Field(description="Where the next page begins; null if this is the last.")
+    facets: dict[str, Facet] = Field(description="The facets that were requested, by key.")
+
+
+class FacetValue(ResponseBody):
+    value: bool | int | float | str
+    count: int = Field(description="Number of documents that the caller may read and that match.")
+
+
+class Facet(ResponseBody):
+    type: KeyType
+    values: list[FacetValue] = Field(description="The most frequent first, at most 50.")
+    complete: bool = Field(description="False if so many documents match that a part of them was counted.")
 
 
 class Citation(ChunkReference):
@@ -335,6 +361,7 @@ class FacetsResponse(ResponseBody):
     sources: list[str]
     authors: list[str]
     media_types: list[str]
+    metadata: dict[str, Facet] = Field(description="Values of the declared keys with their counts, by key.")
 
 
 class ReviewResponse(ResponseBody):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from query import model
 from query.access import documents as reading
+from query.access.facets import count_all
 from query.http.audit_trail import note
 from query.http.dependencies import Authenticated, Reader, Serving, ledger, note_mode
 from query.http.schemas import (
@@ -25,14 +27,24 @@ routes = APIRouter()
 async def search(body: SearchRequest, request: Request, service: Serving, caller: Reader) -> dict[str, Any]:
     """The most relevant passages that the caller may read, each verified against the ledger."""
     note_mode(request, body.mode)
+    filters = body.filters.filters()
     async with asyncio.timeout(service.budget.total):
         outcome = await service.search.search(
-            body.query, caller, top=body.top, mode=body.mode, filters=body.filters.filters(), rerank=body.rerank
+            body.query,
+            caller,
+            top=body.top,
+            mode=body.mode,
+            filters=filters,
+            rerank=body.rerank,
+            sort=body.sort,
+            cursor=body.cursor,
         )
+        outcome = replace(outcome, facets=await service.search.facets(caller, body.facets, filters))
     for step in outcome.steps:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
-    service.shadow.offer(body.query, caller, mode=body.mode, filters=body.filters.filters())
+    if body.sort == "relevance" and body.cursor is None:
+        service.shadow.offer(body.query, caller, mode=body.mode, filters=filters)
     note(request, model.shown_documents(outcome.results))
     return model.as_json(outcome)
 
@@ -43,7 +55,10 @@ async def facets(service: Serving, caller: Reader) -> FacetsResponse:
     sources."""
     async with ledger(service, "facets", caller.tenant) as connection:
         values = await reading.facets(connection, caller)
-    return FacetsResponse(sources=values.sources, authors=values.authors, media_types=values.media_types)
+        metadata = model.facets_as_json(await count_all(connection, caller))
+    return FacetsResponse(
+        sources=values.sources, authors=values.authors, media_types=values.media_types, metadata=metadata
+    )
 
 
 @routes.get("/v1/me", response_model=CallerResponse, tags=["service"])

@@ -7,8 +7,21 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from query.access.filters import Filters
-from query.http.schemas import Names, RequestBody, ResponseBody, Text, Time
+from query.access.facets import MAX_FACETS
+from query.access.filters import MAX_KEYS, Filters
+from query.http.schemas import (
+    Facet,
+    KeyCondition,
+    Name,
+    Names,
+    RequestBody,
+    ResponseBody,
+    Text,
+    Time,
+    key_filters,
+)
+from query.model import Sort
+from query.retrieval.cursor import MAX_CHARACTERS
 
 MAX_RESULTS = 50
 MAX_FETCHED_CHARACTERS = 100_000
@@ -32,8 +45,33 @@ class SearchArguments(RequestBody):
     )
     before: Time | None = Field(None, description="Only documents changed at their source before this time (ISO 8601).")
 
+    metadata: dict[str, KeyCondition] = Field(
+        {},
+        max_length=MAX_KEYS,
+        description="Only documents with these values of declared keys of metadata, by key: a value, a list of which"
+        " any matches, or an object with `any`, `all`, `none`, `gte`, `gt`, `lte`, `lt`. An error names those"
+        " that are declared.",
+    )
+    facets: Annotated[list[Name], Field(max_length=MAX_FACETS)] = Field(
+        [], description="Declared keys of metadata whose values are counted in the response."
+    )
+    sort: Sort = Field(
+        "relevance",
+        description="`newest` or `oldest`: passages with most of the query's words, by the time of their document.",
+    )
+    cursor: Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)] | None = Field(
+        None, description="`cursor` of the previous response, for the next page of the same search."
+    )
+
     def filters(self) -> Filters:
-        return Filters(tuple(self.sources), tuple(self.authors), tuple(self.media_types), self.since, self.before)
+        return Filters(
+            tuple(self.sources),
+            tuple(self.authors),
+            tuple(self.media_types),
+            self.since,
+            self.before,
+            keys=key_filters(self.metadata),
+        )
 
 
 class FetchArguments(RequestBody):
@@ -53,6 +91,8 @@ class SearchOutput(ResponseBody):
     notice: str = NOTICE
     results: list[DocumentResult] = Field(description="One per document, best first.")
     notes: list[str] = Field([], description="Reasons why the results are incomplete; usually empty.")
+    cursor: str | None = Field(None, description="Where the next page begins, if there is one.")
+    facets: dict[str, Facet] = Field({}, description="The requested facets, by key.")
 
 
 class FetchOutput(ResponseBody):

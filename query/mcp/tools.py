@@ -23,7 +23,8 @@ from query.mcp.shapes import (
     SearchArguments,
     SearchOutput,
 )
-from query.model import MAX_TOP, Result
+from query.model import MAX_TOP, Result, facets_as_json
+from query.retrieval.cursor import parse
 from query.service import Service
 
 PASSAGES_PER_DOCUMENT = 2
@@ -38,25 +39,33 @@ class DocumentUnavailable(PenstockError):
 
 async def search(service: Service, caller: Caller, arguments: SearchArguments) -> SearchOutput:
     """The documents that match, each with its passages. Raises BadQuery, Retryable, Misconfigured and TimeoutError."""
+    filters = arguments.filters()
     async with asyncio.timeout(service.budget.total):
         outcome = await service.search.search(
             arguments.query,
             caller,
             top=min(MAX_TOP, PASSAGES_PER_DOCUMENT * arguments.limit),
-            filters=arguments.filters(),
+            filters=filters,
+            sort=arguments.sort,
+            cursor=arguments.cursor,
         )
+        facets = facets_as_json(await service.search.facets(caller, arguments.facets, filters))
     for step in outcome.steps:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
-    service.shadow.offer(arguments.query, caller, filters=arguments.filters())
+    if arguments.sort == "relevance" and arguments.cursor is None:
+        service.shadow.offer(arguments.query, caller, filters=filters)
     of_document: dict[UUID, list[Result]] = {}
     for result in outcome.results:
         of_document.setdefault(result.passage.document_id, []).append(result)
     notes = [f"incomplete: {reason}" for reason in outcome.degraded]
     if not of_document:
         notes.append("no document that you may read matches")
-    results = [_result(group) for group in list(of_document.values())[: arguments.limit]]
-    return SearchOutput(results=results, notes=notes)
+    groups = list(of_document.values())[: arguments.limit]
+    following = outcome.cursor
+    if len(of_document) > len(groups):  # what is left out comes on the next page
+        following = str(parse(outcome.before).after([result for group in groups for result in group]))
+    return SearchOutput(results=[_result(group) for group in groups], notes=notes, cursor=following, facets=facets)
 
 
 def shown_documents(output: SearchOutput) -> list[UUID]:

@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { $, el } from "./dom.js";
 import { typeName } from "./results.js";
+import { condition } from "./state.js";
 
 const KINDS = [["source", "sources", "Source"], ["type", "media_types", "Type"], ["author", "authors", "Author"]];
 const PERIODS = [["Any time", 0], ["Past week", 7], ["Past month", 31], ["Past year", 366]];
@@ -29,10 +30,11 @@ export const sources = () => values(facets.sources);
 export function drawFilters(state, change) {
   const panel = $("filters");
   const focused = document.activeElement?.id;
-  panel.replaceChildren(...KINDS.map(([name, from, title]) => choiceList(name, values(facets[from]), title, state, change)).filter(Boolean), period(state, change));
+  panel.replaceChildren(...KINDS.map(([name, from, title]) => choiceList(name, values(facets[from]), title, state, change)).filter(Boolean), ...metadata(state, change), period(state, change));
   if (focused && panel.contains($(focused))) $(focused).focus();
   const chips = [
     ...KINDS.flatMap(([name, , title]) => state[name].map((value) => chip(`${title}: ${label(name, value)}`, () => change({ [name]: state[name].filter((other) => other !== value) })))),
+    ...state.meta.map((value) => chip(`${condition(value)[0]}: ${label("meta", value)}`, () => change({ meta: state.meta.filter((other) => other !== value) }))),
     state.since && chip(`Since ${state.since}`, () => change({ since: "" })),
     state.before && chip(`Before ${state.before}`, () => change({ before: "" })),
   ].filter(Boolean);
@@ -41,7 +43,18 @@ export function drawFilters(state, change) {
   $("filters-open").dataset.count = chips.length || "";
 }
 
-const label = (name, value) => (name === "type" ? typeName(value) : value);
+const label = (name, value) => (name === "type" ? typeName(value) : name === "meta" ? String(condition(value)[1]) : value);
+
+/** One list of check boxes for each declared key: its values and how many documents have them. */
+function metadata(state, change) {
+  const names = new Set([...Object.keys(facets.metadata ?? {}), ...state.meta.map((value) => condition(value)[0])]);
+  return [...names].sort().map((name) => {
+    const ours = (value) => condition(value)[0] === name;
+    const offered = (facets.metadata?.[name]?.values ?? []).map(({ value, count }) => ({ value: `${name}=${JSON.stringify(value)}`, count }));
+    const others = state.meta.filter((value) => !ours(value));
+    return choiceList("meta", offered, name, { meta: state.meta.filter(ours) }, ({ meta }) => change({ meta: [...others, ...meta] }));
+  }).filter(Boolean);
+}
 
 function chip(text, remove) {
   return el("li", {}, el("button", { type: "button", class: "chip", onclick: remove, "aria-label": `Remove the filter ${text}` }, text, el("span", { "aria-hidden": "true" }, " ×")));

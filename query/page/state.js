@@ -1,10 +1,10 @@
 // The state of the page, in the URL's query: it can be shared, and going back and forward works.
 
-const LISTS = ["source", "type", "author"];
+const LISTS = ["source", "type", "author", "meta"]; // meta: KEY=VALUE, the value as JSON
 const MODES = ["hybrid", "vector", "keyword"];
 
 export const EMPTY = Object.freeze({
-  view: "search", q: "", mode: "hybrid", source: [], type: [], author: [], since: "", before: "", answer: false, doc: "", chunk: "",
+  view: "search", q: "", mode: "hybrid", source: [], type: [], author: [], meta: [], since: "", before: "", answer: false, doc: "", chunk: "",
 });
 
 export function read() {
@@ -14,6 +14,7 @@ export function read() {
   state.q = parameters.get("q") ?? "";
   state.mode = MODES.includes(parameters.get("mode")) ? parameters.get("mode") : "hybrid";
   for (const name of LISTS) state[name] = parameters.getAll(name);
+  state.meta = state.meta.filter(condition);
   state.since = date(parameters.get("since"));
   state.before = date(parameters.get("before"));
   state.answer = parameters.has("answer");
@@ -46,12 +47,26 @@ export function write(state, { typing = false } = {}) {
 /** End the entry of the text that was typed; the next change begins a new one. */
 export const endTyping = () => history.replaceState(null, "", location.href);
 
+/** The key and the value of a filter KEY=VALUE; null: it is none. */
+export function condition(text) {
+  const at = text.indexOf("=");
+  try {
+    const value = JSON.parse(text.slice(at + 1));
+    return at > 0 && ["string", "number", "boolean"].includes(typeof value) ? [text.slice(0, at), value] : null;
+  } catch {
+    return null;
+  }
+}
+
 /** The filters of a request; undefined: none. */
 export function filters(state) {
   const result = {};
   if (state.source.length) result.sources = state.source;
   if (state.type.length) result.media_types = state.type;
   if (state.author.length) result.authors = state.author;
+  const metadata = {};
+  for (const [name, value] of state.meta.map(condition).filter(Boolean)) (metadata[name] ??= []).push(value);
+  if (state.meta.length) result.metadata = metadata;
   if (state.since) result.since = `${state.since}T00:00:00Z`;
   if (state.before) result.before = `${state.before}T00:00:00Z`;
   return Object.keys(result).length ? result : undefined;

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from heapq import nsmallest
 from itertools import pairwise
 from uuid import UUID
 
 from pipeline.core.identifiers import exact_names
 from pipeline.core.model import Span
+from pipeline.ledger.entry import to_the_hour
 from query.access.verify import Detail
-from query.model import Passage, Ranker, Result
+from query.model import Passage, Ranker, Result, Sort
 
 MAX_MERGED_CHUNKS = 3
 """The most chunks that one passage is made of; whoever needs a longer text reads the document."""
@@ -73,6 +75,30 @@ def exact_first(hits: Sequence[Hit], named: Sequence[str]) -> list[Hit]:
         return len(identifiers & exact_names(text)) if any(name in lowered for name in identifiers) else 0
 
     return sorted(hits, key=lambda hit: -count(hit))
+
+
+def by_time(hits: Sequence[Hit], sort: Sort, *, complete: bool) -> list[Hit]:
+    """The hits in the order of their documents' times, those without a time last; within a document in reading order.
+
+    complete: False if the index has more. It sorts by the hour, so the hits of the last hour are then left to the next,
+    larger round, unless there are no others.
+    """
+
+    def key(hit: Hit) -> tuple[bool, float, UUID, int]:
+        at = hit.passage.source_modified_at
+        seconds = 0.0 if at is None else at.timestamp() * (-1 if sort == "newest" else 1)
+        return at is None, seconds, hit.passage.document_id, hit.passage.chunk_index
+
+    ordered = sorted(hits, key=key)
+    if complete or not ordered:
+        return ordered
+    last = _hour(ordered[-1])
+    return [hit for hit in ordered if _hour(hit) != last] or ordered
+
+
+def _hour(hit: Hit) -> datetime | None:
+    at = hit.passage.source_modified_at
+    return to_the_hour(at) if at else None
 
 
 def arrange(hits: Sequence[Hit], *, top: int, per_document: int) -> list[Group]:

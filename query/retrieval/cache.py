@@ -21,7 +21,7 @@ from pipeline.embedding.port import Embedder, Vectors
 from pipeline.stores.postgres import Connection
 from query.access.callers import Caller, Readable
 from query.access.filters import Filters
-from query.model import Mode, Result, Step
+from query.model import Mode, Result, Sort, Step
 
 RESULTS_TTL_SECONDS = 300.0
 """The lifetime of cached results: changes that the ledger does not record (a restored index, other analysis settings)
@@ -41,6 +41,8 @@ class Key:
     top: int
     filters: Filters
     rerank: bool
+    sort: Sort
+    cursor: str | None
     generation: Generation
     tenant: str
     access: bytes
@@ -67,6 +69,7 @@ class CachedResults:
     results: Sequence[Result]
     steps: Sequence[Step]
     relevant: bool
+    cursor: str | None
     counted: Sequence[ChunkKey]
     """Everything that was ranked, because the counts in the steps depend on it."""
     snapshot: str

@@ -16,7 +16,7 @@ from pipeline.stores.elasticsearch import translated
 from query.access.callers import Caller, Readable
 from query.access.filters import NONE, Filters
 from query.access.filters import clauses as narrowing
-from query.model import Candidate
+from query.model import Candidate, Sort
 
 TERMS_A_CLAUSE = 65_536
 """The most terms of a ``terms`` clause (index.max_terms_count)."""
@@ -29,6 +29,20 @@ PART_BOOST = 0.1
 """Enough for "config" to match a passage that contains only config.yaml, too little to change the order of passages
 that match by words."""
 MAX_IDENTIFIERS = 20
+MOST_WORDS = "2<75%"
+"""All of one or two words have to match, of more three quarters: sorted by time, a passage with one word of many would
+come first."""
+
+
+def _by_modification(order: str) -> Sequence[Mapping[str, Any]]:
+    return [{"source_modified_at": {"order": order, "missing": "_last"}}, {"_score": {"order": "desc"}}]
+
+
+_ORDERS: Mapping[Sort, Sequence[Mapping[str, Any]] | None] = {
+    "relevance": None,
+    "newest": _by_modification("desc"),
+    "oldest": _by_modification("asc"),
+}
 _WORD = re.compile(r"[^\W_]{2,}")
 
 
@@ -40,19 +54,23 @@ async def bm25(
     query: str,
     *,
     filters: Filters = NONE,
+    sort: Sort = "relevance",
     excluded: Collection[UUID] = (),
     limit: int,
 ) -> list[Candidate]:
     """The best passages by keyword among those that this caller may read according to the index, best first.
 
+    sort: by the time of the document, to the hour; then only passages with most of the query's words count.
     excluded: chunks that an earlier round returned and the ledger withheld. es: a client with the timeout of a search.
     Raises Retryable or Misconfigured.
     """
     with translated(f"search {generation.keyword_index}"):
         answer = await es.search(
             index=generation.keyword_index,
-            query=build(caller.tenant, readable, query, filters, excluded),
+            query=build(caller.tenant, readable, query, filters, excluded, sort),
             size=limit,
+            sort=_ORDERS[sort],
+            track_scores=True,
             source_includes=["document_id", "text"],
             track_total_hits=False,
             allow_partial_search_results=False,
@@ -89,12 +107,17 @@ def build(
     query: str,
     filters: Filters = NONE,
     excluded: Collection[UUID] = (),
+    sort: Sort = "relevance",
 ) -> dict[str, Any]:
     """The whole query: access, filters and content."""
     bool_query: dict[str, Any] = {
         "filter": [*_may_read(tenant, readable), *narrowing(filters)],
         "must": _content(query),
     }
+    if sort != "relevance":
+        fields = ["text", "title", "headings"]
+        most = {"query": query[:MAX_MATCHED_CHARACTERS], "fields": fields, "minimum_should_match": MOST_WORDS}
+        bool_query["filter"].append({"combined_fields": most})
     if excluded:
         bool_query["must_not"] = [{"ids": {"values": [str(id_) for id_ in excluded]}}]
     return {"bool": bool_query}

@@ -22,15 +22,18 @@ from pipeline.runtime.tasks import time_limit
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool
 from query.access.callers import Caller, identify, readable
+from query.access.facets import count
 from query.access.filters import NONE, Filters, require_declared
 from query.access.filters import check as check_filters
 from query.access.verify import verify
 from query.embedding.embedders import Embedders, is_same
-from query.model import Mode, Passage, Result, SearchResults, check
+from query.model import Facet, Mode, Passage, Result, SearchResults, Sort, check, check_sort
 from query.rerank.guarded import open_reranker
 from query.rerank.reranker import Reranker, rerank
-from query.retrieval.arrange import Hit, arrange, exact_first, present, refreshed
+from query.retrieval import cursor as cursors
+from query.retrieval.arrange import Hit, arrange, by_time, exact_first, present, refreshed
 from query.retrieval.cache import Cache, CachedResults, ChunkKey, Embedded, Key, access_digest, changed_since, snapshot
+from query.retrieval.cursor import MAX_PAGED, Cursor, search_digest
 from query.retrieval.feedback import rank_with_feedback
 from query.retrieval.ranking import floors_of, has_more, is_relevant, nearest_cosine, rank_candidates
 from query.retrieval.steps import Steps
@@ -104,17 +107,25 @@ class Search:
         mode: Mode = "hybrid",
         filters: Filters = NONE,
         rerank: bool = True,
+        sort: Sort = "relevance",
+        cursor: str | None = None,
         generation: Generation | None = None,
     ) -> SearchResults:
         """The best ``top`` passages that this caller may read now; none, if nothing is relevant to the query.
 
         rerank: whether the reranker, if one is configured, decides the order.
+        sort: ``newest`` and ``oldest`` order the passages that have most of the query's words by their document's time;
+        those without a time come last. cursor: that of the previous page; the other arguments are the same.
         generation: None searches the active one. The model, table and index are always of the same generation.
         Law: there are fewer than ``top`` only if no more match. A store or model that fails is left out and named in
         ``steps``. Raises BadQuery; Retryable or Misconfigured when no store answers or the ledger is not available.
         """
-        question = Query(check(query, top, mode), top, mode, rerank)
+        check_sort(sort, mode)
+        question = Query(check(query, top, mode), top, mode if sort == "relevance" else "keyword", rerank, sort)
         check_filters(filters)
+        before = cursors.read(
+            cursor, search_digest([caller.tenant, question.text, question.mode, rerank, sort, filters])
+        )
         steps = Steps()
         likely = generation or self._pinned
         embedding = None if likely is None else self._embedding(question, caller, likely, steps)
@@ -126,13 +137,23 @@ class Search:
                 embedding = self._embedding(question, caller, scope.generation, steps)
             if generation is None:
                 self._pinned = scope.generation
-            key = Key(question.text, mode, top, filters, rerank, scope.generation, caller.tenant, scope.access)
+            key = Key(
+                question.text, mode, top, filters, rerank, sort, cursor, scope.generation, caller.tenant, scope.access
+            )
             if (cached := await self._from_cache(key, scope, steps)) is not None:
-                return cached
-            return await self._search(question, scope, embedding, steps, key)
+                return replace(cached, before=str(before))
+            return replace(await self._search(question, scope, embedding, steps, key, before), before=str(before))
         finally:
             self._active_searches -= 1
             await _cancel(embedding)
+
+    async def facets(self, caller: Caller, names: Sequence[str], filters: Filters = NONE) -> dict[str, Facet]:
+        """See ``query.access.facets.count``. Raises BadQuery and Retryable."""
+        if not names:
+            return {}
+        check_filters(filters)
+        async with self._stores.connection(self._stores.timeouts.ledger, "facets", caller.tenant) as connection:
+            return await count(connection, caller, list(dict.fromkeys(names)), filters)
 
     def _embedding(self, question: Query, caller: Caller, generation: Generation, steps: Steps) -> Embedding | None:
         if question.mode == "keyword" or self._embedders is None:
@@ -179,13 +200,16 @@ class Search:
         # The facts of the cached steps hold for this response, too; their times might reveal another caller's query.
         results = [refreshed(result, current) for result in cached.results]
         done = [replace(step, took_ms=0.0) for step in cached.steps if step.name not in {s.name for s in steps.done}]
-        return SearchResults(results, [*steps.done, *done], steps.took_ms, cached.relevant)
+        return SearchResults(results, [*steps.done, *done], steps.took_ms, cached.relevant, cached.cursor)
 
     def _cache_results(self, key: Key, results: SearchResults, passages: Mapping[UUID, Passage], before: str) -> None:
         if results.degraded:
             return
         counted = [ChunkKey(passage.chunk_id, passage.document_id) for passage in passages.values()]
-        self._cache.store_results(key, CachedResults(results.results, results.steps, results.relevant, counted, before))
+        self._cache.store_results(
+            key,
+            CachedResults(results.results, results.steps, results.relevant, results.cursor, counted, before),
+        )
 
     def _count(self, cache: str, *, hit: bool) -> None:
         if self._metrics is not None:
@@ -194,14 +218,17 @@ class Search:
     # The search
 
     async def _search(
-        self, question: Query, scope: Scope, embedding: Embedding | None, steps: Steps, key: Key
+        self, question: Query, scope: Scope, embedding: Embedding | None, steps: Steps, key: Key, before: Cursor
     ) -> SearchResults:
         # A caller without access takes the same path as one without matches, so that times do not distinguish them.
-        depth = max(CANDIDATES, 2 * question.top)
+        depth = min(MAX_DEPTH, max(CANDIDATES, 2 * question.top + len(before.chunks)))
         while True:
             offers, passages = await self._stores.offers(question, scope, embedding, steps, depth=depth, spare=SPARE)
+            more = has_more(offers, passages, depth)
             hits = rank_candidates(offers, passages, steps, depth)
-            if depth >= MAX_DEPTH or not has_more(offers, passages, depth) or self._suffice(question, hits):
+            if question.sort != "relevance":
+                hits = by_time(hits, question.sort, complete=not more or depth >= MAX_DEPTH)
+            if depth >= MAX_DEPTH or not more or self._suffice(question, _unseen(hits, before)):
                 break
             depth = min(MAX_DEPTH, 4 * depth)  # duplicates count once
         reranker = self._reranker if question.rerank else None
@@ -212,7 +239,8 @@ class Search:
             rerank=self._rerank_floor,
         )
         cosine = nearest_cosine(offers, passages)
-        relevant = is_relevant(question.text, hits, cosine, floors, steps)
+        is_decided = question.sort != "relevance" or bool(before.chunks)  # an earlier page was relevant
+        relevant = bool(hits) if is_decided else is_relevant(question.text, hits, cosine, floors, steps)
         skipped_feedback = False
         if relevant and hits and embedding is not None and self._settings.feedback and question.mode == "hybrid":
             skipped_feedback = self._active_searches > self._settings.feedback_at_once
@@ -223,11 +251,14 @@ class Search:
                 self._stores, question, scope, embedding, steps, offers, passages, hits, depth=depth
             ):
                 hits = reranked
-        hits = await self._ordered(question, scope, hits if relevant or floors.rerank is not None else [], steps)
-        if any(hit.rerank_score is not None for hit in hits):
+        hits = _unseen(hits, before) if relevant or floors.rerank is not None else []
+        hits = await self._ordered(question, scope, hits, steps)
+        if not is_decided and any(hit.rerank_score is not None for hit in hits):
             relevant = is_relevant(question.text, hits, cosine, floors, steps)
-        results = await self._results(question, scope, hits if relevant else [], steps)
-        outcome = SearchResults(results, steps.done, steps.took_ms, relevant)
+        hits = hits if relevant else []
+        results = await self._results(question, scope, hits, steps)
+        following = _cursor_after(before, results, hits, full=len(results) == question.top, more=more)
+        outcome = SearchResults(results, steps.done, steps.took_ms, relevant, following)
         if not skipped_feedback:  # so that a later search, under less load, has the better ranking
             self._cache_results(key, outcome, passages, scope.snapshot)
         return outcome
@@ -236,10 +267,11 @@ class Search:
         return len(arrange(hits, top=question.top, per_document=self._settings.per_document)) == question.top
 
     async def _ordered(self, question: Query, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Hit]:
-        """The hits as they are shown: by the reranker, but those with an identifier of the query first."""
-        named = identifiers(question.text) if question.mode != "vector" else ()
+        """The hits as they are shown: by time, or by the reranker, but those with an identifier of the query first."""
+        by_relevance = question.sort == "relevance"
+        named = identifiers(question.text) if by_relevance and question.mode != "vector" else ()
         hits = exact_first(hits, named)
-        if question.rerank and self._reranker is not None:
+        if by_relevance and question.rerank and self._reranker is not None:
             hits = await rerank(
                 self._reranker, question.text, hits, tenant=scope.caller.tenant, pool=self._rerank_pool, steps=steps
             )
@@ -254,6 +286,20 @@ class Search:
             results = [present(group, details) for group in groups]
             facts["results"] = len(results)
         return results
+
+
+def _unseen(hits: Sequence[Hit], before: Cursor) -> list[Hit]:
+    """The chunks that no earlier page returned."""
+    return [hit for hit in hits if not before.shows(hit.passage.chunk_id)]
+
+
+def _cursor_after(
+    before: Cursor, results: Sequence[Result], hits: Sequence[Hit], *, full: bool, more: bool
+) -> str | None:
+    """The cursor of the next page, if there may be one. more: whether candidates were left out."""
+    after = before.after(results)
+    rest = more or any(not after.shows(hit.passage.chunk_id) for hit in hits)
+    return str(after) if full and rest and after.results < MAX_PAGED and len(after.chunks) < MAX_DEPTH else None
 
 
 async def _cancel(embedding: Embedding | None) -> None:

@@ -24,7 +24,7 @@ from query.access.filters import Filters
 from query.access.tenant_rows import NO_TENANT, rows_of
 from query.access.verify import Detail, describe, verify
 from query.embedding.embedders import require_same
-from query.model import Candidate, Facts, Mode, Passage, Ranker
+from query.model import Candidate, Facts, Mode, Passage, Ranker, Sort
 from query.retrieval import vectors
 from query.retrieval.cache import Embedded
 from query.retrieval.fusion import Ranking
@@ -68,6 +68,7 @@ class Query:
     top: int
     mode: Mode
     rerank: bool
+    sort: Sort = "relevance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class Stores:
                     offer = self._vectors(scope, embedding, steps, depth + spare, verified=not first)
                 else:
                     limit = max(depth + spare, min(MAX_CANDIDATES_PER_ROUND, offers[ranker].limit * 4))
-                    offer = self._keywords(question.text, scope, steps, limit, offers[ranker].withheld)
+                    offer = self._keywords(question, scope, steps, limit, offers[ranker].withheld)
                 offers[ranker] = await offer
             with steps.step("verify"):
                 new = [c for c in offers[ranker].candidates if c.chunk_id not in passages]
@@ -231,7 +232,7 @@ class Stores:
 
     async def _keywords(
         self,
-        text: str,
+        question: Query,
         scope: Scope,
         steps: Steps,
         limit: int,
@@ -248,8 +249,9 @@ class Stores:
                         scope.generation,
                         scope.caller,
                         scope.readable,
-                        text,
+                        question.text,
                         filters=scope.filters,
+                        sort=question.sort,
                         excluded=withheld,
                         limit=limit,
                     )

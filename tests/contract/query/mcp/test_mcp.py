@@ -124,6 +124,31 @@ async def test_search_filters_narrow_the_results_and_the_limit_counts_documents(
     assert len((await call(ann, "search", query="harbour", limit=1))["results"]) == 1
 
 
+async def test_pages_return_each_document_once_and_facets_what_the_caller_may_read(served: Served, ann: Person) -> None:
+    from pipeline.ledger import metadata_keys
+
+    async with served.library.pool.connection() as connection:
+        await metadata_keys.declare(connection, "acme", "labels", "keyword")
+    labelled = [("a.md", "staff", "open"), ("b.md", "staff", "open"), ("c.md", "board", "plum")]
+    await served.library.put(
+        *(
+            document(f"label-{name}", f"The {name} lighthouse.", acl_tags=[tag], metadata={"labels": [label]})
+            for name, tag, label in labelled
+        )
+    )
+    cursor: dict[str, str] = {}
+    pages = []
+    while True:
+        narrowed = {"metadata": {"labels": ["open", "plum"]}, "facets": ["labels"]}
+        response = await call(ann, "search", query="lighthouse", limit=1, **narrowed, **cursor)
+        pages += [result["id"] for result in response["results"]]
+        assert [value["value"] for value in response["facets"]["labels"]["values"]] == ["open"]
+        if response["cursor"] is None:
+            break
+        cursor = {"cursor": response["cursor"]}
+    assert sorted(pages) == sorted([doc("label-a.md"), doc("label-b.md")])
+
+
 async def test_a_search_without_results_has_a_note(ann: Person) -> None:
     response = await call(ann, "search", query="harbour", authors=["nobody"])
     assert response["results"] == []
