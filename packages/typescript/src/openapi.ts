@@ -301,7 +301,8 @@ export interface components {
              *       "sources": [],
              *       "authors": [],
              *       "media_types": [],
-             *       "documents": []
+             *       "documents": [],
+             *       "metadata": {}
              *     }
              */
             filters?: components["schemas"]["SearchFilters"];
@@ -461,6 +462,34 @@ export interface components {
              */
             text: string;
         };
+        /** Facet */
+        Facet: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "keyword" | "number" | "date" | "boolean";
+            /**
+             * Values
+             * @description The most frequent first, at most 50.
+             */
+            values: components["schemas"]["FacetValue"][];
+            /**
+             * Complete
+             * @description False if so many documents match that a part of them was counted.
+             */
+            complete: boolean;
+        };
+        /** FacetValue */
+        FacetValue: {
+            /** Value */
+            value: boolean | number | string;
+            /**
+             * Count
+             * @description Number of documents that the caller may read and that match.
+             */
+            count: number;
+        };
         /**
          * FacetsResponse
          * @description Values that occur in documents that the caller may read, the most frequent first.
@@ -472,6 +501,13 @@ export interface components {
             authors: string[];
             /** Media Types */
             media_types: string[];
+            /**
+             * Metadata
+             * @description Values of the declared keys with their counts, by key.
+             */
+            metadata: {
+                [key: string]: components["schemas"]["Facet"];
+            };
         };
         /** FeedbackRequest */
         FeedbackRequest: {
@@ -505,6 +541,50 @@ export interface components {
             pointer: string;
             /** Detail */
             detail: string;
+        };
+        /**
+         * KeyConditions
+         * @description Conditions on the values of one key of metadata, which must all hold.
+         */
+        KeyConditions: {
+            /**
+             * Any
+             * @description The document has at least one of these values.
+             * @default []
+             */
+            any?: (boolean | number | string)[];
+            /**
+             * All
+             * @description The document has every one of these values.
+             * @default []
+             */
+            all?: (boolean | number | string)[];
+            /**
+             * None
+             * @description The document has none of these values, or not the key at all.
+             * @default []
+             */
+            none?: (boolean | number | string)[];
+            /**
+             * Gte
+             * @description A value is at least this number, date or text.
+             */
+            gte?: number | string | null;
+            /**
+             * Gt
+             * @description A value is greater than this number, date or text.
+             */
+            gt?: number | string | null;
+            /**
+             * Lte
+             * @description A value is at most this number, date or text.
+             */
+            lte?: number | string | null;
+            /**
+             * Lt
+             * @description A value is less than this number, date or text.
+             */
+            lt?: number | string | null;
         };
         /**
          * PipelineResponse
@@ -594,6 +674,23 @@ export interface components {
              * @default []
              */
             documents?: string[];
+            /**
+             * Metadata
+             * @description Conditions on declared keys of metadata, by key: a value, a list of values of which any matches, or an object of conditions.
+             * @default {}
+             * @example {
+             *       "labels": [
+             *         "policy",
+             *         "2026"
+             *       ],
+             *       "priority": {
+             *         "gte": 2
+             *       }
+             *     }
+             */
+            metadata?: {
+                [key: string]: boolean | number | string | (boolean | number | string)[] | components["schemas"]["KeyConditions"];
+            };
         };
         /** SearchRequest */
         SearchRequest: {
@@ -622,7 +719,8 @@ export interface components {
              *       "sources": [],
              *       "authors": [],
              *       "media_types": [],
-             *       "documents": []
+             *       "documents": [],
+             *       "metadata": {}
              *     }
              */
             filters?: components["schemas"]["SearchFilters"];
@@ -632,6 +730,24 @@ export interface components {
              * @default true
              */
             rerank?: boolean;
+            /**
+             * Sort
+             * @description `newest` and `oldest` return the passages that have most of the query's words by the time of their document. They need keyword search.
+             * @default relevance
+             * @enum {string}
+             */
+            sort?: "relevance" | "newest" | "oldest";
+            /**
+             * Cursor
+             * @description The `cursor` of the previous response, for the next page of the same search.
+             */
+            cursor?: string | null;
+            /**
+             * Facets
+             * @description Declared keys whose values are counted, over the documents that match the filters.
+             * @default []
+             */
+            facets?: string[];
         };
         /** SearchResponse */
         SearchResponse: {
@@ -651,6 +767,18 @@ export interface components {
              * @description Reasons why this response is incomplete, one for each failed part.
              */
             degraded: string[];
+            /**
+             * Cursor
+             * @description Where the next page begins; null if this is the last.
+             */
+            cursor: string | null;
+            /**
+             * Facets
+             * @description The facets that were requested, by key.
+             */
+            facets: {
+                [key: string]: components["schemas"]["Facet"];
+            };
         };
         /** SearchResult */
         SearchResult: {

@@ -124,6 +124,24 @@ async def test_an_index_with_another_mapping_is_misconfigured(es: AsyncElasticse
     await es.indices.delete_index_template(name=name)
 
 
+async def test_an_index_of_an_earlier_version_gets_the_new_fields(
+    es: AsyncElasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"chunks-test-{uuid4().hex[:12]}"
+    earlier = {k: v for k, v in es_store.MAPPING["properties"].items() if k not in es_store.ADDED_FIELDS}
+    with monkeypatch.context() as before:
+        before.setattr(es_store, "MAPPING", {**es_store.MAPPING, "properties": earlier})
+        await es_store.create_index(es, name)
+    for _ in range(2):
+        await es_store.extend_index(es, name)
+    fields = (await es.indices.get_mapping(index=name))[name]["mappings"]["properties"]
+    assert fields["keys"] == {"type": "keyword"}
+    await es_store.create_index(es, name)  # and counts as one of this version
+    await es_store.extend_index(es, f"{name}-missing")
+    await es_store.drop_index(es, name)
+    await es.indices.delete_index_template(name=name)
+
+
 async def test_a_live_index_can_be_tuned(es: AsyncElasticsearch, index: str) -> None:
     await es_store.tune_index(es, index, replicas=0, refresh_interval="-1")
     settings = (await es.indices.get_settings(index=index))[index]["settings"]["index"]
