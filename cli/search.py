@@ -96,8 +96,11 @@ def search(
 
     Without --as and --tag you read as the local user, who may read what `penstock ingest` stored for that user.
 
-    Example: penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
-    Example: penstock search "leave policy" --filter labels=policy --filter "priority>=2" --facet status --sort newest
+    Examples:
+
+    penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
+
+    penstock search "leave policy" --filter labels=policy --filter "priority>=2" --facet status --sort newest
     """
     if not principals and not tags:
         from cli.readers import local_user
