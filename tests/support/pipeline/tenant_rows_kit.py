@@ -135,11 +135,12 @@ _TENANT = """
     INSERT INTO access_sets (tenant, digest, acl_tags, required_tags)
         VALUES (%(tenant)s, sha256('staff'), '{wiki/staff}', '{}');
     INSERT INTO documents (id, tenant, source, external_id, seq, version, access_id, content_hash, title, media_type,
-            author, source_modified_at)
+            author, source_modified_at, keys)
         SELECT md5(%(tenant)s || n)::uuid, %(tenant)s,
             CASE WHEN %(tenant)s <> 'anna' AND n > 10 THEN 'mail' ELSE 'wiki' END,
             n || '.md', n, 1, a.id, '\\x00',
-            'Title of ' || %(tenant)s || n, 'text/plain', 'ann', now() - n * interval '1 hour'
+            'Title of ' || %(tenant)s || n, 'text/plain', 'ann', now() - n * interval '1 hour',
+            ARRAY['team=' || %(tenant)s]
         FROM generate_series(1, 12) n, access_sets a WHERE a.tenant = %(tenant)s;
     INSERT INTO document_bodies SELECT id, 'Text of ' || tenant, '{}' FROM documents WHERE tenant = %(tenant)s;
     INSERT INTO document_events (document_id, slot, kind, outcome, lane)
@@ -154,6 +155,8 @@ _TENANT = """
     INSERT INTO index_state (document_id, generation, store, want_seq, seq, settled_at)
         SELECT id, 'g1', store, seq, seq, now()
         FROM documents, unnest(ARRAY['vectors', 'keywords']) store WHERE tenant = %(tenant)s;
+    INSERT INTO metadata_keys (tenant, name, type) VALUES
+        (%(tenant)s, 'team', 'keyword'), (%(tenant)s, 'of-' || %(tenant)s, 'keyword');
     INSERT INTO memberships VALUES (%(tenant)s, 'wiki', 'ann', ARRAY['of-' || %(tenant)s], now());
     INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id, tenant, source,
             external_id, first_failed_at, at, letter_partition, letter_offset)
@@ -206,6 +209,7 @@ async def empty(library: Library, tenant: str) -> None:
             "documents",
             "access_sets",
             "memberships",
+            "metadata_keys",
             "dead_letters",
             "conversation_mentions",
             "conversation_pairs",

@@ -38,6 +38,7 @@ from pipeline.stores.postgres import (
 )
 from query.access import callers as access
 from query.access import documents as reading
+from query.access import facets
 from query.access.callers import Caller, Readable
 from query.access.filters import NONE, Filters
 from query.access.tenant_rows import rows_of
@@ -127,6 +128,8 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
     ask: list[Callable[[], Awaitable[Any]]] = [
         lambda: access.identify(connection, HELD, principals=["ann"], tags=["staff"]),
         lambda: access.readable(connection, caller),
+        lambda: facets._count(connection, caller, may, ["team"], NONE, {"team": "keyword"}),
+        lambda: facets.count_all(connection, caller),
         lambda: cache.changed_since(connection, taken, generation.name, caller, may),
         lambda: survey.access_ids_of(connection, may, ("wiki",)),
         lambda: survey.survey(connection, scope, max_tokens=None),
