@@ -32,7 +32,7 @@ SAMPLED_CHUNKS = 300
 """The passages of the random pairs. Their ids are hashes, so the first of them are a fair sample."""
 KNOWN_ITEMS = 120
 AT_ONCE = 8
-"""Questions that are embedded at the same time."""
+"""Questions that a command embeds at the same time. A worker embeds one after another: documents come first."""
 RERANKED_QUESTIONS = 40
 """Questions of each kind that a reranker scores: an expensive model takes a second for five passages."""
 RERANKED_PASSAGES = 5
@@ -60,7 +60,12 @@ class _Question:
 
 
 async def calibrate(
-    connection: Connection, generation: Generation, embedder: Embedder, *, scorer: Scorer | None = None
+    connection: Connection,
+    generation: Generation,
+    embedder: Embedder,
+    *,
+    scorer: Scorer | None = None,
+    at_once: int = AT_ONCE,
 ) -> Calibration | None:
     """Measure the floor of a generation and store it. None: it has no chunk to measure on, or the model refuses all
     questions.
@@ -71,9 +76,9 @@ async def calibrate(
     texts, vectors = await _sample(connection, generation)
     if not texts:
         return None
-    everyday = await _embedded(embedder, EVERYDAY)
+    everyday = await _embedded(embedder, EVERYDAY, at_once)
     spread = [texts[n * len(texts) // KNOWN_ITEMS] for n in range(KNOWN_ITEMS)] if len(texts) > KNOWN_ITEMS else texts
-    known = await _embedded(embedder, [known_item(text, seed) for seed, text in enumerate(spread)])
+    known = await _embedded(embedder, [known_item(text, seed) for seed, text in enumerate(spread)], at_once)
     if not everyday or not known:
         return None
     measured = measure(
@@ -115,9 +120,9 @@ def _mean_cosine(vectors: Vectors) -> float:
     return float((vectors * np.roll(vectors, 1, axis=0)).sum(axis=1).mean())
 
 
-async def _embedded(embedder: Embedder, texts: Sequence[str]) -> list[_Question]:
+async def _embedded(embedder: Embedder, texts: Sequence[str], at_once: int) -> list[_Question]:
     """The questions with their vectors, without those that the model refuses."""
-    limit = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(at_once)
 
     async def embed(text: str) -> _Question | None:
         async with limit:
@@ -224,7 +229,7 @@ class CalibrationKeeper:
                     chunks = await graph.rows(connection, generation, most=min(most, COUNTED))
                     if not is_due(before, chunks):
                         continue
-                    if await calibrate(connection, generation, await self._models.of(generation)):
+                    if await calibrate(connection, generation, await self._models.of(generation), at_once=1):
                         calibrated.append(generation.name)
                 except UndefinedTable:  # the generation was retired meanwhile
                     continue

@@ -375,6 +375,7 @@ class World:
             g.keyword_index,
             g.vector_type,
             None,
+            None,
         )
         self.database.tables["generations"][GENERATION,] = {"columns": columns}
 

@@ -67,7 +67,7 @@ print(json.dumps([type(made).__module__, made.options.url, *refused]))
     assert no_class == (
         "kind 'acme-number': its entry point is no class that implements a source (penstock.source.Source)"
     )
-    assert "one of acme-number, acme-tickets, confluence" in unknown
+    assert "one of acme-number, acme-tickets, airbyte" in unknown
 
 
 def test_a_reranker_of_an_installed_distribution_orders_passages(python: str, tmp_path: Path) -> None:
