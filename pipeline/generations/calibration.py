@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import structlog
+from pgvector.psycopg import register_vector_async
 from psycopg import sql
 from psycopg.errors import UndefinedTable
 
@@ -73,6 +74,7 @@ async def calibrate(
     About 240 short questions are embedded, and 160 of them reranked. scorer: the reranker to calibrate as well.
     Raises Retryable and Misconfigured as the models do, and psycopg.Error.
     """
+    await register_vector_async(connection)  # a command's connection does not read vectors otherwise
     texts, vectors = await _sample(connection, generation)
     if not texts:
         return None

@@ -132,7 +132,7 @@ class Migration:
                     await builder.converge(build)
                     await builder.complete(build)
                     await builder.converge(build)
-                    await calibrate(self._connection, build.generation, embedder)
+                    await self._calibrate(build.generation)
                     await builds.mark_ready(self._connection, build)
                 documents, chunks, _ = await desired_counts(self._connection, build.generation)
                 if wait:
@@ -140,6 +140,13 @@ class Migration:
             embedded = await written(self._connection, build.generation, "vectors")
             tokens = await builds.tokens(self._connection, build)
         return Result(new.name, active.name, wait, documents, chunks, embedded, tokens, round(monotonic() - start, 3))
+
+    async def _calibrate(self, built: Generation) -> None:
+        embedder = await asyncio.to_thread(choose.for_generation, built, self._settings, self._models)
+        try:
+            await calibrate(self._connection, built, embedder)
+        finally:
+            await embedder.aclose()
 
     @asynccontextmanager
     async def _desired(
