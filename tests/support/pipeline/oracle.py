@@ -51,6 +51,7 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
         "media_type",
         "source_modified_at",
         "erased_at",
+        "keys",
     ),
     "access_sets": ("tenant", "digest", "acl_tags", "required_tags"),
     "document_bodies": ("document_id", "text", "metadata"),
@@ -73,6 +74,7 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
         "media_type",
         "source_modified_at",
         "metadata",
+        "keys",
     ),
 }
 """Table (``chunks``: the active generation's; ``keywords``: its index) → what of it is compared by value."""
@@ -193,6 +195,7 @@ def expected(generation: Generation, message: DocumentUpserted, count_tokens: Co
                 "content_hash": digest,
                 "meta_hash": _json_hash(meta),
                 "source_modified_at": modified,
+                "keys": [],  # no tenant of these tests declares any
             },
             "access_sets": {
                 "tenant": message.tenant,
