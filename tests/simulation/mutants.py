@@ -547,8 +547,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a remembered answer is of no access set",
         _RETRIEVAL,
-        "caller.tenant, scope.access)",
-        'caller.tenant, b"")',
+        "caller.tenant, scope.access\n",
+        'caller.tenant, b""\n',
         (_AGAIN + "::test_cached_results_are_not_shared_between_different_access",),
     ),
     Mutant(
