@@ -91,6 +91,7 @@ OWNERS_ALONE = {
     "webhooks",
     "tenant_readers",
     "query_use",
+    "metadata_keys",
 }
 """Tables that only the owner may write: versions, generations and their builds, accepted servers, producers, and the
 tenants of readers. Usage of budgets is written by functions alone."""

@@ -164,7 +164,7 @@ async def test_facets_are_computed_only_from_readable_documents(world: World, te
         ),
     )
     body = (await world.client.get("/v1/facets", headers=as_("ann", tenant))).json()
-    assert body == {"sources": ["drive", "wiki"], "authors": ["Ada"], "media_types": ["text/markdown"]}
+    assert body == {"sources": ["drive", "wiki"], "authors": ["Ada"], "media_types": ["text/markdown"], "metadata": {}}
 
 
 # For machines
