@@ -206,7 +206,7 @@ class CalibrationKeeper:
                     if await lead_session(connection, CALIBRATION_LOCK):
                         await self.turn(connection)
                 self._failures = 0
-            except PenstockError as error:
+            except Exception as error:  # noqa: BLE001 # searches do without it; documents must go on
                 wait = backoff(
                     self._failures,
                     base=RETRY_BASE_SECONDS,
@@ -215,7 +215,8 @@ class CalibrationKeeper:
                     retry_after=None,
                 )
                 self._failures += 1
-                log.warning("calibration_delayed", reason=str(error)[:200], seconds=round(wait, 1))
+                reason = str(error)[:200] if isinstance(error, PenstockError) else type(error).__name__
+                log.warning("calibration_delayed", reason=reason, seconds=round(wait, 1))
             await asyncio.sleep(wait)
 
     async def turn(self, connection: Connection) -> list[str]:
