@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
 
+from pipeline.core.addresses import is_https_or_local
 from pipeline.core.errors import Misconfigured
 
 Kind = Literal["issues", "pull_requests", "discussions"]
@@ -67,8 +67,7 @@ class GitHubOptions(BaseModel):
     @field_validator("api_url")
     @classmethod
     def _is_https(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+        if not is_https_or_local(url):
             raise ValueError("is not an https address: the token would be sent unencrypted")
         return url.rstrip("/")
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import google.auth
 import httpx
@@ -21,6 +20,7 @@ from google.oauth2 import service_account
 
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.web.token import RenewedToken
+from pipeline.core.addresses import is_https_or_local
 from pipeline.core.errors import Misconfigured, Retryable
 
 CLOUD_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -135,8 +135,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _with_key(fields: Mapping[str, Any]) -> Any:
-    parts = urlsplit(str(fields.get("token_uri", "")))
-    if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+    if not is_https_or_local(str(fields.get("token_uri", ""))):
         raise Misconfigured("the service account key's token_uri is not an https address: create a new key")
     try:
         return service_account.Credentials.from_service_account_info(fields)  # type: ignore[no-untyped-call]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
+
+from pipeline.core.addresses import is_https_or_local
 
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{5,200}$")]
 """Id of a file, folder or shared drive: the part of its address after ``/folders/`` or ``/d/``."""
@@ -73,8 +74,7 @@ class GoogleDriveOptions(BaseModel):
     @field_validator("api_url", "directory_url")
     @classmethod
     def _is_https(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+        if not is_https_or_local(url):
             raise ValueError("is not an https address: access tokens would be sent unencrypted")
         return url
 

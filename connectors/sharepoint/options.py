@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
 
+from pipeline.core.addresses import is_https_or_local
+
 Address = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[^@\s/]+@[^@\s/]+\.[^@\s/]+$")]
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]{3,100}$")]
-
-LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class SharePointOptions(BaseModel):
@@ -78,8 +78,7 @@ class SharePointOptions(BaseModel):
     def _is_https(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        parts = urlsplit(url)
-        if parts.scheme != "https" and parts.hostname not in LOCAL:
+        if not is_https_or_local(url):
             raise ValueError("is not an https address: access tokens would be sent unencrypted")
         return url.rstrip("/")
 

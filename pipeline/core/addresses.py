@@ -1,8 +1,9 @@
-"""Checking that a document's address is safe to show as a link. Pure."""
+"""Whether an address is safe to show as a link, and to send a credential to. Pure."""
 
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 _OPENABLE = re.compile(r"https?://[^\x00-\x1f\x7f]+|file://(?:localhost)?(?:/[^\x00-\x1f\x7f/\\]+)+/?", re.IGNORECASE)
 """The addresses that may be links. ``file`` addresses come from the folder connector, and are opened on the reader's
@@ -15,3 +16,10 @@ def openable(address: str | None) -> str | None:
     """The address if it may be shown as a link, otherwise None: other schemes (``javascript:``, ``data:``) may run
     code."""
     return address if address is not None and _OPENABLE.fullmatch(address) else None
+
+
+def is_https_or_local(address: str) -> bool:
+    """Whether what is sent to this address is encrypted, or stays on this machine. Raises ValueError for what is no
+    address."""
+    parts = urlsplit(address)
+    return parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1", "localhost")

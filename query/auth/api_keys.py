@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import structlog
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -22,6 +21,7 @@ from jwt.algorithms import get_default_algorithms
 from jwt.exceptions import PyJWTError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pipeline.core.addresses import is_https_or_local
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime.credentials import KeyExpiry
 from query.auth.identity import Identity, Scope
@@ -37,7 +37,6 @@ MAX_ASSERTION_HOURS = 1 / 6
 """The longest validity of a token by which a service names a person, from ``iat`` to ``exp``."""
 LEEWAY_SECONDS = 30.0
 """How far the clock of a service's issuer may differ from ours."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Delegation(BaseModel):
@@ -80,10 +79,8 @@ class Delegation(BaseModel):
             raise ValueError("set issuer and one of public_key and jwks_url, or none of them for an actor")
         if self.public_key is not None:
             public_key(self.public_key)
-        if self.jwks_url is not None:
-            address = urlsplit(self.jwks_url)
-            if address.scheme != "https" and address.hostname not in LOOPBACK:
-                raise ValueError("jwks_url must begin with https:// (http only on this machine)")
+        if self.jwks_url is not None and not is_https_or_local(self.jwks_url):
+            raise ValueError("jwks_url must begin with https:// (http only on this machine)")
         return self
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import jwt
 from jwt import PyJWK
@@ -21,6 +20,7 @@ from jwt.exceptions import (
     PyJWTError,
 )
 
+from pipeline.core.addresses import is_https_or_local
 from pipeline.core.errors import Misconfigured
 from query.auth.identity import Identity
 from query.settings import AuthSettings
@@ -61,8 +61,7 @@ def require(settings: AuthSettings) -> None:
             )
     if not settings.algorithms:
         raise Misconfigured('PENSTOCK_AUTH_ALGORITHMS is empty: list the issuer\'s algorithms, for example ["RS256"]')
-    address = urlsplit(settings.jwks_url)
-    if address.scheme != "https" and address.hostname not in ("127.0.0.1", "localhost", "::1"):
+    if not is_https_or_local(settings.jwks_url):
         raise Misconfigured("PENSTOCK_AUTH_JWKS_URL must begin with https:// (http only on this machine)")
 
 
