@@ -10,7 +10,7 @@ from uuid import UUID
 
 import typer
 
-from cli.output import Json, print_json, printable, stdout
+from cli.output import Json, print_json, printable, printable_text, stdout
 
 if TYPE_CHECKING:
     from query.access.callers import Caller
@@ -193,7 +193,7 @@ def _show(answer: Answer) -> None:
     from rich.text import Text
 
     if not stdout.is_terminal:
-        stdout.file.write("".join(c if c in "\n\t" else printable(c) for c in f"{answer.text}\n"))
+        stdout.file.write(printable_text(f"{answer.text}\n"))
     if answer.cited:
         stdout.print()
     for passage in answer.cited:

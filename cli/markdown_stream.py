@@ -8,7 +8,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 from rich.markdown import Markdown
 
-from cli.output import printable
+from cli.output import printable_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ class MarkdownStream:
         self._is_first = True
 
     def feed(self, piece: str) -> None:
-        self._text += "".join(c if c in "\n\t" else printable(c) for c in piece)
+        self._text += printable_text(piece)
         if "\n" in piece:
             *complete, self._text = _blocks(self._text)
             self._print(complete)

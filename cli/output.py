@@ -46,6 +46,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def printable_text(text: str) -> str:
+    """As ``printable``; the lines and tabs of the text stay."""
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     text = json.dumps(document, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False)

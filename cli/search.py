@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -13,7 +14,6 @@ from urllib.parse import urlsplit
 import typer
 
 from cli.extras import require
-from cli.metadata_filters import conditions
 from cli.moment import past_moment
 from cli.search_show import show
 from cli.terminal import harmless_json
@@ -117,7 +117,7 @@ def search(
             "media_types": tuple(media_types or ()),
             "since": since,
             "before": before,
-            **({"metadata": conditions(metadata)} if metadata else {}),
+            **({"metadata": metadata_conditions(metadata)} if metadata else {}),
         },
         **{n: v for n, v in (("sort", sort), ("cursor", cursor), ("facets", facets)) if v not in (None, "relevance")},
     }
@@ -176,7 +176,6 @@ async def _run_search(
     request: Mapping[str, Any], tenant: str, principals: Sequence[str], tags: Sequence[str], filters: Filters
 ) -> SearchResults:
     import asyncio
-    from dataclasses import replace
 
     from pipeline.runtime.settings import dist, load
     from query.embedding.embedders import GenerationEmbedders
@@ -194,7 +193,6 @@ async def _run_search(
 
     async with open_search(settings, embedders, load_query()) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
-        facets = await library.facets(caller, request.get("facets", ()), filters)
         response = await library.search(
             request["query"],
             caller,
@@ -203,8 +201,8 @@ async def _run_search(
             filters=filters,
             sort=request.get("sort", "relevance"),
             cursor=request.get("cursor"),
+            facets=request.get("facets", ()),
         )
-        response = replace(response, facets=facets)
     documents = shown_documents(response.results)
     await recording("search", tenant=tenant, documents=documents, principals=principals, tags=tags)
     return response
@@ -264,3 +262,37 @@ def _address() -> str:
     except FileNotFoundError:
         return ""
     return str(written.get("serve", {}).get("url", ""))
+
+
+_FILTER = re.compile(r"(?P<name>[\w.-]{1,100}?)(?P<sign>>=|<=|!=|\+=|=|>|<)(?P<value>.+)", re.DOTALL)
+_LISTS = {"=": "any", "+=": "all", "!=": "none"}
+_BOUNDS = {">=": "gte", ">": "gt", "<=": "lte", "<": "lt"}
+
+
+def metadata_conditions(filters: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The ``filters.metadata`` of a request from ``KEY=VALUE`` (any of the values given for a key), ``KEY+=VALUE`` (all
+    of them), ``KEY!=VALUE`` (none of them), ``KEY>=VALUE``, ``>``, ``<=`` and ``<``. A bound that is a number is
+    compared as one. Raises typer.BadParameter."""
+    by_key: dict[str, dict[str, Any]] = {}
+    for text in filters:
+        written = _FILTER.fullmatch(text)
+        if written is None:
+            raise typer.BadParameter("write a filter as KEY=VALUE, KEY+=VALUE, KEY!=VALUE, or with >=, >, <= or <")
+        name, sign, value = written["name"], written["sign"], written["value"]
+        of_key = by_key.setdefault(name, {})
+        if sign in _LISTS:
+            of_key.setdefault(_LISTS[sign], []).append(value)
+        elif _BOUNDS[sign] in of_key:
+            raise typer.BadParameter(f"{name}{sign} is given twice")
+        else:
+            of_key[_BOUNDS[sign]] = _number(value)
+    return by_key
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

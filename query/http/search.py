@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -38,8 +37,8 @@ async def search(body: SearchRequest, request: Request, service: Serving, caller
             rerank=body.rerank,
             sort=body.sort,
             cursor=body.cursor,
+            facets=body.facets,
         )
-        outcome = replace(outcome, facets=await service.search.facets(caller, body.facets, filters))
     for step in outcome.steps:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()

@@ -48,8 +48,8 @@ async def search(service: Service, caller: Caller, arguments: SearchArguments) -
             filters=filters,
             sort=arguments.sort,
             cursor=arguments.cursor,
+            facets=arguments.facets,
         )
-        facets = facets_as_json(await service.search.facets(caller, arguments.facets, filters))
     for step in outcome.steps:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
@@ -65,7 +65,12 @@ async def search(service: Service, caller: Caller, arguments: SearchArguments) -
     following = outcome.cursor
     if len(of_document) > len(groups):  # what is left out comes on the next page
         following = str(parse(outcome.before).after([result for group in groups for result in group]))
-    return SearchOutput(results=[_result(group) for group in groups], notes=notes, cursor=following, facets=facets)
+    return SearchOutput(
+        results=[_result(group) for group in groups],
+        notes=notes,
+        cursor=following,
+        facets=facets_as_json(outcome.facets),
+    )
 
 
 def shown_documents(output: SearchOutput) -> list[UUID]:

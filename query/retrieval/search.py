@@ -109,6 +109,7 @@ class Search:
         rerank: bool = True,
         sort: Sort = "relevance",
         cursor: str | None = None,
+        facets: Sequence[str] = (),
         generation: Generation | None = None,
     ) -> SearchResults:
         """The best ``top`` passages that this caller may read now; none, if nothing is relevant to the query.
@@ -116,6 +117,7 @@ class Search:
         rerank: whether the reranker, if one is configured, decides the order.
         sort: ``newest`` and ``oldest`` order the passages that have most of the query's words by their document's time;
         those without a time come last. cursor: that of the previous page; the other arguments are the same.
+        facets: declared keys whose values are counted.
         generation: None searches the active one. The model, table and index are always of the same generation.
         Law: there are fewer than ``top`` only if no more match. A store or model that fails is left out and named in
         ``steps``. Raises BadQuery; Retryable or Misconfigured when no store answers or the ledger is not available.
@@ -140,12 +142,13 @@ class Search:
             key = Key(
                 question.text, mode, top, filters, rerank, sort, cursor, scope.generation, caller.tenant, scope.access
             )
-            if (cached := await self._from_cache(key, scope, steps)) is not None:
-                return replace(cached, before=str(before))
-            return replace(await self._search(question, scope, embedding, steps, key, before), before=str(before))
+            outcome = await self._from_cache(key, scope, steps)
+            if outcome is None:
+                outcome = await self._search(question, scope, embedding, steps, key, before)
         finally:
             self._active_searches -= 1
             await _cancel(embedding)
+        return replace(outcome, before=str(before), facets=await self.facets(caller, facets, filters))
 
     async def facets(self, caller: Caller, names: Sequence[str], filters: Filters = NONE) -> dict[str, Facet]:
         """See ``query.access.facets.count``. Raises BadQuery and Retryable."""

@@ -80,7 +80,7 @@ async def test_a_cursor_of_another_search_is_refused(library: Library, tenant: s
 
 
 async def test_a_search_by_time_is_exact_and_pages_on(library: Library, tenant: str) -> None:
-    """Times within one hour are told apart by the ledger; a document without a time comes last."""
+    """The ledger orders times within one hour; a document without a time comes last."""
     moments = [DAY + timedelta(minutes=17 * n) for n in range(20)]
     order = sorted(range(20), key=lambda n: n * 7 % 20)
     await library.put(
