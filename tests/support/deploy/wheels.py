@@ -70,7 +70,8 @@ def install(folder: Path, change: Callable[[Path], None] | None = None) -> Insta
 
 def is_of_testing(file: Path) -> bool:
     """Whether a file of a package belongs to penstock-testing. file: relative to the tree."""
-    return file.parts[:2] in (("connectors", "conform"), ("connectors", "fakes")) or file.name == "playground.py"
+    package, *rest = file.parts
+    return package == "connectors" and (rest[0] in ("conform", "fakes") or file.name == "playground.py")
 
 
 def copy_tree(tree: Path, change: Callable[[Path], None]) -> None:
