@@ -11,10 +11,14 @@ from uuid import UUID
 import typer
 
 from cli.output import Json, print_json, printable, printable_text, stdout
+from cli.publication import AtLeast, WaitSeconds
+from pipeline.core.publication import DEFAULT_WAIT_SECONDS, publications_of
 
 if TYPE_CHECKING:
+    from pipeline.core.publication import Publication
     from query.access.callers import Caller
     from query.answers.model import Answer, Sources
+    from query.model import AtLeast as Seen
     from query.modes.material import Question
     from query.service import Service
 
@@ -43,6 +47,8 @@ def ask(
     ] = None,
     mode: Annotated[str | None, typer.Option(help="Answer mode (docs/modes.md). Default: the service chooses.")] = None,
     top: Annotated[int | None, typer.Option(help="Number of passages that the answer may use, 1 to 100.")] = None,
+    at_least: AtLeast = None,
+    wait_seconds: WaitSeconds = DEFAULT_WAIT_SECONDS,
     json_output: Json = False,
 ) -> None:
     """Answer a question from the documents. Every sentence of the answer cites its passages.
@@ -62,7 +68,7 @@ def ask(
 
         principals = [local_user("name a person with --as, or an access tag with --tag")]
     try:
-        answer = asyncio.run(
+        answer, seen = asyncio.run(
             _ask(
                 query,
                 tenant,
@@ -72,6 +78,8 @@ def ask(
                 collection,
                 mode,
                 top,
+                publications_of(at_least) if at_least is not None else (),
+                wait_seconds,
                 live=not json_output and stdout.is_terminal,
             )
         )
@@ -80,9 +88,11 @@ def ask(
     if json_output:
         from query.answers.model import answer_json
 
-        print_json(answer_json(answer))
+        print_json(answer_json(answer) | {"at_least": seen and seen.as_json()})
         return
     _show(answer)
+    if seen is not None and not seen.applied:
+        stdout.print(f"note: {seen.reason}", style="yellow", soft_wrap=True)
 
 
 async def _ask(
@@ -94,9 +104,12 @@ async def _ask(
     collection: str | None,
     mode: str | None,
     top: int | None,
+    publications: Sequence[Publication],
+    wait_seconds: float,
     *,
     live: bool,
-) -> Answer:
+) -> tuple[Answer, Seen | None]:
+    """The answer, and what became of the changes that it waited for."""
     from cli.recorded import able_to_record
     from pipeline.observability import tracing
     from pipeline.runtime.settings import load
@@ -114,6 +127,9 @@ async def _ask(
         service = await closing.enter_async_context(
             open_service(await able_to_record(load()), settings.load(), name="penstock ask")
         )
+        seen = await service.search.wait_for(
+            publications, tenant, principals=principals, tags=tags, seconds=wait_seconds
+        )
         caller = await service.search.identify(tenant, principals=principals, tags=tags)
         named = await _named(service, tenant, documents)
         question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
@@ -127,12 +143,12 @@ async def _ask(
             await service.trail.write(recorded("answer", tenant=tenant, access=by, documents=shown))
 
         if live:
-            return await _live(service, question, caller, note)
+            return await _live(service, question, caller, note), seen
         sources: list[Sources] = []
         answer = await service.answers.whole(question, caller, on_sources=sources.append)
         for citation in sources:
             await note(citation)
-        return answer
+        return answer, seen
 
 
 async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tuple[UUID, ...]:

@@ -19,14 +19,15 @@ from rich.progress import Progress as Bars
 
 from cli.output import Json, print_json, progress_bars, stderr, stdout
 from cli.readers import SOURCE, readers, tag
+from pipeline.core import publication
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
+from pipeline.core.publication import MAX_PUBLICATIONS, Publication
 
 if TYPE_CHECKING:
     from connectors.folder.checkpoint import Checkpoint
     from connectors.folder.connector import FolderConnector
     from connectors.protocol import ScanReport
-    from pipeline.ledger.arrivals import Arrival
     from pipeline.observability.lineage import Run
     from pipeline.stores.postgres import Pool
 
@@ -85,8 +86,9 @@ def ingest(
     """Publish folders or files to Kafka. Files that did not change since the last run are not published again.
 
     Files that are gone from a folder are deleted from the index. Files that cannot be read are reported, and their
-    last indexed content stays. Exit code 1: a document failed (with --wait), a mass deletion needs your confirmation,
-    or a .penstock.toml is invalid.
+    last indexed content stays. With --json, "token" names what was published: `penstock search --at-least TOKEN` waits
+    until both stores have it (null if it is more than 10,000 documents: use --wait). Exit code 1: a document failed
+    (with --wait), a mass deletion needs your confirmation, or a .penstock.toml is invalid.
 
     Example: penstock ingest docs/ --acl staff --wait
     """
@@ -166,6 +168,7 @@ async def _ingest(
         "chunks": tally.chunks,
         "embedded": tally.embedded,
         "seconds": round(perf_counter() - start, 3),
+        "token": _token(_changes(tenant, source, report)),
     }
     return result, report
 
@@ -232,35 +235,33 @@ async def _connector(
     return connector, options.source, checkpoint, pool
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The ledger's expected state of a document before both stores can return it."""
-
-    version: int
-    kind: str
-    observed_at: datetime | None
-
-    def met_by(self, arrival: Arrival) -> bool:
-        match self.kind:
-            case "deleted":
-                return _reached(arrival.deleted_floor, self.observed_at)
-            case "access":
-                return _reached(arrival.access_observed_at, self.observed_at)
-            case _:
-                return arrival.version is not None and arrival.version >= self.version
-
-
-def _reached(stored: datetime | None, expected: datetime | None) -> bool:
-    return stored is not None and (expected is None or stored >= expected)
-
-
-def _expected(tenant: str, source: str, report: ScanReport) -> dict[UUID, Expected]:
+def _expected(tenant: str, source: str, report: ScanReport) -> dict[UUID, Publication]:
     waiting = {
-        document_id(tenant, source, name): Expected(version, "unchanged", None) for name, version in report.unchanged
+        id_: publication.content(id_, version)
+        for name, version in report.unchanged
+        for id_ in [document_id(tenant, source, name)]
     }
+    return waiting | {change.document_id: change for change in _changes(tenant, source, report)}
+
+
+def _changes(tenant: str, source: str, report: ScanReport) -> list[Publication]:
+    """The changes that were published, in order."""
+    changes = []
     for event in report.published:
-        waiting[document_id(tenant, source, event.external_id)] = Expected(event.version, event.kind, event.observed_at)
-    return waiting
+        id_ = document_id(tenant, source, event.external_id)
+        match event.kind:
+            case "deleted":
+                changes.append(publication.deletion(id_, event.observed_at))
+            case "access":
+                changes.append(publication.access(id_, event.observed_at))
+            case _:
+                changes.append(publication.content(id_, event.version))
+    return changes
+
+
+def _token(changes: list[Publication]) -> str | None:
+    """The token of the changes, for ``search --at-least``; None if they are too many for one."""
+    return publication.token(changes) if len(changes) <= MAX_PUBLICATIONS else None
 
 
 async def _lost(pool: Pool, tenant: str, source: str, report: ScanReport) -> list[str]:
@@ -298,7 +299,7 @@ async def _until_searchable(
             arrival, expected = there.get(id_), waiting.pop(id_)
             if id_ in dead or (arrival is not None and arrival.set_aside):
                 tally.dead += 1
-            elif arrival is not None and expected.met_by(arrival) and arrival.settled:
+            elif arrival is not None and arrival.has(expected) and arrival.settled:
                 tally.indexed += arrival.searchable
                 tally.chunks += arrival.chunks if arrival.searchable else 0
             else:

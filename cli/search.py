@@ -15,9 +15,11 @@ import typer
 
 from cli.extras import require
 from cli.moment import past_moment
+from cli.publication import AtLeast, WaitSeconds
 from cli.search_show import show
 from cli.terminal import harmless_json
 from pipeline.core.errors import Misconfigured
+from pipeline.core.publication import DEFAULT_WAIT_SECONDS, publications_of
 from pipeline.runtime.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, development_token, home
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ def search(
         list[str] | None,
         typer.Option("--facet", metavar="KEY", help="Also count the values of this declared key. Repeatable."),
     ] = None,
+    at_least: AtLeast = None,
+    wait_seconds: WaitSeconds = DEFAULT_WAIT_SECONDS,
     json_output: Json = False,
 ) -> None:
     """Search the documents and print the best passages, with their ranks.
@@ -101,6 +105,8 @@ def search(
     penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
 
     penstock search "leave policy" --filter labels=policy --filter "priority>=2" --facet status --sort newest
+
+    penstock search "release plan" --at-least $(penstock ingest docs/ --json | jq -r .token)
     """
     if not principals and not tags:
         from cli.readers import local_user
@@ -120,6 +126,7 @@ def search(
             **({"metadata": metadata_conditions(metadata)} if metadata else {}),
         },
         **{n: v for n, v in (("sort", sort), ("cursor", cursor), ("facets", facets)) if v not in (None, "relevance")},
+        **({"at_least": at_least, "wait_seconds": wait_seconds} if at_least is not None else {}),
     }
     response = None
     if len(principals) == 1 and not tags:  # over HTTP one person asks, and nobody says which tags that person holds
@@ -176,6 +183,7 @@ async def _run_search(
     request: Mapping[str, Any], tenant: str, principals: Sequence[str], tags: Sequence[str], filters: Filters
 ) -> SearchResults:
     import asyncio
+    from dataclasses import replace
 
     from pipeline.runtime.settings import dist, load
     from query.embedding.embedders import GenerationEmbedders
@@ -192,6 +200,13 @@ async def _run_search(
     from query.settings import load as load_query
 
     async with open_search(settings, embedders, load_query()) as library:
+        seen = await library.wait_for(
+            publications_of(request["at_least"]) if "at_least" in request else (),
+            tenant,
+            principals=principals,
+            tags=tags,
+            seconds=request.get("wait_seconds", 0),
+        )
         caller = await library.identify(tenant, principals=principals, tags=tags)
         response = await library.search(
             request["query"],
@@ -203,6 +218,7 @@ async def _run_search(
             cursor=request.get("cursor"),
             facets=request.get("facets", ()),
         )
+    response = replace(response, at_least=seen)
     documents = shown_documents(response.results)
     await recording("search", tenant=tenant, documents=documents, principals=principals, tags=tags)
     return response
@@ -232,7 +248,8 @@ def ask_service(request: Mapping[str, Any], *, tenant: str, principal: str) -> d
         token = development_token(home() / DEVELOPMENT_FILE)
     except (FileNotFoundError, Misconfigured):
         return None
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=PATIENCE_SECONDS)
+    patience = PATIENCE_SECONDS + request.get("wait_seconds", 0)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=patience)
     headers = {
         "Content-Type": b"application/json",
         "Authorization": f"Bearer {token}".encode(),

@@ -140,6 +140,36 @@ class Facet:
 
 
 @dataclass(frozen=True, slots=True)
+class AtLeast:
+    """How much of what was published the caller can see."""
+
+    changes: int
+    pending: int
+    """The changes that the caller cannot see in both stores: not settled yet, or never for the caller to see."""
+    waited_ms: float
+
+    @property
+    def applied(self) -> bool:
+        return self.pending == 0
+
+    @property
+    def reason(self) -> str:
+        """One line for people about what is pending."""
+        return (
+            f"{self.pending} of {self.changes} published changes cannot be seen after {self.waited_ms / 1000:.1f} s:"
+            " they are not in both stores yet, or the caller may not read them"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "applied": self.applied,
+            "changes": self.changes,
+            "pending": self.pending,
+            "waited_ms": round(self.waited_ms, 1),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResults:
     results: Sequence[Result]
     steps: Sequence[Step]
@@ -151,11 +181,15 @@ class SearchResults:
     before: str = ""
     """The cursor of this page, from which those who show a part of it derive the next."""
     facets: Mapping[str, Facet] = field(default_factory=dict)
+    at_least: AtLeast | None = None
+    """None: the request named no publication."""
 
     @property
     def degraded(self) -> tuple[str, ...]:
-        """One line for each part of the search that failed."""
-        return tuple(str(step.facts.get("reason", step.name)) for step in self.steps if step.degraded)
+        """One line for each part of the search that failed, and one if the search waited for changes in vain."""
+        failed = tuple(str(step.facts.get("reason", step.name)) for step in self.steps if step.degraded)
+        waited = self.at_least is not None and not self.at_least.applied
+        return (*failed, self.at_least.reason) if self.at_least is not None and waited else failed
 
 
 def shown_documents(results: Iterable[Result]) -> list[UUID]:
@@ -198,6 +232,7 @@ def as_json(response: SearchResults) -> dict[str, Any]:
         "degraded": list(response.degraded),
         "cursor": response.cursor,
         "facets": facets_as_json(response.facets),
+        "at_least": response.at_least and response.at_least.as_json(),
     }
 
 

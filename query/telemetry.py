@@ -86,6 +86,13 @@ class QueryMetrics:
             buckets=ANSWER_BUCKETS,
             registry=r,
         )
+        self.at_least = histogram(
+            "penstock_query_at_least_seconds",
+            "Time that a request waited for published changes, by outcome: applied, pending (not all can be seen)",
+            OutcomeLabels,
+            buckets=ANSWER_BUCKETS,
+            registry=r,
+        )
         self.first_token = Histogram(
             "penstock_query_first_token_seconds",
             "Time from the request to the first piece of a written answer",

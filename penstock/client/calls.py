@@ -39,6 +39,7 @@ from penstock.client.models import (
     SourcesEvent,
     StoryResponse,
 )
+from pipeline.core.publication import DEFAULT_WAIT_SECONDS
 from pipeline.core.retry import backoff
 
 T = TypeVar("T")
@@ -99,9 +100,12 @@ def search(
     sort: str = "relevance",
     cursor: str | None = None,
     facets: Iterable[str] = (),
+    at_least: str | None = None,
+    wait_seconds: float = DEFAULT_WAIT_SECONDS,
 ) -> Call[SearchResponse]:
     body = {"query": query, "top": top, "mode": mode, "rerank": rerank, **_filters(filters)}
     body |= _present(cursor=cursor, facets=list(facets) or None, sort=None if sort == "relevance" else sort)
+    body |= _published(at_least, wait_seconds)
     return Call("POST", "/v1/search", _reader(SearchResponse), json=body)
 
 
@@ -113,13 +117,20 @@ def answer(
     filters: SearchFilters | None,
     top: int | None,
     history: bool,
+    at_least: str | None = None,
+    wait_seconds: float = DEFAULT_WAIT_SECONDS,
     *,
     stream: bool = False,
 ) -> Call[AnswerResponse]:
     body = _present(question=question, mode=mode, collection=collection, top=top)
+    body |= _published(at_least, wait_seconds)
     body |= {"documents": [str(document) for document in documents], "history": history, "stream": stream}
     body |= _filters(filters)
     return Call("POST", "/v1/answers", _reader(AnswerResponse), json=body, idempotent=False)
+
+
+def _published(at_least: str | None, wait_seconds: float) -> dict[str, Any]:
+    return {"at_least": at_least, "wait_seconds": wait_seconds} if at_least is not None else {}
 
 
 def document(document_id: UUID | str) -> Call[DocumentResponse]:

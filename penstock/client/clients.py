@@ -34,6 +34,7 @@ from penstock.client.models import (
     StoryResponse,
 )
 from penstock.client.token import AsyncToken, BearerToken, Token
+from pipeline.core.publication import DEFAULT_WAIT_SECONDS
 
 T = TypeVar("T")
 
@@ -117,12 +118,15 @@ class Client:
         sort: SearchSort = "relevance",
         cursor: str | None = None,
         facets: Iterable[str] = (),
+        at_least: str | None = None,
+        wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> SearchResponse:
         """The most relevant passages that the caller may read, at most ``top`` (1 to 100), the best first. mode:
         ``hybrid`` searches both stores, ``vector`` and ``keyword`` one. rerank: if the service has a reranker. sort:
         ``newest`` and ``oldest`` need keyword search. cursor: that of the previous response, for the next page of the
-        same search. facets: declared keys whose values are counted."""
-        return self._send(calls.search(query, top, mode, filters, rerank, sort, cursor, facets))
+        same search. facets: declared keys whose values are counted. at_least: the token of a publication; the service
+        waits until the caller can see its changes, at most wait_seconds (0 to 30; 10 by default)."""
+        return self._send(calls.search(query, top, mode, filters, rerank, sort, cursor, facets, at_least, wait_seconds))
 
     def answer(
         self,
@@ -134,14 +138,19 @@ class Client:
         filters: SearchFilters | None = None,
         top: int | None = None,
         history: bool = False,
+        at_least: str | None = None,
+        wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> AnswerResponse:
         """An answer from passages that the caller may read, with a citation for each claim.
 
         mode: by default the service chooses one. documents: answer from the whole text of these (at most 100).
         collection: answer from this source only. top: number of passages (1 to 50). history: also use the caller's own
-        conversations. It is sent again only if the service has not begun to work on it.
+        conversations. at_least and wait_seconds: as for ``search``. It is sent again only if the service has not begun
+        to work on it.
         """
-        return self._send(calls.answer(question, mode, documents, collection, filters, top, history))
+        return self._send(
+            calls.answer(question, mode, documents, collection, filters, top, history, at_least, wait_seconds)
+        )
 
     @contextmanager
     def stream_answer(
@@ -154,6 +163,8 @@ class Client:
         filters: SearchFilters | None = None,
         top: int | None = None,
         history: bool = False,
+        at_least: str | None = None,
+        wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> Iterator[Iterator[AnswerEvent]]:
         """An answer while it is written; the arguments are those of ``answer``.
 
@@ -161,7 +172,9 @@ class Client:
         AnswerResponse, which alone was checked. Leaving it closes the connection, which stops the model. Iterating
         raises ProblemError or Unreachable if the answer cannot be completed.
         """
-        call = calls.answer(question, mode, documents, collection, filters, top, history, stream=True)
+        call = calls.answer(
+            question, mode, documents, collection, filters, top, history, at_least, wait_seconds, stream=True
+        )
         response = self._again(call)(self._open, call)
         events = self._events(response)
         try:
@@ -319,9 +332,13 @@ class AsyncClient:
         sort: SearchSort = "relevance",
         cursor: str | None = None,
         facets: Iterable[str] = (),
+        at_least: str | None = None,
+        wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> SearchResponse:
         """As ``Client.search``."""
-        return await self._send(calls.search(query, top, mode, filters, rerank, sort, cursor, facets))
+        return await self._send(
+            calls.search(query, top, mode, filters, rerank, sort, cursor, facets, at_least, wait_seconds)
+        )
 
     async def answer(
         self,
@@ -333,9 +350,13 @@ class AsyncClient:
         filters: SearchFilters | None = None,
         top: int | None = None,
         history: bool = False,
+        at_least: str | None = None,
+        wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> AnswerResponse:
         """As ``Client.answer``."""
-        return await self._send(calls.answer(question, mode, documents, collection, filters, top, history))
+        return await self._send(
+            calls.answer(question, mode, documents, collection, filters, top, history, at_least, wait_seconds)
+        )
 
     @asynccontextmanager
     async def stream_answer(
@@ -348,9 +369,13 @@ class AsyncClient:
         filters: SearchFilters | None = None,
         top: int | None = None,
         history: bool = False,
+        at_least: str | None = None,
+        wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
         """As ``Client.stream_answer``."""
-        call = calls.answer(question, mode, documents, collection, filters, top, history, stream=True)
+        call = calls.answer(
+            question, mode, documents, collection, filters, top, history, at_least, wait_seconds, stream=True
+        )
         response: httpx.Response = await self._again(call)(self._open, call)
         events = self._events(response)
         try:

@@ -136,6 +136,17 @@ class Facet(_Response):
     """False if so many documents match that a part of them was counted."""
 
 
+class AtLeastResponse(_Response):
+    """The outcome of the changes that the request named in ``at_least``."""
+
+    applied: bool
+    """Whether the caller can see all of them in both stores."""
+    changes: int
+    pending: int
+    """Changes that are not in both stores yet, or that the caller may not read."""
+    waited_ms: float
+
+
 class SearchResponse(_Response):
     """Passages, the best first."""
 
@@ -150,6 +161,8 @@ class SearchResponse(_Response):
     """Where the next page of the same search begins; None if this is the last."""
     facets: dict[str, Facet]
     """The facets that were requested, by key."""
+    at_least: AtLeastResponse | None
+    """None if the request named no publication."""
 
 
 class Citation(ChunkReference):
@@ -179,6 +192,8 @@ class AnswerResponse(_Response):
     """Sentences that the cited passages do not support."""
     review: bool
     answer_id: str
+    at_least: AtLeastResponse | None = None
+    """None if the request named no publication."""
 
 
 class SourcesEvent(_Response):

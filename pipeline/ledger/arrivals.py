@@ -9,6 +9,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from pipeline.core.model import Lane
+from pipeline.core.publication import Publication, is_reached
 from pipeline.ledger.documents import Identity
 from pipeline.stores.postgres import Connection
 
@@ -27,6 +28,15 @@ class Arrival:
     searchable: bool
     """True if it has content, is not deleted, and somebody may read it."""
     chunks: int
+
+    def has(self, publication: Publication) -> bool:
+        """Whether the ledger has accepted this change, or a newer one of its kind."""
+        return is_reached(
+            publication,
+            version=self.version,
+            access_observed_at=self.access_observed_at,
+            deleted_floor=self.deleted_floor,
+        )
 
 
 async def arrivals(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Arrival]:

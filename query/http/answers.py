@@ -18,9 +18,17 @@ from query import problems
 from query.access.callers import Caller
 from query.answers.model import Cited, Delta, Done, Failed, Sources, answer_json, sources_json
 from query.http.audit_trail import EVENT_STREAM, note
-from query.http.dependencies import Authenticated, Reader, Serving, note_mode, release_search
+from query.http.dependencies import (
+    AtLeastHeader,
+    Authenticated,
+    Reader,
+    Serving,
+    note_mode,
+    release_search,
+    wait_for_publication,
+)
 from query.http.schemas import ANSWER_EVENT, AnswerRequest, AnswerResponse
-from query.model import AnswerMode, CallerClass, shown_documents
+from query.model import AnswerMode, AtLeast, CallerClass, shown_documents
 from query.modes.gather import SEARCHED, effective_filters
 from query.modes.material import Question
 from query.service import Service
@@ -54,14 +62,20 @@ problem, ends a stream that cannot be completed.
     },
 )
 async def answers(
-    body: AnswerRequest, request: Request, service: Serving, identity: Authenticated, caller: Reader
+    body: AnswerRequest,
+    request: Request,
+    service: Serving,
+    identity: Authenticated,
+    caller: Reader,
+    at_least: AtLeastHeader = None,
 ) -> Response:
     """An answer from passages that the caller may read, with a citation for each claim."""
     if body.history and not identity.has("history"):
         raise problems.Problem("forbidden", "this service may not read people's conversations: see its scopes")
     question = body.to_question(identity.principal)
+    caller, seen = await wait_for_publication(request, service, caller, body.publications(at_least), body.wait_seconds)
     if body.stream or EVENT_STREAM in request.headers.get("accept", ""):
-        return EventStream(_events(service, request, question, caller, identity.caller_class))
+        return EventStream(_events(service, request, question, caller, identity.caller_class, seen))
     async with asyncio.timeout(service.answer_seconds):
         answer = await service.answers.whole(
             question, caller, identity.caller_class, on_sources=lambda sources: _note_sources(request, sources)
@@ -69,11 +83,16 @@ async def answers(
     note(request, object=f"answer:{answer.answer_id}")
     note_mode(request, answer.mode)
     _shadow(service, question, caller, answer.mode)
-    return JSONResponse(answer_json(answer))
+    return JSONResponse(_with_at_least(answer_json(answer), seen))
 
 
 async def _events(
-    service: Service, request: Request, question: Question, caller: Caller, caller_class: CallerClass
+    service: Service,
+    request: Request,
+    question: Question,
+    caller: Caller,
+    caller_class: CallerClass,
+    seen: AtLeast | None,
 ) -> AsyncGenerator[Event, None]:
     began, first = perf_counter(), True
     service.metrics.streams.inc()
@@ -91,7 +110,8 @@ async def _events(
                     case Delta() if first:
                         first = False
                         service.metrics.first_token.observe(perf_counter() - began)
-                yield _event(event)
+                name, data = _event(event)
+                yield name, _with_at_least(data, seen) if name == "done" else data
     except TimeoutError as error:
         yield "error", problems.of(error).as_json()
     finally:
@@ -105,6 +125,12 @@ def _note_sources(request: Request, sources: Sources) -> None:
     note(
         request, [*shown_documents(passage.result for passage in sources.passages), *sorted(sources.history_documents)]
     )
+
+
+def _with_at_least(answer: dict[str, Any], seen: AtLeast | None) -> dict[str, Any]:
+    """An answer's JSON with what became of the changes that the request waited for."""
+    notes = [seen.reason] if seen is not None and not seen.applied else []
+    return answer | {"at_least": seen and seen.as_json(), "notes": [*answer["notes"], *notes]}
 
 
 def _shadow(service: Service, question: Question, caller: Caller, mode: AnswerMode) -> None:

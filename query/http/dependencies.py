@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 
+from pipeline.core.publication import MAX_TOKEN_CHARACTERS, Publication
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, translated
 from query.access.callers import Caller
 from query.access.tenant_rows import rows_of
 from query.auth.identity import Identity
 from query.limits.concurrency import Slot
+from query.model import AtLeast
 from query.problems import Problem
 from query.service import Service
 
@@ -47,6 +49,14 @@ Serving = Annotated[Service, Depends(service_of)]
 Authenticated = Annotated[Identity, Depends(identity_of)]
 Reader = Annotated[Caller, Depends(caller_now)]
 Operator = Annotated[Identity, Depends(operator)]
+AtLeastHeader = Annotated[
+    str | None,
+    Header(
+        alias="X-Penstock-At-Least",
+        max_length=MAX_TOKEN_CHARACTERS,
+        description="The token of a publication, as `at_least` in the body.",
+    ),
+]
 
 
 @asynccontextmanager
@@ -61,6 +71,23 @@ async def ledger(service: Service, doing: str, tenant: str) -> AsyncIterator[Con
 def release_search(request: Request) -> None:
     """Release the slot of an answer's search, because its passages are retrieved."""
     cast(Slot, request.state.slot).release_search()
+
+
+async def wait_for_publication(
+    request: Request, service: Service, caller: Caller, publications: Sequence[Publication], seconds: float
+) -> tuple[Caller, AtLeast | None]:
+    """Wait, without a slot, until the caller can see these changes. Returns its access after that, and what it can see;
+    None if there are no changes to wait for. Raises Problem (429, 503) and Retryable."""
+    if not publications:
+        return caller, None
+    identity = identity_of(request)
+    async with cast(Slot, request.state.slot).released():
+        seen = await service.search.wait_for(
+            publications, identity.tenant, principals=identity.principals, tags=identity.tags, seconds=seconds
+        )
+    assert seen is not None
+    service.metrics.at_least.labels("applied" if seen.applied else "pending").observe(seen.waited_ms / 1000)
+    return await caller_now(request), seen
 
 
 def note_mode(request: Request, mode: str) -> None:

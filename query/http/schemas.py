@@ -11,9 +11,16 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pipeline.core.metadata_keys import MAX_VALUE_CHARACTERS, KeyFilter, KeyType, key_filter
+from pipeline.core.publication import (
+    DEFAULT_WAIT_SECONDS,
+    MAX_TOKEN_CHARACTERS,
+    MAX_WAIT_SECONDS,
+    Publication,
+    publications_of,
+)
 from query.access.facets import MAX_FACETS
 from query.access.filters import MAX_KEYS, Filters
 from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, BadQuery, CallerClass, Mode, Ranker, Sort
@@ -127,7 +134,34 @@ class SearchFilters(RequestBody):
         )
 
 
-class SearchRequest(RequestBody):
+class PublicationRequest(RequestBody):
+    """The part of a request that waits for published changes."""
+
+    at_least: Annotated[str, Field(min_length=1, max_length=MAX_TOKEN_CHARACTERS)] | None = Field(
+        None,
+        description="The token of a publication: wait until the caller can see its changes. `X-Penstock-At-Least` is"
+        " the same as a header.",
+    )
+    wait_seconds: float = Field(
+        DEFAULT_WAIT_SECONDS, ge=0, le=MAX_WAIT_SECONDS, description="How long to wait for the changes of `at_least`."
+    )
+
+    @field_validator("at_least")
+    @classmethod
+    def _is_a_token(cls, token: str | None) -> str | None:
+        if token is not None:
+            publications_of(token)
+        return token
+
+    def publications(self, header: str | None) -> tuple[Publication, ...]:
+        """The changes to wait for. header: the value of ``X-Penstock-At-Least``. Raises BadQuery."""
+        try:
+            return publications_of(self.at_least or header or "1.")
+        except ValueError as error:
+            raise BadQuery(f"X-Penstock-At-Least {error}") from error
+
+
+class SearchRequest(PublicationRequest):
     query: Text = Field(description="Search text in natural language.", examples=["how do I undo a commit"])
     top: int = Field(10, ge=1, le=MAX_TOP, description="Maximum number of passages to return.")
     mode: Mode = Field("hybrid", description="`hybrid` searches both stores; `vector` and `keyword` search one.")
@@ -146,7 +180,7 @@ class SearchRequest(RequestBody):
     )
 
 
-class AnswerRequest(RequestBody):
+class AnswerRequest(PublicationRequest):
     question: Text = Field(examples=["Who approves a change to the release branch?"])
     mode: AnswerMode | None = Field(
         None, description="Answer mode. By default the service chooses one and returns it as `mode`."
@@ -240,6 +274,15 @@ class SearchResult(ChunkReference):
     headings: list[str] = Field(description="Headings above the best chunk, outermost first.")
 
 
+class AtLeastResponse(ResponseBody):
+    """The outcome of the changes that the request named in `at_least`."""
+
+    applied: bool = Field(description="Whether the caller can see all of them in both stores.")
+    changes: int
+    pending: int = Field(description="Changes that are not in both stores yet, or that the caller may not read.")
+    waited_ms: float
+
+
 class SearchResponse(ResponseBody):
     results: list[SearchResult]
     steps: list[Step]
@@ -248,6 +291,7 @@ class SearchResponse(ResponseBody):
     degraded: list[str] = Field(description="Reasons why this response is incomplete, one for each failed part.")
     cursor: str | None = Field(description="Where the next page begins; null if this is the last.")
     facets: dict[str, Facet] = Field(description="The facets that were requested, by key.")
+    at_least: AtLeastResponse | None = Field(description="Null if the request named no publication.")
 
 
 class FacetValue(ResponseBody):
@@ -281,6 +325,7 @@ class AnswerResponse(BaseModel):
     unsupported: list[str] = Field(description="Sentences that the cited passages do not support.")
     review: bool
     answer_id: str
+    at_least: AtLeastResponse | None = Field(None, description="Null if the request named no publication.")
 
 
 class NumberedResult(SearchResult):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,15 @@ from query import model
 from query.access import documents as reading
 from query.access.facets import count_all
 from query.http.audit_trail import note
-from query.http.dependencies import Authenticated, Reader, Serving, ledger, note_mode
+from query.http.dependencies import (
+    AtLeastHeader,
+    Authenticated,
+    Reader,
+    Serving,
+    ledger,
+    note_mode,
+    wait_for_publication,
+)
 from query.http.schemas import (
     CallerResponse,
     FacetsResponse,
@@ -23,10 +32,13 @@ routes = APIRouter()
 
 
 @routes.post("/v1/search", response_model=SearchResponse, tags=["search"])
-async def search(body: SearchRequest, request: Request, service: Serving, caller: Reader) -> dict[str, Any]:
+async def search(
+    body: SearchRequest, request: Request, service: Serving, caller: Reader, at_least: AtLeastHeader = None
+) -> dict[str, Any]:
     """The most relevant passages that the caller may read, each verified against the ledger."""
     note_mode(request, body.mode)
     filters = body.filters.filters()
+    caller, seen = await wait_for_publication(request, service, caller, body.publications(at_least), body.wait_seconds)
     async with asyncio.timeout(service.budget.total):
         outcome = await service.search.search(
             body.query,
@@ -45,7 +57,7 @@ async def search(body: SearchRequest, request: Request, service: Serving, caller
     if body.sort == "relevance" and body.cursor is None:
         service.shadow.offer(body.query, caller, mode=body.mode, filters=filters)
     note(request, model.shown_documents(outcome.results))
-    return model.as_json(outcome)
+    return model.as_json(replace(outcome, at_least=seen))
 
 
 @routes.get("/v1/facets", response_model=FacetsResponse, tags=["search"])

@@ -58,13 +58,24 @@ def concurrent_searches(serve: ServeSettings, *, uses_remote_models: bool) -> in
 class Slot:
     """The slot of a running request."""
 
-    def __init__(self, work: _Queue, ticket: Ticket) -> None:
+    def __init__(self, work: _Queue, ticket: Ticket, waiting_seconds: float) -> None:
+        """waiting_seconds: how long the request may wait for a slot."""
         self._work = work
         self._ticket = ticket
+        self._waiting_seconds = waiting_seconds
 
     def release_search(self) -> None:
         """Release the search slot of an answer, whose model now writes."""
         self._work.leave(self._ticket)
+
+    @asynccontextmanager
+    async def released(self) -> AsyncIterator[None]:
+        """Release the slot while the request waits for something that needs none, and wait for a slot again. Raises
+        Problem (429, 503)."""
+        self._work.leave(self._ticket)
+        yield
+        self._ticket = Ticket(self._ticket.tenant, self._ticket.caller, self._ticket.cost)
+        await self._work.enter(self._ticket, asyncio.get_running_loop().time() + self._waiting_seconds)
 
 
 class Limits:
@@ -110,6 +121,7 @@ class Limits:
             )
         self._at_once[identity.id] += 1
         work, answer = Ticket(identity.tenant, identity.id, COSTS[kind]), Ticket(identity.tenant, identity.id)
+        slot = Slot(self._work, work, self._settings.waiting_seconds)
         try:
             deadline = asyncio.get_running_loop().time() + self._settings.waiting_seconds
             if kind == "answer":
@@ -117,11 +129,11 @@ class Limits:
             await self._work.enter(work, deadline)
             self._metrics.in_work.inc()
             try:
-                yield Slot(self._work, work)
+                yield slot
             finally:
                 self._metrics.in_work.dec()
         finally:
-            self._work.leave(work)
+            slot.release_search()
             self._answers.leave(answer)
             self._at_once[identity.id] -= 1
             if not self._at_once[identity.id]:

@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.identifiers import identifiers
 from pipeline.core.model import Generation
+from pipeline.core.publication import Publication
 from pipeline.ledger import generations
 from pipeline.runtime.settings import Settings
 from pipeline.runtime.tasks import time_limit
@@ -25,9 +27,10 @@ from query.access.callers import Caller, identify, readable
 from query.access.facets import count
 from query.access.filters import NONE, Filters, require_declared
 from query.access.filters import check as check_filters
+from query.access.published import wait_for
 from query.access.verify import verify
 from query.embedding.embedders import Embedders, is_same
-from query.model import Facet, Mode, Passage, Result, SearchResults, Sort, check, check_sort
+from query.model import AtLeast, Facet, Mode, Passage, Result, SearchResults, Sort, check, check_sort
 from query.rerank.guarded import open_reranker
 from query.rerank.reranker import Reranker, rerank
 from query.retrieval import cursor as cursors
@@ -93,6 +96,22 @@ class Search:
         """See ``query.access.callers.identify``. Raises Retryable."""
         async with self._stores.connection(self._stores.timeouts.ledger, "search", tenant) as connection:
             return await identify(connection, tenant, principals=principals, tags=tags)
+
+    async def wait_for(
+        self,
+        publications: Sequence[Publication],
+        tenant: str,
+        *,
+        principals: Sequence[str] = (),
+        tags: Sequence[str] = (),
+        seconds: float,
+    ) -> AtLeast | None:
+        """Wait until this caller can see the changes; None if there are none. See ``query.access.published.wait_for``.
+        Raises Retryable."""
+        if not publications:
+            return None
+        connect = partial(self._stores.connection, self._stores.timeouts.ledger, "at-least", tenant)
+        return await wait_for(connect, publications, tenant, principals=principals, tags=tags, seconds=seconds)
 
     async def require_index(self, generation: Generation) -> None:
         """Raises IndexFenced, Retryable or Misconfigured while keyword search is not possible."""

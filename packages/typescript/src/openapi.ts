@@ -275,6 +275,17 @@ export interface components {
         /** AnswerRequest */
         AnswerRequest: {
             /**
+             * At Least
+             * @description The token of a publication: wait until the caller can see its changes. `X-Penstock-At-Least` is the same as a header.
+             */
+            at_least?: string | null;
+            /**
+             * Wait Seconds
+             * @description How long to wait for the changes of `at_least`.
+             * @default 10
+             */
+            wait_seconds?: number;
+            /**
              * Question
              * @example Who approves a change to the release branch?
              */
@@ -363,8 +374,30 @@ export interface components {
             review: boolean;
             /** Answer Id */
             answer_id: string;
+            /** @description Null if the request named no publication. */
+            at_least?: components["schemas"]["AtLeastResponse"] | null;
         } & {
             [key: string]: unknown;
+        };
+        /**
+         * AtLeastResponse
+         * @description The outcome of the changes that the request named in `at_least`.
+         */
+        AtLeastResponse: {
+            /**
+             * Applied
+             * @description Whether the caller can see all of them in both stores.
+             */
+            applied: boolean;
+            /** Changes */
+            changes: number;
+            /**
+             * Pending
+             * @description Changes that are not in both stores yet, or that the caller may not read.
+             */
+            pending: number;
+            /** Waited Ms */
+            waited_ms: number;
         };
         /** CallerResponse */
         CallerResponse: {
@@ -695,6 +728,17 @@ export interface components {
         /** SearchRequest */
         SearchRequest: {
             /**
+             * At Least
+             * @description The token of a publication: wait until the caller can see its changes. `X-Penstock-At-Least` is the same as a header.
+             */
+            at_least?: string | null;
+            /**
+             * Wait Seconds
+             * @description How long to wait for the changes of `at_least`.
+             * @default 10
+             */
+            wait_seconds?: number;
+            /**
              * Query
              * @description Search text in natural language.
              * @example how do I undo a commit
@@ -779,6 +823,8 @@ export interface components {
             facets: {
                 [key: string]: components["schemas"]["Facet"];
             };
+            /** @description Null if the request named no publication. */
+            at_least: components["schemas"]["AtLeastResponse"] | null;
         };
         /** SearchResult */
         SearchResult: {
@@ -1092,7 +1138,10 @@ export interface operations {
     search: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The token of a publication, as `at_least` in the body. */
+                "X-Penstock-At-Least"?: string | null;
+            };
             path?: never;
             cookie?: never;
         };
@@ -1650,7 +1699,10 @@ export interface operations {
     answers: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The token of a publication, as `at_least` in the body. */
+                "X-Penstock-At-Least"?: string | null;
+            };
             path?: never;
             cookie?: never;
         };
