@@ -77,6 +77,12 @@ async def test_an_ingested_folder_is_searchable_and_follows_every_change(working
     assert answer(working, "ingest", str(folder), "--wait")["embedded"] == 0
     assert [n for n in search_ids(working, "spillway reservoir full") if n.startswith("copy")] == ["copy-2.txt"]
 
+    (folder / "dam.md").write_text("# Dam safety\n\nThe gallery of the dam is inspected on foot.\n")
+    token = answer(working, "ingest", str(folder))["token"]
+    at_least = "--at-least", token, "--wait-seconds", "30"
+    assert search_ids(working, "gallery inspected on foot", *at_least)[0] == "dam.md"
+    assert answer(working, "ask", "How is the gallery inspected?", *at_least)["at_least"]["applied"] is True
+
     (folder / ".penstock.toml").write_text('acl = ["engineers"]\n')
     assert answer(working, "ingest", str(folder), "--wait")["embedded"] == 0
     assert search_ids(working, "turbine blades") == []
