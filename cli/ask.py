@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 from uuid import UUID
 
@@ -49,17 +51,24 @@ def ask(
     top: Annotated[int | None, typer.Option(help="Number of passages that the answer may use, 1 to 100.")] = None,
     at_least: AtLeast = None,
     wait_seconds: WaitSeconds = DEFAULT_WAIT_SECONDS,
+    conversation: Annotated[
+        bool,
+        typer.Option("--conversation", help="Read follow-up questions from standard input, one a line, until it ends."),
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Answer a question from the documents. Every sentence of the answer cites its passages.
 
     Without --as and --tag you read as the local user. PENSTOCK_CHAT_BASE_URL and PENSTOCK_CHAT_MODEL set the model that
-    writes the answer; without a model the passages are quoted.
+    writes the answer; without a model the passages are quoted. With --conversation a follow-up question may refer to
+    the questions and answers before it.
 
-    Example: penstock ask "how do I undo a commit that others have pulled"
+    Example: penstock ask "how do I undo a commit that others have pulled" --conversation
     """
     from query.model import AnswerMode, BadQuery
 
+    if conversation and json_output:
+        _refuse("--conversation cannot be used with --json, which prints one answer: send `turns` to /v1/answers")
     modes = get_args(AnswerMode)
     if mode is not None and mode not in modes:
         _refuse(f"--mode is {mode!r}, but must be one of {', '.join(modes)}")
@@ -68,7 +77,7 @@ def ask(
 
         principals = [local_user("name a person with --as, or an access tag with --tag")]
     try:
-        answer, seen = asyncio.run(
+        asyncio.run(
             _ask(
                 query,
                 tenant,
@@ -80,19 +89,13 @@ def ask(
                 top,
                 publications_of(at_least) if at_least is not None else (),
                 wait_seconds,
+                conversation=conversation,
                 live=not json_output and stdout.is_terminal,
+                show=_print_json if json_output else _show,
             )
         )
     except BadQuery as error:
         _refuse(str(error))
-    if json_output:
-        from query.answers.model import answer_json
-
-        print_json(answer_json(answer) | {"at_least": seen and seen.as_json()})
-        return
-    _show(answer)
-    if seen is not None and not seen.applied:
-        stdout.print(f"note: {seen.reason}", style="yellow", soft_wrap=True)
 
 
 async def _ask(
@@ -107,16 +110,17 @@ async def _ask(
     publications: Sequence[Publication],
     wait_seconds: float,
     *,
+    conversation: bool,
     live: bool,
-) -> tuple[Answer, Seen | None]:
-    """The answer, and what became of the changes that it waited for."""
+    show: Callable[[Answer, Seen | None], None],
+) -> None:
     from cli.recorded import able_to_record
     from pipeline.observability import tracing
     from pipeline.runtime.settings import load
     from pipeline.trail import access, recorded
     from query import settings
     from query.model import check, shown_documents
-    from query.modes.material import Question
+    from query.modes.material import MAX_TURNS, Question, Turn
 
     check(query, 1 if top is None else top, "hybrid")
     from query.service import open_service  # slow to import: not for a question that is refused
@@ -142,13 +146,45 @@ async def _ask(
             by = access(principals, tags)
             await service.trail.write(recorded("answer", tenant=tenant, access=by, documents=shown))
 
-        if live:
-            return await _live(service, question, caller, note), seen
-        sources: list[Sources] = []
-        answer = await service.answers.whole(question, caller, on_sources=sources.append)
-        for citation in sources:
-            await note(citation)
-        return answer, seen
+        while True:
+            answer = await _answer(service, question, caller, note, live=live)
+            show(answer, seen)
+            seen = None  # it has waited
+            if not conversation or (text := await asyncio.to_thread(_follow_up)) is None:
+                return
+            turns = (*question.turns, Turn(question.text, answer.text, answer.answer_id))[-MAX_TURNS:]
+            question = replace(question, text=text, turns=turns)
+            # Access may have changed since the question before.
+            caller = await service.search.identify(tenant, principals=principals, tags=tags)
+
+
+def _follow_up() -> str | None:
+    """The next line of standard input that is not empty; None at its end."""
+    while True:
+        if sys.stdin.isatty():
+            stdout.file.write("\n? ")
+            stdout.file.flush()
+        if not (line := sys.stdin.readline()):
+            return None
+        if line.strip():
+            return line.strip()
+
+
+async def _answer(
+    service: Service,
+    question: Question,
+    caller: Caller,
+    note: Callable[[Sources], Awaitable[None]],
+    *,
+    live: bool,
+) -> Answer:
+    if live:
+        return await _live(service, question, caller, note)
+    sources: list[Sources] = []
+    answer = await service.answers.whole(question, caller, on_sources=sources.append)
+    for event in sources:
+        await note(event)
+    return answer
 
 
 async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tuple[UUID, ...]:
@@ -204,7 +240,13 @@ async def _live(
     raise AssertionError("an answer ends with Done or Failed")
 
 
-def _show(answer: Answer) -> None:
+def _print_json(answer: Answer, seen: Seen | None) -> None:
+    from query.answers.model import answer_json
+
+    print_json(answer_json(answer) | {"at_least": seen and seen.as_json()})
+
+
+def _show(answer: Answer, seen: Seen | None) -> None:
     """Print the lines below the answer; in a pipe, the answer too, as Markdown."""
     from rich.text import Text
 
@@ -223,8 +265,11 @@ def _show(answer: Answer) -> None:
         )
     for sentence in answer.unsupported:
         stdout.print(Text(f"not supported by the passages it cites: {printable(sentence)}", "yellow"), soft_wrap=True)
-    for note in answer.notes:
+    for note in [*answer.notes, *([seen.reason] if seen is not None and not seen.applied else [])]:
         stdout.print(Text(f"note: {printable(note)}", "yellow"), soft_wrap=True)
+    for step in answer.steps:
+        if step.name == "follow_up" and step.facts.get("by") != "unchanged":
+            stdout.print(Text(f"understood as: {printable(str(step.facts['question']))}", "dim"), soft_wrap=True)
     how = ", ".join(f"{step.name} {step.took_ms:g}" for step in answer.steps)
     stdout.print(Text(f"{answer.mode}, {answer.model or 'no model'} ({how})", "dim"), soft_wrap=True)
 

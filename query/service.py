@@ -15,6 +15,7 @@ from pipeline.stores.postgres import Pool, open_pool
 from pipeline.trail import Trail, open_trail
 from query.answers import chat as chats
 from query.answers.answers import Answers
+from query.answers.understanding import REWRITE_SECONDS
 from query.embedding.embedders import Embedders, GenerationEmbedders
 from query.embedding.generations import GenerationFollower
 from query.evaluation.shadow import Shadow, open_shadow
@@ -54,8 +55,8 @@ class Service:
 
     @property
     def answer_seconds(self) -> float:
-        """The time limit of a whole answer: gathering its material, then writing it."""
-        return GATHER_SECONDS + self.budget.total + self.query.chat.timeout_seconds
+        """The time limit of a whole answer: understanding a follow-up, gathering its material, then writing it."""
+        return REWRITE_SECONDS + GATHER_SECONDS + self.budget.total + self.query.chat.timeout_seconds
 
 
 @asynccontextmanager

@@ -41,6 +41,7 @@ from penstock.client.models import (  # noqa: E402
     SourcesEvent,
     Step,
     StoryResponse,
+    Turn,
 )
 from penstock.client.token import AsyncToken, Token  # noqa: E402
 
@@ -79,5 +80,6 @@ __all__ = [
     "StoryResponse",
     "Token",
     "TokenUnavailable",
+    "Turn",
     "Unreachable",
 ]

@@ -38,6 +38,7 @@ from penstock.client.models import (
     SearchResponse,
     SourcesEvent,
     StoryResponse,
+    Turn,
 )
 from pipeline.core.publication import DEFAULT_WAIT_SECONDS
 from pipeline.core.retry import backoff
@@ -117,6 +118,7 @@ def answer(
     filters: SearchFilters | None,
     top: int | None,
     history: bool,
+    turns: Iterable[Turn] = (),
     at_least: str | None = None,
     wait_seconds: float = DEFAULT_WAIT_SECONDS,
     *,
@@ -125,7 +127,8 @@ def answer(
     body = _present(question=question, mode=mode, collection=collection, top=top)
     body |= _published(at_least, wait_seconds)
     body |= {"documents": [str(document) for document in documents], "history": history, "stream": stream}
-    body |= _filters(filters)
+    said = [turn.model_dump(mode="json", exclude_defaults=True) for turn in turns]
+    body |= _filters(filters) | ({"turns": said} if said else {})  # a service of before refuses the field
     return Call("POST", "/v1/answers", _reader(AnswerResponse), json=body, idempotent=False)
 
 

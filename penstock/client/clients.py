@@ -32,6 +32,7 @@ from penstock.client.models import (
     SearchResponse,
     SearchSort,
     StoryResponse,
+    Turn,
 )
 from penstock.client.token import AsyncToken, BearerToken, Token
 from pipeline.core.publication import DEFAULT_WAIT_SECONDS
@@ -138,6 +139,7 @@ class Client:
         filters: SearchFilters | None = None,
         top: int | None = None,
         history: bool = False,
+        turns: Iterable[Turn] = (),
         at_least: str | None = None,
         wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> AnswerResponse:
@@ -145,11 +147,11 @@ class Client:
 
         mode: by default the service chooses one. documents: answer from the whole text of these (at most 100).
         collection: answer from this source only. top: number of passages (1 to 50). history: also use the caller's own
-        conversations. at_least and wait_seconds: as for ``search``. It is sent again only if the service has not begun
-        to work on it.
+        conversations. turns: the conversation so far, which the question may refer to (at most 10). at_least and
+        wait_seconds: as for ``search``. It is sent again only if the service has not begun to work on it.
         """
         return self._send(
-            calls.answer(question, mode, documents, collection, filters, top, history, at_least, wait_seconds)
+            calls.answer(question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds)
         )
 
     @contextmanager
@@ -163,6 +165,7 @@ class Client:
         filters: SearchFilters | None = None,
         top: int | None = None,
         history: bool = False,
+        turns: Iterable[Turn] = (),
         at_least: str | None = None,
         wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> Iterator[Iterator[AnswerEvent]]:
@@ -173,7 +176,7 @@ class Client:
         raises ProblemError or Unreachable if the answer cannot be completed.
         """
         call = calls.answer(
-            question, mode, documents, collection, filters, top, history, at_least, wait_seconds, stream=True
+            question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds, stream=True
         )
         response = self._again(call)(self._open, call)
         events = self._events(response)
@@ -350,12 +353,13 @@ class AsyncClient:
         filters: SearchFilters | None = None,
         top: int | None = None,
         history: bool = False,
+        turns: Iterable[Turn] = (),
         at_least: str | None = None,
         wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> AnswerResponse:
         """As ``Client.answer``."""
         return await self._send(
-            calls.answer(question, mode, documents, collection, filters, top, history, at_least, wait_seconds)
+            calls.answer(question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds)
         )
 
     @asynccontextmanager
@@ -369,12 +373,13 @@ class AsyncClient:
         filters: SearchFilters | None = None,
         top: int | None = None,
         history: bool = False,
+        turns: Iterable[Turn] = (),
         at_least: str | None = None,
         wait_seconds: float = DEFAULT_WAIT_SECONDS,
     ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
         """As ``Client.stream_answer``."""
         call = calls.answer(
-            question, mode, documents, collection, filters, top, history, at_least, wait_seconds, stream=True
+            question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds, stream=True
         )
         response: httpx.Response = await self._again(call)(self._open, call)
         events = self._events(response)

@@ -174,6 +174,17 @@ class Citation(ChunkReference):
     text: str
 
 
+class Turn(BaseModel):
+    """An earlier question of a conversation with its answer, for the ``turns`` of the next question."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    question: str
+    answer: str = ""
+    answer_id: UUID | None = None
+    """The ``answer_id`` of the response. The answer is then used only while the caller may read its documents."""
+
+
 class AnswerResponse(_Response):
     """A complete answer, whose citations were checked. It is also the last event of a streamed answer."""
 
@@ -194,6 +205,10 @@ class AnswerResponse(_Response):
     answer_id: str
     at_least: AtLeastResponse | None = None
     """None if the request named no publication."""
+
+    def turn(self, question: str) -> Turn:
+        """This answer to a question, for the ``turns`` of the next one."""
+        return Turn(question=question, answer=self.answer, answer_id=UUID(self.answer_id))
 
 
 class SourcesEvent(_Response):

@@ -1,7 +1,7 @@
 """Answers with a citation for every claim. docs/answers.md describes them.
 
-The order is: material, context, model, checks. Whatever the model writes is checked before it counts. Without a model,
-or when it fails, the answer consists of quotations.
+The order is: understand a follow-up, material, context, model, checks. Whatever the model writes is checked before it
+counts. Without a model, or when it fails, the answer consists of quotations.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from query.answers.prompt import Message, ask
 from query.answers.quotations import quotations
 from query.answers.review import enqueue
 from query.answers.support import NOTHING, SupportReport, check_answer, is_no_information
+from query.answers.understanding import Understanding, Understood
 from query.answers.writing import AnswerSanitizer, Findings
 from query.limits.charging import charge
 from query.model import CallerClass
@@ -85,6 +86,7 @@ class Answers:
         self._metrics = metrics
         self._key = key
         self._backoff = Backoff()
+        self._understanding = Understanding(chat, pool, backoff=self._backoff, key=key, on_usage=self._count_usage)
 
     def for_evaluation(self) -> Answers:
         """The same without metrics and review queue, for questions that the service itself asks."""
@@ -119,13 +121,16 @@ class Answers:
         Law: the answer in ``Done`` is checked, whatever the model did; a failing model does not fail the answer.
         Closing the generator early closes the request to the model.
         """
+        steps = Steps()
         try:
-            material = await self._modes.gather(question, caller, caller_class)
+            understood = await self._understanding.of(question, caller, steps)
+            material = await self._modes.gather(replace(question, text=understood.text), caller, caller_class)
         except PenstockError as error:
             self._count("failed")
             yield Failed(error)
             return
-        async with aclosing(_Answering(self, question, caller, material).run()) as events:
+        answering = _Answering(self, question, understood, caller, material, steps)
+        async with aclosing(answering.run()) as events:
             async for event in events:
                 yield event
 
@@ -133,19 +138,35 @@ class Answers:
         if self._metrics is not None:
             self._metrics.answers.labels(outcome).inc()
 
+    def _count_usage(self, model: str, usage: Usage) -> None:
+        """Count and charge the tokens of a rewritten question."""
+        if self._metrics is not None:
+            used = {"prompt": usage.prompt, "answer": usage.answer}
+            self._metrics.answered(model, **used, money=self._settings.money(**used))
+
 
 class _Answering:
     """The state of one answer while it is made."""
 
-    def __init__(self, answers: Answers, question: Question, caller: Caller, material: Material) -> None:
+    def __init__(
+        self,
+        answers: Answers,
+        question: Question,
+        understood: Understood,
+        caller: Caller,
+        material: Material,
+        steps: Steps,
+    ) -> None:
         self.answers = answers
         self.settings = answers._settings
-        self.question = clean(question.text).strip()
+        self.typed = clean(question.text).strip()
+        self.question = clean(understood.text).strip()
+        self.understood = understood
         self.caller = caller
         self.material = material
-        self.steps = Steps()
+        self.steps = steps
         self.steps.done += material.steps
-        self.notes = list(material.notes)
+        self.notes = [*([understood.note] if understood.note else []), *material.notes]
         self.id = uuid4()
         self.began = time.perf_counter()
         self.end: End | None = None
@@ -162,11 +183,11 @@ class _Answering:
     async def _record_provenance(self, answer: Answer) -> None:
         """Record the documents of an answer, so that the history of a later question may include it. During an outage
         of the database it is not recorded and is later left out of the history."""
-        if (pool := self.answers._pool) is None:
+        if (pool := self.answers._pool) is None or not self.understood.is_traceable:
             return
         documents: set[UUID] = set()
         if answer.relevant:  # else the text is always the same
-            documents |= {p.result.passage.document_id for p in self.context.passages}
+            documents |= {p.result.passage.document_id for p in self.context.passages} | self.understood.documents
             model_wrote = answer.model is not None or answer.degraded  # or at least began to
             if model_wrote and self.material.history is not None:  # it may repeat parts of the history
                 documents |= self.material.history.documents
@@ -188,7 +209,9 @@ class _Answering:
                 cut = sum(shown.passage.cut for shown in self.context.shown)
                 metrics.left_out.inc(self.context.left_out + cut)
         passages = self.context.passages
-        history_documents = material.history.documents if passages and material.history is not None else ()
+        history_documents = set(self.understood.documents)
+        if passages and material.history is not None:
+            history_documents |= material.history.documents
         yield Sources(passages, material.mode, tuple(self.notes), tuple(self.steps.done), history_documents)
         if not passages:
             yield Delta(NO_INFORMATION)
@@ -205,7 +228,7 @@ class _Answering:
                 yield event
 
     def _build(self) -> Context:
-        room = room_for_passages(self.question, self.material, self.settings, _count)
+        room = room_for_passages(f"{self.typed}\n{self.question}", self.material, self.settings, _count)
         context = build(self.material.passages, whole=self.material.whole, budget_tokens=room, count=_count)
         self.has_no_room = not context.shown and bool(context.left_out)
         if self.has_no_room:
@@ -258,7 +281,15 @@ class _Answering:
     def _messages(self) -> list[Message]:
         today = datetime.now(UTC).date()
         history = self.material.history
-        return ask(self.question, self.context.shown, key=self.answers._key(), today=today, history=history)
+        understood = None if self.question == self.typed else self.question
+        return ask(
+            self.typed,
+            self.context.shown,
+            key=self.answers._key(),
+            today=today,
+            history=history,
+            understood=understood,
+        )
 
     def _record_usage(self, model: str, text: str) -> Usage:
         usage = self.end.usage if self.end else Usage()
@@ -303,10 +334,11 @@ class _Answering:
         pool, history = self.answers._pool, self.material.history
         if pool is None:
             return False
-        private = history is not None and bool(history.pieces)
+        of_conversation = bool(self.understood.documents) or not self.understood.is_traceable
+        private = of_conversation or (history is not None and bool(history.pieces))
         try:
             with self.steps.step("review"):
-                await enqueue(pool, self.caller.tenant, self.question, answer, passages, private=private)
+                await enqueue(pool, self.caller.tenant, self.typed, answer, passages, private=private)
         except PenstockError as error:
             _log.warning("review_not_recorded", error=str(error))
             return False

@@ -78,7 +78,8 @@ class Sources:
     notes: Sequence[str]
     steps: Sequence[Step]
     history_documents: Collection[UUID] = ()
-    """The documents that the included history was made from; they are not among the passages."""
+    """The documents that the included history and earlier answers of the conversation were made from; they are not
+    among the passages."""
 
 
 @dataclass(frozen=True, slots=True)

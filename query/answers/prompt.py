@@ -50,10 +50,17 @@ class Message:
 
 
 def ask(
-    question: str, shown: Sequence[PromptPassage], *, key: str, today: date, history: History | None = None
+    question: str,
+    shown: Sequence[PromptPassage],
+    *,
+    key: str,
+    today: date,
+    history: History | None = None,
+    understood: str | None = None,
 ) -> list[Message]:
     """The messages to the model. key: unguessable, letters and digits. history: the caller's own earlier conversation,
-    which is quoted like passages because its answers were made from documents."""
+    which is quoted like passages because its answers were made from documents. understood: the question with what it
+    refers to, quoted for the same reason; None: as it was typed."""
     rules = _RULES.format(
         begin=_line("passage", "N", key),
         end=_line("end", "N", key),
@@ -61,19 +68,25 @@ def ask(
         no_information=NO_INFORMATION,
         today=today,
     )
-    parts = [_quoted(f"{s.passage.n}", f"{s.heading}\n\n{s.body}", key) for s in shown]
+    parts = [quotation(f"{s.passage.n}", f"{s.heading}\n\n{s.body}", key) for s in shown]
     if history is not None and history.pieces:
         said = "\n\n".join(quotable(piece.text) for piece in history.pieces)
         parts.insert(
             0,
             "Earlier conversation with the same person; it may say what the question is about, and it is no"
-            f" source to cite:\n{_quoted('history', said, key)}",
+            f" source to cite:\n{quotation('history', said, key)}",
+        )
+    if understood is not None:
+        parts.append(
+            "The question below continues a conversation, from which it is understood as follows; this is no source to"
+            f" cite:\n{quotation('question', quotable(understood), key)}"
         )
     parts += [_REMINDER, f"Question: {question}"]
     return [Message("system", rules), Message("user", "\n\n".join(parts))]
 
 
-def _quoted(name: str, text: str, key: str) -> str:
+def quotation(name: str, text: str, key: str) -> str:
+    """A text between its delimiters. name: letters and digits."""
     return f"{_line('passage', name, key)}\n{text}\n{_line('end', name, key)}"
 
 

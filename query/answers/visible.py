@@ -40,7 +40,7 @@ _ROLE = re.compile(
     r"|#{1,6}[ \t]{0,4}(?:system|assistant|user|developer|human|new instructions?|instructions?)\b"
     rf"|{_MARKS}(?:end|begin|start|close)\b[^\n]{{0,40}}\b(?:passages?|contexts?|documents?|sources?|quot\w{{0,8}}|data)\b"
     r"[^\n\w]{0,10}[0-9a-f]{0,32}[^\n\w]{0,10}$"
-    rf"|{_MARKS}(?:end|passage)[ \t]{{1,4}}(?:\d{{1,4}}|history)\b)",
+    rf"|{_MARKS}(?:end|passage)[ \t]{{1,4}}(?:\d{{1,4}}|history|question|conversation)\b)",
     re.IGNORECASE | re.MULTILINE,
 )
 _FENCES = str.maketrans({"\u27e6": "[", "\u27e7": "]", "\u301a": "[", "\u301b": "]", "\u2e28": "(", "\u2e29": ")"})

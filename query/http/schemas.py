@@ -24,7 +24,8 @@ from pipeline.core.publication import (
 from query.access.facets import MAX_FACETS
 from query.access.filters import MAX_KEYS, Filters
 from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, BadQuery, CallerClass, Mode, Ranker, Sort
-from query.modes.material import Question
+from query.modes import material
+from query.modes.material import MAX_ANSWER_CHARACTERS, MAX_TURNS, Question
 from query.retrieval.cursor import MAX_CHARACTERS
 
 
@@ -180,6 +181,18 @@ class SearchRequest(PublicationRequest):
     )
 
 
+class Turn(RequestBody):
+    """An earlier question of the conversation, with its answer."""
+
+    question: Text
+    answer: Annotated[str, Field(max_length=MAX_ANSWER_CHARACTERS)] = ""
+    answer_id: UUID | None = Field(
+        None,
+        description="The answer's id, if the service gave it. The answer is then used only while the caller may read"
+        " all documents that it was made from.",
+    )
+
+
 class AnswerRequest(PublicationRequest):
     question: Text = Field(examples=["Who approves a change to the release branch?"])
     mode: AnswerMode | None = Field(
@@ -190,6 +203,11 @@ class AnswerRequest(PublicationRequest):
     filters: SearchFilters = Field(SearchFilters(), description="Restricts the documents that are searched.")
     top: int | None = Field(None, ge=1, le=50, description="Number of passages to answer from.")
     history: bool = Field(False, description="Whether to include the caller's own conversation history.")
+    turns: Annotated[list[Turn], Field(max_length=MAX_TURNS)] = Field(
+        [],
+        description="The conversation so far, in its order. A question that refers to it is completed before documents"
+        " are searched; the step `follow_up` shows how.",
+    )
     stream: bool = Field(False, description="Stream server-sent events, as with `Accept: text/event-stream`.")
 
     def to_question(self, principal: str | None) -> Question:
@@ -201,6 +219,7 @@ class AnswerRequest(PublicationRequest):
             self.collection,
             self.filters.filters(),
             self.top,
+            tuple(material.Turn(turn.question, turn.answer, turn.answer_id) for turn in self.turns),
             principal if self.history else None,
         )
 

@@ -33,7 +33,10 @@ NOTICE = (
 
 
 class SearchArguments(RequestBody):
-    query: Text = Field(description="Search text in natural language, or an exact identifier.")
+    query: Text = Field(
+        description="Search text in natural language that can be understood without the conversation, or an exact"
+        " identifier."
+    )
     limit: int = Field(10, ge=1, le=MAX_RESULTS, description="Maximum number of documents.")
     sources: Names = Field([], description="Only documents from these sources, by name.")
     authors: Names = Field([], description="Only documents by these authors, as the sources name them.")

@@ -279,6 +279,28 @@ async def record_provenance(pool: Pool, tenant: str, answer_id: UUID, documents:
                 await connection.execute("SELECT expire_provenance(%s, %s)", [PROVENANCE_DAYS, EXPIRED_AT_ONCE])
 
 
+_READABLE_ANSWERS = sql.SQL("""
+    SELECT a.answer_id, a.documents
+    FROM (
+        SELECT answer_id, documents FROM answer_provenance WHERE tenant = %(tenant)s AND answer_id = ANY(%(answers)s)
+        UNION
+        SELECT answer_id, documents FROM conversation_provenance
+        WHERE tenant = %(tenant)s AND answer_id = ANY(%(answers)s)
+    ) a
+    WHERE {reads_all}
+""").format(reads_all=READS_ALL.format(documents=sql.SQL("a.documents")))
+
+
+async def readable_answers(
+    connection: Connection, caller: Caller, answers: Collection[UUID]
+) -> dict[UUID, frozenset[UUID]]:
+    """The answers whose every document the caller may read now, each with these documents. An answer of another tenant
+    or of unknown provenance is not among them. Raises psycopg.Error."""
+    parameters = {"tenant": caller.tenant, "tags": sorted(caller.tags), "answers": list(answers)}
+    cursor = await connection.execute(_READABLE_ANSWERS, parameters)
+    return {answer_id: frozenset(documents) for answer_id, documents in await cursor.fetchall()}
+
+
 def _fitting(pieces: Sequence[Piece], budget_tokens: int) -> list[Piece]:
     """The pieces that fit, in their order; a smaller piece may follow one that does not fit."""
     fitting, left = [], budget_tokens

@@ -10,6 +10,22 @@ from query.access.filters import NONE, Filters
 from query.model import AnswerMode, Result, Step
 from query.modes.history import History
 
+MAX_TURNS = 10
+"""The most earlier turns of a conversation that a question brings along."""
+MAX_ANSWER_CHARACTERS = 20_000
+"""The longest answer in a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An earlier question of a conversation with its answer, in the words of the caller: nothing in it is trusted."""
+
+    question: str
+    answer: str = ""
+    answer_id: UUID | None = None
+    """The id that the service gave the answer. The answer is then used only while the caller may read every document
+    that it was made from."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -23,6 +39,8 @@ class Question:
     filters: Filters = NONE
     top: int | None = None
     """The number of passages; None: the settings' default."""
+    turns: tuple[Turn, ...] = ()
+    """The conversation so far, in its order: what the text may refer to."""
     member: str | None = None
     """The member whose conversation history is used: the authenticated principal, never a name from the request."""
 

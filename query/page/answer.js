@@ -13,6 +13,7 @@ const MODES = {
   vector: "from the best passages by meaning",
   keyword: "from the best passages by words",
 };
+const MAX_TURNS = 10;
 const PASSAGES_AT_FIRST = 20;
 /** Number of passages listed at first; cited passages are always listed. */
 
@@ -30,12 +31,15 @@ export function stop() {
 /** Whether the answer to this request is shown or being streamed, so that going back does not request it again. */
 export const isShown = (body) => currentRequest === JSON.stringify(body);
 
-/** Request an answer and show it as it arrives. showPassages(passages) lists passages below; close() restores the results. */
-export async function streamAnswer(body, { showPassages, close }) {
+/**
+ * Request an answer and show it as it arrives. showPassages(passages) lists passages below; close() restores the results;
+ * followUp(text, turns) asks the next question of the conversation.
+ */
+export async function streamAnswer(body, { showPassages, close, followUp }) {
   stop();
   currentRequest = JSON.stringify(body);
   const controller = (running = new AbortController());
-  const view = createCard(body.question, () => (controller.abort(), close()), () => cancel(controller));
+  const view = createCard(body, () => (controller.abort(), close()), () => cancel(controller));
   const draft = { text: "", passages: [], cited: new Set(), mode: "", notes: [] };
   let frameRequest = 0;
   const draw = () => {
@@ -46,7 +50,7 @@ export async function streamAnswer(body, { showPassages, close }) {
     for await (const { event, data } of events("v1/answers", { ...body, stream: true }, controller.signal)) {
       if (event === "sources") {
         Object.assign(draft, { passages: data.passages ?? [], mode: data.mode, notes: data.notes ?? [] });
-        view.sources(draft);
+        view.sources(draft, (data.steps ?? []).find((step) => step.step === "follow_up"));
         showPassages(draft.passages.slice(0, PASSAGES_AT_FIRST), draft);
       } else if (event === "delta") {
         draft.text += data.text;
@@ -56,6 +60,7 @@ export async function streamAnswer(body, { showPassages, close }) {
       } else if (event === "done") {
         cancelAnimationFrame(frameRequest);
         view.done(draft, data, showPassages);
+        view.offerFollowUp((text) => followUp(text, [...(body.turns ?? []), turn(body.question, data)].slice(-MAX_TURNS)));
         return;
       } else if (event === "error") {
         const problem = data.problem ?? data;
@@ -79,18 +84,21 @@ export async function streamAnswer(body, { showPassages, close }) {
   }
 }
 
+const turn = (question, { answer, answer_id }) => ({ question, answer, ...(answer_id ? { answer_id } : {}) });
+
 /** Create the card of an answer. Each method of the returned object shows one more part of it. */
-function createCard(question, close, cancel) {
+function createCard({ question, turns = [] }, close, cancel) {
   const text = el("div", { class: "prose" }, el("p", { class: "thinking" }, "Reading", el("span", { class: "dots", "aria-hidden": "true" })));
   const from = el("p", { class: "from" });
   const notes = el("ul", { class: "notes", hidden: true });
+  const before = turns.length ? [el("ol", { class: "turns", "aria-label": "Questions before" }, ...turns.map((earlier) => el("li", {}, earlier.question)))] : [];
   const foot = el("footer", {});
   const stopButton = el("button", { type: "button", class: "quiet", onclick: cancel }, "Stop");
   const card = $("answer");
   card.replaceChildren(
     el("header", {}, el("h2", {}, "Answer"), from, stopButton,
       el("button", { type: "button", class: "icon", "aria-label": "Close the answer", title: "Close (Esc)", onclick: close }, "×")),
-    text, notes, foot,
+    ...before, text, notes, foot,
   );
   card.setAttribute("aria-busy", "true");
   card.hidden = false;
@@ -117,8 +125,9 @@ function createCard(question, close, cancel) {
   };
 
   return {
-    sources(draft) {
+    sources(draft, followUp) {
       from.textContent = [MODES[draft.mode] ?? draft.mode, draft.passages.length && plural(draft.passages.length, "passage")].filter(Boolean).join(" · ");
+      if (followUp && followUp.by !== "unchanged") addNotes(["note", `Understood as: ${followUp.question}`]);
       addNotes(...draft.notes.map((note) => ["note", note]));
     },
     text(draft) {
@@ -148,6 +157,11 @@ function createCard(question, close, cancel) {
       foot.prepend(el("p", { class: "by" }, done.model ? `Written by ${done.model}` : "Quotations, not written by a model", done.review ? " · marked for review" : null));
       if (done.answer_id) foot.append(feedbackButtons({ answer_id: done.answer_id, query: question }, "this answer"));
       announce(noInformation ? "Nothing relevant was found." : `The answer is complete, with ${plural(cited.size, "citation")}.`);
+    },
+    offerFollowUp(ask) {
+      const input = el("input", { type: "text", autocomplete: "off", maxlength: "8000", placeholder: "Ask a follow-up question", "aria-label": "Follow-up question" });
+      const submit = (event) => (event.preventDefault(), input.value.trim() && ask(input.value.trim()));
+      foot.append(el("form", { class: "follow-up", onsubmit: submit }, input, el("button", { type: "submit", class: "quiet" }, "Ask")));
     },
     failed(why, soFar) {
       if (!soFar) text.replaceChildren();

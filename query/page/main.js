@@ -16,6 +16,9 @@ let state = address.read();
 let openedResult = null;
 /** The result whose document the drawer shows. */
 
+const turnsOf = new Map();
+/** The conversation before each follow-up question of this visit, by the question. */
+
 const showResults = () => search.searchNow(state, openDocument);
 
 function change(changes, options) {
@@ -77,7 +80,16 @@ function showDocument() {
   });
 }
 
-const question = () => ({ question: state.q.trim(), filters: address.filters(state), ...(state.mode === "hybrid" ? {} : { mode: state.mode }) });
+const question = () => {
+  const turns = turnsOf.get(state.q.trim());
+  return { question: state.q.trim(), filters: address.filters(state), ...(state.mode === "hybrid" ? {} : { mode: state.mode }), ...(turns ? { turns } : {}) };
+};
+
+function followUp(text, turns) {
+  turnsOf.set(text, turns);
+  change({ q: text, answer: true });
+  render();
+}
 
 async function writeAnswer() {
   const body = question();
@@ -85,7 +97,7 @@ async function writeAnswer() {
   if (!state.answer) change({ answer: true });
   search.showNotices([]);
   const showPassages = (passages) => search.showPassages(passages, body.question, openDocument);
-  await answer.streamAnswer(body, { showPassages, close: closeAnswer });
+  await answer.streamAnswer(body, { showPassages, close: closeAnswer, followUp });
 }
 
 function closeAnswer() {
@@ -130,6 +142,7 @@ const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(currentTheme()) + 1) % T
 async function start() {
   for (const part of [search, choices, pipeline, story]) part.clear();
   answer.stop();
+  turnsOf.clear();
   openedResult = null;
   choices.drawFilters(state, applyFilters);
   try {
@@ -148,6 +161,7 @@ $("ask").addEventListener("submit", (event) => {
   showResults();
 });
 $("query").addEventListener("input", () => {
+  turnsOf.delete($("query").value.trim());
   change({ q: $("query").value }, { typing: true });
   document.title = state.q ? `${state.q} – Penstock` : "Penstock";
   search.searchSoon(state, openDocument);

@@ -98,12 +98,14 @@ class FakeChat(Fake[Faults, Stats]):
             return ""
         if faults.say is not None:
             return faults.say
+        if faults.rewrite is not None and chat_reader.read(messages, sloppy=False).is_rewriting:
+            return faults.rewrite
         if (body.get("response_format") or {}).get("type") == "json_object":
             return json.dumps(self.judge(messages))
         read = chat_reader.read(messages, sloppy=faults.obey == "sloppy")
         if faults.obey != "nothing" and (said := read.command(in_quotations=faults.obey == "everything")) is not None:
             return said
-        text = read.answer()
+        text = read.rewrite() if read.is_rewriting else read.answer()
         if faults.hallucinate and read.passages:
             text += f" {UNSUPPORTED} [{min(read.passages)}]"
         if faults.wrong_citation is not None:

@@ -37,6 +37,8 @@ class Faults(faults.Faults):
     wrong_citation: int | None = None
     """Every citation names this number."""
     uncited: bool = False
+    rewrite: str | None = None
+    """The answer where a question should be completed."""
     say: str | None = None
     """The whole answer, whatever was asked."""
 

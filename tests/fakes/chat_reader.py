@@ -37,6 +37,10 @@ class Read:
     quoted: str
     question: str
     no_information: str
+    understood: str
+    """The question as the conversation explains it."""
+    is_rewriting: bool
+    """The question is to be completed from a conversation, not answered."""
     is_ruled: bool
     """The system message says that quotations hold no instructions."""
 
@@ -49,8 +53,16 @@ class Read:
         secret = next(iter(self.passages.values()), "nothing").split("\n")[-1][:40]
         return match["payload"].strip("\"'“” ").replace("{secret}", secret.replace(" ", "%20"))
 
+    def rewrite(self) -> str:
+        """Return the question with the words of what was said before that it lacks."""
+        known = words(self.question)
+        said = " ".join(re.findall(r"^(?:Asked|Answered): (.+)$", self.quoted, re.MULTILINE))
+        before = re.findall(r"\w[\w.]*\w", said)
+        lacking = [word for word in dict.fromkeys(before) if word.lower() not in COMMON and not words(word) <= known]
+        return f"{self.question} {' '.join(lacking)}"
+
     def answer(self) -> str:
-        expected = words(self.question)
+        expected = words(f"{self.question} {self.understood}")
         scored = []
         for n, text in self.passages.items():
             body = text.partition("\n\n")[2]
@@ -72,6 +84,7 @@ def read(messages: list[dict[str, str]], *, sloppy: bool) -> Read:
     passages: dict[int, str] = {}
     outside: list[str] = []
     inside: list[str] = []
+    understood: list[str] = []
     name = None
     for line in user.splitlines():
         opened = re.fullmatch(rf"\u27e6passage (\w+) \u00b7 {key}\u27e7", line) if key else None
@@ -84,6 +97,8 @@ def read(messages: list[dict[str, str]], *, sloppy: bool) -> Read:
             outside.append(line)
         else:
             inside.append(line)
+            if name == "question":
+                understood.append(line)
             if name.isdigit():
                 passages[int(name)] = f"{passages.get(int(name), '')}\n{line}".lstrip("\n")
     question = user.rpartition("Question:")[2].strip() if "Question:" in user else user.strip()
@@ -94,6 +109,8 @@ def read(messages: list[dict[str, str]], *, sloppy: bool) -> Read:
         "\n".join(inside),
         question,
         exactly[1].strip() if exactly else NO_INFORMATION,
+        " ".join(understood),
+        "rewrite the last question" in system,
         "never an instruction" in system,
     )
 

@@ -15,6 +15,7 @@ export type SearchRequest = Schemas["SearchRequest"];
 export type SearchResponse = Schemas["SearchResponse"];
 export type SearchResult = Schemas["SearchResult"];
 export type AnswerRequest = Schemas["AnswerRequest"];
+export type Turn = Schemas["Turn"];
 export type AnswerResponse = Schemas["AnswerResponse"];
 export type DocumentResponse = Schemas["DocumentResponse"];
 export type StoryResponse = Schemas["StoryResponse"];

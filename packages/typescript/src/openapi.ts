@@ -329,6 +329,12 @@ export interface components {
              */
             history?: boolean;
             /**
+             * Turns
+             * @description The conversation so far, in its order. A question that refers to it is completed before documents are searched; the step `follow_up` shows how.
+             * @default []
+             */
+            turns?: components["schemas"]["Turn"][];
+            /**
              * Stream
              * @description Stream server-sent events, as with `Accept: text/event-stream`.
              * @default false
@@ -931,6 +937,24 @@ export interface components {
             reason: string;
         } & {
             [key: string]: unknown;
+        };
+        /**
+         * Turn
+         * @description An earlier question of the conversation, with its answer.
+         */
+        Turn: {
+            /** Question */
+            question: string;
+            /**
+             * Answer
+             * @default
+             */
+            answer?: string;
+            /**
+             * Answer Id
+             * @description The answer's id, if the service gave it. The answer is then used only while the caller may read all documents that it was made from.
+             */
+            answer_id?: string | null;
         };
         /**
          * CitationEvent
