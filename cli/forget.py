@@ -34,7 +34,7 @@ PAGE = 200
 """Documents whose rest is erased in one transaction."""
 LOOK_SECONDS = 0.2
 ANSWER_RETENTION, VECTOR_RETENTION = timedelta(minutes=5), timedelta(hours=1)
-"""In the memory of query services (query.retrieval.cache)."""
+"""In the memory of query services (query.retrieval.cache, query.embedding.shared)."""
 
 forget = typer.Typer(name="forget", help="Erase a document, source, tenant or person.", no_args_is_help=True)
 Wait = Annotated[

@@ -104,7 +104,7 @@ async def open_service(
             rerank_pool=query.rerank.pool,
             rerank_floor=query.rerank.floor,
         )
-        modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, embedders=embedders)
+        modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, metrics=metrics)
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)
         view = PipelineView(pool, es, settings)
         following = GenerationFollower(pool, embedders, metrics)

@@ -48,6 +48,10 @@ class CacheOutcomeLabels(NamedTuple):
     outcome: str
 
 
+class ServedLabels(NamedTuple):
+    served: str
+
+
 class KindModelLabels(NamedTuple):
     kind: str
     model: str
@@ -169,7 +173,8 @@ class QueryMetrics:
         )
         self.cache = counter(
             "penstock_query_cache",
-            "Look-ups by cache (embeddings, results, rerank) and outcome: hit, miss",
+            "Look-ups by cache (embeddings, results, rerank) and outcome: hit, miss, shared (an embedding that was "
+            "computed for callers with other access)",
             CacheOutcomeLabels,
             registry=r,
         )
@@ -208,6 +213,13 @@ class QueryMetrics:
             "misconfigured, rejected",
             EmbeddingOutcomeLabels,
             buckets=ANSWER_BUCKETS,
+            registry=r,
+        )
+        self.history = counter(
+            "penstock_query_history",
+            "Answers that used a member's conversation history, by how it was read: whole, nearest (the chunks nearest "
+            "to the question), newest (the newest chunks, because there was no vector)",
+            ServedLabels,
             registry=r,
         )
         self.left_out = Counter(

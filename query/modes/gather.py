@@ -17,13 +17,14 @@ from query.access.callers import Caller, readable, storable
 from query.access.filters import Filters, require_declared
 from query.access.filters import check as check_filters
 from query.access.tenant_rows import rows_of
-from query.embedding.embedders import Embedders
+from query.embedding.embedders import require_same
+from query.embedding.shared import Embedded
 from query.model import AnswerMode, BadQuery, CallerClass, Facts, Mode, Result, SearchResults, check
 from query.modes import decide as deciding
 from query.modes.budget import HISTORY_SHARE, budget_tokens
 from query.modes.decide import Coverage, Decision, Known
 from query.modes.documents import WholeDocuments, read, read_whole, readable_ids
-from query.modes.history import History, history, needs_vector, vector_of
+from query.modes.history import History, history, needs_vector
 from query.modes.material import Material, Question
 from query.modes.survey import (
     LOCAL_SETTINGS,
@@ -37,6 +38,7 @@ from query.modes.survey import (
 from query.retrieval.search import Search
 from query.retrieval.steps import Steps
 from query.settings import ChatSettings, RerankSettings, RetrievalSettings
+from query.telemetry import QueryMetrics
 
 BEST, RECENT = 40, 10
 """The numbers of passages by meaning and by time for a personal collection."""
@@ -67,15 +69,14 @@ class Modes:
         chat: ChatSettings,
         *,
         rerank: RerankSettings | None = None,
-        embedders: Embedders | None = None,
+        metrics: QueryMetrics | None = None,
     ) -> None:
-        """rerank: tells how many passages the reranker returns. embedders: for the search of long histories by meaning;
-        None: they are searched by time."""
+        """rerank: tells how many passages the reranker returns."""
         self._search = search
         self._pool = pool
         self._settings = settings
         self._chat = chat
-        self._embedders = embedders
+        self._metrics = metrics
         reranked = rerank is not None and bool(rerank.url or rerank.onnx_path)
         self._top = rerank.top if rerank is not None and reranked else TOP_WITHOUT_RERANKER
 
@@ -108,6 +109,8 @@ class _Gathering:
         self.history: History | None = None
         self.budget = budget
         self.survey: Survey | None = None
+        self.embedded: Embedded | None = None
+        """The question's vector, once it was needed."""
 
     async def run(self) -> Material:
         scope = await self.steps.timed("scope", self._pin())
@@ -142,7 +145,8 @@ class _Gathering:
         with self.steps.step("history") as facts:
             async with self._connection("the history") as connection:
                 needed = await needs_vector(connection, scope.tenant, member)
-            vector, reason = await vector_of(self.text, scope, self.modes._embedders) if needed else (None, None)
+            reason = await self._embed(scope) if needed else None
+            vector = (scope.generation, self.embedded[1]) if self.embedded else None
             share = int(HISTORY_SHARE * self.budget)
             async with self._connection("the history") as connection:
                 recalled = await history(connection, self.caller, member, share, question=vector)
@@ -152,9 +156,21 @@ class _Gathering:
                 facts["withheld"] = recalled.withheld
             if reason is not None:
                 facts |= {"degraded": True, "reason": reason}
+        if (metrics := self.modes._metrics) is not None and recalled.tokens:
+            metrics.history.labels(recalled.served).inc()
         self.history = recalled
         self.budget -= used
         self.notes += [*([reason] if reason else []), *recalled.notes]
+
+    async def _embed(self, scope: ReadScope) -> str | None:
+        """Embed the question for the history and the search; returns the reason if the history has to do without."""
+        try:
+            embedded = await self.modes._search.embed(self.text, self.caller, scope.generation)
+            require_same(embedded[0], scope.generation)
+        except PenstockError as error:
+            return f"the history was searched by time only: {error}"
+        self.embedded = embedded
+        return None
 
     # The decision
 
@@ -276,7 +292,13 @@ class _Gathering:
 
     async def _search_passages(self, scope: ReadScope, mode: AnswerMode, top: int) -> SearchResults:
         return await self.modes._search.search(
-            self.text, self.caller, top=top, mode=SEARCHED[mode], filters=self.filters, generation=scope.generation
+            self.text,
+            self.caller,
+            top=top,
+            mode=SEARCHED[mode],
+            filters=self.filters,
+            generation=scope.generation,
+            embedded=self.embedded,
         )
 
     async def _recent(self, scope: ReadScope, outcome: SearchResults) -> list[Result]:

@@ -22,7 +22,6 @@ from pgvector import HalfVector
 from psycopg import sql
 
 from pipeline.core.conversations import PAIRS_PER_CHUNK, made_by, render
-from pipeline.core.errors import PenstockError
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
 from pipeline.embedding.tokens import byte_pairs
@@ -31,8 +30,6 @@ from pipeline.stores.postgres import Connection, Pool, translated
 from query.access.callers import Caller, storable
 from query.access.tenant_rows import rows_of
 from query.access.verify import READS_ALL
-from query.embedding.embedders import Embedders, require_same
-from query.modes.survey import ReadScope
 
 NEAREST_CHUNKS = 5
 """How many chunks are used of a history that is too long to be used whole."""
@@ -320,19 +317,3 @@ async def needs_vector(connection: Connection, tenant: str, member: str) -> bool
     )
     row = await cursor.fetchone()
     return bool(row and row[0])
-
-
-async def vector_of(
-    question: str, scope: ReadScope, embedders: Embedders | None
-) -> tuple[tuple[Generation, Vectors] | None, str | None]:
-    """The question's vector by the model of the scope's generation, or None with the reason why the history is searched
-    by time."""
-    by_time = "the history was searched by time only"
-    if embedders is None:
-        return None, f"{by_time}: no embedding model is configured"
-    try:
-        embedder, vector = await embedders.of(scope.generation).embed(question)
-        require_same(embedder, scope.generation)
-    except PenstockError as error:
-        return None, f"{by_time}: {error}"
-    return (scope.generation, vector), None

@@ -1,4 +1,4 @@
-"""Caches of query vectors and of search results.
+"""The cache of search results.
 
 Results are cached for one set of readable access sets and are returned again only after a check against the ledger:
 every passage that they contain or count must still be readable by this caller, and no store may have changed a document
@@ -17,7 +17,6 @@ from uuid import UUID
 from cachetools import TTLCache
 
 from pipeline.core.model import Generation
-from pipeline.embedding.port import Embedder, Vectors
 from pipeline.stores.postgres import Connection
 from query.access.callers import Caller, Readable
 from query.access.filters import Filters
@@ -26,8 +25,6 @@ from query.model import Mode, Result, Sort, Step
 RESULTS_TTL_SECONDS = 300.0
 """The lifetime of cached results: changes that the ledger does not record (a restored index, other analysis settings)
 take effect after it."""
-VECTORS_TTL_SECONDS = 3_600.0
-"""The longest time that a caller's query is held in memory; `penstock forget` reports it."""
 MAX_SETTLED_DOCUMENTS = 1_000
 """The most changed documents that are checked one by one; after more of them, the search runs again."""
 
@@ -76,26 +73,13 @@ class CachedResults:
     """The pg_snapshot from before the stores were queried."""
 
 
-Embedded = tuple[Embedder, Vectors]
-
-
 class Cache:
-    """Both caches, of bounded size. Safe to use within one event loop."""
+    """Results, of bounded number. Safe to use within one event loop."""
 
     def __init__(self, size: int) -> None:
-        """size: the most query vectors, and the most results; 0 disables both caches."""
-        self._vectors: TTLCache[tuple[str, str, int, str], Embedded] = TTLCache(size, VECTORS_TTL_SECONDS)
+        """size: the most results; 0 disables the cache."""
         self._results: TTLCache[Key, CachedResults] = TTLCache(size, RESULTS_TTL_SECONDS)
         self.enabled = size > 0
-
-    def vector(self, generation: Generation, caller: Caller, query: str) -> Embedded | None:
-        """The query's vector by that generation's model. Only callers with the same tags share it, so that response
-        times do not reveal other callers' queries."""
-        return self._vectors.get((generation.name, caller.tenant, hash(caller.tags), query))
-
-    def store_vector(self, generation: Generation, caller: Caller, query: str, embedded: Embedded) -> None:
-        if self.enabled:
-            self._vectors[generation.name, caller.tenant, hash(caller.tags), query] = embedded
 
     def results(self, key: Key) -> CachedResults | None:
         return self._results.get(key)

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
+from pipeline.core.errors import Misconfigured
 from pipeline.core.identifiers import identifiers
 from pipeline.core.model import Generation
 from pipeline.core.publication import Publication
@@ -29,13 +30,14 @@ from query.access.filters import NONE, Filters, require_declared
 from query.access.filters import check as check_filters
 from query.access.published import wait_for
 from query.access.verify import verify
-from query.embedding.embedders import Embedders, is_same
+from query.embedding.embedders import Embedders
+from query.embedding.shared import Embedded, SharedVectors
 from query.model import AtLeast, Facet, Mode, Passage, Result, SearchResults, Sort, check, check_sort
 from query.rerank.guarded import open_reranker
 from query.rerank.reranker import Reranker, rerank
 from query.retrieval import cursor as cursors
 from query.retrieval.arrange import Hit, arrange, by_time, exact_first, present, refreshed
-from query.retrieval.cache import Cache, CachedResults, ChunkKey, Embedded, Key, access_digest, changed_since, snapshot
+from query.retrieval.cache import Cache, CachedResults, ChunkKey, Key, access_digest, changed_since, snapshot
 from query.retrieval.cursor import MAX_PAGED, Cursor, search_digest
 from query.retrieval.feedback import rank_with_feedback
 from query.retrieval.ranking import floors_of, has_more, is_relevant, nearest_cosine, rank_candidates
@@ -81,9 +83,15 @@ class Search:
             tuning or Tuning(),
             *([metrics.index_fenced.set] if metrics else []),
         )
-        self._embedders = embedders
         self._settings = settings or RetrievalSettings()
         self._metrics = metrics
+        self._vectors = (
+            SharedVectors(
+                embedders, self._settings.cached_queries, on_lookup=lambda outcome: self._count("embeddings", outcome)
+            )
+            if embedders
+            else None
+        )
         self._reranker = reranker
         self._rerank_pool = rerank_pool
         self._rerank_floor = rerank_floor
@@ -130,6 +138,7 @@ class Search:
         cursor: str | None = None,
         facets: Sequence[str] = (),
         generation: Generation | None = None,
+        embedded: Embedded | None = None,
     ) -> SearchResults:
         """The best ``top`` passages that this caller may read now; none, if nothing is relevant to the query.
 
@@ -137,6 +146,7 @@ class Search:
         sort: ``newest`` and ``oldest`` order the passages that have most of the query's words by their document's time;
         those without a time come last. cursor: that of the previous page; the other arguments are the same.
         facets: declared keys whose values are counted.
+        embedded: the query's vector by the model of ``generation``; None: it is computed.
         generation: None searches the active one. The model, table and index are always of the same generation.
         Law: there are fewer than ``top`` only if no more match. A store or model that fails is left out and named in
         ``steps``. Raises BadQuery; Retryable or Misconfigured when no store answers or the ledger is not available.
@@ -149,7 +159,7 @@ class Search:
         )
         steps = Steps()
         likely = generation or self._pinned
-        embedding = None if likely is None else self._embedding(question, caller, likely, steps)
+        embedding = None if likely is None else self._embedding(question, caller, likely, steps, embedded)
         self._active_searches += 1
         try:
             scope = await steps.timed("access", self._pin(caller, filters, generation))
@@ -177,21 +187,29 @@ class Search:
         async with self._stores.connection(self._stores.timeouts.ledger, "facets", caller.tenant) as connection:
             return await count(connection, caller, list(dict.fromkeys(names)), filters)
 
-    def _embedding(self, question: Query, caller: Caller, generation: Generation, steps: Steps) -> Embedding | None:
-        if question.mode == "keyword" or self._embedders is None:
+    def _embedding(
+        self,
+        question: Query,
+        caller: Caller,
+        generation: Generation,
+        steps: Steps,
+        embedded: Embedded | None = None,
+    ) -> Embedding | None:
+        if question.mode == "keyword" or self._vectors is None:
             return None
-        work = self._embed(question.text, caller, generation, self._embedders)
-        return asyncio.create_task(steps.timed("embed", work))
+        return asyncio.create_task(steps.timed("embed", self.embed(question.text, caller, generation, embedded)))
 
-    async def _embed(self, text: str, caller: Caller, generation: Generation, embedders: Embedders) -> Embedded:
-        embedded = self._cache.vector(generation, caller, text)
-        self._count("embeddings", hit=embedded is not None)
-        if embedded is None:
-            async with time_limit(self._stores.timeouts.embed, "the embedding model"):
-                embedded = await embedders.of(generation).embed(text)
-            if is_same(embedded[0], generation):
-                self._cache.store_vector(generation, caller, text, embedded)
-        return embedded
+    async def embed(
+        self, text: str, caller: Caller, generation: Generation, embedded: Embedded | None = None
+    ) -> Embedded:
+        """The vector of a query, and the model that made it. embedded: is returned, if there is one. Raises Retryable
+        or Misconfigured."""
+        if embedded is not None:
+            return embedded
+        if self._vectors is None:
+            raise Misconfigured("no embedding model is configured")
+        async with time_limit(self._stores.timeouts.embed, "the embedding model"):
+            return await self._vectors.embed(generation, caller, text)
 
     async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None) -> Scope:
         async with self._stores.connection(self._stores.timeouts.ledger, "search", caller.tenant) as connection:
@@ -216,7 +234,7 @@ class Search:
                 if len(current) < len(cached.counted) or await changed_since(connection, *since):
                     self._cache.forget(key)
                     cached = None
-        self._count("results", hit=cached is not None)
+        self._count("results", "hit" if cached is not None else "miss")
         if cached is None:
             return None
         # The facts of the cached steps hold for this response, too; their times might reveal another caller's query.
@@ -233,9 +251,9 @@ class Search:
             CachedResults(results.results, results.steps, results.relevant, results.cursor, counted, before),
         )
 
-    def _count(self, cache: str, *, hit: bool) -> None:
+    def _count(self, cache: str, outcome: str) -> None:
         if self._metrics is not None:
-            self._metrics.cache.labels(cache, "hit" if hit else "miss").inc()
+            self._metrics.cache.labels(cache, outcome).inc()
 
     # The search
 

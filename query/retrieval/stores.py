@@ -24,9 +24,9 @@ from query.access.filters import Filters
 from query.access.tenant_rows import NO_TENANT, rows_of
 from query.access.verify import Detail, describe, verify
 from query.embedding.embedders import require_same
+from query.embedding.shared import Embedded
 from query.model import Candidate, Facts, Mode, Passage, Ranker, Sort
 from query.retrieval import vectors
-from query.retrieval.cache import Embedded
 from query.retrieval.fusion import Ranking
 from query.retrieval.keywords import bm25, bm25_scores
 from query.retrieval.steps import Steps

@@ -256,7 +256,8 @@ async def test_without_the_generations_model_only_keywords_are_searched_with_a_n
     assert names(response)[:1] == ["0.md"]
     assert all(result.stores == ("keyword",) for result in response.results)
     assert "generation g3 was built with model-g3" in response.degraded[0]
-    assert search._cache.vector(await site.generation("g3"), caller, TEXTS["0.md"]) is None, "not kept as g3's"
+    assert search._vectors is not None
+    assert not search._vectors._vectors, "not kept as g3's"
 
 
 async def test_models_no_generation_uses_are_closed_after_a_while(site: Site) -> None:
@@ -345,7 +346,7 @@ async def test_an_answer_uses_one_generation_throughout_despite_a_cut_over(site:
             return await super().search(*arguments, **named)
 
     search = Overtaken(site.library.pool, site.library.es, embedders)
-    modes = Modes(search, site.library.pool, RetrievalSettings(), ChatSettings(), embedders=embedders)
+    modes = Modes(search, site.library.pool, RetrievalSettings(), ChatSettings())
     response = await modes.gather(Question(TEXTS["5.md"], "vector"), caller, "standard")
     assert (response.passages[0].passage.external_id, response.notes) == ("5.md", [])
     assert [TEXTS["5.md"] in model.texts for model in site.models.values()] == [True, False, False]

@@ -6,16 +6,20 @@ import pytest
 
 from pipeline.conversations.embed import ConversationVectors
 from pipeline.conversations.record import Conversations
+from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import OneModel
 from pipeline.embedding.tokens import byte_pairs
-from pipeline.runtime.settings import ConversationSettings
+from pipeline.runtime.settings import ConversationSettings, EmbeddingSettings, dist
 from pipeline.stages.stage import Incoming
 from query.embedding.embedders import QueryEmbedder
 from query.modes.budget import HISTORY_SHARE
 from query.modes.gather import Modes
 from query.modes.history import NEAREST_CHUNKS
 from query.modes.material import Material, Question
+from query.retrieval.search import Search
 from query.settings import ChatSettings, RetrievalSettings
+from query.telemetry import QueryMetrics
+from tests.fakes.openai import FakeOpenAI
 from tests.support.pipeline.conversations_kit import known, recorded, sent
 from tests.support.query.leak_paths import BrokenModel
 from tests.support.query.library import Library, WordEmbedder, document
@@ -41,11 +45,18 @@ async def record(library: Library, tenant: str, member: str, pairs: int, *, topi
 
 
 async def gather(
-    library: Library, tenant: str, question: Question, *, model: QueryEmbedder | None = None, budget: int = 30_000
+    library: Library,
+    tenant: str,
+    question: Question,
+    *,
+    model: QueryEmbedder | None = None,
+    metrics: QueryMetrics | None = None,
+    budget: int = 30_000,
+    cached_queries: int = 2_000,
 ) -> Material:
-    model = model or QueryEmbedder(WordEmbedder)
-    settings = RetrievalSettings(standard_tokens=budget)
-    modes = Modes(library.search, library.pool, settings, ChatSettings(), embedders=model)
+    settings = RetrievalSettings(standard_tokens=budget, cached_queries=cached_queries)
+    search = Search(library.pool, library.es, model or QueryEmbedder(WordEmbedder), settings=settings)
+    modes = Modes(search, library.pool, settings, ChatSettings(), metrics=metrics)
     return await modes.gather(question, await library.caller(tenant, "staff"), "standard")
 
 
@@ -92,6 +103,43 @@ async def test_without_the_embedding_model_the_newest_history_is_used_with_a_not
     said = "the history was searched by time only: the model is overloaded (429)"
     assert said in response.notes
     assert (step(response)["degraded"], step(response)["reason"]) == (True, said)
+
+
+@pytest.mark.parametrize("cached_queries", [0, 2_000])
+async def test_a_question_is_embedded_once_for_the_history_and_the_search(
+    library: Library, tenant: str, cached_queries: int
+) -> None:
+    await record(library, tenant, "ada", 80)
+    await library.put(document("a.md", "Rules of leave.", tenant=tenant))
+    async with FakeOpenAI(model="words", dimensions=WordEmbedder.dimensions) as server:
+        settings = EmbeddingSettings(
+            provider="openai", base_url=server.url, model="words", dimensions=WordEmbedder.dimensions
+        )
+        served = embedder(settings, dist() / "models")
+        response = await gather(
+            library,
+            tenant,
+            Question("leave", "hybrid", member="ada"),
+            model=QueryEmbedder(lambda: served),
+            cached_queries=cached_queries,
+        )
+        assert response.history is not None
+        assert response.history.served == "nearest"
+        assert [s.facts.get("degraded") for s in response.steps if s.name == "embed"] == [None]
+        assert server.stats.requests == 1
+        await served.aclose()
+
+
+async def test_the_metric_says_how_histories_were_read(library: Library, tenant: str) -> None:
+    metrics = QueryMetrics()
+    await record(library, tenant, "ada", 3)
+    await record(library, tenant, "bob", 80)
+    for member, model in (("ada", WordEmbedder), ("bob", WordEmbedder), ("bob", BrokenModel), ("nobody", WordEmbedder)):
+        await gather(library, tenant, Question("leave", member=member), model=QueryEmbedder(model), metrics=metrics)
+    assert {
+        served: metrics.registry.get_sample_value("penstock_query_history_total", {"served": served})
+        for served in ("whole", "nearest", "newest")
+    } == {"whole": 1, "nearest": 1, "newest": 1}
 
 
 async def test_a_history_is_never_served_to_another_member_or_tenant(library: Library, tenant: str) -> None:
