@@ -51,7 +51,7 @@ class SharedVectors:
         self._embedders = embedders
         self._vectors: TTLCache[_Text, _Computed] = TTLCache(size, VECTORS_TTL_SECONDS)
         self._known: TTLCache[tuple[str, int, _Text], bool] = TTLCache(4 * size, VECTORS_TTL_SECONDS)
-        """Who sent what: by tenant and tags, so that people with the same access count as one caller."""
+        """The queries that each caller sent, by tenant and tags: people with the same access count as one caller."""
         self._running: dict[_Text, asyncio.Task[_Computed]] = {}
         self._is_enabled = size > 0
         self._on_lookup = on_lookup

@@ -119,7 +119,7 @@ async def test_a_failure_is_not_cached() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10])
-async def test_the_vector_of_another_model_is_not_kept(size: int) -> None:
+async def test_the_vector_of_another_model_is_not_cached(size: int) -> None:
     asking = Asking(size)
     asking.model.revision = "2"
     for caller in (ANN, ANN):
