@@ -24,8 +24,8 @@ class RetrievalSettings(Part):
     feedback_at_once: int = Field(4, ge=0)
     """The most concurrent searches that use feedback: while more run, all do without it. 0: none uses it."""
     cached_queries: int = Field(2_000, ge=0)
-    """The most embedded queries, and the most results, that are cached; 0 disables both caches, and no embedding is then
-    shared by concurrent callers."""
+    """The most embedded queries, and the most results, that are cached; 0 disables both caches, and the sharing of
+    embeddings by concurrent callers."""
     standard_tokens: int = Field(30_000, ge=1)
     """How many tokens of a model's window documents may fill for callers of the standard class (counted as cl100k)."""
     extended_tokens: int = Field(150_000, ge=1)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from uuid import UUID
 
 from pipeline.core.errors import PenstockError, Retryable
@@ -26,6 +27,7 @@ from query.modes.decide import Coverage, Decision, Known
 from query.modes.documents import WholeDocuments, read, read_whole, readable_ids
 from query.modes.history import History, history, needs_vector
 from query.modes.material import Material, Question
+from query.modes.recency import Recency, recency
 from query.modes.survey import (
     LOCAL_SETTINGS,
     MAX_SURVEYED_DOCUMENTS,
@@ -37,11 +39,14 @@ from query.modes.survey import (
 )
 from query.retrieval.search import Search
 from query.retrieval.steps import Steps
+from query.retrieval.words import language_of, stems
 from query.settings import ChatSettings, RerankSettings, RetrievalSettings
 from query.telemetry import QueryMetrics
 
 BEST, RECENT = 40, 10
 """The numbers of passages by meaning and by time for a personal collection."""
+MIN_TOPIC_STEMS = 2
+"""A question for what is new with fewer content words has no topic: its newest documents are those of any topic."""
 RECENT_TOKENS = 2_000
 """How many tokens of a new document are fetched, which contain its first passages."""
 TOP_WITHOUT_RERANKER = 10
@@ -108,11 +113,14 @@ class _Gathering:
         self.notes: list[str] = []
         self.history: History | None = None
         self.budget = budget
+        self.recency: Recency | None = None
         self.survey: Survey | None = None
         self.embedded: Embedded | None = None
         """The question's vector, once it was needed."""
 
     async def run(self) -> Material:
+        # In a thread, because the first date loads the library that parses it.
+        self.recency = await asyncio.to_thread(recency, self.text, datetime.now(UTC).date())
         scope = await self.steps.timed("scope", self._pin())
         if self.question.member is not None:
             await self._read_history(scope, self.question.member)
@@ -282,12 +290,12 @@ class _Gathering:
             self.notes.append(f"keyword search was used instead of vector search: {error}")
             mode, outcome = "keyword", await self._search_passages(scope, "keyword", top)
         self.notes += outcome.degraded
-        recent = await self._recent(scope, outcome) if decision.mode == "semantic" else []
+        recent = await self._recent(scope, outcome) if decision.mode == "semantic" or self.recency else []
         results = interleave(outcome.results, recent)
         steps = [*self.steps.done, *outcome.steps]
         relevant = outcome.relevant or bool(recent)
-        # A collection is answered from many passages, whichever search returned them.
-        budget = self.budget if decision.mode == "semantic" else None
+        # A collection is answered from many passages, whichever search returned them; so is what is new.
+        budget = self.budget if decision.mode == "semantic" or recent else None
         return Material(mode, results, False, steps, self.notes, self.history, relevant, budget)
 
     async def _search_passages(self, scope: ReadScope, mode: AnswerMode, top: int) -> SearchResults:
@@ -302,9 +310,32 @@ class _Gathering:
         )
 
     async def _recent(self, scope: ReadScope, outcome: SearchResults) -> list[Result]:
-        """The first passages of the newest documents, without those among the search results."""
+        """At most RECENT passages without those among the search results: the newest about the topic of a question
+        that asks for what is new, else the first ones of the newest documents. Both are of the period that the
+        question names."""
         try:
             with self.steps.step("recent") as facts:
+                if (asks := self.recency) is not None:
+                    facts["asks"] = asks.phrase
+                    if asks.since is not None and asks.before is not None:
+                        facts |= {"since": asks.since.isoformat(), "before": asks.before.isoformat()}
+                    if (filters := _narrowed(scope.filters, asks)) is None:
+                        facts["passages"] = 0
+                        return []
+                    scope = replace(scope, filters=filters)
+                    if len(stems(asks.topic, language_of(asks.topic))) >= MIN_TOPIC_STEMS:
+                        newest_first = await self.modes._search.search(
+                            asks.topic,
+                            self.caller,
+                            top=RECENT,
+                            mode="keyword",
+                            sort="newest",
+                            filters=scope.filters,
+                            generation=scope.generation,
+                        )
+                        new = _without(newest_first.results, outcome.results)
+                        facts["passages"] = len(new)
+                        return new
                 async with self._bounded_connection("reading the newest documents") as connection:
                     seen = await survey(connection, scope, max_tokens=None)
                     if not seen.complete:
@@ -315,10 +346,9 @@ class _Gathering:
                     newest = [document.id for document in seen.documents[:RECENT]]
                     documents = await read(connection, scope, newest, budget_tokens=RECENT_TOKENS)
                 first = [r for d in documents for r in d.results(d.parts[: self.modes._settings.per_document])]
-                known = {chunk_id for result in outcome.results for chunk_id in result.chunk_ids}
-                new = [r for r in first if r.passage.chunk_id not in known][:RECENT]
+                new = _without(first, outcome.results)[:RECENT]
                 facts["passages"] = len(new)
-        except Retryable as error:
+        except PenstockError as error:
             self.notes.append(f"the newest documents are not included: {error}")
             return []
         return new
@@ -364,6 +394,21 @@ def effective_filters(question: Question) -> Filters:
             raise BadQuery("documents are set in the question and in its filters: set them once")
         filters = replace(filters, documents=question.documents)
     return filters
+
+
+def _narrowed(filters: Filters, asks: Recency) -> Filters | None:
+    """The filters, limited to the period of a question; None: it lies outside of theirs."""
+    since = max((time for time in (filters.since, asks.since) if time), default=None)
+    before = min((time for time in (filters.before, asks.before) if time), default=None)
+    if since is not None and before is not None and since >= before:
+        return None
+    return replace(filters, since=since, before=before)
+
+
+def _without(results: Sequence[Result], known: Sequence[Result]) -> list[Result]:
+    """The results with none of the chunks of ``known``."""
+    chunk_ids = {chunk_id for result in known for chunk_id in result.chunk_ids}
+    return [result for result in results if chunk_ids.isdisjoint(result.chunk_ids)]
 
 
 BEST_PER_RECENT = 4

@@ -49,6 +49,7 @@ UNNEEDED = {
         *PARSERS,
         *TRACING,
         "ctranslate2",
+        "dateparser",
         "faust",
         "mcp",
         "openai",

@@ -291,6 +291,56 @@ async def test_a_personal_collection_is_searched_by_vector_and_by_recency(librar
     assert (other.mode, other.budget_tokens) == ("hybrid", None), "not all of it is personal"
 
 
+async def pumps(library: Library, tenant: str) -> Caller:
+    """Forty old reports, a new one that says less about it, and a newer one that only the board may read."""
+    now = datetime.now(UTC)
+    for n in range(40):
+        text = f"Report {n}: the pump of the reactor. The pump of the reactor was serviced. "
+        at = now - timedelta(days=400 + n)
+        await library.put(document(f"{n}.md", text * 4, tenant=tenant, source_modified_at=at))
+    leak = "In the canteen somebody read this report aloud: a pump of the reactor leaks. Soup was served. " * 4
+    at = now - timedelta(hours=2)
+    await library.put(
+        document("leak.md", leak, tenant=tenant, source_modified_at=at),
+        document("board.md", leak, tenant=tenant, source_modified_at=now - timedelta(hours=1), acl_tags=["board"]),
+        document("menu.md", "Soup, bread and cheese.", tenant=tenant, source_modified_at=now - timedelta(minutes=9)),
+    )
+    return await library.caller(tenant, "staff")
+
+
+async def test_a_question_for_what_is_new_also_gets_the_newest_passages_about_it(library: Library, tenant: str) -> None:
+    """Without configuration, in a collection that is not personal."""
+    caller = await pumps(library, tenant)
+    plain = await gather(library, caller, Question("Report on the pump of the reactor", "hybrid", top=5))
+    assert ("leak.md" in documents_of(plain), plain.budget_tokens) == (False, None)
+    assert "recent" not in [s.name for s in plain.steps]
+    latest = await gather(library, caller, Question("The latest report on the pump of the reactor", "hybrid", top=5))
+    assert "leak.md" in documents_of(latest)
+    assert not {"menu.md", "board.md"} & set(documents_of(latest))
+    assert (step(latest, "recent")["asks"], step(latest, "recent")["passages"]) == ("latest", len(latest.passages) - 5)
+    assert latest.budget_tokens == 30_000, "all of them reach the model"
+    assert latest.passages[4].passage.external_id == "leak.md", "a small context holds something new"
+
+
+async def test_a_named_time_adds_the_passages_of_that_time_and_excludes_none(library: Library, tenant: str) -> None:
+    caller = await pumps(library, tenant)
+    response = await gather(
+        library, caller, Question("Report on the pump of the reactor in the last 3 days", "hybrid", top=5)
+    )
+    assert len(documents_of(response)) == 6
+    assert set(documents_of(response)) > {"leak.md"}
+    facts = step(response, "recent")
+    assert (facts["asks"], facts["passages"]) == ("in the last 3 days", 1)
+    assert {"since", "before"} <= facts.keys()
+    anything = await gather(library, caller, Question("What happened in the last 3 days?", "hybrid"))
+    assert {"menu.md", "leak.md"} <= set(documents_of(anything)), "without a topic: the newest of any"
+    past = Filters(before=datetime.now(UTC) - timedelta(days=30))
+    filtered = Question("Report on the pump of the reactor in the last 3 days", "hybrid", filters=past, top=5)
+    response = await gather(library, caller, filtered)
+    assert step(response, "recent")["passages"] == 0
+    assert "leak.md" not in documents_of(response)
+
+
 async def test_without_the_model_a_personal_collection_is_searched_by_keyword_with_a_note(
     library: Library, tenant: str
 ) -> None:
