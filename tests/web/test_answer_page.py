@@ -252,6 +252,32 @@ async def test_opening_a_document_and_going_back_requests_no_second_answer(tabs:
     assert len(tabs.site.chat.requests) == request_count
 
 
+async def test_a_follow_up_question_is_understood_by_the_conversation_of_the_visit(tabs: Tabs) -> None:
+    tab = await tabs.new()
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector(WRITTEN)
+    tabs.site.chat.faults = Faults(rewrite="How do I undo a hard reset?")
+    await tab.page.fill("#answer .follow-up input", "And a hard reset?")
+    await tab.page.keyboard.press("Enter")
+    await tab.until("document.querySelector('#answer .turns') !== null")
+    await tab.page.wait_for_selector(WRITTEN)
+    assert await tab.page.input_value("#query") == "And a hard reset?"
+    assert await tab.page.locator("#answer .turns li").all_inner_texts() == [QUESTION]
+    assert "Understood as: How do I undo a hard reset?" in await tab.page.inner_text("#answer .notes")
+    rewriting = tabs.site.chat.requests[-2]["messages"][1]["content"]
+    assert QUESTION in rewriting
+    assert "Answered: " in rewriting
+    await tab.page.go_back()
+    await tab.page.wait_for_selector(WRITTEN)
+    await tab.until("document.querySelector('#answer .turns') === null")
+    await tab.page.go_forward()
+    await tab.until("document.querySelector('#answer .turns') !== null")
+    await tab.search("how do I rename a branch")
+    await tab.page.keyboard.press("Control+Enter")
+    await tab.page.wait_for_selector(WRITTEN)
+    assert await tab.page.locator("#answer .turns").count() == 0, "what is typed at the top begins a new one"
+
+
 async def test_a_question_without_relevant_documents_is_answered_with_a_plain_message(tabs: Tabs) -> None:
     tab = await tabs.new(who="mallory")
     await tab.open(ADDRESS)

@@ -24,10 +24,11 @@ pytestmark = pytest.mark.stack
 QUESTION = "How is the reactor cooled by its pumps?"
 
 
-def penstock(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def penstock(home: Path, *arguments: str, typed: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
         env={**os.environ, "PENSTOCK_HOME": str(home), **environment},
+        input=typed,
         capture_output=True,
         text=True,
         timeout=120,
@@ -79,10 +80,31 @@ async def answers_people_and_programs(library: Library, tenant: str, tmp_path: P
         (getpass.getuser(), access, "command", [shown])
         for access, shown in ((mine, pumps), (["user:ann"], anns), (mine, pumps))
     ]
+    await converses(library, tenant, tmp_path)
     await check_traces_of_search_and_ask(tmp_path, tenant)
     missing = await asyncio.to_thread(penstock, tmp_path, "ask", QUESTION, *where, "--document", "no-such.md")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "no-such.md" in missing.stderr
+
+
+async def converses(library: Library, tenant: str, home: Path) -> None:
+    """Follow-up questions come from standard input, and each is understood by the questions before it."""
+    await library.put(
+        document("valves.md", "The valves of the reactor are inspected yearly.", tenant=tenant, acl_tags=["user:ann"])
+    )
+    ann = ("--as", "ann", "--tenant", tenant, "--mode", "keyword", "--conversation")
+    typed = "\nAnd its valves?\n"
+    said = await asyncio.to_thread(
+        lambda: penstock(home, "ask", "What colour are the reactor pumps?", *ann, typed=typed)
+    )
+    assert said.returncode == 0, said.stderr
+    first, _, second = said.stdout.partition("understood as: And its valves? (")
+    assert "> The reactor pumps are red. [1]" in first
+    assert "> The valves of the reactor are inspected yearly. [1]" in first
+    assert "pumps" in second.partition(")")[0]
+    refused = await asyncio.to_thread(lambda: penstock(home, "ask", "x", "--conversation", "--json"))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "turns" in refused.stderr
 
 
 async def check_traces_of_search_and_ask(home: Path, tenant: str) -> None:

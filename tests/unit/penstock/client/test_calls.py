@@ -9,10 +9,25 @@ import httpx
 import pytest
 from tenacity import Retrying
 
-from penstock.client import InvalidResponse, ProblemError, Unreachable, calls
+from penstock.client import AnswerResponse, InvalidResponse, ProblemError, Turn, Unreachable, calls
 from penstock.client.errors import problem
 
 READ, ANSWER = calls.me(), calls.answer("q", None, (), None, None, None, False)
+
+
+def test_turns_are_sent_with_their_ids_and_only_where_there_are_any() -> None:
+    """A service of before knows no turns."""
+    id_ = UUID(int=7)
+    response = AnswerResponse.model_construct(answer="At six [1].", answer_id=str(id_))
+    turns = [response.turn("When does it open?"), Turn(question="And close?")]
+    body = calls.answer("Why?", None, (), None, None, None, False, turns).json
+    assert body is not None
+    assert body["turns"] == [
+        {"question": "When does it open?", "answer": "At six [1].", "answer_id": str(id_)},
+        {"question": "And close?"},
+    ]
+    assert ANSWER.json is not None
+    assert "turns" not in ANSWER.json
 
 
 def refused(status: int, **headers: str) -> ProblemError:
