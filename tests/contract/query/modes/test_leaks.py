@@ -74,6 +74,8 @@ def questions(world: World, asker: Asker, model: Model) -> Iterator[Question]:
     yield Question(text, documents=(*dice.sample(every, min(5, len(every))), uuid4()))
     yield Question(text, mode="long_context")
     yield Question(text, mode="hybrid", collection=sources[-1])
+    yield Question(f"the latest {text}", mode="hybrid")
+    yield Question("What is new?", mode="hybrid")
 
 
 def _keys(model: Model, tenant: str) -> list[DocumentKey]:
