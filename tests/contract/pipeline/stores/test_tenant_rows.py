@@ -138,6 +138,7 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         lambda: whole.read(connection, scope, ids.documents, budget_tokens=100),
         lambda: whole.readable_ids(connection, scope, ids.documents),
         lambda: past.needs_vector(connection, HELD, "bob"),
+        lambda: past.readable_answers(connection, caller, list(ids.answers)),
         lambda: conversations.history(connection, caller, "ann", 1000),
         lambda: conversations.history(connection, caller, "bob", 1000, question=(generation, vector)),
         lambda: conversations.history(connection, caller, "bob", 1000),
