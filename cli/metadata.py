@@ -10,6 +10,7 @@ from uuid import UUID
 
 import typer
 
+from cli.extras import require
 from cli.output import Json, print_json, printable, stderr, stdout
 from cli.recorded import record
 from pipeline.core.errors import PenstockError
@@ -60,6 +61,47 @@ def declare(
         print_json({"tenant": tenant, "name": name, "type": of_type, "documents": changed})
     else:
         stdout.print(f"{name} is a {of_type}; {changed} documents have other values to filter by", markup=False)
+
+
+@metadata.command()
+def adopt(
+    kind: Annotated[
+        str, typer.Argument(help="Kind of source: confluence, jira, … or package.module:Class of your own.")
+    ],
+    tenant: Tenant = "default",
+    json_output: Json = False,
+) -> None:
+    """Declare all keys that the documents of a kind of source have (docs/filters.md lists them). A key that is declared
+    already keeps its type.
+
+    Columns that the settings of a database or of Airbyte name are declared one by one: penstock metadata declare.
+
+    Example: penstock metadata adopt jira --tenant acme
+    """
+    require("connectors")
+    from connectors.declared import metadata_keys as keys_of
+    from pipeline.ledger import metadata_keys
+
+    keys = keys_of(kind)
+    if not keys:
+        raise PenstockError(f"{printable(kind)} has no keys of its own: run penstock metadata declare NAME")
+    record("metadata.declare", tenant=tenant, object=f"kind:{kind}")
+
+    async def change() -> tuple[list[str], int]:
+        async with _ledger() as pool, pool.connection() as connection:
+            known = (await metadata_keys.declared(connection, [tenant])).get(tenant, {})
+            new = [name for name in keys if name not in known]
+            for name in new:
+                await metadata_keys.declare(connection, tenant, name, keys[name])
+        return new, await _refill(tenant)
+
+    new, changed = asyncio.run(change())
+    if json_output:
+        print_json({"tenant": tenant, "kind": kind, "declared": new, "documents": changed})
+        return
+    for name in keys:
+        stdout.print(f"{name}  {keys[name] if name in new else 'declared before'}", markup=False)
+    stdout.print(f"{changed} documents have other values to filter by", markup=False)
 
 
 @metadata.command()

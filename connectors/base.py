@@ -25,6 +25,7 @@ from connectors.source import (
     Gone,
     Group,
     Listed,
+    MetadataKeys,
     Page,
     Reaction,
     Refused,
@@ -88,6 +89,8 @@ class SmallSource:
     """
 
     Options: ClassVar[type[BaseModel]] = StrictOptions
+    metadata_keys: ClassVar[MetadataKeys] = {}
+    """The keys of the documents' metadata that people filter by, which ``penstock metadata adopt KIND`` declares."""
     web: Web
     """Set by sources that read over HTTP; closed with the source."""
     page_documents: int = 20

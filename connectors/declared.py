@@ -28,9 +28,10 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 
 from connectors.runner.plan import GROUPS_SECONDS, POLL_SECONDS, SWEEP_SECONDS, Plan
-from connectors.source import Context, Source
+from connectors.source import Context, MetadataKeys, Source
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import Misconfigured
+from pipeline.core.metadata_keys import KEY_TYPES, NAME
 from pipeline.runtime import plugins
 from pipeline.runtime.credentials import KeyExpiry
 from pipeline.runtime.credentials import environment as settings_environment
@@ -80,6 +81,16 @@ def source_class(kind: str) -> type[Source]:
         where = f"{module} has no class {name}" if colon else "its entry point is no class"
         raise Misconfigured(f"kind {kind!r}: {where} that implements a source (penstock.source.Source)")
     return cast("type[Source]", source)
+
+
+def metadata_keys(kind: str) -> MetadataKeys:
+    """Return the keys of metadata that the documents of a kind have and people filter by, with their types. Raises
+    Misconfigured."""
+    keys = getattr(source_class(kind), "metadata_keys", {})
+    for name, of_type in keys.items():
+        if not NAME.fullmatch(name) or of_type not in KEY_TYPES:
+            raise Misconfigured(f"kind {kind!r}: its key {name!r} cannot be declared as {of_type!r}")
+    return cast("MetadataKeys", keys)
 
 
 VARIABLE = "PENSTOCK_CONNECTORS_FILE"

@@ -24,7 +24,7 @@ async def document_from_file(
     source_url: str | None = None,
     author: str | None = None,
     source_modified_at: datetime | None = None,
-    metadata: Mapping[str, Scalar] | None = None,
+    metadata: Mapping[str, Scalar | list[Scalar] | None] | None = None,
 ) -> Document | Unreadable:
     """Return a document with the text of a file, or an entry that says why it has none.
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from connectors.protocol import Problem
 from connectors.set_aside import SetAside
 from pipeline.core.errors import PenstockError
+from pipeline.core.metadata_keys import KeyType
 from topics.messages import Metadata
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         Pool,
     )  # not at run time: who writes a source need not install a database's client
 
+MetadataKeys = Mapping[str, KeyType]
+"""Keys of metadata, with their types."""
 Cursor = Mapping[str, Any]
 """How far a source was read: a small JSON object, which the source alone interprets."""
 
@@ -219,6 +222,9 @@ class Source(Protocol):
     only a person can help (a token without the scope, a wrong address). The content of a page is read after the page
     was requested: nothing is read ahead, and no access is reused from an earlier page. A source that can only read
     everything at once says in ``read_at`` when it began to.
+
+    A class may have ``metadata_keys: ClassVar[MetadataKeys]``: the keys of its documents' metadata that people filter
+    by, which ``penstock metadata adopt KIND`` declares.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -275,6 +281,9 @@ class Source(Protocol):
 class Playground(Protocol):
     """A test environment for the contract suite (``penstock connector conform``): a fake of the service, or a separate
     part of a real one. ``name`` is the suite's name of a document; texts are a few paragraphs.
+
+    A playground whose source sends metadata that can change alone also has ``relabel(name)``, which changes the
+    metadata of a document and neither its title nor its text.
 
     A playground whose documents are in Penstock's own Postgres also has ``placed(tenant, source, postgres)``, which is
     called first.

@@ -35,7 +35,7 @@ class ProgramPlayground(DeclaredMembers):
             "title": "{title}",
             "text": "{title}\n\n{body}",
             "acl": ["team.name"],
-            "metadata": ["team.name"],
+            "metadata": ["team.name", "label"],
             "sync": sync,
         }
         self.environment: Mapping[str, str] = {
@@ -54,6 +54,9 @@ class ProgramPlayground(DeclaredMembers):
     async def move(self, name: str) -> None:
         """Rename it."""
         self._put(name, {**self._records[name], "title": f"{name.title()}, renamed"})
+
+    async def relabel(self, name: str) -> None:
+        self._put(name, {**self._records[name], "label": "policy"})
 
     async def remove(self, name: str) -> None:
         self._removed[name] = removed = self._records.pop(name)

@@ -172,7 +172,15 @@ def content_v1(json: Json, space: str | None = None) -> Content:
         media_type=str(_nested(json, "extensions", "mediaType") or _nested(json, "metadata", "mediaType") or ""),
         size=int(_nested(json, "extensions", "fileSize") or 0),
         download=str(_nested(json, "_links", "download") or ""),
+        labels=() if attached else labels(json),
     )
+
+
+def labels(json: Json) -> tuple[str, ...]:
+    """Return the labels that a v1 content shows to everybody: those of the prefix ``global``, as most are. Others are a
+    person's own (``my``), or belong to teams and to Confluence itself."""
+    results = _nested(json, "metadata", "labels", "results") or []
+    return tuple(sorted({str(label["name"]) for label in results if label.get("prefix", "global") == "global"}))
 
 
 def people_in(json: Json) -> Iterable[Person]:

@@ -50,6 +50,7 @@ _RESTRICTIONS = "restrictions.read.restrictions.user,restrictions.read.restricti
 _ANCESTOR_RESTRICTIONS = (
     f"{_RESTRICTIONS},ancestors.restrictions.read.restrictions.user,ancestors.restrictions.read.restrictions.group"
 )
+_LABELS = "metadata.labels"
 MAX_IDS = 100
 """Ids in one request: v2 accepts 250, but they are part of a URL of limited length."""
 MAX_LISTED = 250
@@ -80,10 +81,12 @@ class Restrictions:
         """Content id → whom its own restriction names, as far as a response includes all of them."""
         self._ancestors: dict[str, tuple[str, ...] | None] = {}
         """Parent id → the ids from the root of the tree to it."""
+        self.labels: dict[str, tuple[str, ...]] = {}
+        """Content id → its labels, of the pages that search knows."""
 
     async def required_tags(self, pages: Sequence[Content]) -> Mapping[str, tuple[str, ...] | None]:
         """Return the required tags by id; None: they could not be read for certain."""
-        chains = await self._ancestors_by_search([page.id for page in pages], _ANCESTOR_RESTRICTIONS)
+        chains = await self._ancestors_by_search([page.id for page in pages], f"{_ANCESTOR_RESTRICTIONS},{_LABELS}")
         parents = {page.id: page.parent for page in pages}
         parents |= await self._parents({id_ for chain in chains.values() for id_ in chain} - set(parents))
         return {page.id: await self._required_tags(page, chains.get(page.id), parents) for page in pages}
@@ -99,7 +102,8 @@ class Restrictions:
         return {id_: self._readers.get(id_) for id_ in dict.fromkeys(ids) if await self._is_restricted(id_)}
 
     async def _ancestors_by_search(self, ids: Sequence[str], expand: str) -> dict[str, tuple[str, ...]]:
-        """Return each page's ancestors as v1 knows them, and record the restrictions that are returned with them."""
+        """Return each page's ancestors as v1 knows them, and record the restrictions and labels that are returned with
+        them."""
         chains: dict[str, tuple[str, ...]] = {}
 
         async def search(batch: Sequence[str]) -> Sequence[None]:
@@ -114,6 +118,7 @@ class Restrictions:
                             self._restricted[str(content["id"])] = restricted
                             self._readers[str(content["id"])] = client.included_readers(content)
                     chains[str(json["id"])] = tuple(str(content["id"]) for content in above)
+                    self.labels[str(json["id"])] = client.labels(json)
             return ()
 
         for batch in batched(ids, MAX_IDS):
@@ -308,8 +313,13 @@ class Cloud:
         return contents
 
     async def _with_access(self, contents: Sequence[Content]) -> list[Content]:
-        required_tags = await Restrictions(self._api, self._failures).required_tags(contents)
-        return [replace(content, required_tags=required_tags[content.id]) for content in contents]
+        """Return the contents with their access, and with the labels that the same requests return."""
+        restrictions = Restrictions(self._api, self._failures)
+        required_tags = await restrictions.required_tags(contents)
+        return [
+            replace(content, required_tags=required_tags[content.id], labels=restrictions.labels.get(content.id, ()))
+            for content in contents
+        ]
 
     async def _with_page_access(self, attachments: Sequence[Content]) -> list[Content]:
         """Return the attachments whose pages are current and in the spaces to read, with their page's access."""

@@ -56,6 +56,8 @@ def document(
     metadata: Metadata = {"space": content.space, "type": content.kind}
     if content.container:
         metadata["page"] = content.container
+    if content.labels:
+        metadata["labels"] = [*content.labels]
     metadata |= {key: value for key, value in more.items() if isinstance(value, str | int | float | bool)}
     where = f"{ATTACHMENTS_PATH}{content.container}" if content.kind == "attachment" else content.webui
     url = f"{base}{where}" if base and where.startswith("/") else None

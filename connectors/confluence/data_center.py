@@ -75,7 +75,7 @@ class DataCenter:
         return tuple(kind for kind in self._options.kinds if kind != "attachment")
 
     def _expand(self, *, full: bool) -> str:
-        parts = ["version", "space", "history", _ACCESS]
+        parts = ["version", "space", "history", "metadata.labels", _ACCESS]
         parts += ["body.storage"] if full else []
         if self._options.comments:
             inner = f"{_COMMENT_FIELDS},body.storage" if full else "version"

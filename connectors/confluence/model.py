@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -70,6 +71,8 @@ class Content:
     required_tags: tuple[str, ...] | None = None
     """One tag for each view restriction on itself and its ancestors; None: they could not be read for certain."""
     comments: Sequence[Comment] = ()
+    labels: tuple[str, ...] = ()
+    """The labels that everybody sees, sorted; empty for an attachment. A change of them makes no new version."""
 
     @property
     def is_readable(self) -> bool:
@@ -87,7 +90,8 @@ class Content:
         access becomes known, and not with every sweep before."""
         known = "" if self.required_tags is not None else "?"
         modified = f"{parse_time(self.modified_at).timestamp():.3f}"
-        return f"{known}{self.space}:{self.version_number}@{modified}{comments_digest(self.comments)}"
+        more = f"{comments_digest(self.comments)}{labels_digest(self.labels)}"
+        return f"{known}{self.space}:{self.version_number}@{modified}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +221,11 @@ def comments_digest(comments: Sequence[Comment]) -> str:
         return ""
     text = ",".join(sorted(f"{comment.id}:{comment.version_number}" for comment in comments))
     return f"+{len(comments)}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def labels_digest(labels: Sequence[str]) -> str:
+    """Return a digest of the labels. Empty without labels."""
+    return f"#{hashlib.sha256(json.dumps(labels).encode()).hexdigest()[:16]}" if labels else ""
 
 
 _OPAQUE_TYPES = ("image/", "video/", "audio/", "font/", "application/vnd.atlassian")

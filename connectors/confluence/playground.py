@@ -68,6 +68,9 @@ class ConfluencePlayground:
         self.state.move(self.pages[name], self._add_parent(f"Archive of {name}"))
         self.state.edit(self.pages[name], title=f"{name}, moved")
 
+    async def relabel(self, name: str) -> None:
+        self.state.label(self.pages[name], "policy", "travel")
+
     async def remove(self, name: str) -> None:
         self.state.trash(self.pages[name])
 

@@ -47,6 +47,7 @@ from connectors.source import (
     Gone,
     Group,
     Listed,
+    MetadataKeys,
     Page,
     Playground,
     Reaction,
@@ -235,6 +236,7 @@ class Confluence:
     """Pages and blog posts with their comments, and attachments, of Cloud or Data Center."""
 
     Options: ClassVar[type[ConfluenceOptions]] = ConfluenceOptions
+    metadata_keys: ClassVar[MetadataKeys] = {"space": "keyword", "type": "keyword", "labels": "keyword"}
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:

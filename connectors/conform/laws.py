@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from connectors.conform.trial import Broken, Trial
 from connectors.source import Document, Gone, Listed, Refused, Request, Unreadable
+from pipeline.core.metadata_keys import terms
 from topics.messages import AnyMessage, DocumentDeleted, DocumentMessage, DocumentUpserted
 
 Law = Callable[[Trial], Awaitable[str]]
@@ -100,6 +101,41 @@ async def move(t: Trial) -> str:
     require(ids["gamma"] not in gained, "a moved document has become another one")
     require(ids["gamma"] in await t.readable(t.play.inside), "a moved document cannot be read any more")
     return f"the same id; {summary(messages)}"
+
+
+async def relabel(t: Trial) -> str:
+    """A change of nothing but metadata, such as a label, is published once, with the same text, and nothing is embedded
+    again. Metadata have the types that the kind declares."""
+    ids = await write_documents(t)
+    await t.load()
+    published = {m.external_id: m for m in t.take() if isinstance(m, DocumentUpserted)}
+    keys = getattr(t.kind, "metadata_keys", {})
+    for name, value in ((name, value) for m in published.values() for name, value in m.metadata.items()):
+        is_empty = value is None or value in ("", [])
+        typed = name not in keys or is_empty or terms({name: value}, {name: keys[name]})
+        require(bool(typed), f"the metadata {name} are no {keys.get(name)}")
+    change = getattr(t.play, "relabel", None)
+    if change is None:
+        return f"{len(published)} documents; the playground changes no metadata alone (relabel)"
+    before, chunks = published[ids["gamma"]], await t.chunks(ids["gamma"])
+    await change("gamma")
+    await t.run("changes", "sweep")
+    messages = t.take()
+    upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
+    require(
+        len(upserts) == 1 and documents_of(messages) == {ids["gamma"]},
+        f"of one change of metadata {summary(messages)} was published",
+    )
+    [after] = upserts
+    require(after.metadata != before.metadata, "the published metadata are those from before the change")
+    require((after.title, after.content) == (before.title, before.content), "the text changed with the metadata")
+    require(await t.chunks(ids["gamma"]) == chunks, "a change of metadata cut the text anew, so that it is embedded")
+    await t.run("changes", "sweep")
+    require(not (later := t.take()), f"after the change, more was published: {summary(later)}")
+    changed = sorted(
+        name for name in {*before.metadata, *after.metadata} if before.metadata.get(name) != after.metadata.get(name)
+    )
+    return f"{', '.join(changed)}: 1 upsert, once, with the same chunks"
 
 
 async def delete(t: Trial) -> str:
@@ -206,6 +242,7 @@ LAWS: dict[str, Law] = {
     "no-change": no_change,
     "edit": edit,
     "move": move,
+    "relabel": relabel,
     "delete": delete,
     "restore": restore,
     "restricted": restricted,

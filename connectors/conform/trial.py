@@ -347,6 +347,16 @@ class Trial:
             )
         }
 
+    async def chunks(self, external_id: str) -> list[tuple[Any, ...]]:
+        """Return the chunks of a document in each generation. A chunk that stays keeps its vector."""
+        with translated("the ledger"):
+            async with self.pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT generation, chunk_ids FROM manifests WHERE document_id = %s ORDER BY generation",
+                    [document_id(self.tenant, NAME, external_id)],
+                )
+                return await cursor.fetchall()
+
     async def _documents(self, where: LiteralString, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
         held = (
             "(SELECT ARRAY(SELECT m.source || '/' || g FROM memberships m, unnest(m.groups) g WHERE m.tenant = %s"

@@ -31,7 +31,7 @@ MAPPING: Mapping[str, Any] = {
     "title": "{subject}",
     "text": "{subject}\n\n{body}",
     "acl": ["team"],
-    "metadata": ["team"],
+    "metadata": ["team", "label"],
 }
 
 
@@ -56,6 +56,7 @@ class TablePlayground:
             metadata,
             sa.Column("id", sa.String(100), primary_key=True),
             *(sa.Column(name, sa.Text, nullable=False) for name in ("subject", "body", "team")),
+            sa.Column("label", sa.Text, nullable=False, server_default="plain"),
             sa.Column("edited", sa.DateTime(timezone=True), server_default=sa.func.now()),
             sa.Column("deleted", sa.DateTime(timezone=True)),
         )
@@ -87,6 +88,9 @@ class TablePlayground:
     async def move(self, name: str) -> None:
         """Rename it."""
         self._execute(self._update(name).values(subject=f"{name.title()}, renamed", edited=sa.func.now()))
+
+    async def relabel(self, name: str) -> None:
+        self._execute(self._update(name).values(label="policy", edited=sa.func.now()))
 
     async def remove(self, name: str) -> None:
         with self._engine.begin() as connection:
@@ -208,11 +212,14 @@ class TopicPlayground(DeclaredMembers):
             await self._admin.close()
 
     async def write(self, name: str, text: str) -> str:
-        await self._put(name, {"id": name, "subject": name.title(), "body": text, "team": "team"})
+        await self._put(name, {"id": name, "subject": name.title(), "body": text, "team": "team", "label": "plain"})
         return name
 
     async def move(self, name: str) -> None:
         await self._put(name, {**self._rows[name], "subject": f"{name.title()}, renamed"})
+
+    async def relabel(self, name: str) -> None:
+        await self._put(name, {**self._rows[name], "label": "policy"})
 
     async def remove(self, name: str) -> None:
         self._removed[name] = row = self._rows.pop(name)

@@ -21,6 +21,7 @@ PROPERTIES = {
     "title": {"type": "string"},
     "body": {"type": ["null", "string"]},
     "changed": {"type": "integer"},
+    "label": {"type": "string"},
     "team": {"type": "object", "properties": {"name": {"type": "string"}}},
     "labels": {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}}}},
     "_ab_cdc_deleted_at": {"type": ["null", "string"]},

@@ -103,6 +103,8 @@ class V1:
         for name, make in parts.items():
             if name in expand:
                 content[name] = make(expand[name])
+        if "labels" in expand.get("metadata", {}):
+            content["metadata"] = {**content.get("metadata", {}), "labels": self._labels(item)}
         content["_expandable"] = {
             name: f"/rest/api/content/{item.id}?expand={name}" for name in parts if name not in expand
         }
@@ -163,6 +165,11 @@ class V1:
             "_expandable": {"content": ""},
             "_links": {},
         }
+
+    def _labels(self, item: Item) -> Json:
+        labels = [("global", name) for name in sorted(item.labels)] + [("my", "favourite")]
+        results = [{"prefix": prefix, "name": name, "id": name, "label": name} for prefix, name in labels]
+        return {"results": results, "start": 0, "limit": 200, "size": len(results), "_links": {}}
 
     def _history(self, item: Item) -> Json:
         return {

@@ -66,6 +66,8 @@ class Item:
     media_type: str = ""
     selection: str | None = None
     """The words to which an inline comment refers."""
+    labels: set[str] = field(default_factory=set)
+    """The labels that everybody sees."""
     status: Status = "current"
     versions: list[datetime] = field(default_factory=list)
     """When each version was written; the first is version 1."""
@@ -325,6 +327,10 @@ class State:
         item.data = item.data if data is None else data
         self._write(item)
         self._emit(f"{_noun(item)}_updated", item)
+
+    def label(self, id_: str, *labels: str) -> None:
+        """Give a page these labels instead of those that it has. Neither its version nor ``lastmodified`` changes."""
+        self.items[id_].labels = set(labels)
 
     def move(self, id_: str, parent: str | None, *, space: str | None = None) -> None:
         """Move a page. This makes no new version, since its position is no part of it."""

@@ -15,6 +15,7 @@ from connectors.extract import EXTRACTOR, Extracted, Unreadable, extract, most_b
 from connectors.extraction.kinds import HEAD_BYTES
 from connectors.folder.checkpoint import Stat
 from connectors.folder.walk import Candidate
+from connectors.paths import path_metadata
 from connectors.source import Document, Entry, Gone
 from connectors.source import Unreadable as UnreadableEntry
 
@@ -157,7 +158,11 @@ def entry_of(
         source_url=path.as_uri(),
         author=extracted.author,
         source_modified_at=_time(file.modified_ns),
-        metadata={"path": relative, "size": file.size, "extension": path.suffix.lower(), **extracted.metadata},
+        metadata={
+            **path_metadata(relative, file.size),
+            "extension": path.suffix.lower(),
+            **extracted.metadata,
+        },
     )
 
 
@@ -169,14 +174,14 @@ def revision_of(candidate: Candidate) -> str:
 
 def fingerprint(document: Document) -> bytes:
     """Return the SHA-256 of everything but access and modification time: a file that was only touched is not published
-    again. ``connector_items`` of older installations hold the same digests."""
+    again. ``connector_items`` of older installations hold the same digests: what follows from the path is left out."""
     fields = [
         document.title,
         document.content,
         document.media_type,
         document.author,
         document.source_url,
-        document.metadata,
+        {name: value for name, value in document.metadata.items() if name != "folder"},
     ]
     return hashlib.sha256(json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()).digest()
 

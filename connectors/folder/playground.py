@@ -39,6 +39,10 @@ class FolderPlayground(DeclaredMembers):
     async def move(self, name: str) -> None:
         self._paths[name] = self._paths[name].rename(self.root / "moved" / f"{name}, renamed.md")
 
+    async def relabel(self, name: str) -> None:
+        """Move it to another folder, under its name."""
+        self._paths[name] = self._paths[name].rename(self.root / "moved" / self._paths[name].name)
+
     async def remove(self, name: str) -> None:
         self._removed[name] = self._paths[name].read_text()
         self._paths[name].unlink()

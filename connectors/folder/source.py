@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -20,6 +21,7 @@ from connectors.folder.content import entry_of, read, revision_of
 from connectors.folder.identity import Identities
 from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, is_within, root_problem
+from connectors.paths import PATH_KEYS
 from connectors.protocol import Problem
 from connectors.source import (
     Context,
@@ -27,6 +29,7 @@ from connectors.source import (
     Entry,
     Gone,
     Listed,
+    MetadataKeys,
     Page,
     Playground,
     Reaction,
@@ -61,6 +64,7 @@ class Folder(SmallSource):
     """A ``connectors.source.Source``. A document is a file; it stays the same when it is moved on its disk."""
 
     Options = FolderSettings
+    metadata_keys: ClassVar[MetadataKeys] = PATH_KEYS
     options: FolderSettings
 
     def __init__(self, options: FolderSettings, context: Context) -> None:

@@ -16,6 +16,7 @@ from connectors.extraction import Unreadable as NoText
 from connectors.git.client import LOCAL_SECONDS, GitFailed, Mirror, RunningGit
 from connectors.git.history import File, LastChange, Snapshot, printable_path
 from connectors.git.options import Access, GitOptions
+from connectors.paths import path_metadata
 from connectors.source import Document, Entry, Unreadable
 from pipeline.core.errors import Retryable
 
@@ -84,7 +85,6 @@ class Reader:
                 revision=current_revision,
             )
         last_change = last_changes.get(path, LastChange(None, None))
-        ending = name.rpartition(".")[2].lower() if "." in name.lstrip(".") else ""
         return Document(
             external_id=external_id,
             title=(extracted.title or name)[:4_000],
@@ -96,7 +96,7 @@ class Reader:
             source_url=source_url(path, self._options, tree.branch),
             author=last_change.author or extracted.author,
             source_modified_at=last_change.at,
-            metadata={"path": shown_path, "size": file.size, "extension": ending[:200], **extracted.metadata},
+            metadata={**path_metadata(shown_path, file.size), **extracted.metadata},
         )
 
     async def _text(self, file: File, blob: Path, name: str) -> Extracted:

@@ -209,6 +209,10 @@ class GitPlayground:
         self._paths[name] = new
         await self._push()
 
+    async def relabel(self, name: str) -> None:
+        """Move it to another folder, under its name."""
+        await self.move(name)
+
     async def remove(self, name: str) -> None:
         file = self._clone.folder / self._paths[name]
         self._removed[name] = file.read_text()

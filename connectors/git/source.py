@@ -16,6 +16,7 @@ from connectors.git.client import Head, Mirror
 from connectors.git.content import Reader, revision
 from connectors.git.history import History, Ids, Snapshot, advance_ids, changes, files, rebuild_ids
 from connectors.git.options import Access, GitOptions
+from connectors.paths import PATH_KEYS
 from connectors.protocol import Problem
 from connectors.replay import Received
 from connectors.source import (
@@ -26,6 +27,7 @@ from connectors.source import (
     Gone,
     Group,
     Listed,
+    MetadataKeys,
     Page,
     Playground,
     Playing,
@@ -54,6 +56,7 @@ class Git:
     changes; for ``changes``, ``{"commit": …}``, with ``to`` and ``after`` in the middle of a change."""
 
     Options: ClassVar[type[GitOptions]] = GitOptions
+    metadata_keys: ClassVar[MetadataKeys] = PATH_KEYS
     playground: ClassVar[Playing] = staticmethod(_playing)
 
     def __init__(self, options: GitOptions, context: Context) -> None:

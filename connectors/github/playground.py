@@ -50,6 +50,9 @@ class GitHubPlayground:
         place, _ = self.issues[name]
         self.fake.rename(place, f"{place.full_name}-renamed")
 
+    async def relabel(self, name: str) -> None:
+        self.fake.edit(*self.issues[name], labels=["policy", "travel"])
+
     async def remove(self, name: str) -> None:
         self.removed[name] = self.fake.delete(*self.issues[name])
 

@@ -25,6 +25,7 @@ from connectors.source import (
     Gone,
     Group,
     Listed,
+    MetadataKeys,
     Page,
     Playground,
     Reaction,
@@ -48,6 +49,17 @@ class GitHub:
     id; issues, pull requests and discussions of a repository share their numbers."""
 
     Options: ClassVar[type[GitHubOptions]] = GitHubOptions
+    metadata_keys: ClassVar[MetadataKeys] = {
+        "kind": "keyword",
+        "repository": "keyword",
+        "number": "number",
+        "state": "keyword",
+        "labels": "keyword",
+        "milestone": "keyword",
+        "category": "keyword",
+        "answered": "boolean",
+        "comments": "number",
+    }
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:

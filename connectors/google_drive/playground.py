@@ -62,6 +62,10 @@ class GoogleDrivePlayground:
         self.fake.corpus.move(self.files[name], self.archive)
         self.fake.corpus.rename(self.files[name], f"{name}, moved")
 
+    async def relabel(self, name: str) -> None:
+        """Move it to another folder."""
+        self.fake.corpus.move(self.files[name], self.archive)
+
     async def remove(self, name: str) -> None:
         self.fake.corpus.trash(self.files[name])
 

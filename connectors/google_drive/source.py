@@ -26,6 +26,7 @@ from connectors.source import (
     Entry,
     Group,
     Listed,
+    MetadataKeys,
     Page,
     Playground,
     Reaction,
@@ -153,6 +154,7 @@ class GoogleDrive:
     """``connectors.source.Source``. A document is a file; its external id is the file's id."""
 
     Options: ClassVar[type[GoogleDriveOptions]] = GoogleDriveOptions
+    metadata_keys: ClassVar[MetadataKeys] = {"mime_type": "keyword", "drive_id": "keyword", "folder_id": "keyword"}
 
     def __init__(
         self,

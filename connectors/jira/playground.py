@@ -68,6 +68,9 @@ class JiraPlayground:
         """Move the issue to another project, which changes its key."""
         self.state.move(self.issues[name], self.archive)
 
+    async def relabel(self, name: str) -> None:
+        self.state.edit(self.issues[name], labels=["policy", "travel"])
+
     async def remove(self, name: str) -> None:
         self.state.delete(self.issues[name])
 

@@ -38,6 +38,7 @@ from connectors.source import (
     Gone,
     Group,
     Listed,
+    MetadataKeys,
     Page,
     Playground,
     Reaction,
@@ -70,6 +71,22 @@ class Jira:
     those of its other documents begin with it (``content.Part``)."""
 
     Options: ClassVar[type[JiraOptions]] = JiraOptions
+    metadata_keys: ClassVar[MetadataKeys] = {
+        "kind": "keyword",
+        "project": "keyword",
+        "key": "keyword",
+        "type": "keyword",
+        "status": "keyword",
+        "resolution": "keyword",
+        "priority": "keyword",
+        "labels": "keyword",
+        "components": "keyword",
+        "fix_versions": "keyword",
+        "assignee": "keyword",
+        "reporter": "keyword",
+        "parent": "keyword",
+        "comments": "number",
+    }
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:

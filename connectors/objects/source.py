@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from posixpath import basename, dirname, join
+from typing import ClassVar
 from urllib.parse import quote
 
 from connectors.base import SmallSource
@@ -23,8 +24,9 @@ from connectors.objects.store import (
     StoredObject,
     is_readable_name,
 )
+from connectors.paths import PATH_KEYS, path_metadata
 from connectors.protocol import printable
-from connectors.source import Context, Entry, Gone, Listed, Playground, Unlisted, Unreadable
+from connectors.source import Context, Entry, Gone, Listed, MetadataKeys, Playground, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured
 
 PAGE_LISTED = 1_000
@@ -45,6 +47,7 @@ class Objects(SmallSource):
     """A ``connectors.source.Source``. A moved object is another document: a store does not say that it was moved."""
 
     Options = ObjectsOptions
+    metadata_keys: ClassVar[MetadataKeys] = PATH_KEYS
     options: ObjectsOptions
 
     def __init__(self, options: ObjectsOptions, context: Context) -> None:
@@ -156,7 +159,7 @@ class Objects(SmallSource):
                 revision=revision,
                 source_url=self.options.source_url and self.options.source_url.format(path=quote(stored.path)),
                 source_modified_at=stored.modified_at,
-                metadata={"path": stored.path, "size": stored.size},
+                metadata=path_metadata(stored.path, stored.size),
             )
 
     def _admits(self, stored: StoredObject, policy: Policy) -> bool:

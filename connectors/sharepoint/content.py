@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from connectors.files import Downloads, FileType, NoText, file_type, publishable
 from connectors.sharepoint.access import Access
@@ -57,6 +58,17 @@ def metadata(item: Item, drive: str) -> Metadata:
     if parent:
         values["folder_id"] = str(parent)
     return values
+
+
+def site_metadata(item: Item) -> Metadata:
+    """Return the path of the item's site, such as ``sites/hr``, which its address begins with. Of the address the
+    revision depends, and so it is no part of ``metadata``."""
+    parts = unquote(urlsplit(str(item.get("webUrl") or "")).path).split("/")
+    return {"site": "/".join(parts[1:3])} if parts[1:2] and parts[1] in _SITE_PATHS and len(parts) > 3 else {}
+
+
+_SITE_PATHS = ("sites", "teams", "personal")
+"""Where the addresses of sites begin; the root site has none of these."""
 
 
 def revision_of(item: Item, drive: str) -> str:
@@ -125,7 +137,7 @@ class Contents:
             source_url=item.get("webUrl"),
             author=author(item),
             source_modified_at=modified_at(item),
-            metadata=metadata(item, drive),
+            metadata=metadata(item, drive) | site_metadata(item),
         )
 
     async def _file(self, item: Json, drive: str, kind: FileType, name: str) -> tuple[str, str]:

@@ -69,6 +69,10 @@ class SharePointPlayground:
         self.fake.tenant.move(self.items[name], self.archive)
         self.fake.tenant.rename(self.items[name], f"{name}, moved.txt")
 
+    async def relabel(self, name: str) -> None:
+        """Move it to another folder."""
+        self.fake.tenant.move(self.items[name], self.archive)
+
     async def remove(self, name: str) -> None:
         self.fake.tenant.delete(self.items[name])
 

@@ -37,6 +37,7 @@ from connectors.source import (
     Gone,
     Group,
     Listed,
+    MetadataKeys,
     Page,
     Playground,
     Reaction,
@@ -61,6 +62,12 @@ class SharePoint:
     library and of the item."""
 
     Options: ClassVar[type[SharePointOptions]] = SharePointOptions
+    metadata_keys: ClassVar[MetadataKeys] = {
+        "site": "keyword",
+        "mime_type": "keyword",
+        "drive_id": "keyword",
+        "folder_id": "keyword",
+    }
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from connectors.source import (
     Entry,
     Group,
     Listed,
+    MetadataKeys,
     Page,
     Playground,
     Reaction,
@@ -198,6 +199,7 @@ class Slack:
     """A workspace as a Source. Each document is a thread; its external id is ``CHANNEL:TS`` of its parent."""
 
     Options: ClassVar[type[BaseModel]] = SlackOptions
+    metadata_keys: ClassVar[MetadataKeys] = {"channel": "keyword", "participants": "keyword", "messages": "number"}
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:

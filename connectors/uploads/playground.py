@@ -61,6 +61,9 @@ class UploadsPlayground:
     async def move(self, name: str) -> None:
         await self._request("PUT", f"{PATH}/{self._ids[name]}", data={"file_name": f"{name}, renamed.txt"})
 
+    async def relabel(self, name: str) -> None:
+        await self._request("PUT", f"{PATH}/{self._ids[name]}", data={"metadata": '{"labels": ["policy", "travel"]}'})
+
     async def remove(self, name: str) -> None:
         await self._request("DELETE", f"{PATH}/{self._ids[name]}")
 

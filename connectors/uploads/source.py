@@ -20,6 +20,7 @@ from connectors.source import (
     Gone,
     Group,
     Listed,
+    MetadataKeys,
     Page,
     Playground,
     Playing,
@@ -68,6 +69,7 @@ class Uploads:
     """A source of uploaded files. Laws and methods: ``connectors.source``."""
 
     Options = UploadsOptions
+    metadata_keys: ClassVar[MetadataKeys] = {"file_name": "keyword", "size": "number"}
     playground: ClassVar[Playing] = staticmethod(playing)
 
     def __init__(self, options: UploadsOptions, context: Context) -> None:

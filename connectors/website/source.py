@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 from protego import Protego
@@ -19,7 +20,7 @@ from connectors.extract import extracted_revision
 from connectors.file_documents import document_from_file
 from connectors.files import may_hold_text, temporary_file
 from connectors.set_aside import Failures, may_be_set_aside
-from connectors.source import Context, Entry, Gone, Listed, Playground, Unlisted, Unreadable
+from connectors.source import Context, Entry, Gone, Listed, MetadataKeys, Playground, Unlisted, Unreadable
 from connectors.web import Denied, Fetched, Limits, Missing, Resolver, Web, system_resolver
 from connectors.website.listings import MAX_LISTING_BYTES, BadListing, Listing, normalised, parse
 from connectors.website.options import WebsiteOptions
@@ -27,6 +28,7 @@ from connectors.website.page import HTML_TYPES, head_of
 from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.core.retry import http_date
 from pipeline.runtime.tasks import gather_or_cancel
+from topics.messages import Metadata
 
 PAGE_LISTED = 100
 MAX_ROBOTS_BYTES = 512_000
@@ -58,6 +60,7 @@ class Website(SmallSource):
     """A ``connectors.source.Source``."""
 
     Options = WebsiteOptions
+    metadata_keys: ClassVar[MetadataKeys] = {"path": "keyword", "section": "keyword"}
     options: WebsiteOptions
     page_documents = 10
 
@@ -298,7 +301,7 @@ class Website(SmallSource):
                 media_type=fetched.media_type or None,
                 source_url=url,
                 source_modified_at=http_date(fetched.headers.get("last-modified", "")),
-                metadata={"path": urlsplit(url).path},
+                metadata=page_metadata(url),
             )
 
     # Requests
@@ -375,3 +378,10 @@ class Website(SmallSource):
         part = self._file.with_suffix(".part")
         part.write_text(json.dumps(pages))
         part.replace(self._file)
+
+
+def page_metadata(url: str) -> Metadata:
+    """Return the path of an address, and its section: the first part of the path, unless the page is at the top."""
+    path = urlsplit(url).path
+    first, slash, _ = path.removeprefix("/").partition("/")
+    return {"path": path, **({"section": unquote(first)} if first and slash else {})}

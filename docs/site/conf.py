@@ -75,6 +75,7 @@ html_theme_options: dict[str, Any] = {
 GENERATED: Mapping[str, str] = {
     "settings": "settings:document",
     "connector-options": "settings:connector_options",
+    "metadata-keys": "settings:metadata_keys",
     "commands": "commands:document",
     "messages": "messages:document",
     "endpoints": "endpoints:document",

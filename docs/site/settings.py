@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 from sphinx.pycode import ModuleAnalyzer
 
+from connectors import declared
 from connectors.declared import BUILT_IN, Common, source_class, table_model
 from connectors.extraction.settings import ExtractionSettings
 from connectors.uploads.options import UploadsQuota
@@ -84,6 +85,18 @@ def connector_options() -> str:
             parts += [f"### {kind}: {name}\n\n", f"{prose(inner.__doc__ or '')}\n\n"]
             parts.append(table(("key", "type", "default", "meaning"), _rows(inner, str)))
     return "".join(parts).replace("JSON list", "list").replace("JSON object", "table")
+
+
+def metadata_keys() -> str:
+    """The keys of metadata that each built-in kind declares (``penstock metadata adopt``)."""
+
+    def shown(name: str, of_type: str) -> str:
+        return code(name) if of_type == "keyword" else f"{code(name)} ({of_type})"
+
+    rows = [(code(kind), declared.metadata_keys(kind)) for kind in BUILT_IN]
+    return table(
+        ("kind", "keys"), [(kind, ", ".join(shown(*key) for key in keys.items())) for kind, keys in rows if keys]
+    )
 
 
 def _tables_of(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from connectors.fakes.confluence import Flavour
-from connectors.source import Document, Gone, Unreadable
+from connectors.source import Document, Gone, Listed, Unreadable
 from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
 
 
@@ -47,6 +47,21 @@ async def test_first_crawl_reads_pages_blog_posts_comments_and_attachments(one: 
     assert (attached.title, attached.content) == ("notes.txt", "Bring your own mug.")
     assert attached.metadata["page"] == post.id
     assert not list(one.folder.iterdir())  # no file is left behind
+
+
+async def test_labels_are_metadata_and_a_change_of_them_is_another_revision(one: Wiki) -> None:
+    """A label makes no new version in Confluence. A favourite is a label that only its owner sees."""
+    page = one.page("Travel")
+    plain = (await one.full())[page.id]
+    one.state.label(page.id, "travel", "policy")
+    [[listed]] = [entries async for entries in one.source.slim() if entries]
+    [read] = await one.source.fetch([page.id])
+    assert isinstance(plain, Document)
+    assert isinstance(read, Document)
+    assert "labels" not in plain.metadata
+    assert read.metadata == {"space": "ENG", "type": "page", "labels": ["policy", "travel"]}
+    assert isinstance(listed, Listed)
+    assert listed.revision == read.revision != plain.revision
 
 
 async def test_a_full_read_resumes_from_the_cursor_of_any_page(one: Wiki) -> None:

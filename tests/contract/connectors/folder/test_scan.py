@@ -39,7 +39,7 @@ async def test_a_file_becomes_a_document(desk: Desk) -> None:
     assert (event.title, event.media_type, event.content) == ("Welcome", "text/markdown", "# Welcome\n\nHello.")
     assert (event.acl_tags, event.required_tags) == (["staff"], ["nda"])
     assert event.source_modified_at == datetime.fromtimestamp(1_700_000_000, UTC)
-    assert event.metadata == {"path": "guides/intro.md", "size": 17, "extension": ".md"}
+    assert event.metadata == {"path": "guides/intro.md", "size": 17, "extension": ".md", "folder": ["guides"]}
     assert before <= event.observed_at <= datetime.now(UTC)
     assert [(p.external_id, p.version, p.kind) for p in report.published] == [(str(path), event.version, "upserted")]
 
