@@ -126,7 +126,8 @@ def forget_person(
     json_output: Json = False,
 ) -> None:
     """Erase the data about a person: memberships, conversations, reviews, feedback, golden questions that are asked as
-    this person, and the name as an author. Documents that mention the person stay: use `penstock forget document`.
+    this person, and the name as an author or as a value of metadata. Documents that mention the person stay: use
+    `penstock forget document`.
 
     Example: penstock forget person jane@acme.com --tenant acme --yes --json
     """
@@ -328,7 +329,7 @@ class Work:
                 stamp=stamp,
             )
         await self._conversations(tenant, name)
-        await self._author(tenant, name)
+        await self._named(tenant, name)
         await self._tombstones(tenant, {source: [name] for (source,) in rows})
         await self._erase("person", scope)
         await self._access_sets(
@@ -388,7 +389,10 @@ class Work:
                 )
             )
         if forgot == "person":
-            why = "documents that name the person, and access tags of their source: erase or change those separately"
+            why = (
+                "documents that name the person in a text, a title or a longer value of metadata, and access tags of"
+                " their source: erase or change those separately"
+            )
             remains.append(_left("documents", None, why))
             if not load_query().feedback.secrets():
                 why = (
@@ -540,16 +544,19 @@ class Work:
         finally:
             await es.close()
 
-    async def _author(self, tenant: str, name: str) -> None:
-        """Erase the author of documents, and have their keyword entries written anew: in one transaction, since who was
-        the author is not known afterwards."""
+    async def _named(self, tenant: str, name: str) -> None:
+        """Erase the name as the author of documents and as a value of their metadata, and have their keyword entries
+        written anew: in one transaction, since whom they named is not known afterwards."""
+        from pipeline.ledger.personal import FORGET_NAME, NAMES_PERSON, names_person, without_person
         from pipeline.ledger.repair import want_again
         from pipeline.stores.postgres import translated
 
         ids = [
             id_
             for (id_,) in await self._all(
-                "SELECT id FROM documents WHERE tenant = %(tenant)s AND author = %(person)s", tenant=tenant, person=name
+                f"SELECT id FROM documents d WHERE tenant = %(tenant)s AND {NAMES_PERSON}",  # noqa: S608 — constants
+                tenant=tenant,
+                person=name,
             )
         ]
         if not ids:
@@ -558,11 +565,18 @@ class Work:
         for id_ in ids:
             with translated("erasure"):
                 async with self.pool.connection() as connection, connection.transaction():
+                    which = {"id": id_, "person": name}
                     done = await connection.execute(
-                        "UPDATE documents SET author = NULL WHERE id = %s AND author = %s", [id_, name]
+                        f"UPDATE documents d SET {FORGET_NAME} WHERE id = %(id)s AND {NAMES_PERSON}",  # noqa: S608 — constants
+                        which,
                     )
                     if done.rowcount == 0:
                         continue
+                    await connection.execute(
+                        f"UPDATE document_bodies SET metadata = {without_person('metadata')}"  # noqa: S608 — constants
+                        f" WHERE document_id = %(id)s AND {names_person('metadata')}",
+                        which,
+                    )
                     self.erased["postgres documents"] += 1
                     for (generation,) in generations:
                         await want_again(connection, generation, "keywords", id_)
@@ -571,11 +585,11 @@ class Work:
                     )
         await self._until(
             f"SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND {_SETTLED}",  # noqa: S608 — constants of this module
-            "the author's documents",
+            "the documents that named the person",
             ids=list(ids),
             wanted=len(ids),
         )
-        self.erased["elasticsearch authors"] += len(ids)
+        self.erased["elasticsearch documents"] += len(ids)
 
     async def _conversations(self, tenant: str, member: str) -> None:
         from pipeline.core.conversations import subject_digest

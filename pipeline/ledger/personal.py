@@ -48,6 +48,8 @@ class Place:
     erased one by one."""
     of_person: LiteralString | None = None
     """A condition that selects the rows about a person, for export."""
+    left_out: LiteralString = "embedding"
+    """The column that export leaves out, where the table has it."""
     age: Age | None = None
 
     def __post_init__(self) -> None:
@@ -101,6 +103,34 @@ _QUESTIONS_AS: LiteralString = (
     "tenant = %(tenant)s AND (principals @> ARRAY[%(person)s::text] OR EXISTS (SELECT FROM unnest(tags) tag"
     " WHERE tag = 'user:' || %(person)s OR right(tag, length(%(person)s) + 6) = '/user:' || %(person)s))"
 )
+_PERSON: LiteralString = "to_jsonb(%(person)s::text)"
+
+
+def names_person(column: LiteralString) -> LiteralString:
+    """The condition that a value of metadata, or one of a list, is the person's name. column: of type jsonb."""
+    return f"EXISTS (SELECT FROM jsonb_each({column}) pair WHERE pair.value @> {_PERSON})"
+
+
+def without_person(column: LiteralString) -> LiteralString:
+    """The metadata without the values that are the person's name, and without keys that have no other value."""
+    return (
+        f"(SELECT coalesce(jsonb_object_agg(pair.key, other.value), '{{}}') FROM jsonb_each({column}) pair,"
+        " LATERAL (SELECT CASE jsonb_typeof(pair.value) WHEN 'array' THEN (SELECT jsonb_agg(item)"
+        f" FROM jsonb_array_elements(pair.value) item WHERE item <> {_PERSON}) ELSE pair.value END AS value) other"
+        f" WHERE pair.value <> {_PERSON} AND other.value IS NOT NULL)"
+    )
+
+
+NAMES_PERSON: LiteralString = (
+    "(d.author = %(person)s OR EXISTS (SELECT FROM document_bodies b WHERE b.document_id = d.id"
+    f" AND {names_person('b.metadata')}))"
+)
+"""The condition that a document ``d`` has the person as its author or as a value of its metadata."""
+FORGET_NAME: LiteralString = (
+    "author = nullif(author, %(person)s), keys = ARRAY(SELECT term FROM unnest(keys) term"
+    " WHERE substr(term, strpos(term, '=') + 1) <> normalize(%(person)s::text))"
+)
+"""The assignments that take a person's name from a document's row."""
 _OF_TENANT: LiteralString = "WHERE tenant = %(tenant)s"
 _NAMED: LiteralString = f"WHERE {_SOURCE} AND external_id = ANY(%(names)s)"
 ERASED: LiteralString = (
@@ -120,6 +150,12 @@ def _by_owner(table: LiteralString) -> LiteralString:
     return f"SELECT FROM erase_by_age('{table}', %(days)s, %(most)s)"
 
 
+_AUTHOR_OR_VALUE: LiteralString = (
+    "(author = %(person)s OR EXISTS (SELECT FROM unnest(keys) term"
+    " WHERE substr(term, strpos(term, '=') + 1) = normalize(%(person)s::text)))"
+)
+_OF_TENANTS_DOCUMENTS: LiteralString = "document_id IN (SELECT id FROM documents WHERE tenant = %(tenant)s)"
+
 PLACES: tuple[Place, ...] = (
     Place(
         "documents",
@@ -132,9 +168,9 @@ PLACES: tuple[Place, ...] = (
         erase={
             "document": f"UPDATE documents SET {ERASED} WHERE id = ANY(%(ids)s)"
             " AND (deleted_at IS NOT NULL OR version IS NULL) AND (erased_at IS NULL OR access_id IS NOT NULL)",
-            "person": "UPDATE documents SET author = NULL WHERE tenant = %(tenant)s AND author = %(person)s",
+            "person": f"UPDATE documents SET {FORGET_NAME} WHERE tenant = %(tenant)s AND {_AUTHOR_OR_VALUE}",
         },
-        of_person="tenant = %(tenant)s AND author = %(person)s",
+        of_person=f"tenant = %(tenant)s AND {_AUTHOR_OR_VALUE}",
         age=Age(
             "deleted_days",
             f"UPDATE documents SET {ERASED} WHERE id IN (SELECT id FROM documents d WHERE {_aged('deleted_at')}"
@@ -150,8 +186,12 @@ PLACES: tuple[Place, ...] = (
         free="document_id",
         erase={
             "document": "UPDATE document_bodies SET text = '', metadata = '{}' WHERE document_id = ANY(%(ids)s)"
-            " AND (text, metadata) <> ('', '{}')"
+            " AND (text, metadata) <> ('', '{}')",
+            "person": f"UPDATE document_bodies SET metadata = {without_person('metadata')} WHERE"
+            f" {names_person('metadata')} AND {_OF_TENANTS_DOCUMENTS}",
         },
+        of_person=f"{names_person('metadata')} AND {_OF_TENANTS_DOCUMENTS}",
+        left_out="text",
     ),
     Place(
         "superseded",
@@ -159,10 +199,11 @@ PLACES: tuple[Place, ...] = (
         free="document_id version observed_at content_hash meta_hash media_type",
         erase={
             "document": "DELETE FROM superseded WHERE document_id = ANY(%(ids)s)",
-            "person": "UPDATE superseded SET author = NULL WHERE author = %(person)s AND document_id IN"
-            " (SELECT id FROM documents WHERE tenant = %(tenant)s)",
+            "person": f"UPDATE superseded SET author = nullif(author, %(person)s),"
+            f" metadata = {without_person('metadata')} WHERE (author = %(person)s OR {names_person('metadata')})"
+            f" AND {_OF_TENANTS_DOCUMENTS}",
         },
-        of_person="author = %(person)s AND document_id IN (SELECT id FROM documents WHERE tenant = %(tenant)s)",
+        of_person=f"(author = %(person)s OR {names_person('metadata')}) AND {_OF_TENANTS_DOCUMENTS}",
         age=Age(
             "superseded_days",
             "DELETE FROM superseded WHERE (document_id, observed_at, version) IN (SELECT document_id, observed_at,"
@@ -461,7 +502,7 @@ PLACES: tuple[Place, ...] = (
         "generations",
         free=(
             "name state model revision dimensions input_window params document_prefix query_prefix "
-            "chunk_table keyword_index vector_type reference created_at cleared_at service since calibration"
+            "chunk_table keyword_index vector_type reference created_at cleared_at service since calibration everyday"
         ),
     ),
     Place(
@@ -573,12 +614,13 @@ async def _erase_sets(connection: Connection, tenant: str, ids: Sequence[int]) -
 
 
 async def export(connection: Connection, scope: Scope) -> dict[str, list[dict[str, Any]]]:
-    """All rows that are stored about a person, by table, without embeddings."""
+    """All rows that are stored about a person, by table, without embeddings, and without the texts of documents whose
+    metadata name the person."""
     rows_by_table: dict[str, list[dict[str, Any]]] = {}
     for place in PLACES:
         if place.of_person is None:
             continue
-        left_out = "- 'embedding'" if "embedding" in place.personal.split() else ""
+        left_out = f"- '{place.left_out}'" if place.left_out in place.personal.split() else ""
         async with connection.cursor(row_factory=dict_row) as cursor:
             await cursor.execute(
                 f"SELECT to_jsonb(one) {left_out} AS row FROM {place.table} one WHERE {place.of_person}",

@@ -17,7 +17,7 @@ from psycopg import sql
 from pipeline.core.identity import document_id
 from pipeline.kafka.client import deliver, producer
 from pipeline.kafka.stopping import stop_consumer
-from pipeline.ledger import producers
+from pipeline.ledger import metadata_keys, producers
 from pipeline.maintenance.retention import Retention
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import RetentionSettings
@@ -367,9 +367,38 @@ async def test_a_forgotten_authors_name_is_removed_from_all_their_documents(work
     await space.settled(works)
     assert await in_elasticsearch(space) == 3
     code, output = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
-    assert (code, output["erased"]["postgres documents"], output["erased"]["elasticsearch authors"]) == (0, 3, 3)
+    assert (code, output["erased"]["postgres documents"], output["erased"]["elasticsearch documents"]) == (0, 3, 3)
     assert await in_elasticsearch(space) == 0
     assert await in_postgres(space) == set()
+
+
+async def test_a_forgotten_persons_name_is_removed_from_metadata_and_other_values_stay(operator: Space) -> None:
+    """As an assignee or a participant it stayed in both stores, and filters found it."""
+    space = operator
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        await metadata_keys.declare(connection, "acme", "participants", "keyword")
+        await metadata_keys.declare(connection, "acme", "assignee", "keyword")
+    people = [PERSON, "ada"]
+    named = written("a.md", "Rule a: be kind.", metadata={"assignee": PERSON, "participants": people, "priority": 2})
+    alone = written("b.md", "Rule b: be kind.", metadata={"participants": [PERSON], "owner": PERSON, "empty": None})
+    other = written("c.md", "Rule c: be kind.", metadata={"participants": ["ada"]})
+    await space.publish(named, alone, other)
+    await space.settled([named, alone, other])
+    assert await in_elasticsearch(space) == 2
+    code, exported = await space.penstock("export", PERSON, "--tenant", "acme")
+    assert (code, {*exported["postgres"]} - {"trail.records"}) == (0, {"documents", "document_bodies"})
+    assert all("text" not in row for row in exported["postgres"]["document_bodies"])
+    code, output = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
+    assert (code, output["erased"]["postgres documents"], output["erased"]["elasticsearch documents"]) == (0, 2, 2)
+    assert await in_elasticsearch(space) == 0
+    assert await in_postgres(space) == set()
+    assert await space.query(
+        "SELECT external_id, keys, metadata FROM documents d JOIN document_bodies b ON b.document_id = d.id ORDER BY 1"
+    ) == [
+        ("a.md", ["participants=ada"], {"participants": ["ada"], "priority": 2}),
+        ("b.md", [], {"empty": None}),
+        ("c.md", ["participants=ada"], {"participants": ["ada"]}),
+    ]
 
 
 @pytest.mark.parametrize("subject", ["document", "source"])

@@ -36,7 +36,7 @@ END $$;
 
 -- The workers. They may not create generations; the first one to start records the model's reference.
 GRANT SELECT ON generations, builds TO penstock_worker;
-GRANT UPDATE (reference, calibration) ON generations TO penstock_worker;
+GRANT UPDATE (reference, calibration, everyday) ON generations TO penstock_worker;
 GRANT UPDATE (tokens) ON builds TO penstock_worker;
 GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
 GRANT SELECT, INSERT, UPDATE ON
@@ -154,7 +154,7 @@ BEGIN
         GRANT UPDATE (external_id, title, source_url, author, source_modified_at, keys, erased_at, access_id) ON documents
             TO penstock_operator;
         GRANT UPDATE (text, metadata) ON document_bodies TO penstock_operator;
-        GRANT UPDATE (author) ON superseded TO penstock_operator;
+        GRANT UPDATE (author, metadata) ON superseded TO penstock_operator;
         GRANT UPDATE (seq, announced_seq) ON documents TO penstock_operator;
         GRANT USAGE ON SEQUENCE ledger_seq TO penstock_operator;
         GRANT UPDATE ON connectors, connector_groups, conversation_pairs TO penstock_operator;

@@ -34,7 +34,6 @@ WITHOUT_TENANT_COLUMN = {
 }
 """Tables with personal columns and no tenant of their own, and the subject whose erasure covers them."""
 NOT_ABOUT_ONE_PERSON = {
-    "document_bodies": "a text that mentions a person is a document",
     "manifests": "headings of documents",
     "audit_differences": "external ids of documents",
     "connectors": "cursors and problems of a source",
