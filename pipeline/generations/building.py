@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Literal, Protocol, TypeVar
 
 from elasticsearch import AsyncElasticsearch
+from pgvector.psycopg import register_vector_async
 from psycopg import AsyncConnection
 
 from pipeline.core.errors import Misconfigured, Retryable
@@ -281,6 +282,7 @@ async def connect(settings: PostgresSettings, *, lock: bool = True) -> AsyncIter
         ) as connection:
             await connection.execute("SET jit = off")
             await fence.require(connection, "stores")
+            await register_vector_async(connection)
             if lock and not await lead_session(connection, BUILD_LOCK):
                 raise Misconfigured("another rebuild or build is running: wait for it, or stop it")
             yield connection

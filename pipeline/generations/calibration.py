@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Protocol
 
 import numpy as np
 import structlog
-from pgvector.psycopg import register_vector_async
 from psycopg import sql
 from psycopg.errors import UndefinedTable
 
 from pipeline.core.errors import PenstockError, Poison
+from pipeline.core.graph import BUSY_AT_MOST_SECONDS, BUSY_DOCUMENTS
 from pipeline.core.model import Generation
 from pipeline.core.relevance import EVERYDAY, GROWTH, Calibration, Measured, is_due, known_item, measure
 from pipeline.core.retry import backoff
 from pipeline.embedding.port import Embedder, Models, Vectors
-from pipeline.ledger import generations
+from pipeline.ledger import generations, work
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import graph
 from pipeline.stores.leader import lead_session
@@ -42,6 +44,8 @@ COUNTED = 300_000
 """Chunks are counted up to this number, which takes 0.1 s; a larger collection is calibrated when it is built, and by
 `penstock generation calibrate`."""
 CHECK_SECONDS = 10.0
+LOAD_SECONDS = 600.0
+"""How long a collection that is due waits for the end of a load; a load of days is not waited for."""
 RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 300.0
 
 
@@ -71,14 +75,14 @@ async def calibrate(
     """Measure the floor of a generation and store it. None: it has no chunk to measure on, or the model refuses all
     questions.
 
-    About 240 short questions are embedded, and 160 of them reranked. scorer: the reranker to calibrate as well.
+    120 short questions are embedded, the first time another 120, whose vectors are stored with the generation; 80 are
+    reranked. connection: reads vectors (pgvector's types are registered). scorer: the reranker to calibrate as well.
     Raises Retryable and Misconfigured as the models do, and psycopg.Error.
     """
-    await register_vector_async(connection)  # a command's connection does not read vectors otherwise
     texts, vectors = await _sample(connection, generation)
     if not texts:
         return None
-    everyday = await _embedded(embedder, EVERYDAY, at_once)
+    everyday = await _everyday(connection, generation, embedder, at_once)
     spread = [texts[n * len(texts) // KNOWN_ITEMS] for n in range(KNOWN_ITEMS)] if len(texts) > KNOWN_ITEMS else texts
     known = await _embedded(embedder, [known_item(text, seed) for seed, text in enumerate(spread)], at_once)
     if not everyday or not known:
@@ -120,6 +124,27 @@ def _mean_cosine(vectors: Vectors) -> float:
     if len(vectors) < 2:
         return 1.0
     return float((vectors * np.roll(vectors, 1, axis=0)).sum(axis=1).mean())
+
+
+_QUESTIONS = hashlib.sha256("\n".join(EVERYDAY).encode()).digest()
+
+
+async def _everyday(
+    connection: Connection, generation: Generation, embedder: Embedder, at_once: int
+) -> list[_Question]:
+    """The everyday questions with their vectors, which are embedded once for each generation. They are stored after the
+    digest of the questions, in their order, as float32; a question that the model refuses has NaN."""
+    stored = await generations.everyday(connection, generation.name) or b""
+    if stored[: len(_QUESTIONS)] == _QUESTIONS:
+        vectors = np.frombuffer(stored, np.float32, offset=len(_QUESTIONS)).reshape(len(EVERYDAY), -1)
+        pairs = zip(EVERYDAY, vectors, strict=True)
+        return [_Question(text, vector) for text, vector in pairs if not np.isnan(vector[0])]
+    questions = await _embedded(embedder, EVERYDAY, at_once)
+    by_text = {question.text: question.vector for question in questions}
+    refused = np.full(generation.dimensions, np.nan, np.float32)
+    vectors = np.asarray([by_text.get(text, refused) for text in EVERYDAY], np.float32)
+    await generations.record_everyday(connection, generation.name, _QUESTIONS + vectors.tobytes())
+    return questions
 
 
 async def _embedded(embedder: Embedder, texts: Sequence[str], at_once: int) -> list[_Question]:
@@ -182,8 +207,8 @@ async def _measure_reranker(
 
 
 class CalibrationKeeper:
-    """Calibrates every generation that searches may use, once it has chunks and whenever it has grown much. It runs in
-    every vectors worker; an advisory lock makes one of them the leader."""
+    """Calibrates every generation that searches may use, once it has chunks and whenever it has grown much, after the
+    load that made it grow. It runs in every vectors worker; an advisory lock makes one of them the leader."""
 
     def __init__(
         self,
@@ -196,6 +221,8 @@ class CalibrationKeeper:
         self._models = models
         self._current = current
         self._failures = 0
+        self._loading_since: dict[str, float] = {}
+        """Since when a generation has waited for the end of a load, on time.monotonic()."""
 
     async def run(self) -> BaseException:
         """Work until cancelled. After a failure it waits, and tries again."""
@@ -230,10 +257,21 @@ class CalibrationKeeper:
                 try:
                     most = GROWTH * before.chunks if before else COUNTED
                     chunks = await graph.rows(connection, generation, most=min(most, COUNTED))
-                    if not is_due(before, chunks):
+                    if not is_due(before, chunks) or await self._is_loading(connection, generation):
                         continue
                     if await calibrate(connection, generation, await self._models.of(generation), at_once=1):
                         calibrated.append(generation.name)
                 except UndefinedTable:  # the generation was retired meanwhile
                     continue
         return calibrated
+
+    async def _is_loading(self, connection: Connection, generation: Generation) -> bool:
+        """Whether to wait, because many documents are being written: at most LOAD_SECONDS."""
+        pending = await work.pending(
+            connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
+        )
+        since = self._loading_since.setdefault(generation.name, monotonic())
+        if pending > BUSY_DOCUMENTS and monotonic() - since < LOAD_SECONDS:
+            return True
+        del self._loading_since[generation.name]
+        return False

@@ -135,6 +135,18 @@ async def record_calibration(connection: Connection, name: str, calibration: Cal
     )
 
 
+async def everyday(connection: Connection, name: str) -> bytes | None:
+    """The vectors that ``record_everyday`` stored; None: nothing yet."""
+    cursor = await connection.execute("SELECT everyday FROM generations WHERE name = %s", [name])
+    row = await cursor.fetchone()
+    return row[0] if row else None
+
+
+async def record_everyday(connection: Connection, name: str, packed: bytes) -> None:
+    """Store the vectors of the everyday questions, as ``pipeline.generations.calibration`` packs them."""
+    await connection.execute("UPDATE generations SET everyday = %s WHERE name = %s", [packed, name])
+
+
 async def every(connection: Connection) -> list[Generation]:
     """All generations, retired ones included, the oldest first."""
     cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations ORDER BY created_at, name")  # noqa: S608 — constants of this module

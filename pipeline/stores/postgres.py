@@ -221,6 +221,7 @@ async def unlimited(settings: PostgresSettings, name: str) -> AsyncIterator[Conn
     with translated(name):
         async with await AsyncConnection.connect(alone, autocommit=True) as connection:
             await fence.require(connection, "stores")
+            await register_vector_async(connection)
             yield connection
 
 

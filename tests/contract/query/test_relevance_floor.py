@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pydoc_data.topics import topics
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
 from bench.confidence import EVERYDAY
 from deploy.local.stack import Stack
+from pipeline.core.relevance import EVERYDAY as EVERYDAY_QUESTIONS
 from pipeline.core.relevance import Calibration
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import OneModel
@@ -112,7 +114,9 @@ async def test_unrelated_questions_get_no_results_from_a_model_of_any_geometry(s
         assert all(response.relevant for response in await answers(library, EVERYDAY[:3], lenient))
 
 
-async def test_a_worker_calibrates_a_new_collection_and_one_that_has_grown(library: Library, tenant: str) -> None:
+async def test_a_worker_calibrates_a_new_collection_and_one_that_has_grown(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def current() -> dict[str, object]:
         async with library.pool.connection() as connection:
             return {g.name: g for g in await generations.writable(connection)}
@@ -127,6 +131,14 @@ async def test_a_worker_calibrates_a_new_collection_and_one_that_has_grown(libra
         async with library.pool.connection() as connection:
             return (await generations.active(connection)).calibration
 
+    embedded: list[str] = []
+    embed_query = library.embedder.embed_query
+
+    async def counting(text: str) -> Any:
+        embedded.append(text)
+        return await embed_query(text)
+
+    monkeypatch.setattr(library.embedder, "embed_query", counting)
     [(chunks,)] = await library.execute(f"SELECT count(*) FROM {library.generation.chunk_table}")
     assert chunks == 0, "another test has filled the library"
     assert await turn() == []
@@ -135,12 +147,23 @@ async def test_a_worker_calibrates_a_new_collection_and_one_that_has_grown(libra
     first = await stored()
     assert first is not None
     assert first.chunks == 6
+    assert set(EVERYDAY_QUESTIONS) <= set(embedded)
+    embedded.clear()
     assert await turn() == [], "it has not grown"
     await library.put(*(document(f"b{n}.md", f"Buoy {n} lies at mile {n}.", tenant=tenant) for n in range(14)))
+    loading = "UPDATE index_state SET seq = want_seq - 1, attempts = 0, pending_since = clock_timestamp()"
+    await library.execute(f"{loading} WHERE (SELECT count(*) FROM documents) >= 20 RETURNING 1")
+    assert await turn() == [], "a load is being written"
+    await library.execute("UPDATE index_state SET seq = want_seq RETURNING 1")
     assert await turn() == ["g1"]
     second = await stored()
     assert second is not None
     assert second.chunks == 20
+    assert len(embedded) == 20, "known items alone: the everyday questions' vectors are stored"
+    async with library.pool.connection() as connection:
+        again = await calibrate(connection, library.generation, library.embedder)
+    assert again is not None
+    assert again.cosine == pytest.approx(second.cosine, abs=1e-6), "the same as with vectors of the model"
 
     # The reranker's floor is measured by command, and stays when a worker calibrates again.
     judge = Judge("weir")
