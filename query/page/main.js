@@ -22,7 +22,7 @@ const turnsOf = new Map();
 const showResults = () => search.searchNow(state, openDocument);
 
 function change(changes, options) {
-  const searchChanged = ["q", "mode", "source", "type", "author", "since", "before"].some((name) => name in changes && changes[name] !== state[name]);
+  const searchChanged = ["q", "mode", "sort", "source", "type", "author", "meta", "since", "before"].some((name) => name in changes && changes[name] !== state[name]);
   state = { ...state, ...changes };
   if (searchChanged && !("answer" in changes)) state.answer = false;
   address.write(state, options);
@@ -43,6 +43,7 @@ async function render() {
   pipeline[searching ? "stop" : "start"]();
   if ($("query").value !== state.q) $("query").value = state.q;
   for (const input of $("modes").querySelectorAll("input")) input.checked = input.value === state.mode;
+  drawOrder();
   choices.drawFilters(state, applyFilters);
   showDocument();
   if (!searching) return;
@@ -52,6 +53,11 @@ async function render() {
     answer.stop();
     await showResults();
   }
+}
+
+function drawOrder() {
+  $("sort").value = address.order(state);
+  $("sort").disabled = state.mode === "vector";
 }
 
 function applyFilters(changes) {
@@ -168,8 +174,14 @@ $("query").addEventListener("input", () => {
 });
 $("modes").addEventListener("change", (event) => {
   change({ mode: event.target.value });
+  drawOrder();
   showResults();
 });
+$("sort").addEventListener("change", (event) => {
+  change({ sort: event.target.value });
+  showResults();
+});
+$("more-results").addEventListener("click", () => search.showMore(state, openDocument));
 $("answer-it").addEventListener("click", writeAnswer);
 $("filters-open").addEventListener("click", toggleFilters);
 $("help-open").addEventListener("click", keys.showHelp);

@@ -4,7 +4,7 @@ import { post } from "./api.js";
 import { $, el, plural, announce } from "./dom.js";
 import { sources } from "./filters.js";
 import { resultCard } from "./results.js";
-import { filters } from "./state.js";
+import { filters, order } from "./state.js";
 import { queryStems } from "./words.js";
 
 const PAUSE_MS = 160;
@@ -21,7 +21,9 @@ export function searchSoon(state, open) {
   timer = setTimeout(() => searchNow(state, open), PAUSE_MS);
 }
 
-const keyOf = (state) => JSON.stringify([state.q.trim(), state.mode, filters(state)]);
+const keyOf = (state) => JSON.stringify(request(state));
+
+const request = (state) => ({ query: state.q.trim(), mode: state.mode, top: TOP, filters: filters(state), ...(order(state) === "relevance" ? {} : { sort: order(state) }) });
 
 /** Search, unless the response to the same search is known. */
 export async function searchNow(state, open) {
@@ -37,7 +39,7 @@ export async function searchNow(state, open) {
   const controller = (running = new AbortController());
   $("results").setAttribute("aria-busy", "true");
   try {
-    const response = await post("v1/search", { query: state.q.trim(), mode: state.mode, top: TOP, filters: filters(state) }, controller.signal);
+    const response = await post("v1/search", request(state), controller.signal);
     if (controller.signal.aborted) return;
     last = { key, response };
     renderResults(response, state, open);
@@ -53,6 +55,27 @@ export async function searchNow(state, open) {
   }
 }
 
+/** Add the next page to the results that are shown. It is what the search finds now, without them. */
+export async function showMore(state, open) {
+  if (!last?.response.cursor || last.key !== keyOf(state)) return;
+  const of = last;
+  $("more-results").disabled = true;
+  try {
+    const next = await post("v1/search", { ...request(state), cursor: of.response.cursor });
+    if (last !== of) return; // another search was made meanwhile
+    last = { key: of.key, response: { ...of.response, cursor: next.cursor, results: [...of.response.results, ...next.results] } };
+    const stems = queryStems(state.q);
+    $("results").append(...next.results.map((result) => resultCard(result, { stems, query: state.q.trim(), open })));
+    $("status").textContent = plural(last.response.results.length, "passage");
+    $("more-results").hidden = !next.cursor;
+    announce(`${plural(next.results.length, "more passage")}.`);
+  } catch (error) {
+    showError(error);
+  } finally {
+    $("more-results").disabled = false;
+  }
+}
+
 /** Discard everything that was found, because the caller has changed. */
 export function clear() {
   clearTimeout(timer);
@@ -60,7 +83,7 @@ export function clear() {
   running = last = null;
   for (const id of ["results", "empty", "notices", "steps", "status"]) $(id).replaceChildren();
   $("results").removeAttribute("aria-busy");
-  $("how").hidden = true;
+  $("how").hidden = $("more-results").hidden = true;
 }
 
 function renderResults(response, state, open) {
@@ -69,6 +92,7 @@ function renderResults(response, state, open) {
   $("results").dataset.of = state.q.trim();
   $("results").replaceChildren(...results.map((result) => resultCard(result, { stems, query: state.q.trim(), open })));
   $("status").textContent = results.length ? `${plural(results.length, "passage")} · ${Math.round(response.took_ms)} ms` : "";
+  $("more-results").hidden = !response.cursor;
   showNotices(response.degraded ?? []);
   renderEmpty(response, state);
   renderSteps(response);
@@ -81,7 +105,7 @@ export function showPassages(passages, query, open) {
   $("results").removeAttribute("aria-busy");
   $("results").replaceChildren(...passages.map((passage) => resultCard(passage, { stems, query, n: passage.n, open })));
   $("empty").replaceChildren();
-  $("how").hidden = true;
+  $("how").hidden = $("more-results").hidden = true;
   $("status").textContent = passages.length ? "The passages of this answer" : "";
 }
 
@@ -90,7 +114,7 @@ function showLandingPage() {
   $("results").replaceChildren();
   $("results").removeAttribute("aria-busy");
   $("status").textContent = "";
-  $("how").hidden = true;
+  $("how").hidden = $("more-results").hidden = true;
   showNotices([]);
   const readable = sources();
   $("empty").replaceChildren(

@@ -2,9 +2,10 @@
 
 const LISTS = ["source", "type", "author", "meta"]; // meta: KEY=VALUE, the value as JSON
 const MODES = ["hybrid", "vector", "keyword"];
+const ORDERS = ["relevance", "newest", "oldest"];
 
 export const EMPTY = Object.freeze({
-  view: "search", q: "", mode: "hybrid", source: [], type: [], author: [], meta: [], since: "", before: "", answer: false, doc: "", chunk: "",
+  view: "search", q: "", mode: "hybrid", sort: "relevance", source: [], type: [], author: [], meta: [], since: "", before: "", answer: false, doc: "", chunk: "",
 });
 
 export function read() {
@@ -13,6 +14,7 @@ export function read() {
   state.view = parameters.get("view") === "pipeline" ? "pipeline" : "search";
   state.q = parameters.get("q") ?? "";
   state.mode = MODES.includes(parameters.get("mode")) ? parameters.get("mode") : "hybrid";
+  state.sort = ORDERS.includes(parameters.get("sort")) ? parameters.get("sort") : "relevance";
   for (const name of LISTS) state[name] = parameters.getAll(name);
   state.meta = state.meta.filter(condition);
   state.since = date(parameters.get("since"));
@@ -30,6 +32,7 @@ export function toQuery(state) {
   if (state.view !== "search") parameters.set("view", state.view);
   if (state.q) parameters.set("q", state.q);
   if (state.mode !== "hybrid") parameters.set("mode", state.mode);
+  if (state.sort !== "relevance") parameters.set("sort", state.sort);
   for (const name of LISTS) for (const value of state[name]) parameters.append(name, value);
   for (const name of ["since", "before", "doc", "chunk"]) if (state[name]) parameters.set(name, state[name]);
   if (state.answer) parameters.set("answer", "1");
@@ -57,6 +60,9 @@ export function condition(text) {
     return null;
   }
 }
+
+/** The order of results; search by meaning alone has only that by relevance. */
+export const order = (state) => (state.mode === "vector" ? "relevance" : state.sort);
 
 /** The filters of a request; undefined: none. */
 export function filters(state) {

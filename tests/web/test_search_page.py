@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import UTC, datetime
 
 import httpx
 import pytest
 
+from pipeline.ledger import metadata_keys
 from query.auth.authenticator import local_user
 from tests.support.query.library import deletion, document
 from tests.web.conftest import PHONE, Site, Tab, Tabs
@@ -87,6 +89,55 @@ async def test_filters_narrow_the_results_and_can_be_removed(tab: Tab) -> None:
     await tab.page.fill("#filter-before", "2026-02-15")
     await tab.until("document.querySelector('#results h3').textContent.includes('copied')")
     assert "before=2026-02-15" in tab.page.url
+
+
+async def test_keys_of_metadata_order_and_further_pages(site: Site, tabs: Tabs) -> None:
+    """Zoe alone reads the minutes: 20 of them, one a day."""
+    minutes = [
+        document(
+            f"minutes/{n}",
+            f"Minutes number {n} of the harbour committee on the new crane.",
+            title=f"Minutes {n}",
+            source="minutes",
+            acl_tags=["minutes"],
+            source_modified_at=datetime(2026, 3, 1 + n, tzinfo=UTC),
+            metadata={"labels": ["crane", "budget"] if n % 4 == 0 else ["crane"], "number": n},
+        )
+        for n in range(20)
+    ]
+    async with site.library.pool.connection() as connection:
+        await metadata_keys.declare(connection, "acme", "labels", "keyword")
+    await site.library.put(*minutes)
+    await site.library.execute(
+        "INSERT INTO memberships (tenant, source, principal, groups, observed_at)"
+        " VALUES ('acme', 'minutes', 'zoe', '{minutes}', now()) RETURNING 1"
+    )
+    tab = await tabs.new(who="zoe")
+    await tab.open("?q=harbour+committee+crane")
+    await tab.results()
+    await tab.page.select_option("#sort", "oldest")
+    await tab.until("document.querySelector('#results h3')?.textContent === 'Minutes 0'")
+    assert await tab.results() == [f"Minutes {n}" for n in range(12)]
+    await tab.page.click("#more-results")
+    await tab.until("document.querySelectorAll('#results article').length === 20")
+    assert await tab.results() == [f"Minutes {n}" for n in range(20)]
+    await tab.until("document.querySelector('#more-results').hidden")
+    assert "sort=oldest" in tab.page.url
+
+    await tab.page.click("#filters-open")
+    labels = tab.page.locator("#filters fieldset", has=tab.page.locator("legend", has_text="labels"))
+    assert re.split(r"\s+", (await labels.inner_text()).strip()) == ["labels", "crane", "20", "budget", "5"]
+    await labels.locator("label", has_text="budget").click()
+    await tab.until("document.querySelectorAll('#results article').length === 5")
+    assert await tab.results() == [f"Minutes {n}" for n in range(0, 20, 4)]
+    assert await tab.page.locator(".chip").inner_text() == "labels: budget ×"
+
+    await tab.page.click("#modes label:has-text('Meaning')")
+    await tab.until("document.querySelector('#sort').disabled")
+    assert await tab.page.input_value("#sort") == "relevance"
+    await tab.page.go_back()
+    await tab.until("!document.querySelector('#sort').disabled")
+    assert await tab.page.input_value("#sort") == "oldest"
 
 
 async def test_back_and_forward_go_through_the_query_history(tab: Tab) -> None:
