@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from types import SimpleNamespace
 
 import pytest
 
+import connectors
 from connectors import declared
 from connectors.declared import BUILT_IN, metadata_keys
 from connectors.paths import path_metadata
 from connectors.sharepoint.content import revision_of, site_metadata
+from connectors.source import Playground
 from connectors.website.source import page_metadata
 from pipeline.core.errors import Misconfigured
 
@@ -77,3 +82,20 @@ def test_a_file_of_sharepoint_has_its_site() -> None:
     assert site("/sites/a.docx") is None
     item = {"id": "1", "webUrl": "https://contoso.sharepoint.com/sites/hr/a.txt"}
     assert revision_of(item, "d") != revision_of({**item, "webUrl": item["webUrl"].replace("hr", "it")}, "d")
+
+
+CHANGES_WITH_THE_DOCUMENT = {"objects", "slack", "website"}
+"""Kinds whose metadata change only with the id, the title or the text of a document."""
+
+
+def test_the_law_relabel_is_tried_on_every_kind_whose_metadata_change_alone() -> None:
+    for module in iter_modules(connectors.__path__):
+        if module.ispkg and find_spec(f"connectors.{module.name}.playground"):
+            playgrounds = [
+                kind
+                for kind in vars(import_module(f"connectors.{module.name}.playground")).values()
+                if isinstance(kind, type) and {"write", "remove"} <= {*dir(kind)} and kind is not Playground
+            ]
+            assert playgrounds, module.name
+            for playground in playgrounds:
+                assert hasattr(playground, "relabel") == (module.name not in CHANGES_WITH_THE_DOCUMENT), playground
