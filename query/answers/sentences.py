@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
+from Stemmer import Stemmer
+
 _END = re.compile(
     r"[.!?…][\"'”’»)\]*_]*(?:[ \t]*\[\d+\])*(?=\s|\Z)"  # Latin, Greek, Cyrillic
     r"|[。！？][”’」』）]*(?:[ \t]*\[\d+\])*"
@@ -62,25 +64,7 @@ _NUMERALS = {
         start=2,
     )
 }
-_ENDINGS = (
-    "ations",
-    "ation",
-    "ments",
-    "ment",
-    "ingly",
-    "edly",
-    "ing",
-    "ies",
-    "ied",
-    "ers",
-    "ed",
-    "er",
-    "es",
-    "ly",
-    "s",
-    "e",
-    "y",
-)
+_STEMMER = Stemmer("english")
 _WORD = re.compile(r"\w+(?:[.,:/_@+-]\w+)*[%°]?")
 _NUMBER = re.compile(r"^\d[\d.,:/-]*(?:[a-z]{1,3}|[%°])?$")
 _SHORT = re.compile(r"\b\w+n't\b", re.IGNORECASE)
@@ -133,15 +117,8 @@ def overlap(part: frozenset[str], whole: frozenset[str]) -> float:
 
 
 def stem(word: str) -> str:
-    """An approximate stem, which is equal for most forms of a word."""
-    if len(word) <= 4 or not word.isascii() or not word.isalpha():
-        return word
-    for ending in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            cut = word[: -len(ending)]
-            doubled = len(cut) > 3 and cut[-1] == cut[-2] and cut[-1] not in "aeiousl"
-            return cut[:-1] if doubled else cut
-    return word
+    """The English stem (Snowball) of an ASCII word in lower case; another word as it is."""
+    return str(_STEMMER.stemWord(word)) if word.isascii() and word.isalpha() else word
 
 
 def _is_name(token: str, *, first: bool) -> bool:
