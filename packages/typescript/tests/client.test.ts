@@ -234,4 +234,36 @@ test("the types are those of the description", () => {
   // @ts-expect-error: a misspelt field does not compile.
   const misspelt = (client: Client) => client.search({ querry: "x" });
   assert.ok(misspelt);
+  // @ts-expect-error: an order that does not exist does not compile.
+  const disordered = (client: Client) => client.search({ query: "x", sort: "best" });
+  assert.ok(disordered);
+});
+
+test("a search asks for metadata, facets, an order and the next page", async () => {
+  const bodies: unknown[] = [];
+  const server = createServer((request, response) => {
+    let text = "";
+    request.on("data", (part) => (text += part)).on("end", () => {
+      bodies.push(JSON.parse(text));
+      const facet = { type: "keyword", complete: true, values: [{ value: "policy", count: 2 }] };
+      const found = { results: [], cursor: "next", facets: { labels: facet } };
+      response.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify(found));
+    });
+  });
+  await new Promise<void>((listening) => server.listen(0, "127.0.0.1", listening));
+  try {
+    const client = new Client({ url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` });
+    const filters = { metadata: { labels: ["policy"], priority: { gte: 2 } } };
+    const first = await client.search({ query: "x", filters, facets: ["labels"], sort: "newest" });
+    assert.equal(first.facets["labels"]?.values[0]?.count, 2);
+    const cursor: string | null = first.cursor;
+    await client.search({ query: "x", filters, sort: "newest", cursor });
+    assert.deepEqual(bodies, [
+      { query: "x", filters, facets: ["labels"], sort: "newest" },
+      { query: "x", filters, sort: "newest", cursor: "next" },
+    ]);
+  } finally {
+    server.closeAllConnections();
+    await new Promise((closed) => server.close(closed));
+  }
 });
