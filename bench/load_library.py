@@ -15,7 +15,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
@@ -28,7 +28,7 @@ from bench.load_corpus import Corpus, WordVectors
 from bench.load_runs import SHARES, tag
 from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams
-from pipeline.ledger import generations, work
+from pipeline.ledger import generations, metadata_keys, work
 from pipeline.ledger.entry import cut
 from pipeline.runtime.settings import (
     ElasticsearchSettings,
@@ -53,9 +53,18 @@ CHUNKS_A_DOCUMENT, TARGET_WORDS, WORDS_A_CHUNK = 25, 100, 54
 
 
 async def fill(
-    library: Library, corpus: Corpus, vectors: WordVectors, chunks: int, tenants: Sequence[str]
+    library: Library,
+    corpus: Corpus,
+    vectors: WordVectors,
+    chunks: int,
+    tenants: Sequence[str],
+    *,
+    metadata: Callable[[int], dict[str, Any]] = lambda number: {},
+    keywords: bool = True,
+    chunks_a_document: int = CHUNKS_A_DOCUMENT,
 ) -> dict[str, float]:
-    """Fill the library; each tenant gets the same share of the documents. Returns the seconds of each part."""
+    """Fill the library; each tenant gets the same share of the documents. metadata: of a document, by its number; its
+    keys are declared. keywords: whether the keyword index is filled, too. Returns the seconds of each part."""
     took: dict[str, float] = {}
     began = perf_counter()
 
@@ -65,9 +74,13 @@ async def fill(
         began = perf_counter()
         print(f"  {name}: {took[name]} s", file=sys.stderr)
 
-    documents = max(max(SHARES.values()), chunks // CHUNKS_A_DOCUMENT)
+    documents = max(max(SHARES.values()), chunks // chunks_a_document)
     words = chunks * WORDS_A_CHUNK // documents
     ids = []
+    async with library.pool.connection() as connection:
+        for name in metadata(0):
+            for tenant in tenants:
+                await metadata_keys.declare(connection, tenant, name, "keyword")
     for start in range(0, documents, 32):
         events = [
             document(
@@ -76,12 +89,13 @@ async def fill(
                 tenant=tenants[n % len(tenants)],
                 title=f"{corpus.words[2_000 + n % 15_000]} {n}",
                 acl_tags=[f"team-{n % TEAMS}", *(tag(s) for s, of in SHARES.items() if n % of == 0)],
+                metadata=metadata(n),
             )
             for n in range(start, min(start + 32, documents))
         ]
         ids += await library.accept(*events)
     lap("detect")
-    for start in range(0, len(ids), 256):
+    for start in range(0, len(ids) if keywords else 0, 256):
         await library.keywords.converge(library.generation, ids[start : start + 256])
     lap("keywords")
     await copy_vectors(library, vectors, ids)
@@ -125,13 +139,18 @@ async def copy_vectors(library: Library, vectors: WordVectors, ids: Sequence[Any
 
 @asynccontextmanager
 async def filled(
-    corpus: Corpus, vectors: WordVectors, chunks: int, folder: Path, tenants: Sequence[str] = (TENANT,)
+    corpus: Corpus,
+    vectors: WordVectors,
+    chunks: int,
+    folder: Path,
+    tenants: Sequence[str] = (TENANT,),
+    **options: Any,
 ) -> AsyncIterator[Library]:
-    """Make a library, and drop it at the end. folder: becomes a PENSTOCK_HOME that uses it."""
+    """Make a library, and drop it at the end. folder: becomes a PENSTOCK_HOME that uses it. options: of ``fill``."""
     params = ChunkParams(target=TARGET_WORDS, min_tokens=40, max_tokens=128)
     async with Library.create(Stack(home()), vectors, params=params) as library:
         library.write_home(folder)
-        (folder / "took.json").write_text(json.dumps(await fill(library, corpus, vectors, chunks, tenants)))
+        (folder / "took.json").write_text(json.dumps(await fill(library, corpus, vectors, chunks, tenants, **options)))
         yield library
 
 

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import structlog
@@ -31,15 +32,18 @@ from bench.load_corpus import Corpus, WordVectors
 from bench.load_library import TENANT, filled, opened
 from bench.load_runs import SHARES, load, percentile, summary, tag
 from bench.load_service import served
-from query.access.callers import readable
+from pipeline.embedding.port import Vectors
+from query.access.callers import Caller, readable
+from query.access.filters import NONE, Filters
 from query.retrieval.search import CANDIDATES, SPARE
-from query.retrieval.vectors import NeighbourQuery, Tuning, choose_scan, nearest
+from query.retrieval.vectors import NeighbourQuery, Scan, Tuning, choose_scan, nearest
 from tests.support.query.library import Library
 
 RECALL_QUESTIONS, GRAPH_QUESTIONS = 100, 20
 """GRAPH_QUESTIONS: for the graph alone, which under narrow access visits nearly all of its rows."""
 DEPTH = CANDIDATES + SPARE
 """Candidates that a search requests from the graph."""
+DEFAULT = Tuning()
 RESULTS = Path(__file__).parent / "results" / "query_load.json"
 
 
@@ -47,48 +51,64 @@ RESULTS = Path(__file__).parent / "results" / "query_load.json"
 
 
 async def recall(library: Library, corpus: Corpus, vectors: WordVectors) -> dict[str, dict[str, Any]]:
-    """Return the recall@10 of the readable nearest chunks by share: of a search's chosen scan, and of the graph
-    alone."""
-    by_share: dict[str, dict[str, Any]] = {}
-    tuning = Tuning()
-    for share in SHARES:
-        caller = await library.caller(TENANT, tag(share))
-        hits: dict[str, list[float]] = {"chosen": [], "graph": []}
-        took: dict[str, list[float]] = {"chosen": [], "exact": []}
-        scans: Counter[str] = Counter()
-        async with library.pool.connection() as connection:
-            request = NeighbourQuery(library.generation, caller, await readable(connection, caller))
-            of = {"limit": DEPTH, "tuning": tuning}
-            for n, question in zip(range(RECALL_QUESTIONS), corpus.questions(7), strict=False):
-                vector = vectors.vector(question)
+    """Return the recall@10 of the readable nearest chunks by share (``recalled``)."""
+    return {
+        width: await recalled(library, corpus, vectors, await library.caller(TENANT, tag(width))) for width in SHARES
+    }
 
-                async def ten(
-                    scan: Any, vector: Any = vector, request: NeighbourQuery = request, of: Any = of
-                ) -> tuple[set[Any], str]:
-                    rows, used = await nearest(connection, request, vector, scan, timeout_seconds=30, **of)
-                    return {row.chunk_id for row in rows[:10]}, used
 
-                start = perf_counter()
-                exact, _ = await ten("exact")
-                took["exact"].append(perf_counter() - start)
-                way = await choose_scan(connection, request, **of)  # a service caches it for some seconds
-                start = perf_counter()
-                chosen, used = await ten(way)
-                took["chosen"].append(perf_counter() - start)
-                scans[used] += 1
-                of_all = max(1, len(exact))  # with narrow access there may be fewer than ten
-                hits["chosen"].append(len(exact & chosen) / of_all)
-                if n < GRAPH_QUESTIONS:
-                    hits["graph"].append(len(exact & (await ten("graph"))[0]) / of_all)
-        by_share[share] = {
-            "recall@10": round(float(np.mean(hits["chosen"])), 4),
-            "worst": round(min(hits["chosen"]), 2),
-            "graph_recall@10": round(float(np.mean(hits["graph"])), 4),
-            "scans": dict(scans),
-            "p50_ms": percentile(took["chosen"], 50),
-            "exact_p50_ms": percentile(took["exact"], 50),
-        }
-    return by_share
+async def recalled(
+    library: Library,
+    corpus: Corpus,
+    vectors: WordVectors,
+    caller: Caller,
+    filters: Filters = NONE,
+    *,
+    questions: int = RECALL_QUESTIONS,
+    depth: int = DEPTH,
+    tuning: Tuning = DEFAULT,
+) -> dict[str, Any]:
+    """Return the recall@10 of the nearest chunks that this caller may read and that pass the filters: of a search's
+    chosen scan, and of the graph alone. depth: the candidates that are requested."""
+    hits: dict[str, list[float]] = {"chosen": [], "graph": []}
+    took: dict[str, list[float]] = {"chosen": [], "exact": []}
+    scans: Counter[str] = Counter()
+    async with library.pool.connection() as connection:
+        request = NeighbourQuery(library.generation, caller, await readable(connection, caller), filters)
+
+        async def ten(scan: Scan, vector: Vectors) -> tuple[set[UUID], Scan]:
+            rows, used = await nearest(
+                connection, request, vector, scan, timeout_seconds=30, limit=depth, tuning=tuning
+            )
+            return {row.chunk_id for row in rows[:10]}, used
+
+        for n, question in zip(range(questions), corpus.questions(7), strict=False):
+            vector = vectors.vector(question)
+            start = perf_counter()
+            exact, _ = await ten("exact", vector)
+            took["exact"].append(perf_counter() - start)
+            # A service caches the choice for some seconds.
+            way = await choose_scan(connection, request, limit=depth, tuning=tuning)
+            start = perf_counter()
+            chosen, used = await ten(way, vector)
+            took["chosen"].append(perf_counter() - start)
+            scans[used] += 1
+            hits["chosen"].append(share(exact, chosen))
+            if n < GRAPH_QUESTIONS:
+                hits["graph"].append(share(exact, (await ten("graph", vector))[0]))
+    return {
+        "recall@10": round(float(np.mean(hits["chosen"])), 4),
+        "worst": round(min(hits["chosen"]), 2),
+        "graph_recall@10": round(float(np.mean(hits["graph"])), 4),
+        "scans": dict(scans),
+        "p50_ms": percentile(took["chosen"], 50),
+        "exact_p50_ms": percentile(took["exact"], 50),
+    }
+
+
+def share(nearest_chunks: set[UUID], returned: set[UUID]) -> float:
+    """The share of the nearest chunks that were returned; 1 where nothing may be returned, as it is."""
+    return len(nearest_chunks & returned) / len(nearest_chunks) if nearest_chunks else float(not returned)
 
 
 async def main(chunks: int, dimensions: int, seconds: float, held: Path | None, written: Path) -> None:

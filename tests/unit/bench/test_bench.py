@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import curves, processors
+from bench import curves, processors, selectivity
 from bench.__main__ import LATEST, run_all
 from bench.parts import MAIN_LOAD, PARTS, Part
 from bench.targets import KEYS, TARGETS, rows, verdict
@@ -114,3 +114,8 @@ def test_the_benchmark_document_is_up_to_date() -> None:
 def test_processor_seconds_are_the_difference_of_two_readings_in_descending_order() -> None:
     took = processors.spent({"a": 1.0, "b": 5.0, "gone": 2.0}, {"a": 1.5, "b": 7.25, "new": 9.0})
     assert list(took.items()) == [("b", 2.25), ("a", 0.5)]
+
+
+def test_the_table_of_recall_under_filters_is_that_of_its_results_file() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "performance.md").read_text("utf-8")
+    assert selectivity.table(json.loads(selectivity.RESULTS.read_text())) in page
