@@ -14,13 +14,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy.local.tools import debian_mirror, run_debian, show, unpack_debian
+from deploy.local.tools import download_debian, show, unpack_debian
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime import settings
 
 PACKAGE, SUITE = "docker-compose", "trixie"
 PROGRAM = Path("usr/libexec/docker/cli-plugins/docker-compose")
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 def folder() -> Path:
@@ -59,20 +58,7 @@ def unpack() -> None:
 
 
 def _download(apt: str, work: Path) -> None:
-    """With lists of its own, because the suite is not this machine's."""
-    for name in ("lists/partial", "cache/archives/partial"):
-        (work / name).mkdir(parents=True)
-    (work / "sources.list").write_text(f"deb [signed-by={KEYRING}] {debian_mirror()} {SUITE} main\n")
-    options = {
-        "Dir::Etc::SourceList": work / "sources.list",
-        "Dir::Etc::SourceParts": "/dev/null",
-        "Dir::State::Lists": work / "lists",
-        "Dir::Cache": work / "cache",
-        "APT::Sandbox::User": "",
-    }
-    arguments = [f"--option={name}={value}" for name, value in options.items()]
-    run_debian(apt, "update", "-qq", *arguments, at=work)
-    run_debian(apt, "download", "-qq", *arguments, PACKAGE, at=work)
+    download_debian(apt, work, SUITE, PACKAGE)
 
 
 def _is_recent(program: str) -> bool:

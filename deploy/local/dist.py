@@ -16,7 +16,7 @@ VERSIONS = {
     "elasticsearch": "9.2.0",
     "ecj": "3.43.0",
     "maven-dependency-plugin": "3.8.1",
-    "layout": "1",  # of this folder: raise it when the fetched things are arranged or patched differently
+    "layout": "2",  # of this folder: raise it when the fetched things are arranged or patched differently
 }
 STAMP = "versions.json"
 

@@ -1,4 +1,4 @@
-"""Elasticsearch from its own integration-test distribution (Maven Central), with our ``english`` analyzer plugin.
+"""Elasticsearch from its own integration-test distribution (Maven Central), with our plugin of analyzers.
 
 A real server with few modules: no ``GET /`` and no delete or update by query.
 """

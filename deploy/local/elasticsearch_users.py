@@ -20,8 +20,8 @@ from deploy.local.tools import show
 from pipeline.runtime import settings
 
 EMAIL = Path(__file__).parent / "email"
-LAYOUT = 1
-"""Version of the folder: raise it when the plugin changes."""
+LAYOUT = 2
+"""Version of the folder: raise it when a plugin changes."""
 
 
 def folder() -> Path:

@@ -66,7 +66,7 @@ POM = Template("""\
 </project>
 """)
 
-ENGLISH = Path(__file__).parent / "english"
+ANALYZERS = Path(__file__).parent / "analyzers"
 
 console = Console(stderr=True, highlight=False)
 
@@ -138,8 +138,8 @@ def _build(folder: Path) -> None:
         _run_maven(folder)
     with _step("unpack Elasticsearch"):
         _unpack_elasticsearch(folder)
-    with _step("compile the english analyzer"):
-        _build_english(folder)
+    with _step("compile the analyzers"):
+        _build_analyzers(folder)
     with _step("archive Java's classes"):
         run(
             [str(dist.java()), f"-XX:SharedArchiveFile={folder / 'java.jsa'}", "-Xshare:dump"],
@@ -223,10 +223,10 @@ def _unpack_elasticsearch(folder: Path) -> None:
         script.chmod(0o755)  # zipfile does not restore the run bit
 
 
-def _build_english(folder: Path) -> None:
-    """This small distribution has no analysis-common module: give it the one analyzer that our mapping names."""
+def _build_analyzers(folder: Path) -> None:
+    """This small distribution has no analysis-common module: give it the analyzers that our mapping names."""
     (compiler,) = (folder / "archives").glob("ecj-*.jar")
-    build_plugin(ENGLISH, folder / "elasticsearch", compiler, folder / "archives" / "classes")
+    build_plugin(ANALYZERS, folder / "elasticsearch", compiler, folder / "archives" / "classes")
 
 
 @contextmanager

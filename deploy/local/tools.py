@@ -15,6 +15,7 @@ from deploy.local.lock import exclusive
 from pipeline.core.errors import Misconfigured
 
 DEBIAN_SECONDS = 600
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 NO_QUESTIONS = {"DEBIAN_FRONTEND": "noninteractive"}
 console = Console(stderr=True, highlight=False)
 
@@ -83,6 +84,24 @@ def run_debian(*command: str, at: Path | None = None) -> None:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no output"]
         errors = [line for line in lines if line.startswith("E:")]
         raise Misconfigured(f"{name} failed: {(errors or lines)[-1][:300]}")
+
+
+def download_debian(apt: str, work: Path, suite: str, package: str) -> None:
+    """Put the package of a suite that need not be this machine's into the folder ``work``, which gets lists of its own.
+    Raises Misconfigured."""
+    for name in ("lists/partial", "cache/archives/partial"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    (work / "sources.list").write_text(f"deb [signed-by={KEYRING}] {debian_mirror()} {suite} main\n")
+    options = {
+        "Dir::Etc::SourceList": work / "sources.list",
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::State::Lists": work / "lists",
+        "Dir::Cache": work / "cache",
+        "APT::Sandbox::User": "",
+    }
+    arguments = [f"--option={name}={value}" for name, value in options.items()]
+    run_debian(apt, "update", "-qq", *arguments, at=work)
+    run_debian(apt, "download", "-qq", *arguments, package, at=work)
 
 
 def unpack_debian(

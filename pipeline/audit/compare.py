@@ -85,7 +85,7 @@ class Print:
 
 
 _ACCESS = ("tenant", "acl_tags", "required_tags", "required_count")
-_DERIVED = ("identifiers",)
+_DERIVED = ("identifiers", "analysed")
 
 
 def text_hash(text: str) -> bytes:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pipeline.core.identifiers import terms
 from pipeline.core.identity import EVERYONE
+from pipeline.core.languages import language_of
 from pipeline.core.model import Span
 from pipeline.ledger.work import Work
 
@@ -61,4 +62,7 @@ def entries(
         if only is None or chunk in only:
             text = cut(body, spans)
             named = terms("\n".join((w.title, *headings, text)))
-            yield chunk, {**common, "text": text, "headings": list(headings), "identifiers": named}
+            own: dict[str, Any] = {"text": text, "headings": list(headings)}
+            if language := language_of(text):
+                own["analysed"] = {language: {"title": w.title, **own}}
+            yield chunk, {**common, **own, "identifiers": named}

@@ -21,6 +21,7 @@ from elasticsearch import ConnectionError as UnreachableError
 
 from pipeline.core.certificates import refused_ours, untrusted
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.core.languages import ANALYSED
 from pipeline.core.retry import retry_after_seconds
 from pipeline.runtime.settings import ElasticsearchSettings
 
@@ -35,6 +36,9 @@ ANALYSIS: Mapping[str, Any] = {
     }
 }
 SIMILARITY: Mapping[str, Any] = {"default": {"type": "BM25", "k1": 1.5, "b": 0.75}}
+
+ANALYSED_FIELDS = ("headings", "text", "title")
+"""The fields of an entry that have another analyzer for another language."""
 
 MAPPING: Mapping[str, Any] = {
     "dynamic": "strict",
@@ -61,13 +65,21 @@ MAPPING: Mapping[str, Any] = {
         "source_modified_at": {"type": "date"},
         "metadata": {"type": "flattened", "ignore_above": METADATA_IGNORE_ABOVE},
         "keys": {"type": "keyword"},  # terms of declared keys: pipeline.core.metadata_keys
+        # Title, headings and text once more, of chunks in another language: pipeline.core.languages. The analyzers are
+        # named as the server knows them, not in ANALYSIS, because a live index takes no new analysis.
+        "analysed": {
+            "properties": {
+                language: {"properties": {name: {"type": "text", "analyzer": language} for name in ANALYSED_FIELDS}}
+                for language in ANALYSED
+            }
+        },
     },
 }
 """One entry a chunk; ``_id`` is the chunk id, ``_version`` the ledger's seq. Frozen: other teams read it."""
 
-ADDED_FIELDS = ("keys",)
-"""Fields that an index of an earlier version may lack. No entry in it has them, so ``extend_index`` adds them to the
-mapping and nothing is written again."""
+ADDED_FIELDS = ("keys", "analysed")
+"""Fields that an index of an earlier version may lack, wholly or in part. No entry in it has them, so ``extend_index``
+adds them to the mapping of the live index."""
 
 REFRESH_INTERVAL = "30s"
 """Writers refresh explicitly before they report success (pipeline.stores.refresh). The server's own refresh serves
@@ -229,7 +241,7 @@ async def create_index(
                 return await _check_index(es, generation_index)
             if "analyzer" in str(error.body) and error.status_code == 400:
                 raise Misconfigured(
-                    f"create index {generation_index}: Elasticsearch has no `english` analyzer; the local one gets it"
+                    f"create index {generation_index}: Elasticsearch lacks an analyzer; the local one gets all of them"
                     " from `python -m deploy.local.fetch`, any other needs its analysis-common module"
                 ) from error
             raise
@@ -254,7 +266,9 @@ async def extend_index(es: AsyncElasticsearch, index: str) -> None:
 async def _add_fields(es: AsyncElasticsearch, index: str) -> None:
     response = await es.indices.get_mapping(index=index)
     present = next(iter(response.body.values()))["mappings"].get("properties", {})
-    if "document_id" in present and (lacking := [name for name in ADDED_FIELDS if name not in present]):
+    if "document_id" in present and (
+        lacking := [name for name in ADDED_FIELDS if present.get(name) != MAPPING["properties"][name]]
+    ):
         await es.indices.put_mapping(index=index, properties={name: MAPPING["properties"][name] for name in lacking})
 
 

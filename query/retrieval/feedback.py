@@ -18,6 +18,7 @@ from uuid import UUID
 import numpy as np
 
 from pipeline.core.errors import PenstockError
+from pipeline.core.languages import ENGLISH, STOP_WORDS, language_of
 from pipeline.embedding.port import Vectors
 from pipeline.runtime.tasks import gather_or_cancel, time_limit
 from query.model import Candidate, Passage
@@ -25,7 +26,6 @@ from query.retrieval.arrange import Hit
 from query.retrieval.ranking import rank_candidates
 from query.retrieval.steps import Steps
 from query.retrieval.stores import Embedding, Offer, Offers, Query, Scope, Stores
-from query.retrieval.words import STOP_WORDS
 
 TIME_SHARE = 1 / 3
 """The time limit of feedback, as a share of the time for vectors: what a search's time budget
@@ -169,7 +169,8 @@ def expansion_words(passages: Sequence[WeightedPassage], background: Sequence[st
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in _WORD.findall(text.lower()) if word not in STOP_WORDS["english"]]
+    common = STOP_WORDS.get(language_of(text) or ENGLISH, frozenset())
+    return [word for word in _WORD.findall(text.lower()) if word not in common]
 
 
 def _all_words(text: str) -> list[str]:

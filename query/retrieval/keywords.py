@@ -11,6 +11,7 @@ from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.identifiers import identifiers
 from pipeline.core.identity import EVERYONE
+from pipeline.core.languages import CJK, languages_of_question
 from pipeline.core.model import Generation
 from pipeline.stores.elasticsearch import translated
 from query.access.callers import Caller, Readable
@@ -115,9 +116,8 @@ def build(
         "must": _content(query),
     }
     if sort != "relevance":
-        fields = ["text", "title", "headings"]
-        most = {"query": query[:MAX_MATCHED_CHARACTERS], "fields": fields, "minimum_should_match": MOST_WORDS}
-        bool_query["filter"].append({"combined_fields": most})
+        text = query[:MAX_MATCHED_CHARACTERS]
+        bool_query["filter"].append(_words(text, languages_of_question(text), minimum_should_match=MOST_WORDS))
     if excluded:
         bool_query["must_not"] = [{"ids": {"values": [str(id_) for id_ in excluded]}}]
     return {"bool": bool_query}
@@ -172,23 +172,48 @@ MAX_MATCHED_CHARACTERS = 1_500
 of 8,000 terms with slop took 1.8 s on 1,500 entries."""
 
 
+MAX_ANALYSED_WORDS = 60
+"""The most words of a query that are searched for in the fields of its languages, divided among them: each is a clause
+in three fields, and a small server accepts 1,024 in all."""
+MAX_ANALYSED_CHARACTERS = 120
+"""The same for Chinese, Japanese and Korean, where nearly each character begins a term."""
+
+
 def clauses(words: str, more: Mapping[str, float] | None = None) -> dict[str, Any]:
     """The clauses of a bool query, without its filters.
 
     Words match in text, title and headings, which BM25F scores as one field, and once more, unstemmed, where all of
-    them are near each other. more: additional words and their weights.
+    them are near each other. In a passage in a language of the query, they count in the fields of that language too.
+    more: additional words and their weights.
     """
     text = " ".join(words.split()[:MAX_QUERY_WORDS])[:MAX_MATCHED_CHARACTERS]
+    languages = languages_of_question(text)
     own = {
-        "must": {
-            "combined_fields": {
-                "query": text,
-                "fields": ["text", f"title^{TITLE_BOOST}", f"headings^{HEADINGS_BOOST}"],
-            }
-        },
+        "must": _words(text, languages),
         "should": {"match_phrase": {"text.exact": {"query": text, "slop": PHRASE_SLOP, "boost": PHRASE_BOOST}}},
     }
     if not more:
         return own
-    added = [{"match": {"text": {"query": word, "boost": weight}}} for word, weight in more.items()]
+    added = [_word(word, weight, languages) for word, weight in more.items()]
     return {"should": [{"bool": own}, *added], "minimum_should_match": 1}
+
+
+def _words(text: str, languages: Sequence[str], **options: object) -> dict[str, Any]:
+    """The words of a query in the fields of English and of its languages, whose scores add up."""
+    matches = [_combined("", text, options)]
+    for language in languages:
+        share = MAX_ANALYSED_WORDS // len(languages)
+        words = text[:MAX_ANALYSED_CHARACTERS] if language == CJK else " ".join(text.split()[:share])
+        matches.append(_combined(f"analysed.{language}.", words, options))
+    return {"bool": {"should": matches, "minimum_should_match": 1}} if languages else matches[0]
+
+
+def _combined(prefix: str, text: str, options: Mapping[str, object]) -> dict[str, Any]:
+    fields = [f"{prefix}text", f"{prefix}title^{TITLE_BOOST}", f"{prefix}headings^{HEADINGS_BOOST}"]
+    return {"combined_fields": {"query": text, "fields": fields, **options}}
+
+
+def _word(word: str, weight: float, languages: Sequence[str]) -> dict[str, Any]:
+    fields = ["text", *(f"analysed.{language}.text" for language in languages)]
+    matches = [{"match": {field: {"query": word, "boost": weight}}} for field in fields]
+    return {"dis_max": {"queries": matches}} if languages else matches[0]

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline.core.chunking import chunk
 from pipeline.core.identifiers import terms
+from pipeline.core.languages import language_of
 from pipeline.core.model import Chunk, CountTokens, Generation
 from pipeline.core.normalise import normalise
 from pipeline.embedding.choose import token_counter
@@ -75,6 +76,7 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
         "source_modified_at",
         "metadata",
         "keys",
+        "analysed",
     ),
 }
 """Table (``chunks``: the active generation's; ``keywords``: its index) → what of it is compared by value."""
@@ -145,8 +147,9 @@ def desired_chunks(generation: Generation, message: DocumentUpserted) -> Mapping
 def expected(generation: Generation, message: DocumentUpserted, count_tokens: CountTokens | None = None) -> Expected:
     """Everything that is stored of a document, from its message. count_tokens: default, the generation's.
 
-    The product is asked for the normalised text, the places to cut it at, the count of tokens and the identifiers in
-    it; ids, hashes, headings of plain Markdown, spans and all other fields are computed here.
+    The product is asked for the normalised text, the places to cut it at, the count of tokens, the identifiers in it
+    and the languages of its chunks; ids, hashes, headings of plain Markdown, spans and all other fields are computed
+    here.
     """
     id_ = document_id(message)
     text, media_type, all_chunks = _cut(generation, message.content, message.media_type, count_tokens)
@@ -221,6 +224,7 @@ def expected(generation: Generation, message: DocumentUpserted, count_tokens: Co
                 "text": c.text,
                 "headings": list(c.headings),
                 "identifiers": _identifiers("\n".join((message.title, *c.headings, c.text))),
+                **_analysed(message.title, c),
             }
             for i, c in zip(ids, chunks, strict=True)
         },
@@ -236,6 +240,13 @@ def _cut(
     chunks = chunk(text, kind, params=generation.params, count_tokens=count_tokens or _counter(generation))
     _obey_the_laws_of_chunks(text, kind, chunks, generation)
     return text, kind, tuple(chunks)
+
+
+def _analysed(title: str, of: Chunk) -> dict[str, Any]:
+    language = language_of(of.text)
+    return (
+        {"analysed": {language: {"title": title, "headings": list(of.headings), "text": of.text}}} if language else {}
+    )
 
 
 @lru_cache(10_000)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from query.retrieval.words import STOP_WORDS, best_coverage, coverage, language_of, stems
+from pipeline.core.languages import STOP_WORDS, language_of_question
+from query.retrieval.words import best_coverage, coverage, stems
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_coverage_is_the_share_of_query_words_in_the_text(query: str, text: str,
     ],
 )
 def test_words_match_in_other_forms_of_the_same_language(language: str, query: str, text: str) -> None:
-    assert language_of(query) == language
+    assert language_of_question(query) == language
     assert best_coverage(query, ["Nothing of the kind", text]) >= 0.6
     assert best_coverage(query, ["Nothing of the kind"]) == 0.0
 
