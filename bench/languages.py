@@ -124,7 +124,10 @@ async def main(names: list[str]) -> None:
     choosing = "--choose" in names
     names = [name for name in names if name != "--choose"] or [*PACKAGES, MIXED]
     try:
-        results = {name: await run(settings, model, dataset(name), chosen_with=choosing) for name in names}
+        results = {}
+        for name in names:
+            results[name] = await run(settings, model, dataset(name), chosen_with=choosing)
+            sys.stderr.write(f"{json.dumps(results[name])}\n")
     finally:
         await model.aclose()
     json.dump({"machine": description(), "collections": results}, sys.stdout, indent=1)

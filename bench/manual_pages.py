@@ -32,7 +32,7 @@ PAGES = 300
 PAGE_CHARACTERS = 2_000
 FEWEST_CHARACTERS = 400
 """The least length of a document: a shorter page points to another one."""
-QUERIES = 100
+QUERIES = 60
 """How many queries of each kind are taken, chosen by their hashes."""
 
 

@@ -157,6 +157,27 @@ STOP_WORDS: Mapping[str, frozenset[str]] = {
             "nebyl než o od ona oni ono pak po pod podle pokud potom pro proč protože před při s se si tak také tato "
             "tedy ten tento tím to toho tohoto tomu tu ty u už v však ve více vy z za zde ze že"
         ),
+        "greek": (
+            "αλλά αν από αυτά αυτές αυτή αυτό αυτός για δεν είναι ένα ένας έχει έχουν η ή θα και κάθε κατά με "
+            "μετά μεταξύ "
+            "μη μην μια μία μπορεί μπορώ να ο οι όλα όλες όπου όπως όταν ότι ποια ποιες ποιο ποιος πού που πρέπει πριν "
+            "προς πώς πως σας σε στα στη στην στις στο στον στους τα τη την της τι τις το τον του τους των ως"
+        ),
+        "arabic": (
+            "أن أو أي أين إذا إلى إلي إن التي الذي الذين ألا أما بعد بعض بل بين تكون تم ثم حتى حيث خلال ذلك سوف عن عند "
+            "عندما على غير في فيه فيها قبل قد كان كانت كل كما كيف لا لكن لم لماذا لن له لها لي ما ماذا متى مثل "
+            "مع من منذ "
+            "منه منها نحو هذا هذه هل هم هناك هو هي و وهو وهي يتم يجب يكون يمكن"
+        ),
+        "hindi": (
+            "अपना अपनी अपने अब आप इन इस इसके उन उस उसके एक ऐसे और कब कर करके करता करते करना करने करें कहाँ का कि "
+            "किया किस "
+            "किसी की कुछ के कैसे को कोई कौन क्या क्यों गया जब जहाँ जा जाता जाती जैसे जो तक तब तो था थी थे दिया "
+            "द्वारा न नहीं "
+            "ने पर पहले बाद भी मैं में यदि यह या ये रहा रहे लिए वह वाले वे सकता सकते साथ से हम ही हुआ हुई हुए है "
+            "हैं हो होगा "
+            "होता होती होते होना होने"
+        ),
     }.items()
 }
 _LANGUAGES_OF: Mapping[str, tuple[str, ...]] = {
@@ -182,7 +203,9 @@ MOST_LANGUAGES = 3
 
 UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]")
 """A character of Kana, Han or Hangul."""
-_WORD = re.compile(r"[^\W\d_]+")
+MARKS = r"\u0300-\u036f\u0900-\u0963"
+"""Combining characters, which the expressions do not count as letters: those of decomposed letters and of Hindi."""
+_WORD = re.compile(rf"(?:[^\W\d_]|[{MARKS}])+")
 
 
 def language_of(text: str) -> str | None:
@@ -208,11 +231,12 @@ def languages_of_question(text: str) -> tuple[str, ...]:
     sample = text[:SAMPLE_CHARACTERS]
     likely = [CJK] if UNSPACED.search(sample) else []
     counts = count_function_words(sample)
-    language, is_sure = _identify(sample)
+    english = counts.pop(ENGLISH, 0)
     most = max(counts.values(), default=0)
-    if language and not (is_sure and language == ENGLISH):
-        likely.append(language)
-    likely += [other for other, count in counts.most_common() if count * 2 >= most and count > counts[ENGLISH] // 2]
+    language, is_sure = _identify(sample)
+    if english < 2 * max(most, 1) or (is_sure and language != ENGLISH):
+        likely += [language] if language and not (is_sure and language == ENGLISH) else []
+        likely += [other for other, count in counts.most_common() if count * 2 >= max(most, english)]
     return tuple(language for language in dict.fromkeys(likely) if language != ENGLISH)[:MOST_LANGUAGES]
 
 

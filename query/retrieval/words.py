@@ -13,11 +13,13 @@ from functools import cache
 
 from Stemmer import Stemmer, algorithms
 
-from pipeline.core.languages import ENGLISH, STOP_WORDS, language_of_question
+from pipeline.core.languages import ENGLISH, MARKS, STOP_WORDS, language_of_question
 
-_WORD = re.compile(r"[^\W_]+(?:[._'’-][^\W_]+)*")
+_LETTERS = rf"(?:[^\W_]|[{MARKS}])+"
+_WORD = re.compile(rf"{_LETTERS}(?:[._'’-]{_LETTERS})*")
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\u0e00-\u0e7f]+")
 """Kana, Han, Hangul and Thai."""
+_OTHER = re.compile(r"[\d._'’-]")
 _IDENTIFIER = re.compile(r"[\d._-]")
 _ELIDED = re.compile(r"^(?:[cdjlmnst]|qu|dell|all|nell|sull|un)['’]")
 """French and Italian articles that are written with the word, as in ``l'eau``."""
@@ -35,8 +37,8 @@ def stems(text: str, language: str = ENGLISH) -> set[str]:
     """The content words of a text, reduced to stems. They are compared, never shown."""
     spaced = text if text.isascii() else _UNSPACED.sub(lambda run: f" {' '.join(_pairs(run[0]))} ", text)
     common = STOP_WORDS.get(language, frozenset())
-    words = set(_WORD.findall(spaced.lower())) - common
-    plain = {word for word in words if word.isalpha()}
+    words = set(_WORD.findall(spaced.replace("İ", "i").lower())) - common
+    plain = {word for word in words if not _OTHER.search(word)}
     others = {_ELIDED.sub("", word).removesuffix("'s").removesuffix("’s") for word in words - plain}
     identifiers = {word for word in others if _IDENTIFIER.search(word)}
     plain |= others - identifiers - common

@@ -57,7 +57,7 @@ async def search(library: Library, question: str) -> list[str]:
         ("who approves a request for leave", "leave"),
     ],
 )
-async def test_a_passage_is_found_by_other_forms_of_its_words(library: Library, question: str, first: str) -> None:
+async def test_a_passage_matches_other_forms_of_its_words(library: Library, question: str, first: str) -> None:
     assert (await search(library, question))[0] == first
 
 
@@ -68,7 +68,7 @@ async def test_words_of_a_mixed_question_match_in_both_languages(library: Librar
 @pytest.mark.parametrize(
     "question", ["ERR_CONN_4711", "Was bedeutet ERR_CONN_4711 in den Protokollen?", "deploy-prod.sh"]
 )
-async def test_identifiers_are_found_exactly_whatever_the_language(library: Library, question: str) -> None:
+async def test_identifiers_match_exactly_whatever_the_language(library: Library, question: str) -> None:
     assert (await search(library, question))[0] == "deploy"
 
 

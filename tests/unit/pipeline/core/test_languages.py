@@ -1,4 +1,4 @@
-"""Which language a chunk is in, and which languages a question may be in."""
+"""The language of a chunk, and the languages that a question may be in."""
 
 from __future__ import annotations
 
