@@ -25,7 +25,9 @@ DOCUMENTS = (
         "urlaub", "Die Anträge auf Urlaub werden von den Leitungen der Abteilungen innerhalb von drei Tagen geprüft."
     ),
     document("reise", "Die Kosten einer Reise werden nach der Rückkehr mit dem Formular der Buchhaltung abgerechnet."),
-    document("conge", "Les demandes de congé sont approuvées par les responsables dans les trois jours qui suivent."),
+    document(
+        "bureaux", "Les bureaux régionaux sont fermés le lundi, et les responsables répondent dans les trois jours."
+    ),
     document("shinsei", "有給休暇の申請は、開始日の二週間前までに人事部へ提出してください。"),
     document("kaigi", "会議室の予約は、社内の予定表から前日までに行ってください。"),
     document("leave", "Requests for leave are approved by the managers of the departments within three days."),
@@ -52,7 +54,7 @@ async def search(library: Library, question: str) -> list[str]:
     [
         ("Wer prüft einen Antrag?", "urlaub"),
         ("Abrechnung der Reisekosten und Formulare", "reise"),
-        ("Qui approuve une demande ?", "conge"),
+        ("où est le bureau régional ?", "bureaux"),
         ("有給休暇を申請したい", "shinsei"),
         ("who approves a request for leave", "leave"),
     ],
