@@ -16,10 +16,11 @@ from cli.output import Json, print_json, progress_bars, stdout
 if TYPE_CHECKING:
     from query.evaluation.dataset import Dataset
     from query.evaluation.measures import Rankings
-    from query.model import Mode
 
 TIMEOUT_SECONDS = 60.0
 """For each store. It is long because a search without one of the stores, on a busy machine, would spoil the numbers."""
+WORSE = 3
+"""The exit code if a measure is below its bound, or significantly worse than before."""
 
 
 def evaluate(
@@ -45,7 +46,23 @@ def evaluate(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option("--against", exists=True, dir_okay=False, help="Compare with this file, written by --save."),
+        typer.Option(
+            "--against",
+            exists=True,
+            dir_okay=False,
+            help="Compare with this file, written by --save. Exit code 3: nDCG@10 or recall@50 is significantly worse.",
+        ),
+    ] = None,
+    rerank: Annotated[
+        bool, typer.Option("--rerank", help="Also measure hybrid search with the configured reranker.")
+    ] = False,
+    fail_below: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-below",
+            metavar="MEASURE=VALUE",
+            help="Exit code 3 if a measure is lower, such as nDCG@10=0.44. Repeatable.",
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -53,16 +70,22 @@ def evaluate(
 
     DATASET is in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv) or holds the Cranfield files. The
     pipeline's own stages load the documents into a database and an index that are removed afterwards; your data is not
-    touched. Exit code 1: the evaluation failed, or a search was incomplete.
+    touched. --fail-below and --against judge the reranked ranking if there is one, otherwise the hybrid one. A
+    difference is significant if p of the paired randomisation test is below 0.05.
+
+    Exit code 1: the evaluation failed, or a search was incomplete. 3: a measure is below its bound, or significantly
+    worse than the saved one.
 
     Example: penstock eval ../shared/data/cranfield --json
+    Example: penstock eval FOLDER --rerank --against before.json --fail-below nDCG@10=0.44
     """
     from query.evaluation.dataset import BadDataset, read
-    from query.evaluation.report import report, values_of
+    from query.evaluation.report import failures, report, values_of
 
     if load and (principals or tags):
         typer.echo("error: --as and --tag need --no-load", err=True)
         raise typer.Exit(2)
+    bounds = _bounds(fail_below or [])
     try:
         collection = read(dataset)
         before = _saved(against) if against else None
@@ -70,7 +93,7 @@ def evaluate(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     rankings, degraded = asyncio.run(
-        _evaluate(collection, load, tenant, principals or [], tags or [], quiet=json_output)
+        _evaluate(collection, load, tenant, principals or [], tags or [], rerank=rerank, quiet=json_output)
     )
     result = report(collection, rankings, degraded, before)
     if save:
@@ -83,12 +106,50 @@ def evaluate(
         for reason, times in result["degraded"].items():
             typer.echo(f"error: {times} searches were incomplete: {reason}", err=True)
         raise typer.Exit(1)
+    try:
+        reasons = failures(result, bounds, against=against is not None)
+    except BadDataset as error:
+        typer.echo(f"error: {against}: {error}", err=True)
+        raise typer.Exit(2) from error
+    for reason in reasons:
+        typer.echo(f"error: {reason}", err=True)
+    if reasons:
+        raise typer.Exit(WORSE)
+
+
+def _bounds(texts: Sequence[str]) -> dict[str, float]:
+    """The least value of each measure. Exits with 2 where a text is not ``MEASURE=VALUE``."""
+    from query.evaluation.measures import MEASURES
+
+    bounds = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            bounds[name] = float(value)
+        except ValueError:
+            name = ""
+        if name not in MEASURES or not 0 <= bounds[name] <= 1:
+            typer.echo(
+                f"error: --fail-below {text}: give MEASURE=VALUE, a measure of {', '.join(MEASURES)} and a value from 0"
+                " to 1",
+                err=True,
+            )
+            raise typer.Exit(2)
+    return bounds
 
 
 async def _evaluate(
-    dataset: Dataset, load: bool, tenant: str, principals: Sequence[str], tags: Sequence[str], *, quiet: bool
-) -> tuple[dict[Mode, Rankings], dict[str, int]]:
+    dataset: Dataset,
+    load: bool,
+    tenant: str,
+    principals: Sequence[str],
+    tags: Sequence[str],
+    *,
+    rerank: bool,
+    quiet: bool,
+) -> tuple[dict[str, Rankings], dict[str, int]]:
     from cli.readers import local_user
+    from pipeline.core.errors import Misconfigured
     from pipeline.embedding.choose import embedder
     from pipeline.runtime.settings import dist
     from pipeline.runtime.settings import load as settings_now
@@ -96,8 +157,9 @@ async def _evaluate(
     from pipeline.stores.postgres import open_pool
     from query.embedding.embedders import Embedders, GenerationEmbedders, QueryEmbedder
     from query.evaluation import place
-    from query.evaluation.rank import rank
+    from query.evaluation import rank as ranks
     from query.model import MODES
+    from query.rerank.guarded import open_reranker
     from query.retrieval.search import Search, Timeouts
     from query.settings import load as query_settings_now
 
@@ -106,6 +168,12 @@ async def _evaluate(
     async with AsyncExitStack() as closing:
         bars = closing.enter_context(progress_bars(quiet=quiet))
         asking: Embedders
+        reranker = None
+        if rerank:
+            reranker = await open_reranker(query.rerank.model_copy(update={"timeout_seconds": TIMEOUT_SECONDS}))
+            if reranker is None:
+                raise Misconfigured("--rerank needs a reranker: set PENSTOCK_RERANK_URL, _ONNX_PATH or _PLUGIN")
+            closing.push_async_callback(reranker.aclose)
         if load:
             model = await asyncio.to_thread(embedder, settings.embedding, dist() / "models")
             closing.push_async_callback(model.aclose)
@@ -125,10 +193,19 @@ async def _evaluate(
             closing.push_async_callback(es.close)
             if not principals and not tags:
                 principals = [local_user("name a person with --as, or an access tag with --tag")]
-        search = Search(pool, es, asking, timeouts=patient, settings=query.retrieval)
+        search = Search(
+            pool,
+            es,
+            asking,
+            timeouts=patient,
+            settings=query.retrieval,
+            reranker=reranker,
+            rerank_pool=query.rerank.pool,
+            rerank_floor=query.rerank.floor,
+        )
         caller = await search.identify(tenant, principals=principals, tags=tags)
-        bar = bars.add_task("asking", total=len(dataset.queries) * len(MODES))
-        return await rank(search, caller, dataset, MODES, done=lambda: bars.advance(bar))
+        bar = bars.add_task("asking", total=len(dataset.queries) * (len(MODES) + rerank))
+        return await ranks.rank(search, caller, dataset, MODES, rerank=rerank, done=lambda: bars.advance(bar))
 
 
 def _saved(path: Path) -> dict[str, Any]:
@@ -151,7 +228,7 @@ def _show(result: dict[str, Any]) -> None:
 
     head = f"{printable(result['dataset'])}: {result['queries']} queries, {result['documents']} documents"
     table = Table(title=head, title_justify="left")
-    table.add_column("mode")
+    table.add_column("run")
     names = [name for name in next(iter(result["runs"].values())) if name != "intervals"]
     for name in names:
         table.add_column(f"{name} (95 %)", justify="right")

@@ -12,6 +12,8 @@ from query.evaluation.measures import Rankings
 from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, Mode, SearchResults
 
 AT_ONCE = 4
+RERANKED = "reranked"
+"""The run of hybrid search whose order the reranker decides."""
 
 
 class Searcher(Protocol):
@@ -28,30 +30,32 @@ async def rank(
     *,
     rerank: bool = False,
     done: Callable[[], None] = lambda: None,
-) -> tuple[dict[Mode, Rankings], dict[str, int]]:
+) -> tuple[dict[str, Rankings], dict[str, int]]:
     """A ranking of documents for each query and mode, by their best passages, and the number of incomplete searches by
     their reasons, because measures of incomplete searches are meaningless.
 
-    done: called after each query and mode. Raises Retryable or Misconfigured when no store answers.
+    rerank: whether there is also a run RERANKED; the runs of the modes are not reranked. done: called after each query
+    and run. Raises Retryable or Misconfigured when no store answers.
     """
-    rankings: dict[Mode, dict[str, Sequence[str]]] = {mode: {} for mode in modes}
+    runs: dict[str, tuple[Mode, bool]] = {mode: (mode, False) for mode in modes}
+    if rerank:
+        runs[RERANKED] = "hybrid", True
+    rankings: dict[str, dict[str, Sequence[str]]] = {run: {} for run in runs}
     degraded: dict[str, int] = {}
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def ask(query: str, text: str, mode: Mode) -> None:
+    async def ask(query: str, text: str, run: str, mode: Mode, reranked: bool) -> None:
         async with places:
-            answer = await search.search(
-                text[:MAX_QUERY_CHARACTERS], caller, top=MAX_TOP, mode=mode, rerank=rerank and mode == "hybrid"
-            )
+            answer = await search.search(text[:MAX_QUERY_CHARACTERS], caller, top=MAX_TOP, mode=mode, rerank=reranked)
         for reason in answer.degraded:
             degraded[reason] = degraded.get(reason, 0) + 1
-        rankings[mode][query] = documents(answer)
+        rankings[run][query] = documents(answer)
         done()
 
     async with asyncio.TaskGroup() as group:
         for query, text in dataset.queries.items():
-            for mode in modes:
-                group.create_task(ask(query, text, mode))
+            for run, (mode, reranked) in runs.items():
+                group.create_task(ask(query, text, run, mode, reranked))
     return dict(rankings), degraded
 
 
