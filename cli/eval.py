@@ -76,8 +76,11 @@ def evaluate(
     Exit code 1: the evaluation failed, or a search was incomplete. 3: a measure is below its bound, or significantly
     worse than the saved one.
 
-    Example: penstock eval ../shared/data/cranfield --json
-    Example: penstock eval FOLDER --rerank --against before.json --fail-below nDCG@10=0.44
+    Examples:
+
+      penstock eval ../shared/data/cranfield --json
+
+      penstock eval FOLDER --rerank --against before.json --fail-below nDCG@10=0.44
     """
     from query.evaluation.dataset import BadDataset, read
     from query.evaluation.report import failures, report, values_of

@@ -7,7 +7,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -17,6 +18,8 @@ from cli.terminal import harmless_json
 if TYPE_CHECKING:
     from pipeline.stores.postgres import Connection
     from query.evaluation.golden import Golden
+    from query.evaluation.promotion import Asker, Candidate
+    from query.evaluation.service import Run
 
 golden = typer.Typer(
     name="golden",
@@ -24,6 +27,12 @@ golden = typer.Typer(
     no_args_is_help=True,
 )
 Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the documents.")]
+Principals = Annotated[
+    list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Ask as this person. Repeatable.")
+]
+Tags = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="TAG", help="Ask as a holder of this access tag. Repeatable.")
+]
 
 
 @golden.command()
@@ -35,12 +44,8 @@ def add(
     ] = "",
     gain: Annotated[int, typer.Option("--gain", help="How well it answers the question, 1 to 10.", min=1, max=10)] = 1,
     reference: Annotated[str | None, typer.Option("--reference", help="Text of a correct answer.")] = None,
-    principals: Annotated[
-        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Ask as this person. Repeatable.")
-    ] = None,
-    tags: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="TAG", help="Ask as a holder of this access tag. Repeatable.")
-    ] = None,
+    principals: Principals = None,
+    tags: Tags = None,
     tenant: Tenant = "default",
 ) -> None:
     """Add a judgement: this document, or a passage of it, answers the question. Run it once for each such document.
@@ -60,20 +65,70 @@ def add(
             err=True,
         )
         raise typer.Exit(2)
-    if not principals and not tags:
-        from cli.readers import local_user
-
-        principals = [local_user("name a person with --as, or an access tag with --tag")]
+    asker = _asker(tenant, principals, tags)
     one = Golden(
         tenant,
         query.strip(),
         (Judged(source, external_id, anchor.strip(), gain),),
-        tuple(principals or ()),
-        tuple(tags or ()),
+        asker.principals,
+        asker.tags,
         reference,
     )
     known = asyncio.run(_add(one))
     stdout.print(f"{len(known.judged)} judgements of this question")
+
+
+@golden.command()
+def suggest(
+    principals: Principals = None,
+    tags: Tags = None,
+    tenant: Tenant = "default",
+    json_output: Json = False,
+) -> None:
+    """List reviewed answers and rated passages that can become golden questions.
+
+    Listed are answers that a review called right, and passages that were rated up for a query, if the person may read
+    everything they were made from. Without --as and --tag, that is the local user.
+
+    Example: penstock golden suggest --as ann@example.org
+    """
+    asker = _asker(tenant, principals, tags)
+    rows = [
+        {"id": str(candidate.subject), "question": candidate.question, "judgements": len(candidate.judged)}
+        for candidate in asyncio.run(_suggested(asker))
+    ]
+    if json_output:
+        print_json(rows)
+        return
+    for row in rows:
+        stdout.print(f"{row['id']}  {printable(str(row['question']))}")
+
+
+@golden.command()
+def promote(
+    id_: Annotated[UUID, typer.Argument(metavar="ID", help="The id of an answer or passage, as `suggest` lists it.")],
+    principals: Principals = None,
+    tags: Tags = None,
+    tenant: Tenant = "default",
+) -> None:
+    """Make golden questions of a reviewed answer or of a rated passage.
+
+    The passages that the answer cites, or the rated passage, become judgements, each anchored to one of its sentences.
+    The questions are asked as the person named, and are erased with the answer, the feedback or any of the documents.
+    Without --as and --tag, that is the local user.
+
+    Example: penstock golden promote 0192f0a4-7a57-7cc0-8a3c-111111111111 --as ann@example.org
+    """
+    made = asyncio.run(_promoted(_asker(tenant, principals, tags), id_))
+    if not made:
+        typer.echo(
+            f"error: nothing to promote: {id_} is no answer that a review called right and no passage that was rated up"
+            " for a query, or this person may not read what it was made from",
+            err=True,
+        )
+        raise typer.Exit(1)
+    for question in made:
+        stdout.print(f"{len(question.judged)} judgements: {printable(question.text)}")
 
 
 @golden.command("import")
@@ -123,35 +178,83 @@ def remove(
 
 
 @golden.command()
-def run(json_output: Json = False) -> None:
+def run(
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Compare later runs with this one: its values are as they should be.")
+    ] = False,
+    json_output: Json = False,
+) -> None:
     """Ask all golden questions now, store the result and print it. The service does this every 15 minutes.
 
+    The change is relative to the accepted value of each question: its first one, or that of the last run with --accept.
+
     Exit code 1: a measure is below its floor (PENSTOCK_EVAL_NDCG_FLOOR, _FAITHFULNESS_FLOOR), or no question is left.
+
+    Example: penstock golden run --accept
     """
     from query.settings import load
 
-    result = asyncio.run(_run())
+    result = asyncio.run(_run(accept=accept))
     if result is None:
         typer.echo("error: there is no valid judgement: add one with `penstock golden add`", err=True)
         raise typer.Exit(1)
-    settings = load().evaluation
-    shown = [
-        {"slice": slice_, "measure": measure, "value": round(value, 4), "queries": queries}
-        for (slice_, measure), (value, queries) in sorted(result.items())
-    ]
+    query = load()
+    settings = query.evaluation
+    shown = [_row(key, result) for key in sorted(result.means)]
     if json_output:
         print_json(shown)
     else:
         for row in shown:
-            stdout.print(
-                f"{printable(str(row['slice'])):<20} {row['measure']:<20} {row['value']:.4f}  ({row['queries']})"
-            )
+            change = ""
+            if (of := row["change"]) is not None:
+                change = f"  {of['ratio']:+.2%} of {of['queries']}, p = {of['p']:.4f}"
+            slice_ = printable(str(row["slice"]))
+            stdout.print(f"{slice_:<20} {row['measure']:<20} {row['value']:.4f}  ({row['queries']}){change}")
+    if ("*", "faithfulness") in result.means and settings.judge_model in ("", query.chat.model):
+        typer.echo(
+            "note: the answers were judged by the model that wrote them: set PENSTOCK_EVAL_JUDGE_MODEL", err=True
+        )
     floors = {"nDCG@5": settings.ndcg_floor, "faithfulness": settings.faithfulness_floor}
-    low = [name for name, floor in floors.items() if result.get(("*", name), (1.0, 0))[0] < floor]
+    low = [name for name, floor in floors.items() if result.means.get(("*", name), (1.0, 0))[0] < floor]
     for name in low:
         typer.echo(f"error: {name} is below {floors[name]:g}", err=True)
     if low:
         raise typer.Exit(1)
+
+
+def _row(key: tuple[str, str], run: Run) -> dict[str, Any]:
+    (value, queries), change = run.means[key], run.changes.get(key)
+    return {
+        "slice": key[0],
+        "measure": key[1],
+        "value": round(value, 4),
+        "queries": queries,
+        "change": change and {"ratio": round(change.ratio, 4), "p": round(change.p, 5), "queries": change.questions},
+    }
+
+
+def _asker(tenant: str, principals: Sequence[str] | None, tags: Sequence[str] | None) -> Asker:
+    from query.evaluation.promotion import Asker
+
+    if not principals and not tags:
+        from cli.readers import local_user
+
+        principals = [local_user("name a person with --as, or an access tag with --tag")]
+    return Asker(tenant, tuple(principals or ()), tuple(tags or ()))
+
+
+async def _suggested(asker: Asker) -> list[Candidate]:
+    from query.evaluation.promotion import candidates
+
+    async with _connected() as connection:
+        return await candidates(connection, asker)
+
+
+async def _promoted(asker: Asker, subject: UUID) -> list[Golden]:
+    from query.evaluation.promotion import promote
+
+    async with _connected() as connection:
+        return await promote(connection, asker, subject)
 
 
 async def _add(one: Golden) -> Golden:
@@ -202,11 +305,11 @@ async def _connected() -> AsyncIterator[Connection]:
         yield connection
 
 
-async def _run() -> dict[tuple[str, str], tuple[float, int]] | None:
+async def _run(*, accept: bool) -> Run | None:
     from pipeline.runtime.settings import load
     from query.evaluation.service import once
     from query.service import open_service
     from query.settings import load as query_settings
 
     async with open_service(load(), query_settings()) as service:
-        return await once(service)
+        return await once(service, accept=accept)

@@ -248,7 +248,15 @@ class EvalSettings(Part):
     faithfulness_floor: float = Field(0.90, ge=0, le=1)
     """An alert fires while the mean faithfulness of their answers is lower."""
     answers: int = Field(20, ge=0)
-    """How many golden questions each run also answers and judges; the next run takes the next ones. 0: none."""
+    """How many golden questions each run also answers and judges, always the same ones. 0: none."""
+    judge_model: str = ""
+    """The name of the model that judges answers. It should be another one than PENSTOCK_CHAT_MODEL, because a model
+    judges its own answers more favourably. Empty: the answering model judges."""
+    judge_base_url: str | None = None
+    """The address of the judging model's server, with ``/v1``. None: that of the answering model."""
+    judge_api_key: SecretStr | None = None
+    """The key of the judging model's server. None: that of the answering model if both have the same server, otherwise
+    none."""
 
 
 class QuerySettings(Part):

@@ -631,7 +631,7 @@ QUERY = Dashboard(
                     runbook="evaluation",
                 ),
                 Panel(
-                    "Change from the previous run",
+                    "Change from the accepted values of the same questions",
                     [('min by (measure) (penstock_eval_change_ratio{slice="*"}) or vector(0)', "{{measure}}")],
                     "percentunit",
                     runbook="evaluation",

@@ -101,7 +101,8 @@ _HELD: LiteralString = (
 it."""
 _QUESTIONS_AS: LiteralString = (
     "tenant = %(tenant)s AND (principals @> ARRAY[%(person)s::text] OR EXISTS (SELECT FROM unnest(tags) tag"
-    " WHERE tag = 'user:' || %(person)s OR right(tag, length(%(person)s) + 6) = '/user:' || %(person)s))"
+    " WHERE tag = 'user:' || %(person)s OR right(tag, length(%(person)s) + 6) = '/user:' || %(person)s)"
+    " OR answers && %(answers)s::uuid[] OR givers && %(givers)s::bytea[])"
 )
 _PERSON: LiteralString = "to_jsonb(%(person)s::text)"
 
@@ -465,11 +466,11 @@ PLACES: tuple[Place, ...] = (
     ),
     Place(
         "eval_queries",  # their judgements go with them
-        personal="text principals tags reference",
-        free="id tenant added_at",
+        personal="text principals tags reference givers",
+        free="id tenant added_at baseline answers documents",
         erase={
-            "document": "DELETE FROM eval_queries WHERE tenant = %(tenant)s AND id IN"
-            " (SELECT query_id FROM eval_judgements WHERE source = %(source)s AND external_id = ANY(%(names)s))",
+            "document": "DELETE FROM eval_queries WHERE tenant = %(tenant)s AND (documents && %(ids)s::uuid[] OR id IN"
+            " (SELECT query_id FROM eval_judgements WHERE source = %(source)s AND external_id = ANY(%(names)s)))",
             "source": "DELETE FROM eval_queries WHERE tenant = %(tenant)s AND id IN"
             " (SELECT query_id FROM eval_judgements WHERE source = %(source)s)",
             "tenant": f"DELETE FROM eval_queries {_OF_TENANT}",
@@ -479,7 +480,7 @@ PLACES: tuple[Place, ...] = (
         age=Age("golden_days", _by_owner("eval_queries")),
     ),
     Place("eval_judgements", personal="external_id anchor", free="query_id source gain"),
-    Place("eval_runs", free="id started_at generation slice measure value queries"),
+    Place("eval_runs", free="id started_at generation slice measure value queries change p paired accepted"),
     Place("shadow_agreement", free="active candidate hour queries overlap agreement failed"),
     Place(
         "audit_runs",

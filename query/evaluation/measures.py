@@ -83,7 +83,7 @@ def compare(one: NDArray[np.float64], other: NDArray[np.float64]) -> Comparison:
     differences = one - other
     if not np.any(differences):
         return Comparison(Interval(0.0, 0.0, 0.0), 1.0, 1.0, 0, 0)
-    randomised = _randomisation_test(differences)
+    randomised = randomisation_test(differences)
     constant = bool(np.all(differences == differences[0]))
     return Comparison(
         interval(differences),
@@ -94,9 +94,9 @@ def compare(one: NDArray[np.float64], other: NDArray[np.float64]) -> Comparison:
     )
 
 
-def _randomisation_test(differences: NDArray[np.float64]) -> float:
+def randomisation_test(differences: NDArray[np.float64]) -> float:
     """Two-sided p of the mean, with the sign of each difference drawn at random. The observed signs count as one draw,
-    so that it is never 0."""
+    so that it is never 0. Without a difference, it is 1."""
     drawn = np.random.default_rng(SEED).integers(0, 2, (RESAMPLES, len(differences)), dtype=np.int8)
     means = np.abs((2 * drawn - 1) @ differences)
     observed = abs(float(differences.sum()))

@@ -1,4 +1,7 @@
-"""The golden judgements against the running service, again and again: every 15 minutes, by one process of them all."""
+"""The golden judgements against the running service, again and again: every 15 minutes, by one process of them all.
+
+Each run is compared with the accepted values of the same questions (query/evaluation/baseline.py).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from uuid import UUID
 
 import numpy as np
 import structlog
@@ -26,13 +30,15 @@ from query.answers.answers import Answers
 from query.answers.chat import Chat
 from query.answers.model import Done, Sources
 from query.embedding.embedders import Embedders
+from query.evaluation import baseline as baselines
 from query.evaluation import golden as judgements
+from query.evaluation.baseline import Change, Value, digest
 from query.evaluation.golden import Golden
 from query.evaluation.judge import Embeds, Grades, grade
 from query.evaluation.measures import measure
 from query.model import SearchResults
 from query.modes.material import Question
-from query.settings import EvalSettings
+from query.settings import ChatSettings, EvalSettings
 
 if TYPE_CHECKING:
     from query.service import Service
@@ -45,6 +51,17 @@ _log = structlog.get_logger(__name__)
 
 Means = dict[tuple[str, str], tuple[float, int]]
 """Slice and measure → mean and the number of questions it is of."""
+Changes = Mapping[tuple[str, str], Change]
+"""Slice and measure → change from the baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The result of a run."""
+
+    started: datetime
+    means: Means
+    changes: Changes
 
 
 class Searcher(Protocol):
@@ -55,20 +72,20 @@ class Searcher(Protocol):
 
 @dataclass(slots=True)
 class Evaluation:
-    """Owns nothing that it is given. answers, chat and embedders: None measures retrieval alone."""
+    """Owns nothing that it is given. answers, judge and embedders: None measures retrieval alone."""
 
     pool: Pool
     search: Searcher
     settings: EvalSettings
     metrics: EvalMetrics
     answers: Answers | None = None
-    chat: Chat | None = None
+    judge: Chat | None = None
     embedders: Embedders | None = None
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
 
-    async def run(self) -> Means | None:
-        """One run, its result kept and shown. None: there are no judgements. Raises PenstockError, also when a search
-        was not whole: half a world says nothing about the ranking."""
+    async def run(self, *, accept: bool = False) -> Run | None:
+        """One run, its result kept and shown. None: there are no judgements. accept: its values become the baseline.
+        Raises PenstockError, also when a search was not whole: half a world says nothing about the ranking."""
         started = self.now()
         async with connected(self.pool) as connection:
             left, lost = await judgements.current(connection, await judgements.load(connection))
@@ -76,25 +93,24 @@ class Evaluation:
         self.metrics.lost.set(lost)
         if not left:
             return None
-        values: dict[str, dict[str, float]] = {}
-        for n, golden in enumerate(left):
-            values[str(n)] = await self._retrieval(golden, generation)
-        if self.answers is not None and self.chat is not None and self.embedders is not None:
+        values: dict[UUID, dict[str, Value]] = {}
+        for golden in left:
+            values[golden.id] = _judged(await self._retrieval(golden, generation), digest(golden))
+        if self.answers is not None and self.judge is not None and self.embedders is not None:
             embedder = self.embedders.of(generation)
-            for n in self._chosen(len(left), started):
-                values[str(n)] |= await self._answer(left[n], self.answers, self.chat, embedder)
-        means = _means({n: _slices(golden) for n, golden in enumerate(left)}, values)
+            for golden in answered(left, self.settings.answers):
+                graded = await self._answer(golden, self.answers, self.judge, embedder)
+                values[golden.id] |= _judged(graded, digest(golden, self.judge.model))
+        slices = {golden.id: _slices(golden) for golden in left}
         async with connected(self.pool) as connection:
-            before = await newest(connection)
-            await _keep(connection, started, generation.name, means)
-        self.show(started, means, before[1] if before else {})
-        return means
-
-    def _chosen(self, count: int, started: datetime) -> list[int]:
-        """A model's answers cost money: so many a run, the next ones at the next run."""
-        batch = min(count, self.settings.answers)
-        turn = int(started.timestamp() // self.settings.every_seconds)
-        return [(turn * batch + n) % count for n in range(batch)]
+            accepted = {} if accept else await baselines.load(connection)
+        means = _means(slices, values)
+        run = Run(started, means, await asyncio.to_thread(baselines.changes, values, accepted, slices))
+        async with connected(self.pool) as connection:
+            await baselines.accept(connection, baselines.unaccepted(values, accepted))
+            await _keep(connection, generation.name, run)
+        self.show(run)
+        return run
 
     async def _retrieval(self, golden: Golden, generation: Generation) -> dict[str, float]:
         outcome = await self.search.search(golden.text, await self._caller(golden), top=TOP, generation=generation)
@@ -103,7 +119,7 @@ class Evaluation:
         values = measure({"q": judgements.ranking(golden, outcome)}, {"q": judgements.gains(golden)})
         return {name: float(values[name][0]) for name in (NDCG, RECALL)}
 
-    async def _answer(self, golden: Golden, answers: Answers, chat: Chat, embedder: Embeds) -> dict[str, float]:
+    async def _answer(self, golden: Golden, answers: Answers, judge: Chat, embedder: Embeds) -> dict[str, float]:
         """Nothing, where the answer is made of quotations: no model wrote it."""
         events = answers.answer(Question(golden.text), await self._caller(golden))
         contexts: list[str] = []
@@ -113,7 +129,7 @@ class Evaluation:
                     contexts = [shown.text for shown in event.passages]
                 elif isinstance(event, Done) and event.answer.model is not None:
                     return _values(
-                        await grade(chat, embedder, golden.text, event.answer.text, contexts, golden.reference)
+                        await grade(judge, embedder, golden.text, event.answer.text, contexts, golden.reference)
                     )
         return {}
 
@@ -122,8 +138,8 @@ class Evaluation:
             await set_tenant(connection, golden.tenant)
             return await identify(connection, golden.tenant, principals=golden.principals, tags=golden.tags)
 
-    def show(self, started: datetime, means: Means, before: Means) -> None:
-        shown = _largest(means)
+    def show(self, run: Run) -> None:
+        shown = _largest(run.means)
         for metric in (
             self.metrics.ndcg,
             self.metrics.recall,
@@ -131,9 +147,12 @@ class Evaluation:
             self.metrics.queries,
             self.metrics.answers,
             self.metrics.change,
+            self.metrics.change_p,
+            self.metrics.compared,
+            self.metrics.accepted,
         ):
             metric.clear()
-        for (slice_, name), (value, queries) in means.items():
+        for (slice_, name), (value, queries) in run.means.items():
             if slice_ not in shown:
                 continue
             if name == NDCG:
@@ -145,9 +164,12 @@ class Evaluation:
                 self.metrics.faithfulness.labels(slice_).set(value)
             else:
                 self.metrics.answers.labels(name, slice_).set(value)
-            if (then := before.get((slice_, name))) and then[0] > 0:
-                self.metrics.change.labels(name, slice_).set(value / then[0] - 1)
-        self.metrics.ran_at.set(started.timestamp())
+            if change := run.changes.get((slice_, name)):
+                self.metrics.change.labels(name, slice_).set(change.ratio)
+                self.metrics.change_p.labels(name, slice_).set(change.p)
+                self.metrics.compared.labels(name, slice_).set(change.questions)
+                self.metrics.accepted.labels(name, slice_).set(change.accepted)
+        self.metrics.ran_at.set(run.started.timestamp())
 
 
 @asynccontextmanager
@@ -178,21 +200,36 @@ async def evaluate_forever(
 
 
 async def run(service: Service) -> None:
-    """``evaluate_forever`` for a running query service, until cancelled. The judge is the answering model's server."""
+    """``evaluate_forever`` for a running query service, until cancelled."""
     async with _of(service) as evaluation:
         await evaluate_forever(evaluation)
 
 
-async def once(service: Service) -> Means | None:
-    """One run, now. None: there are no judgements. Raises PenstockError."""
+async def once(service: Service, *, accept: bool = False) -> Run | None:
+    """One run, now. None: there are no judgements. accept: its values become the baseline. Raises PenstockError."""
     async with _of(service) as evaluation:
-        return await evaluation.run()
+        return await evaluation.run(accept=accept)
+
+
+def judge_settings(chat: ChatSettings, settings: EvalSettings) -> ChatSettings:
+    """How the judging model is called: by its own settings where there are some, else by those of the answering model,
+    whose key is not sent to another server. Raises Misconfigured for a judge's server without a model."""
+    if not settings.judge_model:
+        if settings.judge_base_url or settings.judge_api_key:
+            raise Misconfigured("a judge is configured without a model: set PENSTOCK_EVAL_JUDGE_MODEL", service="chat")
+        return chat
+    own: dict[str, object] = {"model": settings.judge_model}
+    if settings.judge_base_url:
+        own |= {"base_url": settings.judge_base_url, "api_key": settings.judge_api_key}
+    elif settings.judge_api_key:
+        own["api_key"] = settings.judge_api_key
+    return chat.model_copy(update=own)
 
 
 @asynccontextmanager
 async def _of(service: Service) -> AsyncIterator[Evaluation]:
-    chat = chats.by_settings(service.query.chat)
     settings = service.query.evaluation
+    judge = chats.by_settings(judge_settings(service.query.chat, settings))
     try:
         yield Evaluation(
             service.pool,
@@ -200,51 +237,63 @@ async def _of(service: Service) -> AsyncIterator[Evaluation]:
             settings,
             EvalMetrics(service.metrics.registry, settings),
             service.answers.for_evaluation(),
-            chat,
+            judge,
             service.embedders,
         )
     finally:
-        if chat is not None:
-            await chat.aclose()
+        if judge is not None:
+            await judge.aclose()
 
 
 async def run_if_due(evaluation: Evaluation) -> bool:
     """Whether this process ran. Raises PenstockError."""
     async with connected(evaluation.pool) as connection, leading(connection, EVAL_LOCK) as is_leader:
         last = await newest(connection)
-        late = last is None or evaluation.now() - last[0] >= timedelta(seconds=evaluation.settings.every_seconds)
+        late = last is None or evaluation.now() - last.started >= timedelta(seconds=evaluation.settings.every_seconds)
         await connection.commit()
         if is_leader and late:
             return await evaluation.run() is not None
         if last is not None:
-            evaluation.show(last[0], last[1], await _second(connection, last[0]))
+            evaluation.show(last)
         return False
 
 
-async def newest(connection: Connection, before: datetime | None = None) -> tuple[datetime, Means] | None:
-    """The newest run that was kept, of those that began before a moment. Raises psycopg.Error."""
+async def newest(connection: Connection) -> Run | None:
+    """The newest run that was kept. Raises psycopg.Error."""
     cursor = await connection.execute(
-        "SELECT started_at, slice, measure, value, queries FROM eval_runs WHERE started_at ="
-        " (SELECT max(started_at) FROM eval_runs WHERE started_at < coalesce(%s, 'infinity'::timestamptz))",
-        [before],
+        "SELECT started_at, slice, measure, value, queries, change, p, paired, accepted FROM eval_runs"
+        " WHERE started_at = (SELECT max(started_at) FROM eval_runs)"
     )
     rows = await cursor.fetchall()
-    return (rows[0][0], {(s, m): (v, q) for _, s, m, v, q in rows}) if rows else None
+    if not rows:
+        return None
+    return Run(
+        rows[0][0],
+        {(s, m): (value, queries) for _, s, m, value, queries, *_ in rows},
+        {(s, m): Change(*change) for _, s, m, _, _, *change in rows if change[0] is not None},
+    )
 
 
-async def _second(connection: Connection, last: datetime) -> Means:
-    run_before = await newest(connection, last)
-    return run_before[1] if run_before else {}
-
-
-async def _keep(connection: Connection, started: datetime, generation: str, means: Means) -> None:
+async def _keep(connection: Connection, generation: str, run: Run) -> None:
     async with connection.transaction(), connection.cursor() as cursor:
         await cursor.executemany(
-            "INSERT INTO eval_runs (started_at, generation, slice, measure, value, queries)"
-            " VALUES (%s, %s, %s, %s, %s, %s)",
-            [(started, generation, s, m, value, queries) for (s, m), (value, queries) in means.items()],
+            "INSERT INTO eval_runs"
+            " (started_at, generation, slice, measure, value, queries, change, p, paired, accepted)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            [
+                (run.started, generation, *key, value, queries, of.ratio, of.p, of.questions, of.accepted)
+                for key, (value, queries) in run.means.items()
+                for of in (run.changes[key],)
+            ],
         )
-        await cursor.execute("DELETE FROM eval_runs WHERE started_at < %s", [started - timedelta(days=RETENTION_DAYS)])
+        oldest = run.started - timedelta(days=RETENTION_DAYS)
+        await cursor.execute("DELETE FROM eval_runs WHERE started_at < %s", [oldest])
+
+
+def answered(golden: Sequence[Golden], count: int) -> list[Golden]:
+    """The questions that are also answered, the same ones in every run: those with the lowest ids, which are hashes. A
+    new question takes the place of at most one of them."""
+    return sorted(golden, key=lambda g: g.id)[:count]
 
 
 def _slices(golden: Golden) -> set[str]:
@@ -261,12 +310,16 @@ def _values(grades: Grades) -> dict[str, float]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _means(slices: Mapping[int, set[str]], values: Mapping[str, Mapping[str, float]]) -> Means:
+def _judged(values: Mapping[str, float], by: str) -> dict[str, Value]:
+    return {name: Value(value, by) for name, value in values.items()}
+
+
+def _means(slices: Mapping[UUID, set[str]], values: Mapping[UUID, Mapping[str, Value]]) -> Means:
     gathered: dict[tuple[str, str], list[float]] = {}
-    for n, of in slices.items():
-        for name, value in values[str(n)].items():
+    for id_, of in slices.items():
+        for name, judged in values[id_].items():
             for slice_ in of:
-                gathered.setdefault((slice_, name), []).append(value)
+                gathered.setdefault((slice_, name), []).append(judged.value)
     return {key: (float(np.mean(all_of)), len(all_of)) for key, all_of in gathered.items()}
 
 
@@ -318,7 +371,25 @@ class EvalMetrics:
         )
         self.change = gauge(
             "penstock_eval_change_ratio",
-            "Change from the previous run: -0.05 is 5 % worse",
+            "Change from the accepted values of the same questions: -0.05 is 5 % worse",
+            MeasureSliceLabels,
+            registry=r,
+        )
+        self.change_p = gauge(
+            "penstock_eval_change_p",
+            "p of that change by a paired randomisation test: below 0.05 it is significant",
+            MeasureSliceLabels,
+            registry=r,
+        )
+        self.accepted = gauge(
+            "penstock_eval_accepted",
+            "Mean of the accepted values of all questions, where a new question has its present value",
+            MeasureSliceLabels,
+            registry=r,
+        )
+        self.compared = gauge(
+            "penstock_eval_compared_queries",
+            "Questions that have an accepted value, by which the change is measured",
             MeasureSliceLabels,
             registry=r,
         )

@@ -187,8 +187,15 @@ _TENANT = """
             answer, unsupported)
         VALUES (md5('answer' || %(tenant)s)::uuid, %(tenant)s, 'Q of ' || %(tenant)s, 'hybrid', 'm', 0, 0, '{}',
             ARRAY[md5(%(tenant)s || 1)::uuid], '{}', 'A of ' || %(tenant)s, '{}');
+    INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents, chunks,
+            answer, unsupported, resolved_at, resolved_as)
+        VALUES (md5('right' || %(tenant)s)::uuid, %(tenant)s, 'Q of ' || %(tenant)s, 'hybrid', 'm', 0, 0, '{}',
+            ARRAY[md5(%(tenant)s || 1)::uuid], '{}', 'A of ' || %(tenant)s, '{}', now(), 'right');
     INSERT INTO answer_feedback (tenant, giver, subject, answer_id, verdict, note)
         VALUES (%(tenant)s, sha256('ann'), sha256('s'), md5('answer' || %(tenant)s)::uuid, 'up', 'of ' || %(tenant)s);
+    INSERT INTO answer_feedback (tenant, giver, subject, chunk_id, query, verdict)
+        VALUES (%(tenant)s, sha256('ann'), sha256('passage'),
+            md5('chunk' || md5(%(tenant)s || 1)::uuid)::uuid, 'Q of ' || %(tenant)s, 'up');
 """
 
 

@@ -44,6 +44,7 @@ from query.access.filters import NONE, Filters
 from query.access.tenant_rows import rows_of
 from query.access.verify import describe, verify
 from query.answers import review
+from query.evaluation import promotion
 from query.http.serve import warn_if_undivided
 from query.modes import documents as whole
 from query.modes import history as conversations
@@ -149,6 +150,7 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         ),
         lambda: review.list_pending(connection, caller),
         lambda: review.list_feedback(connection, HELD),
+        lambda: promotion.candidates(connection, promotion.Asker(HELD, tags=("staff",))),
         *(lambda id_=id_: reading.read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
         *(lambda id_=id_: reading.may_read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
         *(lambda id_=id_: review.resolve(connection, HELD, id_, "right") for id_ in ids.answers),  # type: ignore[misc]
