@@ -6,7 +6,8 @@ Two collections, Cranfield (FOLDER, by default ../shared/data/cranfield beside t
 Python brings (bench/python_docs.py), are calibrated and asked their own questions, the other collection's, and everyday
 ones: with the bundled model, and with its vectors in the geometries of other models (tests/fakes/geometries.py). The
 rules are the product's; no server is used. (Through the stores: tests/contract/query/test_relevance_floor.py.) VECTORS:
-an .npz file that keeps the bundled model's vectors between runs. Prints JSON: docs/evaluation.md has the table.
+an .npz file that keeps the bundled model's vectors between runs. Writes bench/results/confidence.json, from which
+``python -m bench.judged`` writes the table of docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.machine import moment
 from bench.python_docs import write
 from bench.retrieval import CRANFIELD
 from pipeline.core.chunking import chunk
@@ -40,6 +42,7 @@ from query.retrieval.words import stems
 from query.settings import RetrievalSettings
 from tests.fakes.geometries import GEOMETRIES, Vector
 
+RESULTS = Path(__file__).parent / "results" / "confidence.json"
 BATCH = 64
 CANDIDATES = 64
 
@@ -184,7 +187,7 @@ async def main(folder: Path, vectors: Path | None) -> None:
         for geometry in GEOMETRIES
         for collection, others in (collections, collections[::-1])
     }
-    json.dump(results, sys.stdout, indent=1)
+    RESULTS.write_text(json.dumps({**moment(), "results": results}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

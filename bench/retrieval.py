@@ -4,7 +4,8 @@
 
 FOLDERs as `penstock eval` takes them (default: ../shared/data/cranfield beside the project, and the documentation that
 Python brings: bench/python_docs.py). Uses the running local stack (``penstock up``), in a place of its own. Each line
-is compared with the one before it, on the same queries.
+is compared with the one before it, on the same queries. Without a FOLDER the results are those of the document:
+bench/results/retrieval.json, from which ``python -m bench.judged`` writes its tables; otherwise they are printed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from uuid import UUID
 
 import structlog
 
+from bench.machine import moment
 from bench.python_docs import write
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Embedder
@@ -39,7 +41,9 @@ from query.retrieval.search import Search, Timeouts
 from query.settings import RetrievalSettings
 
 CRANFIELD = Path(__file__).parent.parent.parent / "shared" / "data" / "cranfield"
+RESULTS = Path(__file__).parent / "results" / "retrieval.json"
 RRF_K = 60
+TESTED = ("nDCG@10", "recall@50")
 PATIENT = Timeouts(60.0, 60.0, 60.0)
 
 
@@ -85,9 +89,10 @@ VARIANTS = (
 )
 
 
-async def run(settings: Settings, model: Embedder, dataset: Dataset) -> list[dict[str, Any]]:
+async def run(settings: Settings, model: Embedder, dataset: Dataset) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     before: Values | None = None
+    measured: dict[str, Values] = {}
     async with place.opened(settings, model, dataset) as here:
         await here.load(dataset.documents)
         for variant in VARIANTS:
@@ -107,21 +112,39 @@ async def run(settings: Settings, model: Embedder, dataset: Dataset) -> list[dic
             values = measure(rankings[variant.mode], dataset.judgements)
             lines.append(_line(dataset, variant, values, before))
             sys.stderr.write(f"{dataset.name}: {variant.name}\n")
-            before = values
-    return lines
+            before = measured[variant.name] = values
+    return {
+        "documents": len(dataset.documents),
+        "queries": len(dataset.queries),
+        "kinds": list(dict.fromkeys(dataset.slices.values())),
+        "lines": lines,
+        "complete over": {
+            alone: {name: _difference(before, measured[alone], name) for name in TESTED}
+            for alone in ("vector alone", "keyword alone")
+            if before is not None
+        },
+    }
+
+
+def _difference(values: Values, others: Values, name: str) -> dict[str, float]:
+    c = compare(values[name], others[name])
+    return {
+        "mean": round(c.difference.mean, 4),
+        "low": round(c.difference.low, 4),
+        "high": round(c.difference.high, 4),
+        "p": round(c.p_randomisation, 4),
+        "better": c.wins,
+        "worse": c.losses,
+    }
 
 
 def _line(dataset: Dataset, variant: Variant, values: Values, before: Values | None) -> dict[str, Any]:
     line: dict[str, Any] = {"variant": variant.name}
-    for name in ("nDCG@5", "nDCG@10", "recall@50"):
-        one = interval(values[name])
-        line[name] = [round(one.mean, 4), round(one.low, 4), round(one.high, 4)]
-        if before is not None and name != "nDCG@5":
-            difference = compare(values[name], before[name])
-            line[f"{name} over the line before"] = [
-                round(difference.difference.mean, 4),
-                round(difference.p_randomisation, 4),
-            ]
+    for name in ("nDCG@5", *TESTED):
+        mean = interval(values[name])
+        line[name] = [round(mean.mean, 4), round(mean.low, 4), round(mean.high, 4)]
+        if before is not None and name in TESTED:
+            line[f"{name} over the line before"] = _difference(values, before, name)
     for kind in dict.fromkeys(dataset.slices.values()):
         of = [n for n, query in enumerate(dataset.queries) if dataset.slices.get(query) == kind]
         line[f"nDCG@5 {kind}"] = round(float(values["nDCG@5"][of].mean()), 4)
@@ -136,11 +159,17 @@ async def main(folders: list[Path]) -> None:
     settings, model = load(), embedder(load().embedding, dist() / "models")
     try:
         with tempfile.TemporaryDirectory() as made:
+            chosen = folders
             if not folders:
                 write(Path(made) / "python_docs")
-                folders = [CRANFIELD, Path(made) / "python_docs"]
-            results = {folder.name: await run(settings, model, read(folder)) for folder in folders}
-            json.dump(results, sys.stdout, indent=1)
+                chosen = [CRANFIELD, Path(made) / "python_docs"]
+            results = {**moment(), "collections": {}}
+            for folder in chosen:
+                results["collections"][folder.name] = await run(settings, model, read(folder))
+            if folders:
+                json.dump(results, sys.stdout, indent=1)
+            else:
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     finally:
         await model.aclose()
 
