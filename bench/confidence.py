@@ -173,6 +173,7 @@ def run(collection: Collection, others: Collection, bundled: Bundled, geometry: 
 
 async def main(folder: Path, vectors: Path | None) -> None:
     assert not set(EVERYDAY) & set(CALIBRATED_WITH)
+    began = moment()
     model = embedder(EmbeddingSettings(), dist() / "models")
     bundled = Bundled(model, vectors)
     with tempfile.TemporaryDirectory() as made:
@@ -187,7 +188,7 @@ async def main(folder: Path, vectors: Path | None) -> None:
         for geometry in GEOMETRIES
         for collection, others in (collections, collections[::-1])
     }
-    RESULTS.write_text(json.dumps({**moment(), "results": results}, indent=1) + "\n", "utf-8")
+    RESULTS.write_text(json.dumps({**began, "results": results}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

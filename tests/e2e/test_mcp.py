@@ -219,10 +219,6 @@ async def ask_until_listed(reader: Process, principal: str, question: str, title
     return answer
 
 
-async def test_the_example_query_service_is_under_eighty_lines() -> None:
-    assert len((PROJECT / "examples" / "reader.py").read_text().splitlines()) < 80
-
-
 @pytest.mark.slow
 async def test_the_example_query_service_follows_changes_of_documents_access_and_memberships(site: Space) -> None:
     question, remote = "How much vacation do I get?", page("remote.md", "Vacation days can be spent working abroad.")

@@ -22,3 +22,13 @@ ALTER TABLE eval_runs ADD CONSTRAINT plausible_change CHECK (
     coalesce(change, 0) BETWEEN -1e9 AND 1e9 AND coalesce(p, 0) BETWEEN 0 AND 1 AND coalesce(paired, 0) >= 0
     AND coalesce(accepted, 0) BETWEEN -1e9 AND 1e9
 ) NOT VALID;
+
+-- Other services search the graph as ours does: with the same parameters, and exactly up to the same number of rows
+-- (query/retrieval/vectors.py).
+ALTER FUNCTION readers.nearest(halfvec, text, text[], integer) SET hnsw.ef_search = 300;
+DO $$
+DECLARE
+    definition text := pg_get_functiondef('readers.nearest(halfvec, text, text[], integer)'::regprocedure);
+BEGIN
+    EXECUTE replace(definition, 'sqrt(6.0 * wanted', 'sqrt(8.0 * wanted');
+END $$;

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
 
 import psycopg
 from pgvector.psycopg import register_vector_async
@@ -12,6 +14,17 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pipeline.stores.postgres import Connection
 from tests.support.query.library import Library
+from tests.support.space import PROJECT
+
+
+def example() -> ModuleType:
+    """Return examples/reader.py as a module."""
+    spec = spec_from_file_location("reader", PROJECT / "examples" / "reader.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @asynccontextmanager

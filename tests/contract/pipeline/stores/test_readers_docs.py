@@ -19,14 +19,14 @@ from pipeline.core.identity import document_id
 from tests.support.query.leak_paths import Paths
 from tests.support.query.leaks import COMMON, Asker, Model, World, may_read
 from tests.support.query.library import WordEmbedder, document
-from tests.support.query.readers_kit import another_team
+from tests.support.query.readers_kit import another_team, example
 from tests.support.space import PROJECT
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 PAGE = (PROJECT / "docs" / "readers.md").read_text()
 STATEMENTS = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
-[KEYWORDS] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+reader = example()
 CHECK = next(statement for statement in STATEMENTS if "MATERIALIZED" in statement)
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "readers" / "elasticsearch.v1.json").read_text())
 
@@ -44,19 +44,6 @@ async def run(team: psycopg.AsyncConnection[Any], statement: str, **values: obje
     async with psycopg.AsyncRawCursor(team) as cursor:
         await cursor.execute(statement.encode(), [values[name] for name in names])
         return await cursor.fetchall()
-
-
-def keyword_query(tenant: str, tags: list[str], question: str) -> dict[str, Any]:
-    """The page's query, filled in."""
-
-    def filled(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {key: filled(value) for key, value in part.items()}
-        if isinstance(part, list):
-            return [filled(value) for value in part]
-        return {"$tenant": tenant, "$tags": tags, "$tags and *": ["*", *tags], "$question": question}.get(part, part)
-
-    return filled(json.loads(KEYWORDS))
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
@@ -113,7 +100,7 @@ async def answer(paths: Paths, team: psycopg.AsyncConnection[Any], tenant: str, 
     [(tags,)] = await run(team, STATEMENTS[0], tenant=tenant, principal=principal)
     [(_, _, _, _, index)] = await run(team, next(s for s in STATEMENTS if "readers.generation" in s))
     hits = await paths.library.es.search(
-        index=index, query=keyword_query(tenant, tags, COMMON), size=1_000, source=False
+        index=index, query=reader.keyword_query(COMMON, tenant, tags), size=1_000, source=False
     )
     ids = [UUID(hit["_id"]) for hit in hits["hits"]["hits"]]
     return {row[1] for row in await run(team, CHECK, ids=ids, tenant=tenant, tags=tags)}
