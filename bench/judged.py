@@ -29,7 +29,7 @@ SHORTEST_P = 0.0002
 
 def collection_table(name: str, results: Mapping[str, Any]) -> Iterator[str]:
     """Yield the table of a collection, the comparison with each half, and the commit."""
-    of = results["collections"][name]
+    of = results[name]
     yield "| " + " | ".join((TITLES[name], "nDCG@10", "Δ (p)", "recall@50", "Δ (p)", *_kinds(of))) + " |"
     yield "|---" * (5 + len(of["kinds"])) + "|"
     for line in of["lines"]:
@@ -47,7 +47,7 @@ def collection_table(name: str, results: Mapping[str, Any]) -> Iterator[str]:
         )
         yield f"Complete, over {alone}: {'; '.join(texts)}."
     yield ""
-    yield f"{of['queries']} queries on {of['documents']} documents. {_measured(results)}"
+    yield f"{of['queries']} queries on {of['documents']} documents. {_measured(of)}"
 
 
 def floor_table(results: Mapping[str, Any]) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """Measures what each part of hybrid retrieval adds, on judged collections: docs/evaluation.md has the table.
 
-    python -m bench.retrieval [FOLDER]...
+    python -m bench.retrieval [cranfield|python_docs|FOLDER]...
 
-FOLDERs as `penstock eval` takes them (default: ../shared/data/cranfield beside the project, and the documentation that
-Python brings: bench/python_docs.py). Uses the running local stack (``penstock up``), in a place of its own. Each line
-is compared with the one before it, on the same queries. Without a FOLDER the results are those of the document:
-bench/results/retrieval.json, from which ``python -m bench.judged`` writes its tables; otherwise they are printed.
+Cranfield lies in ../shared/data/cranfield beside the project, and the documentation that Python brings is made into a
+collection (bench/python_docs.py). Without an argument, both are measured. Their results go to
+bench/results/retrieval.json, from which ``python -m bench.judged`` writes the tables; those of a FOLDER, as `penstock
+eval` takes it, are printed. Uses the running local stack (``penstock up``), in a place of its own. Each line is
+compared with the one before it, on the same queries.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ from query.retrieval.search import Search, Timeouts
 from query.settings import RetrievalSettings
 
 CRANFIELD = Path(__file__).parent.parent.parent / "shared" / "data" / "cranfield"
+PYTHON_DOCS = "python_docs"
 RESULTS = Path(__file__).parent / "results" / "retrieval.json"
 RRF_K = 60
 TESTED = ("nDCG@10", "recall@50")
@@ -151,7 +153,7 @@ def _line(dataset: Dataset, variant: Variant, values: Values, before: Values | N
     return line
 
 
-async def main(folders: list[Path]) -> None:
+async def main(names: Sequence[str]) -> None:
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -159,20 +161,24 @@ async def main(folders: list[Path]) -> None:
     settings, model = load(), embedder(load().embedding, dist() / "models")
     try:
         with tempfile.TemporaryDirectory() as made:
-            chosen = folders
-            if not folders:
-                write(Path(made) / "python_docs")
-                chosen = [CRANFIELD, Path(made) / "python_docs"]
-            results = {**moment(), "collections": {}}
-            for folder in chosen:
-                results["collections"][folder.name] = await run(settings, model, read(folder))
-            if folders:
-                json.dump(results, sys.stdout, indent=1)
-            else:
-                RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+            write(Path(made) / PYTHON_DOCS)
+            known = {CRANFIELD.name: CRANFIELD, PYTHON_DOCS: Path(made) / PYTHON_DOCS}
+            for name in names or known:
+                began = moment()
+                result = {**began, **await run(settings, model, read(known.get(name, Path(name))))}
+                if name in known:
+                    _store(name, result)
+                else:
+                    json.dump(result, sys.stdout, indent=1)
     finally:
         await model.aclose()
 
 
+def _store(name: str, result: Mapping[str, Any]) -> None:
+    """Replace the results of this collection; those of another one stay."""
+    results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps(dict(sorted((results | {name: result}).items())), indent=1) + "\n", "utf-8")
+
+
 if __name__ == "__main__":
-    asyncio.run(main([Path(argument) for argument in sys.argv[1:]]))
+    asyncio.run(main(sys.argv[1:]))
