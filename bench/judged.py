@@ -92,12 +92,15 @@ def _signed(value: float) -> str:
 
 
 def _p(value: float) -> str:
-    return f"≤ {SHORTEST_P}" if value <= SHORTEST_P else f"= {value:.4f}" if value < 0.001 else f"= {value:.3f}"
+    if value <= SHORTEST_P:
+        return f"≤ {SHORTEST_P:.4f}".replace("0.", ".", 1)
+    return f"= {value:.4f}".replace("0.", ".", 1) if value < 0.001 else f"= {_number(value)}"
 
 
 def written(document: str, retrieved: Mapping[str, Any], floors: Mapping[str, Any]) -> str:
-    """Return the document with the tables between its markers."""
-    tables = {name: collection_table(name, retrieved) for name in TITLES} | {"floors": floor_table(floors)}
+    """Return the document with the tables between its markers. Raises KeyError for a marker without results."""
+    tables = {name: collection_table(name, retrieved) for name in retrieved}
+    tables |= {"floors": floor_table(floors)} if floors else {}
 
     def table(match: re.Match[str]) -> str:
         return match[1] + "\n".join(tables[match[2]]) + "\n" + match[3]
@@ -105,9 +108,16 @@ def written(document: str, retrieved: Mapping[str, Any], floors: Mapping[str, An
     return MARKED.sub(table, document)
 
 
+def results() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the stored results of both; empty where nothing was measured."""
+    retrieved, floors = (
+        json.loads(file.read_text("utf-8")) if file.exists() else {} for file in (retrieval.RESULTS, confidence.RESULTS)
+    )
+    return retrieved, floors
+
+
 def main() -> None:
-    retrieved, floors = (json.loads(results.read_text("utf-8")) for results in (retrieval.RESULTS, confidence.RESULTS))
-    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8"), retrieved, floors), "utf-8")
+    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8"), *results()), "utf-8")
     sys.stdout.write(f"the tables in {DOCUMENT.name}\n")
 
 

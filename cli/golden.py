@@ -182,19 +182,34 @@ def run(
     accept: Annotated[
         bool, typer.Option("--accept", help="Compare later runs with this one: its values are as they should be.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Store nothing; exit code 3 if a measure is significantly worse than accepted."),
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Ask all golden questions now, store the result and print it. The service does this every 15 minutes.
 
     The change is relative to the accepted value of each question: its first one, or that of the last run with --accept.
 
-    Exit code 1: a measure is below its floor (PENSTOCK_EVAL_NDCG_FLOOR, _FAITHFULNESS_FLOOR), or no question is left.
+    With --check, a new version, or other settings of ranking and reranking, are tried on the running stores before they
+    are deployed.
 
-    Example: penstock golden run --accept
+    Exit code 1: a measure is below its floor (PENSTOCK_EVAL_NDCG_FLOOR, _FAITHFULNESS_FLOOR), or no question is left.
+    3, with --check: a measure is more than 2 % lower than accepted, and p < 0.05.
+
+    Examples:
+
+      penstock golden run --accept
+
+      PENSTOCK_RERANK_URL=http://127.0.0.1:9100/rerank penstock golden run --check
     """
     from query.settings import load
 
-    result = asyncio.run(_run(accept=accept))
+    if accept and check:
+        typer.echo("error: --check stores nothing, so there is nothing to --accept", err=True)
+        raise typer.Exit(2)
+    result = asyncio.run(_run(accept=accept, store=not check))
     if result is None:
         typer.echo("error: there is no valid judgement: add one with `penstock golden add`", err=True)
         raise typer.Exit(1)
@@ -205,15 +220,21 @@ def run(
         print_json(shown)
     else:
         for row in shown:
-            change = ""
+            compared = ""
             if (of := row["change"]) is not None:
-                change = f"  {of['ratio']:+.2%} of {of['queries']}, p = {of['p']:.4f}"
+                compared = f"  {of['ratio']:+.2%} of {of['queries']}, p = {of['p']:.4f}"
             slice_ = printable(str(row["slice"]))
-            stdout.print(f"{slice_:<20} {row['measure']:<20} {row['value']:.4f}  ({row['queries']}){change}")
+            stdout.print(f"{slice_:<20} {row['measure']:<20} {row['value']:.4f}  ({row['queries']}){compared}")
     if ("*", "faithfulness") in result.means and settings.judge_model in ("", query.chat.model):
         typer.echo(
             "note: the answers were judged by the model that wrote them: set PENSTOCK_EVAL_JUDGE_MODEL", err=True
         )
+    worse = [name for (slice_, name), change in result.changes.items() if slice_ == "*" and change.is_decline]
+    if check and worse:
+        for name in worse:
+            change = result.changes["*", name]
+            typer.echo(f"error: {name} is {-change.ratio:.2%} below the accepted values, p = {change.p:.4f}", err=True)
+        raise typer.Exit(3)
     floors = {"nDCG@5": settings.ndcg_floor, "faithfulness": settings.faithfulness_floor}
     low = [name for name, floor in floors.items() if result.means.get(("*", name), (1.0, 0))[0] < floor]
     for name in low:
@@ -305,11 +326,11 @@ async def _connected() -> AsyncIterator[Connection]:
         yield connection
 
 
-async def _run(*, accept: bool) -> Run | None:
+async def _run(*, accept: bool, store: bool) -> Run | None:
     from pipeline.runtime.settings import load
     from query.evaluation.service import once
     from query.service import open_service
     from query.settings import load as query_settings
 
     async with open_service(load(), query_settings()) as service:
-        return await once(service, accept=accept)
+        return await once(service, accept=accept, store=store)

@@ -20,6 +20,9 @@ from pipeline.stores.postgres import Connection
 from query.evaluation.golden import Golden
 from query.evaluation.measures import randomisation_test
 
+WORST_RATIO, SIGNIFICANT = -0.02, 0.05
+"""The relative change below which, and the p below which, a change is a decline. A cut-over may lose as much."""
+
 Key = tuple[str, str]
 """A slice and a measure."""
 
@@ -44,6 +47,11 @@ class Change:
     questions: int
     accepted: float
     """The mean of all questions' accepted values, where a new question has its present one."""
+
+    @property
+    def is_decline(self) -> bool:
+        """Whether it is large and significant enough for an alert (deploy/prometheus/alerts.yml)."""
+        return self.ratio < WORST_RATIO and self.p < SIGNIFICANT
 
 
 Values = Mapping[UUID, Mapping[str, Value]]

@@ -83,9 +83,10 @@ class Evaluation:
     embedders: Embedders | None = None
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
 
-    async def run(self, *, accept: bool = False) -> Run | None:
+    async def run(self, *, accept: bool = False, store: bool = True) -> Run | None:
         """One run, its result kept and shown. None: there are no judgements. accept: its values become the baseline.
-        Raises PenstockError, also when a search was not whole: half a world says nothing about the ranking."""
+        store: False keeps nothing, for a version or settings that are only tried. Raises PenstockError, also when a
+        search was not whole: half a world says nothing about the ranking."""
         started = self.now()
         async with connected(self.pool) as connection:
             left, lost = await judgements.current(connection, await judgements.load(connection))
@@ -106,6 +107,8 @@ class Evaluation:
             accepted = {} if accept else await baselines.load(connection)
         means = _means(slices, values)
         run = Run(started, means, await asyncio.to_thread(baselines.changes, values, accepted, slices))
+        if not store:
+            return run
         async with connected(self.pool) as connection:
             await baselines.accept(connection, baselines.unaccepted(values, accepted))
             await _keep(connection, generation.name, run)
@@ -205,10 +208,10 @@ async def run(service: Service) -> None:
         await evaluate_forever(evaluation)
 
 
-async def once(service: Service, *, accept: bool = False) -> Run | None:
-    """One run, now. None: there are no judgements. accept: its values become the baseline. Raises PenstockError."""
+async def once(service: Service, *, accept: bool = False, store: bool = True) -> Run | None:
+    """One run, now; see ``Evaluation.run``. None: there are no judgements. Raises PenstockError."""
     async with _of(service) as evaluation:
-        return await evaluation.run(accept=accept)
+        return await evaluation.run(accept=accept, store=store)
 
 
 def judge_settings(chat: ChatSettings, settings: EvalSettings) -> ChatSettings:

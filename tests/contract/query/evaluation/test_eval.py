@@ -27,7 +27,7 @@ from query.answers.openai_chat import OpenAIChat
 from query.embedding.embedders import QueryEmbedder
 from query.evaluation import golden as judgements
 from query.evaluation import place
-from query.evaluation.baseline import Change
+from query.evaluation.baseline import SIGNIFICANT, WORST_RATIO, Change
 from query.evaluation.dataset import Dataset, Document
 from query.evaluation.golden import Golden, Judged
 from query.evaluation.judge import grade, precision
@@ -384,7 +384,7 @@ def would_alert(metrics: EvalMetrics) -> bool:
         return float(gauge.labels("nDCG@5", "*")._value.get())
 
     floor = metrics.floor.labels("nDCG@5")._value.get()
-    dropped = value(metrics.change) < -0.02 and value(metrics.change_p) < 0.05
+    dropped = value(metrics.change) < WORST_RATIO and value(metrics.change_p) < SIGNIFICANT
     return dropped or metrics.ndcg.labels("*")._value.get() < floor <= value(metrics.accepted)
 
 
@@ -416,6 +416,13 @@ async def test_a_slow_decline_over_weeks_raises_an_alert_until_it_is_accepted(li
         assert would_alert(run.metrics) == (week >= 6), ratios
         await library.put(document(f"wrong-{week}", f"kiln kiln number{week} number{week}", tenant=tenant))
     assert ratios == sorted(ratios, reverse=True)
+    tried = await evaluation(library).run(store=False)
+    assert tried is not None
+    assert tried.changes["*", "nDCG@5"].is_decline
+    async with library.pool.connection() as connection:
+        last = await newest(connection)
+    assert last is not None
+    assert last.started < tried.started, "nothing is stored"
     assert await run.run(accept=True) is not None
     assert not would_alert(run.metrics)
     result = await run.run()
