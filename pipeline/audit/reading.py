@@ -16,9 +16,10 @@ from psycopg.rows import dict_row
 
 from pipeline.audit.compare import NOWHERE, Desired, Entry, Print, Row, Standing, State, describe
 from pipeline.core.model import STORES, Generation, Store
+from pipeline.ledger.generations import keep_unchanged
 from pipeline.ledger.work import lock_wants, work_of
 from pipeline.stores.elasticsearch import translated as es_translated
-from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, Pool, translated
+from pipeline.stores.postgres import Connection, Pool, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ async def standings(
     """The standings of these documents; one that the ledger does not know is absent. ``lock``: lock the documents' rows
     before, so that nothing newer is accepted until the caller's transaction ends."""
     if lock:  # in detect's order
-        await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
+        await keep_unchanged(connection)
         await connection.execute("SELECT 1 FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE", [list(ids)])
         for store in STORES:
             await lock_wants(connection, generation.name, store, ids)

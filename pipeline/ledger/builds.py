@@ -20,7 +20,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.core.model import STORES, Generation, Store
 from pipeline.ledger import generations
 from pipeline.ledger.documents import Identity
-from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, point_readers_at
+from pipeline.stores.postgres import Connection, point_readers_at
 
 FOLLOWED_SECONDS = 60.0
 """Live work that has been pending for less than this does not delay the cut-over: on a busy system some always is."""
@@ -93,7 +93,7 @@ async def begin(connection: Connection, generation: Generation, origin: Generati
         if mine != theirs
     ]
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
+        await generations.lock_for_change(connection)
         if (other := await under_way(connection)) is not None:
             raise Misconfigured(occupied(other))
         if (await generations.active(connection)).name != origin.name:
@@ -161,7 +161,7 @@ async def mark_ready(connection: Connection, build: Build) -> None:
 async def give_up(connection: Connection, name: str) -> None:
     """Retire a build that was never cut over; ``clear`` removes what it made."""
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
+        await generations.lock_for_change(connection)
         await connection.execute(
             "UPDATE generations SET state = 'retired', since = clock_timestamp()"
             " WHERE name = %s AND state = 'building'",
@@ -266,7 +266,7 @@ async def changing(connection: Connection) -> AsyncIterator[None]:
     """A transaction that locks the list of generations."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
+        await generations.lock_for_change(connection)
         yield
 
 
@@ -315,7 +315,7 @@ async def fill(connection: Connection, build: Build, *, limit: int, grace_second
     Under the documents' locks nothing newer is accepted for them, and a row that detect wrote meanwhile is not changed.
     """
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
+        await generations.keep_unchanged(connection)
         cursor = await connection.execute(
             "SELECT id, tenant, source, external_id FROM documents"
             " WHERE id > (SELECT position FROM builds WHERE generation = %s) ORDER BY id LIMIT %s FOR NO KEY UPDATE",

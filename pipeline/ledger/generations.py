@@ -53,6 +53,19 @@ async def active(connection: Connection) -> Generation:
     return _generation(row)
 
 
+async def keep_unchanged(connection: Connection) -> None:
+    """Wait until nobody changes the list of generations, and keep it as it is until the transaction ends. Every writer
+    of manifests and of a store's rows does so."""
+    await connection.execute("LOCK TABLE generations_lock IN ROW EXCLUSIVE MODE")
+
+
+async def lock_for_change(connection: Connection) -> None:
+    """Wait until no transaction relies on the list of generations, and let none begin until this one ends. Only the
+    tables' owner may."""
+    await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])  # workers of the version before
+    await connection.execute("LOCK TABLE generations_lock IN EXCLUSIVE MODE")
+
+
 async def ensure_first(
     connection: Connection,
     embedder: Embedder,
@@ -66,7 +79,7 @@ async def ensure_first(
     service: where the embedder's model is served. It is recorded for every generation of that model that has none.
     """
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
+        await lock_for_change(connection)
         cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")  # noqa: S608 — constants of this module
         row = await cursor.fetchone()
         if row is not None:

@@ -9,7 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from pipeline.core.metadata_keys import KeyType, terms
-from pipeline.stores.postgres import GENERATIONS_LOCK, Connection
+from pipeline.ledger.generations import keep_unchanged, lock_for_change
+from pipeline.stores.postgres import Connection
 
 Declared = Mapping[str, Mapping[str, KeyType]]
 """The declared keys with their types, by tenant."""
@@ -71,7 +72,7 @@ async def remove(connection: Connection, tenant: str, name: str) -> bool:
 
 async def _wait_for_detect(connection: Connection) -> None:
     """Detect reads the keys under the shared lock: what it accepts later is accepted under the new ones."""
-    await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
+    await lock_for_change(connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ async def refill(connection: Connection, tenant: str, after: UUID | None, *, mos
     declared keys. Such documents become pending in the keyword store of every generation: their entries are written
     again, and nothing is embedded. Repeating it is harmless."""
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
+        await keep_unchanged(connection)
         keys = (await declared(connection, [tenant])).get(tenant, {})
         cursor = await connection.execute(
             "SELECT d.id, d.keys, b.metadata FROM documents d JOIN document_bodies b ON b.document_id = d.id"

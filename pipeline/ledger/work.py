@@ -13,7 +13,8 @@ from psycopg.rows import dict_row
 from pipeline.core.identity import content_hash
 from pipeline.core.model import Lane, Manifest, Span, Store
 from pipeline.ledger.documents import Identity
-from pipeline.stores.postgres import GENERATIONS_LOCK, Connection
+from pipeline.ledger.generations import keep_unchanged
+from pipeline.stores.postgres import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ async def lock_wants(connection: Connection, generation: str, store: Store, ids:
     table or index that it shares with another generation. For keywords the states of all generations that share the
     index are locked (in detect's order: by generation, then document), because they are claimed and reopened together.
     """
-    await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
+    await keep_unchanged(connection)
     cursor = await connection.execute(
         f"""
         SELECT s.document_id, s.want_seq, s.generation FROM index_state s

@@ -45,7 +45,7 @@ from pipeline.stages.folding import Folded, access_loss, decide, fold_batch, out
 from pipeline.stages.hints import send_hints
 from pipeline.stages.manifests import Counters, build_manifest
 from pipeline.stages.stage import Flooded, Incoming
-from pipeline.stores.postgres import GENERATIONS_LOCK, Pool, translated
+from pipeline.stores.postgres import Pool, translated
 from topics.messages import DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
@@ -273,7 +273,7 @@ class Detect:
                 writable = await generations.writable(connection)
             predicted = await self._chunk(fold_batch(arrivals, known), writable, {}, spent)
             async with self._pool.connection() as connection, connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
+                await generations.keep_unchanged(connection)
                 writable = await generations.writable(connection)
                 known = await documents.lock(connection, identities)
                 deleted = {arrival.identity.id for arrival in arrivals if isinstance(arrival.event, Delete)}

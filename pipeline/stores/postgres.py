@@ -72,8 +72,7 @@ two minutes in all."""
 
 MIGRATIONS_LOCK = 7_300_001
 GENERATIONS_LOCK = 7_300_002
-"""Shared by every writer of manifests and of a store's rows; exclusive while a generation is added, activated or
-retired."""
+"""Held while generations change, for workers of versions before migration 0059, which share it."""
 SWEEPER_LOCK = 7_300_003
 BUILD_LOCK = 7_300_004
 """Held by the one command that builds a generation, for as long as it runs."""

@@ -43,6 +43,7 @@ GRANT SELECT, INSERT, UPDATE ON
     access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors,
     embedding_days, handled, kafka_marks, keyword_indexes
     TO penstock_worker;
+GRANT INSERT ON generations_lock TO penstock_worker;  -- allows the shared lock, and no row
 GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- rows are added and never changed …
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     documents, manifests, superseded, open_bulks, audit_runs, audit_documents, audit_differences,

@@ -561,6 +561,61 @@ async def test_a_query_service_or_connector_that_was_taken_over_cannot_hold_the_
     assert not await place.refused("penstock_worker", f"SELECT pg_advisory_xact_lock_shared({GENERATIONS_LOCK})")
 
 
+@pytest.mark.parametrize("role", ["penstock_query", "penstock_connectors", "penstock_operator"])
+async def test_revocations_are_accepted_while_a_login_holds_every_lock_that_a_managed_postgres_leaves_to_it(
+    place: Place, role: str
+) -> None:
+    """Without a superuser nobody can revoke advisory locks from all logins."""
+    function = "pg_advisory_lock(bigint)"
+    shared = document(f"{role}.md", "The board may read this until it is revoked.", tenant="held")
+    await place.library.put(shared)
+    for mode in ("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE", "EXCLUSIVE", "ACCESS EXCLUSIVE"):
+        assert await place.refused(role, f"LOCK TABLE generations_lock IN {mode} MODE"), mode
+    await place.library.execute(f"GRANT EXECUTE ON FUNCTION {function} TO PUBLIC")
+    try:
+        async with await psycopg.AsyncConnection.connect(place.logins[role]) as other:
+            await other.execute("SELECT pg_advisory_lock(lock) FROM generate_series(7300000, 7300050) lock")
+            async with place.as_("penstock_worker") as library, asyncio.timeout(20):
+                await library.put(access(shared, ["nobody"]))
+    finally:
+        await place.library.execute(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC")
+    assert await place.library.execute(
+        "SELECT a.acl_tags FROM documents d JOIN access_sets a ON a.id = d.access_id WHERE d.external_id = %s",
+        f"{role}.md",
+    ) == [(["wiki/nobody"],)]
+
+
+async def test_a_change_of_generations_waits_for_workers_of_this_version_and_the_one_before(place: Place) -> None:
+    owner = place.library.settings.postgres.dsn.get_secret_value()
+    worker = place.logins["penstock_worker"]
+    for share in ("LOCK TABLE generations_lock IN ROW EXCLUSIVE MODE", "SELECT pg_advisory_xact_lock_shared(7300002)"):
+        async with (
+            await psycopg.AsyncConnection.connect(worker) as first,
+            await psycopg.AsyncConnection.connect(worker) as second,
+            await psycopg.AsyncConnection.connect(owner) as changing,
+        ):
+            await first.execute(share.encode())
+            await second.execute(share.encode())  # they do not wait for each other
+            await changing.execute("SET LOCAL lock_timeout = '100ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                await generations.lock_for_change(changing)
+    async with (
+        await psycopg.AsyncConnection.connect(owner) as changing,
+        await psycopg.AsyncConnection.connect(worker) as first,
+    ):
+        await generations.lock_for_change(changing)
+        await first.execute("SET LOCAL lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            await generations.keep_unchanged(first)
+
+
+async def test_no_worker_can_lock_the_list_of_generations_against_others_or_fill_its_table(place: Place) -> None:
+    assert await place.refused("penstock_worker", "LOCK TABLE generations_lock IN EXCLUSIVE MODE")
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_worker"]) as worker:
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await worker.execute("INSERT INTO generations_lock DEFAULT VALUES")
+
+
 @pytest.mark.parametrize(
     ("role", "lock"),
     [("penstock_query", EVAL_LOCK), ("penstock_query", CANARY_LOCK), ("penstock_connectors", WEBHOOKS_LOCK)],

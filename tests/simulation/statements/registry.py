@@ -62,9 +62,9 @@ def tags_of(tx: Transaction, access_id: int | None) -> tuple[list[str] | None, l
     return next((r["acl_tags"], r["required_tags"]) for _, r in tx.rows("access_sets") if r["id"] == access_id)
 
 
-@statement("SELECT pg_advisory_xact_lock_shared(")
-def _shared(_tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
-    return [("",)]  # generations never change in a history
+@statement("LOCK TABLE generations_lock IN ROW EXCLUSIVE MODE")
+def _shared(_tx: Transaction, _p: Any) -> int:
+    return 0  # generations never change in a history
 
 
 @statement("SELECT pg_try_advisory_xact_lock(")
