@@ -123,8 +123,8 @@ def _container(subject: Mapping[str, Any]) -> str | None:
     return next((id_ for name in ("container", "parent", "page") if (id_ := _id_of(subject.get(name)))), None)
 
 
-MAX_SEEN_CHANGES = 20_000
-"""The cursor holds at most this many changes. Older ones are read again, and are then recognized as unchanged."""
+MAX_CHANGES = 20_000
+"""The most changes that one poll reads, all of which its cursor holds. After more of them a sweep replaces the poll."""
 MAX_LOOKBACK_MINUTES = 30 * 24 * 60
 """After a longer pause a sweep replaces the search for changes."""
 
@@ -172,9 +172,9 @@ class Progress:
     def with_trash(self, trash: Collection[str]) -> Progress:
         return Progress(self.polled_at, self.seen, frozenset(trash))
 
-    def completed(self, at: datetime, changes: Sequence[Change]) -> Progress:
+    def completed(self, at: datetime, changes: Iterable[Change]) -> Progress:
         """Return the progress after a poll that began at ``at`` and read everything that its last search returned."""
-        return Progress(at, {change.id: change.version for change in changes[-MAX_SEEN_CHANGES:]}, self.trash)
+        return Progress(at, {change.id: change.version for change in changes}, self.trash)
 
 
 def batches_by_document(changes: Sequence[Change], size: int) -> Iterable[tuple[list[str], list[Change]]]:

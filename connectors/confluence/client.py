@@ -14,6 +14,7 @@ from typing import Any, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 from connectors.atlassian import Person
+from connectors.confluence.changes import MAX_CHANGES
 from connectors.confluence.model import Change, Comment, Content, Kind, Readers, Space, restriction_tag
 from connectors.confluence.options import ConfluenceOptions
 from connectors.source import CursorExpired
@@ -391,26 +392,39 @@ class ChangesMissed(CursorExpired):
 
 
 async def search_changes(
-    search: Callable[[str], AsyncIterator[Json]], spaces: Sequence[str], minutes: int, until: int = 0
-) -> list[Json]:
-    """Search for the changes between ``minutes`` and ``until`` minutes ago. Where Confluence returns the first results
-    and rejects the request for more, or fails, the two halves of that time are searched, down to single minutes. Raises
-    ChangesMissed."""
-    results: list[Json] = []
+    api: Api,
+    search: Callable[[str], AsyncIterator[Json]],
+    spaces: Collection[str],
+    minutes: int,
+    until: int = 0,
+    *,
+    limit: int = MAX_CHANGES,
+) -> list[Change]:
+    """Search for the changes in these spaces between ``minutes`` and ``until`` minutes ago, the oldest first. Where
+    Confluence returns the first results and rejects the request for more, or fails, the two halves of that time are
+    searched, down to single minutes. Raises ChangesMissed, also for more than ``limit`` changes."""
+    changes, any_result = list[Change](), False
     try:
-        async for json in search(changes_cql(spaces, minutes, until)):
-            results.append(json)
+        async for json in search(changes_cql(list(spaces), minutes, until)):
+            any_result = True
+            with parsing(api.web.name):  # nothing but the change is kept: a result is many times larger
+                if str(json["space"]["key"]) in spaces:
+                    changes.append(change_v1(json))
+            if len(changes) > limit:
+                break
     except (CursorExpired, Missing, Rejected, ServerFailed) as error:  # a 400 that answers a cursor is CursorExpired
         middle = (minutes + until) // 2
-        if not results:
+        if not any_result:
             raise
         if middle in (minutes, until):
             raise ChangesMissed(f"{error}: everything is compared instead of reading changes") from error
-        return [
-            *await search_changes(search, spaces, minutes, middle),
-            *await search_changes(search, spaces, middle, until),
-        ]
-    return results
+        older = await search_changes(api, search, spaces, minutes, middle, limit=limit)
+        return [*older, *await search_changes(api, search, spaces, middle, until, limit=limit - len(older))]
+    if len(changes) > limit:
+        raise ChangesMissed(
+            f"{api.web.name}: more than {MAX_CHANGES:,} changes: everything is compared instead of reading changes"
+        )
+    return changes
 
 
 async def descendant_ids(api: Api, id_: str, limit: int, *, attachments: bool) -> Sequence[str] | None:

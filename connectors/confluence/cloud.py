@@ -350,13 +350,7 @@ class Cloud:
         return [replace(content, comments=tuple(comments.get(content.id, ()))) for content in contents]
 
     async def recent_changes(self, minutes: int) -> Sequence[Change]:
-        spaces = list(await self.spaces())
-        changes = []
-        for json in await search_changes(self._search_each, spaces, minutes):
-            with parsing(self._api.web.name):
-                if str(json["space"]["key"]) in spaces:
-                    changes.append(client.change_v1(json))
-        return changes
+        return await search_changes(self._api, self._search_each, await self.spaces(), minutes)
 
     async def trashed(self) -> Sequence[str]:
         ids: list[str] = []

@@ -240,19 +240,12 @@ class DataCenter:
             return cast("Json", json) if json["status"] == "current" else None
 
     async def recent_changes(self, minutes: int) -> Sequence[Change]:
-        spaces = list(await self.spaces())
-        changes = []
-
         def search(cql: str) -> AsyncIterator[Json]:
             return self._api.all_results(
                 "rest/api/content/search", cql=cql, expand="version,container,space", limit=MAX_LISTED
             )
 
-        for json in await search_changes(search, spaces, minutes):
-            with parsing(self._api.web.name):
-                if str(json["space"]["key"]) in spaces:
-                    changes.append(client.change_v1(json))
-        return changes
+        return await search_changes(self._api, search, await self.spaces(), minutes)
 
     async def trashed(self) -> Sequence[str]:
         ids: list[str] = []
