@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -142,6 +142,14 @@ class Group:
     """Principals, by their company-wide name: the e-mail address in lower case, if there is one."""
     of: Collection[str] = ()
     """Tags whose holders hold this one, too (groups within groups; the groups that a restriction names)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPage:
+    """Some tags, each with all of its holders, and the cursor after them; None: a listing cannot continue there."""
+
+    groups: Sequence[Group]
+    cursor: Cursor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +283,17 @@ class Source(Protocol):
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         """Follow events that have to be fetched (a socket), and keep push channels alive, until cancelled. Returns at
         once if the source has nothing of the kind."""
+        ...
+
+
+@runtime_checkable
+class PagedGroups(Protocol):
+    """A source whose groups are read page by page: what a page shows is published before the listing ends, and a
+    listing that was interrupted continues."""
+
+    def group_pages(self, cursor: Cursor | None) -> AsyncIterator[GroupPage]:
+        """List all tags and their holders, from the beginning or from a page's cursor: together as complete as
+        ``groups``. Raises CursorExpired."""
         ...
 
 

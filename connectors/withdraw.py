@@ -94,7 +94,7 @@ class Withdrawal:
         principals = await self._members(clock)
         await self._all(
             "UPDATE connectors SET changes_cursor = NULL, full_cursor = NULL, full_state = 'due', loaded_at = NULL,"
-            " guard = NULL, activities = '{}', problems = '[]', reconciliation = NULL"
+            " groups_listing = NULL, guard = NULL, activities = '{}', problems = '[]', reconciliation = NULL"
             " WHERE tenant = %(tenant)s AND source = %(source)s"
         )
         for table in ("connector_groups", "connector_principals", "connector_memory"):

@@ -10,10 +10,10 @@ from typing import TypeVar
 import structlog
 
 from connectors.atlassian import Person, has_address, principal
-from connectors.confluence.model import Position, Readers, Site, group_tag, restriction_tag, space_tag
+from connectors.confluence.model import Position, Readers, Site, Space, group_tag, restriction_tag, space_tag
 from connectors.confluence.options import ConfluenceOptions
 from connectors.set_aside import Failures, SetAside, may_be_set_aside
-from connectors.source import Group
+from connectors.source import Cursor, CursorExpired, Group, GroupPage
 from pipeline.core.errors import PenstockError
 from pipeline.runtime.tasks import gather_or_cancel
 
@@ -31,37 +31,70 @@ class GroupReader:
         self._options = options
         self._set_aside = set_aside
         self._failures = Failures()
+        self._unreadable: dict[str, str] = {}
+        """The reasons, by what the last complete listing could not read."""
 
-    async def groups(self, tags: Collection[str] | None) -> AsyncIterator[Group]:
-        """Yield the holders of these tags, or of all, and of each group that they name: a group in a restriction may
-        never have been listed. Raises Retryable at the end while a failure may still pass."""
-        run = _Run(self._failures)
-        selected = None if tags is None else set(tags)
-        named: set[str] = set() if selected is None else {tag for tag in selected if tag.startswith("group:")}
-        spaces = [
-            _Holders(space_tag(space.key), f"who may view space {space.key}", partial(self._site.readers, space))
-            for space in (await self._site.spaces()).values()
-            if selected is None or space_tag(space.key) in selected
-        ]
-        async for group in self._read(spaces, run):
-            named.update(parent for parent in group.of if parent.startswith("group:"))
-            yield group
-        async for listed in self._restricted(selected, run):
+    def some(self, tags: Collection[str]) -> AsyncIterator[GroupPage]:
+        """Yield the holders of these tags, and of each group that they name: a group in a restriction may never have
+        been listed. Raises Retryable at the end while a failure may still pass."""
+        return self._pages(_Work(sorted(set(tags)), [], None), {})
+
+    async def pages(self, cursor: Cursor | None) -> AsyncIterator[GroupPage]:
+        """Yield the holders of all tags, in pages. The cursor of a page holds what is still to be read, and what could
+        not be read and may be later. Raises as ``some`` does, and CursorExpired."""
+        if cursor is None:
+            self._unreadable = {}
+            spaces = list(await self._site.spaces())
+            work = _Work([space_tag(key) for key in spaces], spaces, None)
+        else:
+            work = _Work.from_cursor(cursor)
+        async for page in self._pages(work, self._unreadable):
+            yield page
+        self._set_aside.replace("access", self._unreadable)
+
+    async def _pages(self, work: _Work, unreadable: dict[str, str]) -> AsyncIterator[GroupPage]:
+        run = _Run(self._failures, unreadable)
+        spaces = await self._site.spaces()
+        self._failures.succeed()
+        named = dict.fromkeys(tag for tag in work.tags if _is_group(tag))
+        work.tags = [tag for tag in work.tags if tag not in named]
+
+        def page(groups: Sequence[Group]) -> GroupPage:
+            named.update(dict.fromkeys(tag for group in groups for tag in group.of if _is_group(tag)))
+            tags, listings = [*work.tags, *named, *run.failed_tags], [*work.listings, *run.failed_listings]
+            return GroupPage(groups, {"tags": tags, "listings": listings, "next": work.position})
+
+        while work.tags:
+            batch, work.tags = work.tags[:MAX_CONCURRENT_TAGS], work.tags[MAX_CONCURRENT_TAGS:]
+            yield page(await self._read([self._holders(tag, spaces) for tag in batch], run))
+        seen: set[str] = set()
+        while work.listings:
+            listed = await self._restricted(work, spaces, run)
             restrictions = [
                 _Holders(
                     restriction_tag(id_), f"the view restriction of {id_}", partial(self._restriction, id_, readers)
                 )
                 for id_, readers in listed.items()
+                if id_ not in seen
             ]
-            async for group in self._read(restrictions, run):
-                named.update(parent for parent in group.of if parent.startswith("group:"))
-                if group.members or group.of:
-                    yield group
-        async for group in self._read([self._members(tag, n) for n, tag in enumerate(sorted(named))], run):
-            yield group
+            seen.update(listed)
+            yield page(await self._read(restrictions, run))
+        work.tags = sorted(named)
+        named.clear()
+        for number in range(0, len(work.tags), MAX_CONCURRENT_TAGS):
+            batch, work.tags = work.tags[:MAX_CONCURRENT_TAGS], work.tags[MAX_CONCURRENT_TAGS:]
+            members = [self._members(tag, n) for n, tag in enumerate(batch, number)]
+            yield page(await self._read(members, run))
         run.finish()
-        if selected is None:
-            self._set_aside.replace("access", run.unreadable)
+
+    def _holders(self, tag: str, spaces: Mapping[str, Space]) -> _Holders | None:
+        """Return the holders of a space or a restriction; None: there is no such space, or nothing else to read."""
+        kind, _, name = tag.partition(":")
+        if kind == "space" and name in spaces:
+            return _Holders(tag, f"who may view space {name}", partial(self._site.readers, spaces[name]))
+        if kind == "restriction" and name.isdigit():
+            return _Holders(tag, f"the view restriction of {name}", partial(self._restriction, name, None))
+        return None
 
     def _members(self, tag: str, number: int) -> _Holders:
         name = tag.removeprefix("group:")
@@ -72,40 +105,61 @@ class GroupReader:
 
         return _Holders(tag, label, read)
 
-    async def _read(self, requests: Sequence[_Holders], run: _Run) -> AsyncIterator[Group]:
-        """Yield the holders of these tags, of which MAX_CONCURRENT_TAGS are read at the same time."""
+    async def _read(self, requests: Sequence[_Holders | None], run: _Run) -> list[Group]:
+        """Return the holders of these tags, of which MAX_CONCURRENT_TAGS are read at the same time. A restriction that
+        names nobody is left out."""
 
         async def group(request: _Holders) -> Group | None:
-            readers = await run.read(request.name, request.read)
+            readers = await run.read(request.name, request.read, tag=request.tag)
             return None if readers is None else await _group(self._site, self._options, request.tag, readers)
 
-        for start in range(0, len(requests), MAX_CONCURRENT_TAGS):
-            for read in await gather_or_cancel(*map(group, requests[start : start + MAX_CONCURRENT_TAGS])):
-                if read is not None:
-                    yield read
+        groups: list[Group] = []
+        named = [request for request in requests if request is not None]
+        for start in range(0, len(named), MAX_CONCURRENT_TAGS):
+            for read in await gather_or_cancel(*map(group, named[start : start + MAX_CONCURRENT_TAGS])):
+                if read is not None and (read.members or read.of or not read.tag.startswith("restriction:")):
+                    groups.append(read)
+        return groups
 
     async def _restriction(self, content_id: str, included: Readers | None) -> Readers:
         return included if included is not None else await self._site.restriction(content_id)
 
-    async def _restricted(
-        self, selected: Collection[str] | None, run: _Run
-    ) -> AsyncIterator[Mapping[str, Readers | None]]:
-        """Yield the ids of restricted contents, each with its readers where the listing includes all of them."""
-        if selected is not None:
-            ids = (tag.removeprefix("restriction:") for tag in sorted(selected) if tag.startswith("restriction:"))
-            yield dict.fromkeys(id_ for id_ in ids if id_.isdigit())
-            return
-        seen: set[str] = set()
-        for space in (await self._site.spaces()).values():
-            position: Position | None = None
-            following = True
-            while following:
-                page = partial(self._site.restrictions, space, position)
-                answer = await run.read(f"view restrictions of space {space.key}", page)
-                listed, position = answer or ({}, None)
-                following = position is not None
-                yield {id_: readers for id_, readers in listed.items() if id_ not in seen}
-                seen.update(listed)
+    async def _restricted(self, work: _Work, spaces: Mapping[str, Space], run: _Run) -> Mapping[str, Readers | None]:
+        """Return the next ids of restricted contents, each with its readers where the listing includes all of them."""
+        key = work.listings[0]
+        listed: Mapping[str, Readers | None] = {}
+        following: Position | None = None
+        if key in spaces:
+            page = partial(self._site.restrictions, spaces[key], work.position)
+            answer = await run.read(f"view restrictions of space {key}", page, listing=key)
+            listed, following = answer or (listed, following)
+        work.position = following
+        if following is None:
+            work.listings = work.listings[1:]
+        return listed
+
+
+@dataclass(slots=True)
+class _Work:
+    """The tags and listings that are still to be read: the content of a cursor."""
+
+    tags: list[str]
+    listings: list[str]
+    """Keys of the spaces whose restrictions are to be listed."""
+    position: Position | None
+    """Where the listing of the first of them continues; None: at its beginning."""
+
+    @classmethod
+    def from_cursor(cls, cursor: Cursor) -> _Work:
+        """Raises CursorExpired for a cursor in another format."""
+        try:
+            return cls(list(map(str, cursor["tags"])), list(map(str, cursor["listings"])), cursor["next"])
+        except (KeyError, TypeError) as error:
+            raise CursorExpired("the cursor of groups is not in this connector's format: all are read again") from error
+
+
+def _is_group(tag: str) -> bool:
+    return tag.startswith("group:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +174,33 @@ class _Holders:
 class _Run:
     """One reading of groups: what could not be read, and the first failure that may pass."""
 
-    def __init__(self, failures: Failures) -> None:
+    def __init__(self, failures: Failures, unreadable: dict[str, str]) -> None:
+        """unreadable: receives the reasons, by what nobody may read until then."""
         self._failures = failures
+        self._unreadable = unreadable
         self._passing: PenstockError | None = None
-        self.unreadable: dict[str, str] = {}
-        """The reasons, by what nobody may read until then."""
+        self.failed_tags: list[str] = []
+        """Tags that could not be read, and may be later."""
+        self.failed_listings: list[str] = []
+        """Spaces of which the same is true."""
 
-    async def read(self, name: str, request: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the response, or None after a failure of this request alone."""
+    async def read(
+        self, name: str, request: Callable[[], Awaitable[T]], *, tag: str | None = None, listing: str | None = None
+    ) -> T | None:
+        """Return the response, or None after a failure of this request alone. tag, listing: what is then still to be
+        read."""
         try:
             response = await request()
         except PenstockError as error:
             if not may_be_set_aside(error):
                 raise
             if self._failures.fail(name, error):
-                self.unreadable[name] = f"{error}; until then it admits nobody"
+                self._unreadable[name] = f"{error}; until then it admits nobody"
                 log.warning("access_unreadable", resource=name, error=str(error))
             else:
                 self._passing = self._passing or error
+                self.failed_tags += [] if tag is None else [tag]
+                self.failed_listings += [] if listing is None else [listing]
             return None
         self._failures.succeed(name)
         return response

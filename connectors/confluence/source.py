@@ -46,6 +46,7 @@ from connectors.source import (
     Entry,
     Gone,
     Group,
+    GroupPage,
     Listed,
     MetadataKeys,
     Page,
@@ -484,9 +485,16 @@ class Confluence:
     # Access
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
+        pages = self._group_reader.pages(None) if tags is None else self._group_reader.some(tags)
         with self._translate_errors(), self._retry_expired_cursor():
-            async for group in self._group_reader.groups(tags):
-                yield group
+            async for page in pages:
+                for group in page.groups:
+                    yield group
+
+    async def group_pages(self, cursor: Cursor | None) -> AsyncIterator[GroupPage]:
+        with self._translate_errors():
+            async for page in self._group_reader.pages(cursor):
+                yield page
 
     # Events
 

@@ -55,6 +55,8 @@ class Faults:
     """The delay of every response."""
     denied: set[str] = field(default_factory=set)
     """Paths that contain one of these respond with 403."""
+    broken: set[str] = field(default_factory=set)
+    """Paths that contain one of these respond with 500."""
     unanswered: set[str] = field(default_factory=set)
     """Requests whose path contains one of these get no response."""
     moved_to: str | None = None
@@ -150,8 +152,8 @@ class FakeConfluence:
             faults.throttled -= 1
             headers = {} if faults.retry_after is None else {"Retry-After": faults.retry_after}
             fault_response = JSONResponse({"message": "Rate limit exceeded"}, status_code=429, headers=headers)
-        elif faults.failing > 0:
-            faults.failing -= 1
+        elif faults.failing > 0 or any(part in line for part in faults.broken):
+            faults.failing = max(0, faults.failing - 1)
             fault_response = JSONResponse({"statusCode": 500, "message": "Internal Server Error"}, status_code=500)
         elif faults.largest and "/content?" in line and int(request.query_params.get("limit", 0)) > faults.largest:
             fault_response = JSONResponse({"statusCode": 500, "message": "Internal Server Error"}, status_code=500)

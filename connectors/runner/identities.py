@@ -6,10 +6,11 @@ Each principal whose set of groups changed is published with the full set.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from datetime import datetime
+from time import monotonic
 from typing import Any, cast
 
 import structlog
@@ -29,7 +30,8 @@ from connectors.runner.membership import (
     tags_by_principal,
 )
 from connectors.runner.rows import Holder
-from connectors.source import Source
+from connectors.source import Cursor, CursorExpired, Group, PagedGroups, Source
+from pipeline.core.errors import Retryable
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer
 from pipeline.stores.postgres import Pool
@@ -38,12 +40,18 @@ from topics.registry import IDENTITIES
 
 log = structlog.get_logger()
 
+PART_SECONDS = 15.0
+"""A complete listing that takes longer is published in parts, one after so much time: each part costs a message for
+every principal that it changes."""
 MAX_NAMED_TAGS = 5
 """Tags without a holder that a warning names."""
 
 
 class Identities:
-    """Law: only a complete response changes anything; a failure leaves every membership as it was.
+    """Law: only complete responses change anything; a failure leaves every membership that was not read as it was.
+
+    A long listing is published part by part (``source.PagedGroups``) and continues after an interruption. What it lacks
+    is taken from everybody at its end.
 
     The stamps of one principal grow, so that the last published set counts. A set that is not known to be published is
     published again by the next run, even if the source is by then as it was before (``MembershipTables``).
@@ -58,8 +66,10 @@ class Identities:
         clock: Clock,
         *,
         between_pages: Callable[[], None],
+        part_seconds: float = PART_SECONDS,
     ) -> None:
         self._source = source
+        self._part_seconds = part_seconds
         self._producer = producer
         self._tables = MembershipTables(pool, holder)
         self._holder = holder
@@ -81,7 +91,7 @@ class Identities:
     async def read_all(self, _arguments: frozenset[str]) -> Mapping[str, Any]:
         """List all groups, and publish the principals whose set changed. Returns how many these are, and warnings about
         tags that nobody holds."""
-        count = await self._read(None)
+        count = await (self._read_parts(self._source) if isinstance(self._source, PagedGroups) else self._read(None))
         return {"identities": count, "warnings": [problem.message for problem in self._unheld]}
 
     async def read_some(self, tags: frozenset[str]) -> Mapping[str, Any]:
@@ -98,34 +108,57 @@ class Identities:
 
     async def _read(self, tags: Collection[str] | None) -> int:
         at = self._clock.stamp()
-        listed: list[GroupMembers] = []
+        listed = _Listed(at)
         groups = self._source.groups(tags)
         async with aclosing(cast("Any", groups)):
             async for group in groups:
-                members, of = tuple(sorted(set(group.members))), tuple(sorted(set(group.of)))
-                listed.append(GroupMembers(group.tag, members, of, at))
+                listed.add([group])
                 self._between_pages()
-        invalid_names = sum(not is_tag(name) for group in listed for name in (*group.members, *group.of))
-        invalid_names += sum(not is_group(group.tag) for group in listed)
-        listed = [
-            GroupMembers(group.tag, _valid_names(group.members), _valid_names(group.of), at)
-            for group in listed
-            if is_group(group.tag)
-        ]
+        self._report(listed)
+        async with self._applying:
+            return await (
+                self._apply_all(listed.groups, at) if tags is None else self._apply_some(listed.groups, at, tags)
+            )
+
+    async def _read_parts(self, source: PagedGroups) -> int:
+        """List all groups, from where the last listing was interrupted, and publish them part by part."""
+        unfinished = await self._tables.unfinished_listing()
+        at, cursor = (self._clock.stamp(), None) if unfinished is None else (unfinished.at, unfinished.cursor)
+        listed, count, part_began, in_parts = _Listed(at), 0, monotonic(), unfinished is not None
+        pages = source.group_pages(cursor)
+        try:
+            async with aclosing(cast("Any", pages)):
+                async for page in pages:
+                    listed.add(page.groups)
+                    if page.cursor is not None and monotonic() - part_began >= self._part_seconds:
+                        part = listed.take()
+                        async with self._applying:
+                            count += await self._apply_some(part, at, [group.tag for group in part], page.cursor)
+                        part_began, in_parts = monotonic(), True
+                    self._between_pages()
+        except CursorExpired as error:
+            await self._tables.end_listing()
+            raise Retryable(str(error)) from error
+        self._report(listed)
+        async with self._applying:
+            count += await self._apply_all(listed.take(), at)
+        if in_parts:
+            await self._tables.end_listing()
+        return count
+
+    def _report(self, listed: _Listed) -> None:
         self._invalid = (
             []
-            if not invalid_names
+            if not listed.invalid_names
             else [
                 Problem(
                     self._holder.source,
                     "identity_invalid",
-                    f"{invalid_names} names of tags or principals are empty, longer than 500 characters, or groups"
-                    " called user:…: nobody holds them; rename them at the source",
+                    f"{listed.invalid_names} names of tags or principals are empty, longer than 500 characters, or"
+                    " groups called user:…: nobody holds them; rename them at the source",
                 )
             ]
         )
-        async with self._applying:
-            return await (self._apply_all(listed, at) if tags is None else self._apply_some(listed, at, tags))
 
     async def _apply_all(self, listed: Sequence[GroupMembers], at: datetime) -> int:
         """Compare every group, and every principal that was ever published."""
@@ -151,10 +184,12 @@ class Identities:
         self._reported = unheld.keys()
         self._unheld = [_unheld(self._holder.source, unheld)] if unheld else []
 
-    async def _apply_some(self, listed: Sequence[GroupMembers], at: datetime, requested: Collection[str]) -> int:
+    async def _apply_some(
+        self, listed: Sequence[GroupMembers], at: datetime, requested: Collection[str], cursor: Cursor | None = None
+    ) -> int:
         """Compare the requested groups, and publish every principal that is in doubt: those that the listing changed,
-        and those that an earlier run did not finish."""
-        await self._tables.merge_groups(listed, at, requested)
+        and those that an earlier run did not finish. cursor: where the listing continues of which this is a part."""
+        await self._tables.merge_groups(listed, at, requested, cursor)
         count, after = 0, ""
         while batch := await self._tables.in_doubt(after, at):
             await self._publish(batch)
@@ -176,6 +211,27 @@ class Identities:
             groups=sorted(changed.tags),
             observed_at=changed.observed_at,
         )
+
+
+class _Listed:
+    """The groups of a listing, without names that nobody can hold."""
+
+    def __init__(self, at: datetime) -> None:
+        self._at = at
+        self.groups: list[GroupMembers] = []
+        self.invalid_names = 0
+
+    def add(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            members, of = sorted(set(group.members)), sorted(set(group.of))
+            self.invalid_names += sum(not is_tag(name) for name in (*members, *of)) + (not is_group(group.tag))
+            if is_group(group.tag):
+                self.groups.append(GroupMembers(group.tag, _valid_names(members), _valid_names(of), self._at))
+
+    def take(self) -> list[GroupMembers]:
+        """Return the groups that were added since the last call."""
+        groups, self.groups = self.groups, []
+        return groups
 
 
 def _compare(

@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, LiteralString
 
+from psycopg.types.json import Jsonb
+
 from connectors.runner.compare import is_tag
 from connectors.runner.rows import Holder, keep_stamp, require_lease
+from connectors.source import Cursor
 from pipeline.core.identity import OWN_TAG
 from pipeline.stores.postgres import Connection, Pool, translated
 
@@ -39,12 +42,13 @@ def merge_listing(
 ) -> dict[str, GroupMembers]:
     """Return the groups after a listing that was requested at ``at``.
 
-    requested: the tags of the listing; None for all. A complete listing removes tags that it lacks; a requested tag
-    that is not listed has no holders any more. Groups that another call listed later than ``at`` stay.
+    requested: the tags of the listing; None for all. A complete listing removes tags that it lacks, except those of its
+    earlier parts, which have its stamp; a requested tag that is not listed has no holders any more. Groups that another
+    call listed later than ``at`` stay.
     """
     newer = {tag: group for tag, group in known.items() if group.observed_at > at}
     if requested is None:
-        before: Mapping[str, GroupMembers] = newer
+        before: Mapping[str, GroupMembers] = {tag: group for tag, group in known.items() if group.observed_at >= at}
     else:
         before = known
         listed = [*(GroupMembers(tag, (), (), at) for tag in sorted(set(requested))), *listed]
@@ -131,6 +135,21 @@ def changed_sets(
     return changed
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A complete listing of which parts have been published."""
+
+    at: datetime
+    """Its stamp."""
+    cursor: Cursor
+    """Where it continues."""
+
+
+MAX_INTERRUPTION = timedelta(hours=2)
+"""A listing that was interrupted for longer starts again: what it has read would be older than its end says. A source
+imposes pauses of an hour at most (``connectors.web.limits``)."""
+
+
 class MembershipTables:
     """The tables of one instance. Every write checks the lease in its own transaction and raises LeaseLost when another
     process has taken the instance over; every method raises Retryable while Postgres cannot be reached."""
@@ -161,6 +180,27 @@ class MembershipTables:
                 )
                 return dict(await cursor.fetchall())
 
+    async def unfinished_listing(self) -> Listing | None:
+        """Return the complete listing that was interrupted, if it can continue."""
+        with translated("connectors"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT groups_listing FROM connectors WHERE tenant = %s AND source = %s"
+                    " AND (groups_listing ->> 'kept_at')::timestamptz > clock_timestamp() - %s",
+                    [*self._instance, MAX_INTERRUPTION],
+                )
+                row = await cursor.fetchone()
+                return None if row is None else Listing(datetime.fromisoformat(row[0]["at"]), row[0]["cursor"])
+
+    async def end_listing(self) -> None:
+        """Record that the next complete listing starts from the beginning."""
+        with translated("connectors"):
+            async with self._pool.connection() as connection:
+                await connection.execute(
+                    "UPDATE connectors SET groups_listing = NULL WHERE tenant = %s AND source = %s AND epoch = %s",
+                    [*self._instance, self.holder.epoch],
+                )
+
     async def replace_groups(self, known: Mapping[str, GroupMembers], after: Mapping[str, GroupMembers]) -> None:
         """Replace the groups ``known`` by ``after``. A group with the same members keeps its row."""
         removed = [tag for tag in known if tag not in after]
@@ -175,10 +215,13 @@ class MembershipTables:
                 await require_lease(connection, self.holder)  # last: a large listing must not delay the heartbeat
                 await self._keep_stamp(connection, changed)
 
-    async def merge_groups(self, listed: Sequence[GroupMembers], at: datetime, requested: Collection[str]) -> None:
+    async def merge_groups(
+        self, listed: Sequence[GroupMembers], at: datetime, requested: Collection[str], cursor: Cursor | None = None
+    ) -> None:
         """Apply a listing of some groups, and mark the principals whose set it changes as in doubt, in one transaction.
 
-        Reads the requested groups and those that are reachable from a changed edge, never all groups.
+        cursor: where the complete listing continues of which these groups are a part. Reads the requested groups and
+        those that are reachable from a changed edge, never all groups.
         """
         tags = {*requested, *(group.tag for group in listed)}
         with translated("connector_groups"):
@@ -195,6 +238,12 @@ class MembershipTables:
                     await self._write_in_doubt(connection, changed_sets(tags_of, published, page, at))
                 await require_lease(connection, self.holder)  # last, as above
                 await self._keep_stamp(connection, changed)
+                if cursor is not None:
+                    await connection.execute(
+                        "UPDATE connectors SET groups_listing = jsonb_build_object('at', %s::text, 'cursor', %s::jsonb,"
+                        " 'kept_at', clock_timestamp()) WHERE tenant = %s AND source = %s",
+                        [at.isoformat(), Jsonb(dict(cursor)), *self._instance],
+                    )
 
     async def in_doubt(self, after: str, at: datetime) -> list[ChangedSet]:
         """Return the next page of principals in doubt, in order of their names, with the set that each holds now."""

@@ -296,14 +296,15 @@ PLACES: tuple[Place, ...] = (
     ),
     Place(
         "connectors",  # what a withdrawal resets, once more for those that were removed without it
-        personal="changes_cursor full_cursor guard activities problems reconciliation",
+        personal="changes_cursor full_cursor groups_listing guard activities problems reconciliation",
         free=(
             "tenant source kind epoch paused full_state loaded_at counts worker address seen_at removed_at "
             "access_every_seconds"
         ),
         erase={
             "source": "UPDATE connectors SET changes_cursor = NULL, full_cursor = NULL, full_state = 'due',"
-            f" guard = NULL, activities = '{{}}', problems = '[]', reconciliation = NULL {_OF_SOURCE}",
+            " groups_listing = NULL, guard = NULL, activities = '{}', problems = '[]', reconciliation = NULL"
+            f" {_OF_SOURCE}",
         },
     ),
     Place(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -12,8 +13,8 @@ from connectors.atlassian import principal
 from connectors.fakes.confluence import Flavour
 from connectors.fakes.confluence_state import Item, User
 from connectors.runner.membership import GroupMembers, tags_by_principal
-from connectors.source import Document, Group, Listed, Unreadable
-from pipeline.core.errors import Misconfigured
+from connectors.source import Cursor, CursorExpired, Document, Group, GroupPage, Listed, Unreadable
+from pipeline.core.errors import Misconfigured, Retryable
 from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
 
 
@@ -165,6 +166,63 @@ async def test_restrictions_that_a_listing_includes_are_not_requested_one_by_one
     single = [request for request in one.fake.requests if "/restriction/byOperation" in request]
     assert single
     assert all(crowded.id in request for request in single)
+
+
+def members_requested(one: Wiki) -> set[str]:
+    """Return the groups whose members were requested since the last call."""
+    groups = {
+        request.partition("/group/")[2].partition("/")[0] for request in one.fake.requests if "/group/" in request
+    }
+    one.fake.requests.clear()
+    return groups
+
+
+async def extend(parts: list[GroupPage], pages: AsyncIterator[GroupPage]) -> None:
+    async for part in pages:
+        parts.append(part)
+
+
+async def test_a_listing_of_groups_continues_after_the_half_that_was_read(one: Wiki) -> None:
+    one.state.groups |= {f"group{n:02}": {one.bob.account_id} for n in range(40)}
+    one.state.add_space("BIG", groups=set(one.state.groups), users={one.bot.account_id})
+    page = one.page("Restricted")
+    one.state.restrict(page.id, users={one.bot.account_id}, groups={"staff"})
+    complete = await one.groups()
+    one.fake.requests.clear()
+    first: dict[str, Group] = {}
+    cursor: Cursor | None = None
+    async for part in one.source.group_pages(None):
+        first |= {group.tag: group for group in part.groups}
+        cursor = json.loads(json.dumps(part.cursor))
+        if sum(tag.startswith("group:") for tag in first) >= 20:
+            break
+    read, one.source = members_requested(one), one.connect()
+    rest = {group.tag: group async for part in one.source.group_pages(cursor) for group in part.groups}
+    assert members_requested(one) == one.state.groups.keys() - read
+    assert first.keys() & rest.keys() == set()
+    assert first | rest == complete
+
+
+async def test_a_group_that_fails_for_a_moment_is_read_again_without_the_others(one: Wiki) -> None:
+    one.state.groups |= {f"group{n:02}": {one.bob.account_id} for n in range(20)}
+    one.state.add_space("BIG", groups=set(one.state.groups), users={one.bot.account_id})
+    one.fake.faults.broken.add("/group/group03/")
+    one.source = one.connect(patient=False)
+    cursor: Cursor | None = None
+    for attempt in range(2):
+        parts: list[GroupPage] = []
+        with pytest.raises(Retryable):
+            await extend(parts, one.source.group_pages(cursor))
+        cursor = parts[-1].cursor
+        assert members_requested(one) == ({"group03"} if attempt else one.state.groups.keys())
+    assert not [group async for part in one.source.group_pages(cursor) for group in part.groups]
+    assert [reason for part, reason in one.context.set_aside.reasons().items() if "members of group" in part]
+
+
+@pytest.mark.parametrize("cursor", [{}, {"tags": 3, "listings": [], "next": None}])
+async def test_a_malformed_cursor_of_groups_counts_as_expired(one: Wiki, cursor: Cursor) -> None:
+    with pytest.raises(CursorExpired):
+        _ = [part async for part in one.source.group_pages(cursor)]
 
 
 async def test_a_principal_is_the_email_address_or_else_the_account(one: Wiki) -> None:

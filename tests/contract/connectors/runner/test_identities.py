@@ -16,9 +16,17 @@ from hypothesis import strategies as st
 
 from connectors.clock import Clock
 from connectors.runner.identities import Identities
-from connectors.runner.membership import GroupMembers, MembershipTables, digest, merge_listing, tags_by_principal
+from connectors.runner.membership import (
+    MAX_INTERRUPTION,
+    GroupMembers,
+    MembershipTables,
+    digest,
+    merge_listing,
+    tags_by_principal,
+)
 from connectors.runner.rows import Holder, LeaseLost, Rows
-from connectors.source import Context, Reaction
+from connectors.source import Context, Cursor, CursorExpired, Group, GroupPage, Reaction
+from pipeline.core.errors import Retryable
 from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores.postgres import Pool, open_pool
 from tests.support.connectors.runner_kit import Bench, Ground, bench_on
@@ -152,8 +160,8 @@ holding = st.tuples(
     st.frozensets(st.sampled_from(PEOPLE), max_size=2),
     st.frozensets(st.sampled_from((*TAGS, "user:dee")), max_size=3),
 )
-Group = tuple[frozenset[str], frozenset[str]]
-Groups = dict[str, Group | None]
+Holding = tuple[frozenset[str], frozenset[str]]
+Groups = dict[str, Holding | None]
 Step = tuple[Groups, frozenset[str] | None]
 """A change at the source, and the tags that are listed after it (None: all of them)."""
 CHAIN: Groups = {
@@ -252,10 +260,130 @@ async def test_reading_one_of_20_000_groups_reads_few_rows(bench: Bench, ground:
         assert await rows_read(pool) - before < 2_000
 
 
-def reading(bench: Bench, holder: Holder) -> Identities:
-    context = Context(name=bench.name, tenant=bench.tenant, memory=None, folder=bench.folder)  # type: ignore[arg-type]
+class PagedSource(WorldSource):
+    """Lists one group on each page, and raises what is set before one of them."""
+
+    error: Exception | None = None
+    error_before = ""
+
+    async def group_pages(self, cursor: Cursor | None) -> AsyncIterator[GroupPage]:
+        for tag, (members, of) in sorted(self.world.groups.items()):
+            if cursor is not None and tag <= cursor["after"]:
+                continue
+            if self.error is not None and tag == self.error_before:
+                raise self.error
+            self.world.history.append(tag)
+            yield GroupPage([Group(tag, set(members), set(of))], {"after": tag})
+
+
+@pytest.fixture
+async def paged(bench: Bench) -> PagedSource:
+    """Four groups, read by a source that fails before the third of them."""
+    await bench.query(
+        "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", bench.tenant, bench.name
+    )
+    bench.world.groups = {"g1": ({"ann"}, {"g4"}), "g2": ({"bob"}, set()), "g3": ({"cy"}, set()), "g4": (set(), set())}
+    source = PagedSource(bench.world, context(bench))
+    source.error, source.error_before = Retryable("the source cannot respond"), "g3"
+    return source
+
+
+async def until_interrupted(bench: Bench, source: PagedSource) -> dict[str, list[str]]:
+    """List the groups up to the error. Returns what was published until then."""
+    assert source.error is not None
+    with pytest.raises(type(source.error)):
+        await reading(bench, Holder(bench.tenant, bench.name, 1), source).read_all(frozenset())
+    source.error = None
+    return await newest(bench, {})
+
+
+async def test_people_of_the_first_half_of_the_groups_may_read_before_the_others_are_listed(
+    bench: Bench, paged: PagedSource
+) -> None:
+    assert await until_interrupted(bench, paged) == {"ann": ["g1"], "bob": ["g2"]}
+
+
+async def test_a_runner_that_was_killed_after_half_of_the_groups_lists_the_others_only(
+    bench: Bench, paged: PagedSource
+) -> None:
+    await until_interrupted(bench, paged)
+    bench.world.groups["g4"] = ({"dee"}, {"g2"})
+    bench.world.history.clear()
+    await reading(bench, Holder(bench.tenant, bench.name, 1), paged).read_all(frozenset())
+    assert bench.world.history == ["g3", "g4"]
+    assert await newest(bench, {}) == {"cy": ["g3"], "dee": ["g1", "g4"], "bob": ["g1", "g2", "g4"]}
+    bench.world.history.clear()
+    await reading(bench, Holder(bench.tenant, bench.name, 1), paged).read_all(frozenset())
+    assert bench.world.history == ["g1", "g2", "g3", "g4"]
+    assert await newest(bench, {}) == {}
+
+
+async def test_an_interrupted_listing_takes_no_group_that_it_has_not_read_from_anybody(
+    bench: Bench, paged: PagedSource
+) -> None:
+    holder = Holder(bench.tenant, bench.name, 1)
+    error, paged.error = paged.error, None
+    await reading(bench, holder, paged).read_all(frozenset())
+    await newest(bench, {})
+    del bench.world.groups["g1"], bench.world.groups["g3"]
+    paged.error, paged.error_before = error, "g4"
+    assert await until_interrupted(bench, paged) == {}
+    assert await reading(bench, holder, paged).read_all(frozenset()) == {"identities": 2, "warnings": []}
+    assert await newest(bench, {}) == {"ann": [], "cy": []}
+
+
+async def test_a_listing_that_was_interrupted_for_long_starts_again(bench: Bench, paged: PagedSource) -> None:
+    await until_interrupted(bench, paged)
+    await bench.query(
+        "UPDATE connectors SET groups_listing = groups_listing || jsonb_build_object('kept_at', now() - %s)"
+        " WHERE tenant = %s",
+        MAX_INTERRUPTION,
+        bench.tenant,
+    )
+    bench.world.history.clear()
+    await reading(bench, Holder(bench.tenant, bench.name, 1), paged).read_all(frozenset())
+    assert bench.world.history == ["g1", "g2", "g3", "g4"]
+
+
+async def test_a_listing_whose_cursor_has_expired_starts_again(bench: Bench, paged: PagedSource) -> None:
+    paged.error = CursorExpired("the cursor is no longer known")
+    with pytest.raises(Retryable):
+        await reading(bench, Holder(bench.tenant, bench.name, 1), paged).read_all(frozenset())
+    paged.error = None
+    bench.world.history.clear()
+    await reading(bench, Holder(bench.tenant, bench.name, 1), paged).read_all(frozenset())
+    assert bench.world.history == ["g1", "g2", "g3", "g4"]
+
+
+async def test_a_member_who_left_while_all_groups_are_listed_does_not_return_with_the_rest_of_the_listing(
+    bench: Bench, paged: PagedSource
+) -> None:
+    """The group was read alone, by an event, after the listing had begun."""
+    holder = Holder(bench.tenant, bench.name, 1)
+    await until_interrupted(bench, paged)
+    bench.world.groups["g3"] = (set(), set())
+    some = reading(bench, holder, paged)
+    some._clock = Clock(await Rows(bench.pool, holder).last_stamp())
+    await some.read_some(frozenset({"g3"}))
+    bench.world.groups["g3"] = ({"cy"}, set())  # as an older response would show it
+    await reading(bench, holder, paged).read_all(frozenset())
+    assert "cy" not in await newest(bench, {})
+
+
+def context(bench: Bench) -> Context:
+    return Context(name=bench.name, tenant=bench.tenant, memory=None, folder=bench.folder)  # type: ignore[arg-type]
+
+
+def reading(bench: Bench, holder: Holder, source: WorldSource | None = None) -> Identities:
+    """Every page of a listing is a part of its own."""
     return Identities(
-        WorldSource(bench.world, context), bench.producer, bench.pool, holder, Clock(None), between_pages=lambda: None
+        source or WorldSource(bench.world, context(bench)),
+        bench.producer,
+        bench.pool,
+        holder,
+        Clock(None),
+        between_pages=lambda: None,
+        part_seconds=0,
     )
 
 

@@ -22,7 +22,7 @@ class Result(dict[str, Any]):
 
 
 class Search:
-    """Returns so many results, and counts those that it was asked for and those that are kept."""
+    """Returns so many results, and counts those that it was asked for and those that are retained."""
 
     def __init__(self, results: int) -> None:
         self._results = results
@@ -39,7 +39,7 @@ class Search:
             yield result
 
 
-async def test_results_of_a_search_are_not_kept() -> None:
+async def test_results_of_a_search_are_not_retained() -> None:
     search = Search(1_000)
     changes = await search_changes(API, search, ["ENG"], 10)
     assert [change.id for change in changes] == [str(n) for n in range(1_000)]
