@@ -130,16 +130,21 @@ class Sweep:
         # Before the rows are read: a response that was published by then is in the rows.
         requested = self._publisher.requested_before(entries, at)
         known = await self._rows.find(entries)
+        can_extract = (await condition())["files"] not in ("refused", "unreachable")
+        stale = [id_ for id_, entry in entries.items() if is_stale(known.get(id_), entry, can_extract=can_extract)]
+        # The last fetch has admitted nobody: the listing would admit its readers until the next one, which follows.
+        undecided = {id_ for id_ in stale if (row := known.get(id_)) and row.problem_code and not row.acl_tags}
         changed_access = {
             id_: entries[id_]
             for id_, row in known.items()
             if row.is_unlisted
             or id_ in requested
-            or (row.acl_tags, row.required_tags) != access_of(entries[id_].acl_tags, entries[id_].required_tags)
+            or (
+                id_ not in undecided
+                and (row.acl_tags, row.required_tags) != access_of(entries[id_].acl_tags, entries[id_].required_tags)
+            )
         }
         tally = await self._publisher.publish_access(changed_access, at) if changed_access else Counter[str]()
-        can_extract = (await condition())["files"] not in ("refused", "unreachable")
-        stale = [id_ for id_, entry in entries.items() if is_stale(known.get(id_), entry, can_extract=can_extract)]
         new = [id_ for id_ in stale if id_ not in known]
         if loading:  # the first load publishes them
             new = []

@@ -10,8 +10,11 @@ import pytest
 
 from connectors.conform.memory_runner import MemoryRunner
 from connectors.set_aside import SetAside
-from connectors.source import Listed, Unlisted
+from connectors.source import Entry, Listed, Unlisted, Unreadable
+from pipeline.kafka.producer import Delivery
 from tests.support.connectors.runner_world import World, WorldSource
+from topics.messages import AccessChanged, AnyMessage, DocumentUpserted
+from topics.registry import Topic
 
 
 class WithParts(WorldSource):
@@ -100,3 +103,49 @@ async def test_a_part_that_ids_name_loses_nothing_and_its_readers_only_if_it_is_
     assert await runner.sweep()
     assert runner.deleted == ["eng0", "ops0"]
     assert {tuple(document.acl_tags) for document in runner.published.values()} == {("space:ENG",), ("space:OPS",)}
+
+
+class Refusing(WithParts):
+    """Lists documents with their readers, and refuses to show some of them when they are requested."""
+
+    refused: frozenset[str] = frozenset()
+
+    async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
+        requested = [id_ for id_ in external_ids if id_ not in self.refused]
+        shown = await super().fetch(requested) if requested else []
+        refused = [
+            Unreadable(external_id=id_, code="denied", message="403", acl_tags=())
+            for id_ in external_ids
+            if id_ in self.refused
+        ]
+        return [*shown, *refused]
+
+
+class Recording(MemoryRunner):
+    """Records the tags that each message gives a document."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.given: list[list[str]] = []
+
+    async def send(self, topic: Topic, message: AnyMessage) -> Delivery:
+        if isinstance(message, AccessChanged | DocumentUpserted):
+            self.given.append(message.acl_tags)
+        return await super().send(topic, message)
+
+
+async def test_sweeps_do_not_admit_anybody_to_a_listed_document_that_is_refused(world: World) -> None:
+    """Before, each sweep published the readers of the listing, and withdrew them when it requested the document."""
+    source = Refusing(world)
+    runner = Recording(source, SetAside())
+    assert await runner.full()
+    runner.given.clear()
+    source.refused = frozenset({"eng0"})
+    world.write("eng0", acl_tags=["space:ENG"])
+    for _ in range(3):
+        assert await runner.sweep()
+    assert runner.given == [[]]
+    source.refused = frozenset()
+    assert await runner.sweep()
+    assert runner.given == [[], ["space:ENG"]]
+    assert runner.published["eng0"].acl_tags == ["space:ENG"]
