@@ -26,6 +26,7 @@ from connectors.source import (
     Group,
     Listed,
     Page,
+    PagedGroups,
     Playground,
     Reaction,
     Request,
@@ -81,6 +82,8 @@ class RecordedSource:
         self.source = source
         self.Options = source.Options
         self._record = record
+        if isinstance(source, PagedGroups):
+            self.group_pages = source.group_pages
 
     async def close(self) -> None:
         await self.source.close()

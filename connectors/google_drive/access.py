@@ -17,7 +17,8 @@ from typing import Any
 
 from connectors.google_drive.client import Api, Json
 from connectors.google_drive.options import GoogleDriveOptions
-from connectors.source import Group
+from connectors.source import Group, GroupPage
+from connectors.tag_queue import TagQueue
 from connectors.web import Denied, Missing, Rejected
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime.tasks import gather_or_cancel
@@ -220,19 +221,13 @@ class Memberships:
         self._now = now
         self._report = report
 
-    async def groups(self, tags: Collection[str], *, nested: bool) -> AsyncIterator[Group]:
+    async def pages(self, queue: TagQueue, *, nested: bool) -> AsyncIterator[GroupPage]:
         """Yield the groups of these tags. nested: also the groups within them."""
-        pending, seen = sorted(tags, reverse=True), set(tags)
-        while pending:
-            batch, pending = pending[-MAX_CONCURRENT_GROUPS:], pending[:-MAX_CONCURRENT_GROUPS]
-            for group in await gather_or_cancel(*(self._group(tag) for tag in reversed(batch))):
-                if group is None:
-                    continue
-                yield group
-                if nested:
-                    new = {tag for tag in group.of if not tag.startswith("user:")} - seen
-                    seen |= new
-                    pending += sorted(new, reverse=True)
+        while batch := queue.take(MAX_CONCURRENT_GROUPS):
+            groups = [group for group in await gather_or_cancel(*map(self._group, batch)) if group is not None]
+            if nested:
+                queue.add({tag for group in groups for tag in group.of if not tag.startswith("user:")})
+            yield GroupPage(groups, queue.cursor)
 
     async def _group(self, tag: str) -> Group | None:
         kind, _, name = tag.partition(":")

@@ -25,6 +25,7 @@ from connectors.source import (
     CursorExpired,
     Entry,
     Group,
+    GroupPage,
     Listed,
     MetadataKeys,
     Page,
@@ -33,6 +34,7 @@ from connectors.source import (
     Request,
     Unlisted,
 )
+from connectors.tag_queue import TagQueue
 from connectors.web import Answered, Denied, Limits, Missing
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
@@ -407,16 +409,24 @@ class GoogleDrive:
     # Memberships
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        nested = tags is None
-        if tags is None:
-            tags, complete = await self._memory.tags()
-            if not complete:
-                async with aclosing(self.slim()) as pages:
-                    async for _ in pages:
-                        pass
-                tags, _ = await self._memory.tags()
-        async for group in self._memberships.groups(tags, nested=nested):
-            yield group
+        pages = self.group_pages(None) if tags is None else self._memberships.pages(TagQueue(tags), nested=False)
+        async for page in pages:
+            for group in page.groups:
+                yield group
+
+    async def group_pages(self, cursor: Cursor | None) -> AsyncIterator[GroupPage]:
+        queue = TagQueue(await self._all_tags()) if cursor is None else TagQueue.from_cursor(cursor)
+        async for page in self._memberships.pages(queue, nested=True):
+            yield page
+
+    async def _all_tags(self) -> Collection[str]:
+        tags, complete = await self._memory.tags()
+        if not complete:
+            async with aclosing(self.slim()) as pages:
+                async for _ in pages:
+                    pass
+            tags, _ = await self._memory.tags()
+        return tags
 
     # Events
 

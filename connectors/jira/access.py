@@ -28,7 +28,8 @@ from connectors.jira.model import Comment, Holders, Issue, Project, Rules
 from connectors.jira.options import JiraOptions
 from connectors.jira.site import Site
 from connectors.set_aside import Failures, SetAside, may_be_set_aside
-from connectors.source import Group
+from connectors.source import Group, GroupPage
+from connectors.tag_queue import TagQueue
 from pipeline.core.errors import PenstockError
 from pipeline.runtime.tasks import gather_or_cancel
 
@@ -167,27 +168,34 @@ class Directory:
         return set[str]().union(*(custom_fields(rules) for _, rules in self._rules.values()))
 
     async def groups(
-        self, tags: Collection[str], projects: Mapping[str, Project], findings: Findings, *, complete: bool
+        self, tags: Collection[str], projects: Mapping[str, Project], findings: Findings
     ) -> AsyncIterator[Group]:
+        """Yield what ``pages`` yields, for these tags."""
+        async for page in self.pages(TagQueue(tags), projects, findings, complete=False):
+            for group in page.groups:
+                yield group
+
+    async def pages(
+        self, queue: TagQueue, projects: Mapping[str, Project], findings: Findings, *, complete: bool
+    ) -> AsyncIterator[GroupPage]:
         """Yield the holders of these tags and of the tags within them. One whose holders cannot be read is left out,
         which means that it has none. Raises Retryable at the end while a failure may still pass.
 
         projects: by id. complete: whether these are all tags, so that all that is set aside is among them.
         """
+        self._failures.succeed()
         run = _Run(self._site, self._options, self._failures, self._read, projects, findings)
         passing: PenstockError | None = None
-        seen, pending = set(tags), sorted(tags)
-        while pending:
-            inner: set[str] = set()
-            for start in range(0, len(pending), TAGS_AT_ONCE):
-                for group in await gather_or_cancel(*map(run.attempt, pending[start : start + TAGS_AT_ONCE])):
-                    if isinstance(group, PenstockError):
-                        passing = passing or group
-                    elif group is not None:
-                        yield group
-                        inner |= set(group.of)
-            pending = sorted(inner - seen)
-            seen |= inner
+        while batch := queue.take(TAGS_AT_ONCE):
+            groups: list[Group] = []
+            for tag, group in zip(batch, await gather_or_cancel(*map(run.attempt, batch)), strict=True):
+                if isinstance(group, PenstockError):
+                    passing = passing or group
+                    queue.put_back(tag)
+                elif group is not None:
+                    groups.append(group)
+            queue.add({tag for group in groups for tag in group.of})
+            yield GroupPage(groups, queue.cursor)
         if complete:
             self._set_aside.replace(
                 "access", {part: f"{error}; until then it admits nobody" for part, error in findings.errors.items()}

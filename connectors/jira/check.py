@@ -66,7 +66,7 @@ async def _check_access(directory: Directory, options: JiraOptions, projects: Pr
     findings = Findings()
     tags = [browse_tag(id) for id in list(projects.by_id)[:MAX_CHECKED_PROJECTS]]
     try:
-        async for _ in directory.groups(tags, projects.by_id, findings, complete=False):
+        async for _ in directory.groups(tags, projects.by_id, findings):
             pass
     except (Answered, Misconfigured) as error:
         return [Problem("token", "permission", str(error))]

@@ -37,6 +37,7 @@ from connectors.source import (
     Entry,
     Gone,
     Group,
+    GroupPage,
     Listed,
     MetadataKeys,
     Page,
@@ -45,6 +46,7 @@ from connectors.source import (
     Request,
     Unlisted,
 )
+from connectors.tag_queue import TagQueue
 from connectors.web import Forbidden, Limits, Missing, TooLarge, Web
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
@@ -110,6 +112,8 @@ class Jira:
         self._listener = Listener()
         self._memory = AccessMemory(context.memory, self._listener.groups)
         self._directory = Directory(self._site, options, context.set_aside, self._listener.sweep)
+        self._findings = Findings()
+        """Findings of the last complete listing of groups."""
         self._failures = Failures()
         self._received = Received()
         self._known: OrderedDict[str, dict[str, object]] = OrderedDict()
@@ -451,11 +455,23 @@ class Jira:
     # Access
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
+        if tags is None:
+            async for page in self.group_pages(None):
+                for group in page.groups:
+                    yield group
+            return
+        with self._translate_errors():
+            async for group in self._directory.groups(tags, (await self._projects()).by_id, Findings()):
+                yield group
+
+    async def group_pages(self, cursor: Cursor | None) -> AsyncIterator[GroupPage]:
         with self._translate_errors():
             projects = (await self._projects()).by_id
-            selected = await self._all_tags(projects) if tags is None else tags
-            async for group in self._directory.groups(selected, projects, Findings(), complete=tags is None):
-                yield group
+            if cursor is None:
+                self._findings = Findings()
+            queue = TagQueue(await self._all_tags(projects)) if cursor is None else TagQueue.from_cursor(cursor)
+            async for page in self._directory.pages(queue, projects, self._findings, complete=True):
+                yield page
 
     async def _all_tags(self, projects: Mapping[str, Project]) -> Collection[str]:
         tags, _ = await self._memory.tags()

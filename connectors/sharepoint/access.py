@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from connectors.sharepoint.client import GUID, Graph, Json, SiteGroups
 from connectors.sharepoint.options import SharePointOptions
-from connectors.source import Group
+from connectors.source import Group, GroupPage
+from connectors.tag_queue import TagQueue
 from connectors.web import Answered, Denied, Missing, Rejected
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime.tasks import gather_or_cancel
@@ -195,6 +197,8 @@ def principal_of(user: Mapping[str, Any], user_name: str) -> str | None:
     return next((str(name).lower() for name in names if name), None)
 
 
+MAX_ACCOUNTS = 200
+"""Accounts whose users are requested at once: as many requests as ten of Graph's batches hold."""
 MAX_CONCURRENT_TAGS = 8
 """Tags whose holders are read at the same time: as many as the client sends requests."""
 
@@ -221,20 +225,21 @@ class Memberships:
 
     async def groups(self, tags: Collection[str]) -> AsyncGenerator[Group, None]:
         """Yield the groups of these tags, and of the tags within them."""
-        seen, pending = set(tags), sorted(tags)
-        while pending:
-            accounts = [tag for tag in pending if tag.startswith("account:")]
-            for group in await self._accounts(accounts):
-                yield group
-            inner: set[str] = set()
-            others = [tag for tag in pending if not tag.startswith("account:")]
-            for start in range(0, len(others), MAX_CONCURRENT_TAGS):
-                for entry in await gather_or_cancel(*map(self._try, others[start : start + MAX_CONCURRENT_TAGS])):
-                    if entry is not None:
-                        yield entry
-                        inner |= set(entry.of)
-            pending = sorted(inner - seen)
-            seen |= inner
+        async with aclosing(self.pages(TagQueue(tags))) as pages:
+            async for page in pages:
+                for group in page.groups:
+                    yield group
+
+    async def pages(self, queue: TagQueue) -> AsyncGenerator[GroupPage, None]:
+        """Yield the groups of these tags, and of the tags within them."""
+        while kind := queue.kind:
+            if kind == "account":
+                page = await self._accounts(queue.take(MAX_ACCOUNTS))
+            else:
+                groups = await gather_or_cancel(*map(self._try, queue.take(MAX_CONCURRENT_TAGS)))
+                page = [group for group in groups if group is not None]
+            queue.add({tag for group in page for tag in group.of})
+            yield GroupPage(page, queue.cursor)
 
     async def _accounts(self, tags: list[str]) -> list[Group]:
         groups = []

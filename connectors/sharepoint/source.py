@@ -36,6 +36,7 @@ from connectors.source import (
     Entry,
     Gone,
     Group,
+    GroupPage,
     Listed,
     MetadataKeys,
     Page,
@@ -44,6 +45,7 @@ from connectors.source import (
     Request,
     Unlisted,
 )
+from connectors.tag_queue import TagQueue
 from connectors.web import Answered, Denied, Limits, Missing, Rejected, ServerFailed
 from pipeline.core.errors import Misconfigured, Retryable
 
@@ -316,16 +318,29 @@ class SharePoint:
     # Memberships
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
+        pages = self.group_pages(None) if tags is None else self._group_pages(TagQueue(tags))
+        async for page in pages:
+            for group in page.groups:
+                yield group
+
+    async def group_pages(self, cursor: Cursor | None) -> AsyncIterator[GroupPage]:
+        queue = TagQueue(await self._all_tags()) if cursor is None else TagQueue.from_cursor(cursor)
+        async for page in self._group_pages(queue):
+            yield page
+
+    async def _group_pages(self, queue: TagQueue) -> AsyncIterator[GroupPage]:
         await self._drives.selected()  # the addresses of sites, whose groups are read
-        if tags is None:
-            tags, complete = await self._memory.tags()
-            if not complete:
-                async with aclosing(self.slim()) as pages:
-                    async for _ in pages:
-                        pass
-                tags, _ = await self._memory.tags()
-        async for group in self._memberships.groups(tags):
-            yield group
+        async for page in self._memberships.pages(queue):
+            yield page
+
+    async def _all_tags(self) -> Collection[str]:
+        tags, complete = await self._memory.tags()
+        if not complete:
+            async with aclosing(self.slim()) as pages:
+                async for _ in pages:
+                    pass
+            tags, _ = await self._memory.tags()
+        return tags
 
     # Events
 

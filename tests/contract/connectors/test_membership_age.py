@@ -25,7 +25,7 @@ MAX_AGE_SECONDS = 300.0
 GROUPS = 5_000
 REQUEST_SECONDS = 0.2
 """From a request to its response. An assumption: fakes on this machine are faster than any vendor."""
-DELAY_SECONDS = 0.01
+DELAY_SECONDS = 0.05
 """The delay of the fakes' responses, so that concurrent requests are seen."""
 
 
