@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pipeline.core.identifiers import identifiers
+from pipeline.core.languages import ENGLISH, STOP_WORDS, language_of_question
 from query.answers.model import NO_INFORMATION
 from query.answers.prompt import Message, quotation
 from query.answers.visible import quotable
 from query.model import MAX_QUERY_CHARACTERS
 from query.modes.material import Turn
-from query.retrieval.words import STOP_WORDS, language_of, stems
+from query.retrieval.words import stems
 
 MAX_CARRIED_WORDS = 8
 MAX_CARRIED_NAMES = 3
@@ -90,14 +91,14 @@ is left out. Add nothing else.
 def is_follow_up(question: str) -> bool:
     """Whether a question seems to need the conversation: it has hardly any content words, continues a sentence, or
     refers to something."""
-    language = language_of(question)
+    language = language_of_question(question)
     content = len(stems(question, language))
     if content <= MAX_SHORT_STEMS:
         return True
-    if CONTINUING[language].match(question):
+    if CONTINUING.get(language, CONTINUING[ENGLISH]).match(question):
         return True
     words = {word.strip(_RIM).lower() for word in question.split()}
-    return content <= MAX_REFERRING_STEMS and bool(words & REFERRING[language])
+    return content <= MAX_REFERRING_STEMS and bool(words & REFERRING.get(language, REFERRING[ENGLISH]))
 
 
 def carry_over(question: str, turns: Sequence[Turn]) -> str:
@@ -120,11 +121,11 @@ def _completed(question: str, about: str) -> str:
 
 def _carried(question: str, about: str) -> list[str]:
     """The content words of ``about`` that the question lacks: names first, all in their order."""
-    language = language_of(about)
+    language = language_of_question(about)
     known = stems(question, language)
     words: dict[str, str] = {}
     for word in (part.strip(_RIM) for part in about.split()):
-        if word.lower() not in STOP_WORDS[language] and not (reduced := stems(word, language)) <= known:
+        if word.lower() not in STOP_WORDS.get(language, ()) and not (reduced := stems(word, language)) <= known:
             words.setdefault(" ".join(sorted(reduced)), word)
     ordered = list(words.values())
     names = {word for n, word in enumerate(ordered) if identifiers(word) or (n and word[:1].isupper())}

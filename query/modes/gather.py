@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from pipeline.core.errors import PenstockError, Retryable
+from pipeline.core.languages import language_of_question
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.ledger import generations
 from pipeline.runtime.tasks import time_limit
@@ -39,7 +40,7 @@ from query.modes.survey import (
 )
 from query.retrieval.search import Search
 from query.retrieval.steps import Steps
-from query.retrieval.words import language_of, stems
+from query.retrieval.words import stems
 from query.settings import ChatSettings, RerankSettings, RetrievalSettings
 from query.telemetry import QueryMetrics
 
@@ -323,7 +324,7 @@ class _Gathering:
                         facts["passages"] = 0
                         return []
                     scope = replace(scope, filters=filters)
-                    if len(stems(asks.topic, language_of(asks.topic))) >= MIN_TOPIC_STEMS:
+                    if len(stems(asks.topic, language_of_question(asks.topic))) >= MIN_TOPIC_STEMS:
                         newest_first = await self.modes._search.search(
                             asks.topic,
                             self.caller,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Literal
 
-from query.retrieval.words import language_of
+from pipeline.core.languages import ENGLISH, language_of_question
 
 Unit = Literal["day", "week", "month", "year"]
 
@@ -171,7 +171,8 @@ _DATE = re.compile(
 def recency(question: str, today: date) -> Recency | None:
     """The recency that a question asks for; None: it does not. It imports the library at the first text that may be a
     date, which takes a few tenths of a second."""
-    language = language_of(question)
+    recognised = language_of_question(question)
+    language = recognised if recognised in LATEST else ENGLISH
     return _relative(question, language, today) or _dated(question, language, today) or _latest(question, language)
 
 

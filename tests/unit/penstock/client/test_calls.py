@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -18,7 +19,8 @@ READ, ANSWER = calls.me(), calls.answer("q", None, (), None, None, None, False)
 def test_turns_are_sent_with_their_ids_and_only_where_there_are_any() -> None:
     """A service of before knows no turns."""
     id_ = UUID(int=7)
-    response = AnswerResponse.model_construct(answer="At six [1].", answer_id=str(id_))
+    fields: dict[str, Any] = {"answer": "At six [1].", "answer_id": str(id_)}
+    response = AnswerResponse.model_construct(**fields)
     turns = [response.turn("When does it open?"), Turn(question="And close?")]
     body = calls.answer("Why?", None, (), None, None, None, False, turns).json
     assert body is not None
