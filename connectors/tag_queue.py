@@ -16,6 +16,8 @@ class TagQueue:
         self._taken: list[str] = []
         self._put_back: list[str] = []
         self._known = set(tags)
+        self.is_continued = False
+        """Whether the holders of some tags were read before."""
 
     @classmethod
     def from_cursor(cls, cursor: Cursor) -> TagQueue:
@@ -26,6 +28,7 @@ class TagQueue:
         except (KeyError, TypeError) as error:
             raise CursorExpired("the cursor of groups is not in this connector's format: all are read") from error
         queue._known.update(queue._taken)
+        queue.is_continued = not set(queue._taken) <= set(queue._waiting)
         return queue
 
     @property

@@ -55,14 +55,16 @@ class GroupReader:
     async def _pages(self, work: _Work, unreadable: dict[str, str]) -> AsyncIterator[GroupPage]:
         run = _Run(self._failures, unreadable)
         spaces = await self._site.spaces()
-        self._failures.succeed()
+        if work.read:  # what is left may be nothing but failures
+            self._failures.succeed()
         named = dict.fromkeys(tag for tag in work.tags if _is_group(tag))
         work.tags = [tag for tag in work.tags if tag not in named]
 
         def page(groups: Sequence[Group]) -> GroupPage:
             named.update(dict.fromkeys(tag for group in groups for tag in group.of if _is_group(tag)))
             tags, listings = [*work.tags, *named, *run.failed_tags], [*work.listings, *run.failed_listings]
-            return GroupPage(groups, {"tags": tags, "listings": listings, "next": work.position})
+            work.read += len(groups)
+            return GroupPage(groups, {"tags": tags, "listings": listings, "next": work.position, "read": work.read})
 
         while work.tags:
             batch, work.tags = work.tags[:MAX_CONCURRENT_TAGS], work.tags[MAX_CONCURRENT_TAGS:]
@@ -148,13 +150,16 @@ class _Work:
     """Keys of the spaces whose restrictions are to be listed."""
     position: Position | None
     """Where the listing of the first of them continues; None: at its beginning."""
+    read: int = 0
+    """The number of groups that were read so far."""
 
     @classmethod
     def from_cursor(cls, cursor: Cursor) -> _Work:
         """Raises CursorExpired for a cursor in another format."""
         try:
-            return cls(list(map(str, cursor["tags"])), list(map(str, cursor["listings"])), cursor["next"])
-        except (KeyError, TypeError) as error:
+            tags, listings = list(map(str, cursor["tags"])), list(map(str, cursor["listings"]))
+            return cls(tags, listings, cursor["next"], int(cursor["read"]))
+        except (KeyError, TypeError, ValueError) as error:
             raise CursorExpired("the cursor of groups is not in this connector's format: all are read again") from error
 
 

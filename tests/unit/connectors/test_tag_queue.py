@@ -45,7 +45,16 @@ def test_a_tag_that_is_put_back_is_taken_again_from_the_cursor_alone() -> None:
     assert queue.take(8) == ["group:1", "group:2"]
     queue.put_back("group:1")
     assert queue.take(8) == []
-    assert TagQueue.from_cursor(queue.cursor).take(8) == ["group:1"]
+    continued = TagQueue.from_cursor(queue.cursor)
+    assert continued.is_continued
+    assert continued.take(8) == ["group:1"]
+
+
+def test_a_listing_of_which_every_tag_failed_has_read_nothing() -> None:
+    queue = TagQueue(["group:1", "group:2"])
+    for tag in queue.take(8):
+        queue.put_back(tag)
+    assert not TagQueue.from_cursor(queue.cursor).is_continued
 
 
 @pytest.mark.parametrize("cursor", [{}, {"waiting": 3, "taken": []}, {"waiting": []}])

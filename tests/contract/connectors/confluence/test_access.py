@@ -219,7 +219,20 @@ async def test_a_group_that_fails_for_a_moment_is_read_again_without_the_others(
     assert [reason for part, reason in one.context.set_aside.reasons().items() if "members of group" in part]
 
 
-@pytest.mark.parametrize("cursor", [{}, {"tags": 3, "listings": [], "next": None}])
+async def test_groups_of_which_none_can_be_read_keep_their_members(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        one.fake.faults.broken |= {"/group/", "/spaces/"}
+        one.source = one.connect(patient=False)
+        cursor: Cursor | None = None
+        for _ in range(5):
+            parts: list[GroupPage] = []
+            with pytest.raises(Retryable):
+                await extend(parts, one.source.group_pages(cursor))
+            cursor = parts[-1].cursor
+        assert one.context.set_aside.reasons() == {}
+
+
+@pytest.mark.parametrize("cursor", [{}, {"tags": 3, "listings": [], "next": None, "read": 0}])
 async def test_a_malformed_cursor_of_groups_counts_as_expired(one: Wiki, cursor: Cursor) -> None:
     with pytest.raises(CursorExpired):
         _ = [part async for part in one.source.group_pages(cursor)]
