@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 from uuid import UUID
 
 import httpx
@@ -19,8 +18,19 @@ READ, ANSWER = calls.me(), calls.answer("q", None, (), None, None, None, False)
 def test_turns_are_sent_with_their_ids_and_only_where_there_are_any() -> None:
     """A service of before knows no turns."""
     id_ = UUID(int=7)
-    fields: dict[str, Any] = {"answer": "At six [1].", "answer_id": str(id_)}
-    response = AnswerResponse.model_construct(**fields)
+    response = AnswerResponse(
+        answer="At six [1].",
+        citations=[],
+        steps=[],
+        grounded=True,
+        mode="hybrid",
+        notes=[],
+        relevant=True,
+        model=None,
+        unsupported=[],
+        review=False,
+        answer_id=str(id_),
+    )
     turns = [response.turn("When does it open?"), Turn(question="And close?")]
     body = calls.answer("Why?", None, (), None, None, None, False, turns).json
     assert body is not None
