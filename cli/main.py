@@ -2,7 +2,8 @@
 
 A command's module is imported when the command is called, so that nobody waits for the libraries of the others.
 
-Exit codes: 0 done, 1 it did not work (one line says why), 2 the command was used wrongly.
+Exit codes: 0 done, 1 it did not work (one line says why), 2 the command was used wrongly, 3 what was measured
+is too low or worse than before.
 """
 
 from __future__ import annotations

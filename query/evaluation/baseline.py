@@ -50,7 +50,7 @@ class Change:
 
     @property
     def is_decline(self) -> bool:
-        """Whether it is large and significant enough for an alert (deploy/prometheus/alerts.yml)."""
+        """True if the change is large and significant enough for an alert (deploy/prometheus/alerts.yml)."""
         return self.ratio < WORST_RATIO and self.p < SIGNIFICANT
 
 

@@ -42,7 +42,7 @@ RESULTS: dict[str, Any] = {
 }
 
 
-def test_the_tables_of_the_page_are_those_of_the_results_files() -> None:
+def test_the_tables_of_the_page_come_from_the_results_files() -> None:
     page = judged.DOCUMENT.read_text("utf-8")
     assert page == judged.written(page, *judged.results()), "run `python -m bench.judged`"
 
