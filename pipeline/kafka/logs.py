@@ -23,6 +23,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
+from pipeline.core.kafka_log import Witness, witness
 from pipeline.kafka.stopping import stop_consumer
 
 LOOK_SECONDS = 30.0
@@ -40,20 +41,13 @@ class LogsUnavailable(Exception):
     """Kafka cannot be reached or does not answer in time. The message is one line; a later attempt may succeed."""
 
 
-@dataclass(frozen=True, slots=True)
-class SentRecord:
-    sent_ms: int
-    key: bytes | None
-    value: bytes | None
-
-
 @dataclass(slots=True)
 class LogNow:
     log_id: str
     """Identifies the cluster and the topic: a topic that was deleted and created again has another one."""
     begin: int
     end: int
-    records: dict[int, SentRecord] = field(default_factory=dict)
+    records: dict[int, Witness] = field(default_factory=dict)
     """The records by offset. One that has expired, was compacted away or does not exist yet is absent."""
 
 
@@ -103,8 +97,14 @@ async def _look(kafka: Any, offsets: Mapping[Place, Collection[int]], logs: dict
             kafka.seek(at, offset)
             record = await kafka.getone(at)
             if record.offset == offset:
-                now.records[offset] = SentRecord(record.timestamp, record.key, record.value)
+                now.records[offset] = witness(offset, as_read(record.timestamp), record.key, record.value)
         logs[at.topic, at.partition] = now
+
+
+def as_read(sent_ms: int) -> int:
+    """The time of a record, in milliseconds, as it would be computed from faust's seconds (a float, and so not always
+    exact): the two must be equal to be compared."""
+    return round(sent_ms / 1000.0 * 1000)
 
 
 async def identities(kafka: Any, topics: Collection[str]) -> dict[Place, str]:

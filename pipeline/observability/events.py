@@ -56,6 +56,7 @@ LogEvent = Literal[
     "hints_rescued",
     "index_ahead_of_ledger",
     "jwks_unreachable",
+    "kafka_batch_unreadable",
     "kafka_connection_not_closed",
     "kafka_log_moved",
     "kafka_records_expired",

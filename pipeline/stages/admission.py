@@ -190,6 +190,16 @@ def verified(registry: Registry, record: Incoming, now: datetime) -> str:
     return key.producer
 
 
+def without_traceback(error: T) -> T:
+    """Remove the tracebacks of an error and its causes. Their frames hold the batch, and the batch the error: large
+    records would stay in memory until Python looks for such circles, which it does after many objects, not bytes."""
+    cause: BaseException | None = error if isinstance(error, BaseException) else None
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
 def _sort(batch: Sequence[Incoming], read: Callable[[Incoming], tuple[T, str | None]]) -> Sorted[T]:
     """Read every record, so that poison does not hide a valid one. read: returns the message and the name of the
     producer that signed it, or raises Poison."""
@@ -198,7 +208,7 @@ def _sort(batch: Sequence[Incoming], read: Callable[[Incoming], tuple[T, str | N
         try:
             message, producer = read(record)
         except Poison as error:
-            sorted_batch.poison.append((record, error))
+            sorted_batch.poison.append((record, without_traceback(error)))
         else:
             sorted_batch.accepted.append(message)
             sorted_batch.producers.append(producer)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import tempfile
+import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,12 +25,14 @@ from aiokafka.errors import NoError, RebalanceInProgressError
 from aiokafka.protocol.group import HeartbeatRequest
 from faust.tables import TableManager
 from faust.tables.recovery import Recovery, ServiceStopped
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 
 from pipeline.core.errors import Retryable
 from pipeline.core.kafka_log import Witness, witness
 from pipeline.core.model import Lane
 from pipeline.core.progress import Progress
+from pipeline.kafka.batches import begin_poll
 from pipeline.kafka.client import security
 from pipeline.ledger.kafka_marks import Place
 from pipeline.observability.metrics import Metrics
@@ -48,6 +52,13 @@ POLL_RECORDS = 20
 MAX_IN_FLIGHT_RECORDS = 10_000
 """The most records of one partition from the oldest unfinished one to the newest that was read. Tracking them takes
 about a megabyte."""
+POLL_BYTES = 16 * 2**20
+"""The size at which a poll takes no further record."""
+MAX_HELD_BYTES = 256 * 2**20
+"""The size at which no more records of a topic are read until some are done: the largest record for each of the eight
+lanes, which may be parked there, and one poll. Packed, the largest record may have a kilobyte."""
+HELD_PAUSE_SECONDS = 0.1
+"""How long to wait then before looking again."""
 COMMIT_SECONDS = 5.0
 RECOMMIT_SECONDS = 30.0
 """An offset that has not grown for so long is committed again. Kafka forgets a commit that it accepted while the topic
@@ -367,14 +378,43 @@ class Consumption:
         return self.assigned.is_set() and not self.app.crashed
 
 
+class _Thread(AIOKafkaConsumerThread):
+    """Takes records of POLL_BYTES in one poll."""
+
+    async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
+        begin_poll(POLL_BYTES)
+        return await super()._fetch_records(*args, **kwargs)
+
+
 def _consumer_class(progress: Progress[Any], guard: LogGuard, commit_lock: asyncio.Lock) -> type:
     class Consumer(FaustConsumer):
         """Commits our done prefix and nothing else. (faust's own rule skips gaps in a new group.)"""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
+            self._held: Counter[str] = Counter()
+            """Bytes of the records in memory, by topic."""
             self._commit_due: dict[TopicPartition, float] = {}
             """When an offset is committed again although it has not grown, on time.monotonic()."""
+
+        def _new_consumer_thread(self) -> _Thread:
+            return _Thread(self, loop=self.loop, beacon=self.beacon)
+
+        async def _getmany(self, active_partitions: Any, timeout: float) -> Any:
+            """Read only topics of which few bytes are in memory."""
+            readable = {tp for tp in active_partitions if self._held[tp.topic] < MAX_HELD_BYTES}
+            if not readable:  # aiokafka would take none as all
+                await asyncio.sleep(HELD_PAUSE_SECONDS)
+                return {}
+            some = len(readable) < len(active_partitions)
+            return await super()._getmany(readable, min(timeout, HELD_PAUSE_SECONDS) if some else timeout)
+
+        def _to_message(self, tp: Any, record: Any) -> Any:
+            message = super()._to_message(tp, record)
+            size = len(record.key or b"") + len(record.value or b"")
+            self._held[tp.topic] += size
+            weakref.finalize(message, self._held.subtract, {tp.topic: size})  # also where faust drops it unseen
+            return message
 
         async def on_partitions_assigned(self, assigned: Any, generation_id: int = 0) -> None:
             progress.open(assigned)  # first: faust passes records on before it has sent its own signal

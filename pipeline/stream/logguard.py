@@ -16,7 +16,7 @@ from typing import Protocol, get_args
 import structlog
 
 from pipeline.core.errors import PenstockError, Retryable
-from pipeline.core.kafka_log import Log, Mark, Moved, Verdict, Witness, expired, judge, thinned, witness
+from pipeline.core.kafka_log import Log, Mark, Moved, Verdict, Witness, expired, judge, thinned
 from pipeline.kafka.client import security
 from pipeline.kafka.logs import LogsUnavailable, look
 from pipeline.ledger import kafka_marks
@@ -40,12 +40,6 @@ MAX_SAMPLES = 8
 MAX_GAPS = 100
 """The most gaps of one partition between two comparisons; a compacted topic has many."""
 END_OF_LOG = 2**63
-
-
-def as_read(sent_ms: int) -> int:
-    """The time of a record, in milliseconds, as it would be computed from faust's seconds (a float, and so not always
-    exact): the two must be equal to be compared."""
-    return round(sent_ms / 1000.0 * 1000)
 
 
 class Rewinds(Protocol):
@@ -345,12 +339,7 @@ class LogGuard:
         return {
             place: (
                 before[place],
-                Log(
-                    now.log_id,
-                    now.begin,
-                    now.end,
-                    {n: witness(n, as_read(r.sent_ms), r.key, r.value) for n, r in now.records.items()},
-                ),
+                Log(now.log_id, now.begin, now.end, now.records),
             )
             for place, now in logs.items()
         }

@@ -10,10 +10,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from itertools import product
 from pathlib import Path
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from typer.testing import CliRunner, Result
 
 from cli.main import app
@@ -27,16 +28,28 @@ from query.access.callers import identify, readable
 from tests.e2e.test_cli import answer, run, search_ids
 from tests.e2e.test_dead import metric
 from tests.e2e.test_stream import document
+from tests.support.pipeline import hostile_batches
+from tests.support.pipeline.hostile_batches import batch, record
 from tests.support.space import PROJECT, Space, now
 from topics.codec import Headers
 from topics.messages import AccessChanged, AnyMessage, ConversationForgotten, IdentityChanged
-from topics.registry import CONVERSATIONS, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES, Topic
+from topics.registry import (
+    CONVERSATIONS,
+    DOCUMENTS_BACKFILL,
+    DOCUMENTS_LIVE,
+    IDENTITIES,
+    MAX_MESSAGE_BYTES,
+    Topic,
+)
 from topics.signatures import key_id, new_private_key, public_key_of
 
 pytestmark = pytest.mark.stack
 
 ENFORCE = {"PENSTOCK_PRODUCERS": "enforce"}
 FORGED, SPACES = 600, 8
+BOMB_BYTES, LARGE = 2**29, 48
+MEMORY_BYTES = 900 * 2**20
+"""Less than the limit of detect's container in deploy/kubernetes, and than two bombs or the large records together."""
 
 
 async def enrol(space: Space, name: str, *allow: str, until: datetime | None = None) -> Path:
@@ -311,6 +324,42 @@ async def test_a_flood_of_forged_records_delays_no_signed_record_of_the_same_sou
     await space.until("SELECT count(*) FROM dead_letters WHERE code = 'unsigned'", FORGED)
     assert metric(space, "penstock_dead_letter_floods_total") == 0
     assert metric(space, "penstock_moved_poison_total") == 0
+
+
+@pytest.mark.slow
+async def test_batches_that_nobody_can_unpack_or_read_stop_no_revocation(space: Space) -> None:
+    """A writer of the topic needs no key to put them there, and Kafka does not examine them."""
+    wiki = await enrol(space, "wiki", "acme/*")
+    space.start("detect", env=ENFORCE)
+    await publish(space, wiki, DOCUMENTS_LIVE, document("merger.md", "# Falcon", acl_tags=["board"]))
+    await publish(space, wiki, IDENTITIES, identity("ann", ["board"]))
+    await space.until("SELECT count(*) FROM memberships", 1)
+    await space.until("SELECT count(*) FROM documents", 1)
+    hostile = hostile_batches.bomb(BOMB_BYTES), batch(record(0, b"x", header=b"\xff"))
+    intake = DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS
+    kafka = AIOKafkaProducer(bootstrap_servers=space.settings.kafka.bootstrap)
+    await kafka.start()
+    try:
+        for place, stored in product(intake, hostile):
+            for partition in range(place.partitions):
+                await hostile_batches.send(kafka, space.settings.kafka.topic_prefix + place.name, partition, stored)
+        large = hostile_batches.bomb(MAX_MESSAGE_BYTES - 2**20)  # each one may be sent: 890 bytes, packed
+        for n in range(LARGE):
+            topic = f"{space.settings.kafka.topic_prefix}{DOCUMENTS_LIVE.name}"
+            await hostile_batches.send(kafka, topic, n % DOCUMENTS_LIVE.partitions, large)
+    finally:
+        await kafka.stop()
+    await publish(space, wiki, DOCUMENTS_LIVE, access("merger.md", ["nobody"]))
+    await publish(space, wiki, IDENTITIES, identity("ann", []))
+    await space.until("SELECT count(*) FROM access_sets WHERE acl_tags = '{wiki/nobody}'", 1)
+    await space.until("SELECT count(*) FROM memberships WHERE groups = '{}'", 1)
+    sent = len(hostile) * sum(topic.partitions for topic in intake) + LARGE
+    await space.until("SELECT count(*) FROM dead_letters", sent)
+    assert await codes(space) == {"unsigned": sent}
+    status = Path(f"/proc/{space.processes['detect'].pid}/status").read_text()
+    [peak] = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")]
+    assert peak * 1024 < MEMORY_BYTES
+    assert space.stop("detect") == 0
 
 
 @pytest.mark.slow

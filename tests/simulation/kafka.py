@@ -20,7 +20,7 @@ from pipeline.core.errors import Retryable
 from pipeline.core.kafka_log import Witness, witness
 from pipeline.core.model import Lane
 from pipeline.core.progress import Progress
-from pipeline.kafka.logs import LogNow, LogsUnavailable, SentRecord
+from pipeline.kafka.logs import LogNow, LogsUnavailable, as_read
 from pipeline.kafka.producer import DeliveryUnknown, KafkaUnavailable, Stored
 from pipeline.stages.stage import Incoming, Stage
 from pipeline.stream.lanes import Lanes
@@ -88,7 +88,7 @@ class Broker:
     def look(self, place: Place, offsets: Collection[int]) -> LogNow:
         """As ``pipeline.kafka.logs.look`` sees a partition."""
         log = self.logs[place]
-        records = {n: SentRecord(self.sent_ms(place, n), *log[n][:2]) for n in offsets if n < len(log)}
+        records = {n: witness(n, as_read(self.sent_ms(place, n)), *log[n][:2]) for n in offsets if n < len(log)}
         return LogNow(f"{place[0]} {self.made[place[0]]}", 0, len(log), records)
 
     def sent_ms(self, place: Place, offset: int) -> int:

@@ -1,0 +1,253 @@
+"""Batches of records as Kafka stores them, read so that no batch stops its consumer.
+
+Kafka stores what a producer sends without examining the names of headers, or how large a batch becomes when it is
+unpacked. aiokafka unpacks a whole batch into memory, and raises an error for a header's name that is not UTF-8. Either
+way the consumer reads the same batch again, for ever, and everything behind it waits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from threading import local
+from typing import Any
+
+import cramjam
+import structlog
+from aiokafka.codec import _detect_xerial_stream
+from aiokafka.consumer import fetcher
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.default_records import DefaultRecordBatch
+from aiokafka.record.memory_records import MemoryRecords
+
+from topics.registry import MAX_MESSAGE_BYTES
+
+log = structlog.get_logger()
+
+MAX_BATCH_BYTES = MAX_MESSAGE_BYTES + 2**20
+"""The most that a batch may take when it is unpacked: the largest record, and room for its batch."""
+HEADER_BYTES = 61
+ATTRIBUTES = slice(21, 23)
+CODEC_BITS = 0x07
+MAX_SNAPPY_BLOCKS = MAX_BATCH_BYTES // 1024
+"""Producers make blocks of 32 KiB. Each takes time, also one that holds nothing."""
+LARGE_BYTES = 2**20
+"""The size from which a record that is read alone is fetched again rather than kept unpacked with its batch."""
+_FIRST_GUESS = 8
+"""Buffers for unpacking begin at so many times the packed size, and grow by the same factor: texts rarely need a second
+one."""
+
+
+class TooLarge(ValueError):
+    """A batch takes more than MAX_BATCH_BYTES when it is unpacked."""
+
+
+UNREADABLE = (
+    TooLarge,
+    CorruptRecordException,
+    KeyError,  # there is no such codec
+    ValueError,  # also a name that is not UTF-8
+    IndexError,
+    EOFError,
+    zlib.error,
+    cramjam.DecompressionError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for the records of a batch that cannot be read, at the offset of the last of them. Like every record
+    without a value, it becomes a dead letter that names its place."""
+
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: None = None
+    value: None = None
+    checksum: None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class Batch:
+    """A batch with the attributes that aiokafka's fetcher uses, whose iteration neither fails nor takes more memory
+    than MAX_BATCH_BYTES and its records."""
+
+    def __init__(self, batch: Any, stored: memoryview) -> None:
+        """batch: aiokafka's. stored: its bytes."""
+        self._batch = batch
+        self._stored = stored
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def __next__(self) -> Any:
+        return next(self._batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        batch, offset = self._batch, -1
+        try:
+            if batch.compression_type:
+                batch = DefaultRecordBatch(unpacked(self._stored, batch.compression_type))
+            for record in batch:
+                offset = record.offset
+                yield record
+        except UNREADABLE as error:
+            last = self._batch.next_offset - 1
+            first = max(offset + 1, self._batch.base_offset)
+            log.warning("kafka_batch_unreadable", first=first, last=last, error=type(error).__name__)
+            if offset < last:
+                yield Unreadable(last, self._batch.max_timestamp, self._batch.timestamp_type)
+
+
+class Batches:
+    """The batches of one partition in a response of Kafka, instead of aiokafka's ``MemoryRecords``."""
+
+    def __init__(self, stored: bytes) -> None:
+        self._batches = MemoryRecords(stored)
+        self._rest = memoryview(stored)
+        self.size_in_bytes = self._batches.size_in_bytes
+        self.has_next = self._batches.has_next
+
+    def next_batch(self) -> Any:
+        batch = self._batches.next_batch()
+        size = 12 + int.from_bytes(self._rest[8:12], "big")
+        stored, self._rest = self._rest[:size], self._rest[size:]
+        return Batch(batch, stored) if isinstance(batch, DefaultRecordBatch) else batch
+
+
+def unpacked(stored: memoryview, codec: int) -> bytes:
+    """Return a compressed batch as it would be without compression, except for its checksum. Raises TooLarge, or an
+    error of the codec."""
+    attributes = int.from_bytes(stored[ATTRIBUTES], "big") & ~CODEC_BITS
+    header = bytearray(stored[:HEADER_BYTES])
+    header[ATTRIBUTES] = attributes.to_bytes(2, "big")
+    return bytes(header) + _UNPACK[codec](stored[HEADER_BYTES:])
+
+
+def _decoded(codec: Any, packed: memoryview) -> bytes:
+    size = min(_FIRST_GUESS * len(packed) + 1024, MAX_BATCH_BYTES)
+    while True:
+        buffer = bytearray(size)
+        try:
+            return bytes(memoryview(buffer)[: codec.decompress_into(bytes(packed), buffer)])
+        except cramjam.DecompressionError as error:
+            if "whole buffer" not in str(error):
+                raise
+            if size == MAX_BATCH_BYTES:
+                raise TooLarge from error
+            size = min(_FIRST_GUESS * size, MAX_BATCH_BYTES)
+
+
+def _gunzipped(packed: memoryview) -> bytes:
+    member = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    records = member.decompress(packed, MAX_BATCH_BYTES + 1)
+    if len(records) > MAX_BATCH_BYTES:
+        raise TooLarge
+    if not member.eof or member.unused_data:  # producers make one member
+        raise CorruptRecordException
+    return records
+
+
+def _unsnapped(packed: memoryview) -> bytes:
+    blocks = []
+    if _detect_xerial_stream(packed):
+        at = 16
+        while at < len(packed):
+            size = int.from_bytes(packed[at : at + 4], "big")
+            blocks.append(bytes(packed[at + 4 : at + 4 + size]))
+            at += 4 + size
+            if len(blocks) > MAX_SNAPPY_BLOCKS:
+                raise TooLarge
+    else:
+        blocks.append(bytes(packed))
+    if sum(cramjam.snappy.decompress_raw_len(block) for block in blocks) > MAX_BATCH_BYTES:
+        raise TooLarge
+    return b"".join(bytes(cramjam.snappy.decompress_raw(block)) for block in blocks)
+
+
+_UNPACK: Mapping[int, Callable[[memoryview], bytes]] = {
+    1: _gunzipped,
+    2: _unsnapped,
+    3: partial(_decoded, cramjam.lz4),
+    4: partial(_decoded, cramjam.zstd),
+}
+"""By codec, as Kafka numbers them."""
+
+
+class _Poll(local):
+    """The poll that the consumer of this thread is making."""
+
+    room: int | None = None
+    """How many bytes of records it may still take; None: any number."""
+
+
+_poll = _Poll()
+
+
+def begin_poll(room: int) -> None:
+    """Let the consumers of this thread take records of about ``room`` bytes until the next call: the last record may
+    be larger."""
+    _poll.room = room
+
+
+class Fetched(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has no types
+    """The records of one partition in a response, of which a poll takes no more than it has room for."""
+
+    _partition_records: Any
+
+    def check_assignment(self, tp: Any) -> bool:
+        if (reading := self._partition_records) is None:
+            return False
+        if super().check_assignment(tp):
+            return True
+        _release(reading)
+        return False
+
+    def getone(self) -> Any:
+        reading = self._partition_records
+        record = super().getone()
+        if record is not None and _size(record) > LARGE_BYTES:
+            _release(reading)
+            self._partition_records = None
+        return record
+
+    def getall(self, max_records: int | None = None) -> list[Any]:
+        if _poll.room is None:
+            taken: list[Any] = super().getall(max_records)
+            return taken
+        records: list[Any] = []
+        if not self.check_assignment(self._topic_partition) or not self.has_more():
+            return records
+        if _poll.room <= 0:
+            return records
+        unpacked_records: Any = self._partition_records
+        while len(records) != max_records and _poll.room > 0:
+            record = next(unpacked_records, None)
+            if record is None:
+                break
+            records.append(record)
+            _poll.room -= _size(record)
+        self._update_position()
+        if len(records) != max_records:  # at the end, or without room: what is unpacked is fetched again
+            _release(unpacked_records)
+            self._partition_records = None
+        return records
+
+
+def _release(records: Any) -> None:
+    """Drop what is unpacked. The records and the generator that reads them hold each other, and Python looks for such
+    circles after many objects, not after many bytes."""
+    if (reading := records._records_iterator) is not None:
+        reading.close()
+
+
+def _size(record: Any) -> int:
+    return len(record.key or b"") + len(record.value or b"")
+
+
+def install() -> None:
+    """Let all of aiokafka's consumers in this process, faust's too, read batches in this way. Repeats are harmless."""
+    fetcher.MemoryRecords = Batches
+    fetcher.FetchResult = Fetched
