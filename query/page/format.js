@@ -8,19 +8,21 @@ const QUOTE = /^\s{0,3}>\s?/;
 const HEADING = /^\s{0,3}#{1,6}\s+/;
 const ITEM = /^(\s*)(?:[-*+•]|(\d{1,9})[.)])(?:\s+|$)/;
 const RULE = /^\s{0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
-const DELIMITER_ROW = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+const DELIMITER_ROW = /^\|?\s*:?-+:?(?:\s*\|\s*:?-+:?)*\s*\|?$/;
 const MAX_DEPTH = 6;
 /** Blocks that are nested deeper are shown as paragraphs. */
+const MAX_MARKED = 2000;
+/** Marks are found for so many characters: looking for each one's end in the whole text would take seconds in a hostile text. */
 const INLINE = new RegExp(
   [
-    "(?<ticks>`+)(?!`)(?<code>[^`](?:.*?[^`])??)\\k<ticks>(?!`)",
-    "(?<strong>\\*\\*|__)(?=\\S)(?<bold>.*?[^\\s*_])\\k<strong>",
+    `(?<ticks>(?<!\`)\`+)(?!\`)(?<code>[^\`](?:.{0,${MAX_MARKED}}?[^\`])??)\\k<ticks>(?!\`)`,
+    `(?<strong>\\*\\*|__)(?=\\S)(?<bold>.{0,${MAX_MARKED}}?[^\\s*_])\\k<strong>`,
     "(?<![\\w*])\\*(?=[^\\s*])(?<starred>[^*]*?[^\\s*])\\*(?![\\w*])",
     "(?<![\\w_])_(?=[^\\s_])(?<scored>[^_]*?[^\\s_])_(?![\\w_])",
     "~~(?=[^\\s~])(?<struck>[^~]*?[^\\s~])~~",
     "\\[(?<numbers>\\d{1,3}(?:\\s*[,;]\\s*\\d{1,3})*)\\]",
     "\\\\(?<escaped>[!-/:-@[-`{-~])",
-    "(?<hard> {2,}|\\\\)\\n",
+    "(?<hard>(?<! ) {2,}|\\\\)\\n",
   ].join("|"),
   "gs",
 );
@@ -47,7 +49,7 @@ function* lines(text) {
 function renderBlocks(text, rows, context, depth) {
   const nodes = [];
   const line = (n) => text.slice(...rows[n]);
-  const isTable = (n) => n + 1 < rows.length && line(n).includes("|") && line(n + 1).includes("|") && DELIMITER_ROW.test(line(n + 1));
+  const isTable = (n) => n + 1 < rows.length && line(n).includes("|") && line(n + 1).includes("|") && DELIMITER_ROW.test(line(n + 1).trim());
   const beginsBlock = (n) => FENCE.test(line(n)) || HEADING.test(line(n)) || RULE.test(line(n)) || isTable(n) || (depth < MAX_DEPTH && (QUOTE.test(line(n)) || ITEM.test(line(n))));
   let n = 0;
   /** Take lines while the condition holds, each without what the pattern matches. */
@@ -134,7 +136,7 @@ function renderItem(text, rows, context, depth) {
 
 function renderTable(text, rows, context) {
   const [header, , ...body] = rows.map((row) => cells(text, row));
-  const row = (tag, list) => el("tr", {}, header.map((_, n) => el(tag, {}, list[n] ? renderInline(text, [list[n]], context) : null)));
+  const row = (tag, list) => el("tr", {}, list.slice(0, header.length).map((cell) => el(tag, {}, renderInline(text, [cell], context))));
   return el("div", { class: "table", tabindex: "0" }, el("table", {}, el("thead", {}, row("th", header)), el("tbody", {}, body.map((list) => row("td", list)))));
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -33,6 +34,29 @@ async def test_markup_in_a_document_is_shown_as_text_and_neither_runs_nor_loads(
     targets = await tab.page.evaluate("[...document.querySelectorAll('a[href]')].map(a => a.href)")
     assert targets
     assert [target for target in targets if not re.match(r"https?://", target)] == []
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" + " " * 150_000 + "b",
+        "a|b\n" + " " * 100_000 + "x|",
+        "|" + "a|" * 500 + "\n|" + "-|" * 500 + "\n" + "|\n" * 20_000,
+        "".join("`" * n + "a" for n in range(1, 600)),
+        "**a " * 60_000,
+    ],
+    ids=["spaces", "a row of a table", "a wide table", "code", "bold"],
+)
+async def test_no_text_keeps_the_page_busy_with_its_markdown(tab: Tab, text: str) -> None:
+    """Texts whose marks are never closed took minutes, in which the tab did not respond."""
+    render = """async (text) => {
+        const { renderText } = await import(new URL("format.js", document.querySelector("script[type=module]").src));
+        return renderText(text).textContent.length;
+    }"""
+    await tab.open("?q=turnips+beets+harvest+cellar")
+    async with asyncio.timeout(20):
+        assert await tab.page.evaluate(render, text) > 0
 
 
 @pytest.mark.asyncio(loop_scope="session")
