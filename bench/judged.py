@@ -1,4 +1,4 @@
-"""Writes the tables of docs/evaluation.md from the results of ``bench.retrieval`` and ``bench.confidence``.
+"""Writes the tables of docs/evaluation.md from the results of bench.retrieval, confidence, conversations and languages.
 
 python -m bench.judged
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import confidence, retrieval
+from bench import retrieval
 
+RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "evaluation.md"
 MARKED = re.compile(r"(<!-- (\w+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
 TITLES = {"cranfield": "Cranfield", "python_docs": "Python docs"}
@@ -65,6 +66,45 @@ def floor_table(results: Mapping[str, Any]) -> Iterator[str]:
     yield _measured(results)
 
 
+WAYS = ("as typed", "carried over", "always carried over", "written to stand alone")
+
+
+def conversation_table(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of follow-up questions: nDCG@10 of each way to read them, and recall of the first two."""
+    yield (
+        "| | taken for follow-ups | as typed | carried over | always the whole question before |"
+        " written to stand alone | recall@50 |"
+    )
+    yield "|---" * 7 + "|"
+    for questions, of in results.items():
+        ranks = [_number(of[way]["nDCG@10"][0]) for way in WAYS]
+        recall = " → ".join(_number(of[way]["recall@50"][0]) for way in WAYS[:2])
+        cells = (f"{of['questions']} {questions}", str(of["taken for follow-ups"]), *ranks, recall)
+        yield f"| {' | '.join(cells)} |"
+
+
+def language_table(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of languages in one index: English fields alone, and together with the fields of the language."""
+    yield (
+        "| questions in | | nDCG@10, English fields | both | difference [95 %] | p | recall@50, English fields | both |"
+    )
+    yield "|---" * 8 + "|"
+    measures = results["collections"]["mixed"]["keyword"]
+    for language, ranks in measures["nDCG@10"].items():
+        recall = measures["recall@50"][language]
+        mean, low, high = map(_signed, ranks["difference"])
+        compared = (
+            _number(ranks["english"]),
+            _number(ranks["own"]),
+            f"{mean} [{low}, {high}]",
+            _p(ranks["p"]).removeprefix("= "),
+        )
+        cells = (language, str(ranks["queries"]), *compared, _number(recall["english"]), _number(recall["own"]))
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield _measured(results["machine"])
+
+
 def _kinds(of: Mapping[str, Any]) -> list[str]:
     return [f"nDCG@5 {kind}" if n == 0 else kind for n, kind in enumerate(of["kinds"])]
 
@@ -97,10 +137,8 @@ def _p(value: float) -> str:
     return f"= {value:.4f}".replace("0.", ".", 1) if value < 0.001 else f"= {_number(value)}"
 
 
-def written(document: str, retrieved: Mapping[str, Any], floors: Mapping[str, Any]) -> str:
+def written(document: str, tables: Mapping[str, Iterable[str]]) -> str:
     """Return the document with the tables between its markers. Raises KeyError for a marker without results."""
-    tables = {name: collection_table(name, retrieved) for name in retrieved}
-    tables |= {"floors": floor_table(floors)} if floors else {}
 
     def table(match: re.Match[str]) -> str:
         return match[1] + "\n".join(tables[match[2]]) + "\n" + match[3]
@@ -108,16 +146,24 @@ def written(document: str, retrieved: Mapping[str, Any], floors: Mapping[str, An
     return MARKED.sub(table, document)
 
 
-def results() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the stored results of both; empty where nothing was measured."""
-    retrieved, floors = (
-        json.loads(file.read_text("utf-8")) if file.exists() else {} for file in (retrieval.RESULTS, confidence.RESULTS)
-    )
-    return retrieved, floors
+def tables() -> dict[str, Iterator[str]]:
+    """Return the tables by their markers, from the stored results; those that were not measured are absent."""
+    retrieved = _results("retrieval")
+    others = {"floors": "confidence", "conversations": "conversations", "languages": "languages"}
+    writers = {"floors": floor_table, "conversations": conversation_table, "languages": language_table}
+    measured = {marker: results for marker, name in others.items() if (results := _results(name))}
+    return {name: collection_table(name, retrieved) for name in retrieved} | {
+        marker: writers[marker](results) for marker, results in measured.items()
+    }
+
+
+def _results(name: str) -> Mapping[str, Any]:
+    file = RESULTS / f"{name}.json"
+    return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
 
 
 def main() -> None:
-    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8"), *results()), "utf-8")
+    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8"), tables()), "utf-8")
     sys.stdout.write(f"the tables in {DOCUMENT.name}\n")
 
 

@@ -44,7 +44,7 @@ RESULTS: dict[str, Any] = {
 
 def test_the_tables_of_the_page_come_from_the_results_files() -> None:
     page = judged.DOCUMENT.read_text("utf-8")
-    assert page == judged.written(page, *judged.results()), "run `python -m bench.judged`"
+    assert page == judged.written(page, judged.tables()), "run `python -m bench.judged`"
 
 
 def test_the_page_has_no_measured_table_of_its_own() -> None:
@@ -53,7 +53,8 @@ def test_the_page_has_no_measured_table_of_its_own() -> None:
 
 
 def test_a_table_names_its_commit_and_compares_each_line_with_the_one_before() -> None:
-    page = judged.written("<!-- cranfield: begin -->\nold\n<!-- cranfield: end -->\n", RESULTS, {})
+    tables = {"cranfield": judged.collection_table("cranfield", RESULTS)}
+    page = judged.written("<!-- cranfield: begin -->\nold\n<!-- cranfield: end -->\n", tables)
     assert page.splitlines()[1:-1] == [
         "| Cranfield | nDCG@10 | Δ (p) | recall@50 | Δ (p) | nDCG@5 summary |",
         "|---|---|---|---|---|---|",
