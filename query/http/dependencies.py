@@ -81,13 +81,12 @@ async def wait_for_publication(
     if not publications:
         return caller, None
     identity = identity_of(request)
+    access = {"principals": identity.principals, "tags": identity.tags}
     async with cast(Slot, request.state.slot).released():
-        seen = await service.search.wait_for(
-            publications, identity.tenant, principals=identity.principals, tags=identity.tags, seconds=seconds
-        )
+        seen = await service.search.wait_for(publications, identity.tenant, **access, seconds=seconds)
     assert seen is not None
     service.metrics.at_least.labels("applied" if seen.applied else "pending").observe(seen.waited_ms / 1000)
-    return await caller_now(request), seen
+    return await service.search.identify(identity.tenant, **access), seen
 
 
 def note_mode(request: Request, mode: str) -> None:

@@ -140,8 +140,7 @@ class PublicationRequest(RequestBody):
 
     at_least: Annotated[str, Field(min_length=1, max_length=MAX_TOKEN_CHARACTERS)] | None = Field(
         None,
-        description="The token of a publication: wait until the caller can see its changes. `X-Penstock-At-Least` is"
-        " the same as a header.",
+        description="The token of a publication: wait until the caller can see its changes.",
     )
     wait_seconds: float = Field(
         DEFAULT_WAIT_SECONDS, ge=0, le=MAX_WAIT_SECONDS, description="How long to wait for the changes of `at_least`."

@@ -25,19 +25,23 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ValidationError
 
+from pipeline.core.publication import Publication
 from pipeline.observability import tracing
 from query import problems
 from query.access.callers import Caller
 from query.http.audit_trail import ToolCall
+from query.http.schemas import AtLeastResponse, PublicationRequest
 from query.mcp import tools
 from query.mcp.shapes import NOTICE, FetchArguments, FetchOutput, SearchArguments, SearchOutput
+from query.model import AtLeast
 from query.service import Service
 
 log = structlog.get_logger()
 
 Context = ServerRequestContext[dict[str, Any], Any]
-Identify = Callable[[Context], Awaitable[Caller]]
-"""Returns the caller of a tool call with its current access. It runs at every call, not once for each session."""
+Identify = Callable[[Context, Sequence[Publication], float], Awaitable[tuple[Caller, AtLeast | None]]]
+"""Waits at most so many seconds until the caller of a tool call can see these changes. Returns the caller with its
+current access, and what it can see of the changes. It runs at every call, not once for each session."""
 
 Note = Callable[[Context, ToolCall], Awaitable[None]]
 """Records a tool call in the audit trail. It runs before the result is returned."""
@@ -117,7 +121,8 @@ def server(service: Service, identify: Identify, note: Note) -> Server[dict[str,
         attributes = {"mcp.method.name": "tools/call", "gen_ai.tool.name": tool.name}
         with tracing.begin(f"tools/call {tool.name}", "server", attributes=attributes) as span:
             try:
-                output = await tool.run(service, await identify(context), arguments)
+                caller, seen = await identify(context, *_publications(arguments))
+                output = _with_at_least(await tool.run(service, caller, arguments), seen)
                 await note(context, ToolCall(tool.name, "allowed", documents=tool.documents_in(output)))
             except tools.DocumentUnavailable as error:
                 object_ = tools.requested_object(arguments)
@@ -140,6 +145,20 @@ def server(service: Service, identify: Identify, note: Note) -> Server[dict[str,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
+
+
+def _publications(arguments: BaseModel) -> tuple[Sequence[Publication], float]:
+    """The changes that a call waits for, and for how many seconds at most."""
+    if not isinstance(arguments, PublicationRequest):
+        return (), 0.0
+    return arguments.publications(None), arguments.wait_seconds
+
+
+def _with_at_least(output: BaseModel, seen: AtLeast | None) -> BaseModel:
+    if seen is None or not isinstance(output, SearchOutput):
+        return output
+    notes = [*output.notes, *([] if seen.applied else [f"incomplete: {seen.reason}"])]
+    return output.model_copy(update={"at_least": AtLeastResponse(**seen.as_json()), "notes": notes})
 
 
 def _failed(line: str) -> CallToolResult:

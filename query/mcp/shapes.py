@@ -10,10 +10,12 @@ from pydantic import Field
 from query.access.facets import MAX_FACETS
 from query.access.filters import MAX_KEYS, Filters
 from query.http.schemas import (
+    AtLeastResponse,
     Facet,
     KeyCondition,
     Name,
     Names,
+    PublicationRequest,
     RequestBody,
     ResponseBody,
     Text,
@@ -32,7 +34,7 @@ NOTICE = (
 )
 
 
-class SearchArguments(RequestBody):
+class SearchArguments(PublicationRequest):
     query: Text = Field(
         description="Search text in natural language that can be understood without the conversation, or an exact"
         " identifier."
@@ -96,6 +98,7 @@ class SearchOutput(ResponseBody):
     notes: list[str] = Field([], description="Reasons why the results are incomplete; usually empty.")
     cursor: str | None = Field(None, description="Where the next page begins, if there is one.")
     facets: dict[str, Facet] = Field({}, description="The requested facets, by key.")
+    at_least: AtLeastResponse | None = Field(None, description="What can be seen of the changes that the call named.")
 
 
 class FetchOutput(ResponseBody):

@@ -12,12 +12,15 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
 from pipeline.core.errors import Misconfigured
+from pipeline.core.publication import Publication
 from pipeline.trail import access, recorded
 from query.access.callers import Caller
 from query.auth.authenticator import LOOPBACK_NAMES
 from query.auth.identity import Identity
 from query.http.audit_trail import ToolCall, note_call
+from query.http.dependencies import wait_for_publication
 from query.mcp.server import Context, server
+from query.model import AtLeast
 from query.service import Service
 from query.settings import ServeSettings
 
@@ -26,12 +29,15 @@ from query.settings import ServeSettings
 async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
     """Yields the ASGI application for requests that ``query.http.gate`` has authenticated."""
 
-    async def identify(context: Context) -> Caller:
+    async def identify(
+        context: Context, publications: Sequence[Publication], seconds: float
+    ) -> tuple[Caller, AtLeast | None]:
         identity = getattr(context.request and context.request.state, "identity", None)
-        if identity is None:
+        if identity is None or context.request is None:
             raise Misconfigured("the MCP endpoint is not behind the gate")
         known = cast(Identity, identity)
-        return await service.search.identify(known.tenant, principals=known.principals, tags=known.tags)
+        caller = await service.search.identify(known.tenant, principals=known.principals, tags=known.tags)
+        return await wait_for_publication(context.request, service, caller, publications, seconds)
 
     async def note(context: Context, call: ToolCall) -> None:
         assert context.request is not None
@@ -65,8 +71,12 @@ def security(serve: ServeSettings) -> TransportSecuritySettings:
 async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tags: Sequence[str]) -> None:
     """Serve until stdin ends. The access of these principals and tags is looked up at every call."""
 
-    async def identify(_: Context) -> Caller:
-        return await service.search.identify(tenant, principals=principals, tags=tags)
+    async def identify(
+        _: Context, publications: Sequence[Publication], seconds: float
+    ) -> tuple[Caller, AtLeast | None]:
+        who = {"principals": principals, "tags": tags}
+        seen = await service.search.wait_for(publications, tenant, **who, seconds=seconds)
+        return await service.search.identify(tenant, **who), seen
 
     async def note(_: Context, call: ToolCall) -> None:
         record = recorded(

@@ -276,7 +276,7 @@ export interface components {
         AnswerRequest: {
             /**
              * At Least
-             * @description The token of a publication: wait until the caller can see its changes. `X-Penstock-At-Least` is the same as a header.
+             * @description The token of a publication: wait until the caller can see its changes.
              */
             at_least?: string | null;
             /**
@@ -735,7 +735,7 @@ export interface components {
         SearchRequest: {
             /**
              * At Least
-             * @description The token of a publication: wait until the caller can see its changes. `X-Penstock-At-Least` is the same as a header.
+             * @description The token of a publication: wait until the caller can see its changes.
              */
             at_least?: string | null;
             /**

@@ -16,13 +16,14 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import TextContent
 
 from deploy.local.stack import Stack
+from penstock.wire import publication_token
 from pipeline.core.identity import document_id
 from query.http.app import describe_app
 from query.mcp.endpoint import mount
 from query.mcp.shapes import MAX_FETCHED_CHARACTERS, NOTICE
 from query.service import Service
 from tests.support.query.http_kit import as_, service_over
-from tests.support.query.library import Library, WordEmbedder, access, document
+from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 from tests.support.query.mcp_kit import CANARY, HOSTILE, SEARCH, WAY_IN, Person, call, connected, line, refused
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -153,6 +154,22 @@ async def test_a_search_without_results_has_a_note(ann: Person) -> None:
     response = await call(ann, "search", query="harbour", authors=["nobody"])
     assert response["results"] == []
     assert response["notes"] == ["no document that you may read matches"]
+
+
+async def test_a_search_waits_for_a_publication(served: Served, ann: Person) -> None:
+    crane = document("crane.md", "The crane of the harbour moves.", acl_tags=["user:ann"])
+    arguments = {"query": "crane moves", "at_least": publication_token([crane])}
+    early = await call(ann, "search", **arguments, wait_seconds=0)
+    assert (early["at_least"]["applied"], len(early["notes"])) == (False, 1)
+    assert "1 of 1 published changes cannot be seen" in early["notes"][0]
+    waiting = asyncio.create_task(call(ann, "search", **arguments, wait_seconds=30))
+    await asyncio.sleep(0.2)
+    await served.library.put(crane)
+    late = await waiting
+    assert (late["at_least"]["applied"], late["notes"]) == (True, [])
+    assert late["results"][0]["id"] == doc("crane.md")
+    assert "is no token" in await refused(ann, "search", query="crane", at_least="yesterday")
+    await served.library.put(deletion(crane))
 
 
 async def test_a_long_document_is_fetched_in_parts(ann: Person) -> None:
