@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Header, Request
 
-from pipeline.core.publication import MAX_TOKEN_CHARACTERS, Publication
+from pipeline.core.publication import Publication
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, translated
 from query.access.callers import Caller
@@ -49,12 +49,14 @@ Serving = Annotated[Service, Depends(service_of)]
 Authenticated = Annotated[Identity, Depends(identity_of)]
 Reader = Annotated[Caller, Depends(caller_now)]
 Operator = Annotated[Identity, Depends(operator)]
+MAX_HEADER_CHARACTERS = 16_000
+"""The longest token in a header, of about 480 documents: a request's head has at most 24 KiB."""
 AtLeastHeader = Annotated[
     str | None,
     Header(
         alias="X-Penstock-At-Least",
-        max_length=MAX_TOKEN_CHARACTERS,
-        description="The token of a publication, as `at_least` in the body.",
+        max_length=MAX_HEADER_CHARACTERS,
+        description="The token of a publication, as `at_least` in the body, if it is short enough for a header.",
     ),
 ]
 

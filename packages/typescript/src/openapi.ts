@@ -1163,7 +1163,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The token of a publication, as `at_least` in the body. */
+                /** @description The token of a publication, as `at_least` in the body, if it is short enough for a header. */
                 "X-Penstock-At-Least"?: string | null;
             };
             path?: never;
@@ -1724,7 +1724,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The token of a publication, as `at_least` in the body. */
+                /** @description The token of a publication, as `at_least` in the body, if it is short enough for a header. */
                 "X-Penstock-At-Least"?: string | null;
             };
             path?: never;

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from canary.telemetry import CanaryMetrics
 from canary.worker import Canaries
 from deploy.local.stack import Stack
+from pipeline.core import publication
 from pipeline.core.canary import Canary
 from pipeline.core.conversations import made_by
 from pipeline.diagnosis import story
@@ -38,7 +39,7 @@ from pipeline.stores.postgres import (
 )
 from query.access import callers as access
 from query.access import documents as reading
-from query.access import facets
+from query.access import facets, published
 from query.access.callers import Caller, Readable
 from query.access.filters import NONE, Filters
 from query.access.tenant_rows import rows_of
@@ -150,6 +151,7 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         ),
         lambda: review.list_pending(connection, caller),
         lambda: review.list_feedback(connection, HELD),
+        lambda: published.pending(connection, caller, [publication.content(id_, 1) for id_ in ids.documents]),
         lambda: promotion.candidates(connection, promotion.Asker(HELD, tags=("staff",))),
         *(lambda id_=id_: reading.read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
         *(lambda id_=id_: reading.may_read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
