@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, cast
@@ -78,17 +79,31 @@ def release_search(request: Request) -> None:
 async def wait_for_publication(
     request: Request, service: Service, caller: Caller, publications: Sequence[Publication], seconds: float
 ) -> tuple[Caller, AtLeast | None]:
-    """Wait, without a slot, until the caller can see these changes. Returns its access after that, and what it can see;
-    None if there are no changes to wait for. Raises Problem (429, 503) and Retryable."""
+    """Wait until the caller can see these changes, without a slot between two looks. Returns its access after that, and
+    what it can see; None if there are no changes to wait for. Raises Problem (429, 503) and Retryable."""
     if not publications:
         return caller, None
     identity = identity_of(request)
+    slot, now = cast(Slot, request.state.slot), asyncio.get_running_loop().time
+    ends = now() + seconds
+
+    async def pause(length: float) -> None:
+        while True:
+            try:
+                async with slot.released():
+                    await asyncio.sleep(length)
+            except Problem:  # no slot is free: the next look may have one
+                if now() >= ends:
+                    raise
+            else:
+                return
+
+    search, tenant = service.search, identity.tenant
     access = {"principals": identity.principals, "tags": identity.tags}
-    async with cast(Slot, request.state.slot).released():
-        seen = await service.search.wait_for(publications, identity.tenant, **access, seconds=seconds)
+    seen = await search.wait_for(publications, tenant, seconds=seconds, pause=pause, **access)
     assert seen is not None
     service.metrics.at_least.labels("applied" if seen.applied else "pending").observe(seen.waited_ms / 1000)
-    return await service.search.identify(identity.tenant, **access), seen
+    return await search.identify(tenant, **access), seen
 
 
 def note_mode(request: Request, mode: str) -> None:

@@ -74,9 +74,9 @@ async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tag
     async def identify(
         _: Context, publications: Sequence[Publication], seconds: float
     ) -> tuple[Caller, AtLeast | None]:
-        who = {"principals": principals, "tags": tags}
-        seen = await service.search.wait_for(publications, tenant, **who, seconds=seconds)
-        return await service.search.identify(tenant, **who), seen
+        search = service.search
+        seen = await search.wait_for(publications, tenant, principals=principals, tags=tags, seconds=seconds)
+        return await search.identify(tenant, principals=principals, tags=tags), seen
 
     async def note(_: Context, call: ToolCall) -> None:
         record = recorded(

@@ -7,7 +7,7 @@ counts are therefore the same as if the withheld passages did not exist.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -113,13 +113,16 @@ class Search:
         principals: Sequence[str] = (),
         tags: Sequence[str] = (),
         seconds: float,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> AtLeast | None:
         """Wait until this caller can see the changes; None if there are none. See ``query.access.published.wait_for``.
         Raises Retryable."""
         if not publications:
             return None
         connect = partial(self._stores.connection, self._stores.timeouts.ledger, "at-least", tenant)
-        return await wait_for(connect, publications, tenant, principals=principals, tags=tags, seconds=seconds)
+        return await wait_for(
+            connect, publications, tenant, principals=principals, tags=tags, seconds=seconds, pause=pause
+        )
 
     async def require_index(self, generation: Generation) -> None:
         """Raises IndexFenced, Retryable or Misconfigured while keyword search is not possible."""

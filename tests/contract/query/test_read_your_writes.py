@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from penstock.wire import publication_token
-from pipeline.core.publication import publications_of
+from pipeline.core.publication import MAX_PUBLICATIONS, Publication, content, publications_of
+from pipeline.stores.postgres import Connection
+from query.access import published
+from query.access.callers import Caller
 from query.model import AtLeast
-from tests.support.query.http_kit import World, as_
+from tests.support.query.http_kit import World, as_, service_over
 from tests.support.query.library import Event, Library, access, deletion, document
 from topics.messages import IdentityChanged
 
@@ -98,6 +103,44 @@ async def test_a_token_of_another_tenant_is_never_seen(library: Library, tenant:
     assert not other.applied
 
 
+async def test_the_largest_token_is_looked_at_whole_only_in_the_beginning_and_at_the_end(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting requests with 10,000 changes each kept the process from serving others."""
+    looks = []
+    pending = published.pending
+
+    async def counted(connection: Connection, caller: Caller, changes: Collection[Publication]) -> Any:
+        looks.append(len(changes))
+        return await pending(connection, caller, changes)
+
+    monkeypatch.setattr(published, "pending", counted)
+    made_up = [content(uuid4(), 1) for _ in range(MAX_PUBLICATIONS)]
+    outcome = await library.search.wait_for(made_up, tenant, principals=["ann"], seconds=1)
+    assert outcome is not None
+    assert outcome.pending == MAX_PUBLICATIONS
+    first, *between, last_part, last_rest = looks
+    assert (first, last_part + last_rest) == (MAX_PUBLICATIONS, MAX_PUBLICATIONS)
+    assert between
+    assert set(between) == {published.PART}
+
+
+async def test_changes_beyond_the_first_part_are_waited_for(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "PART", 1)
+    plans = [document(f"{n}.md", "Move the crane.", tenant=tenant, acl_tags=["user:ann"]) for n in range(3)]
+    waiting = asyncio.create_task(seen(library, plans, seconds=60))
+    for plan in plans:
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await library.put(plan)
+    async with asyncio.timeout(30):
+        assert (await waiting).applied
+    missing = document("missing.md", "Nothing.", tenant=tenant)
+    assert (await seen(library, [missing, *plans], seconds=0.3)).pending == 1
+
+
 # Over HTTP
 
 
@@ -182,3 +225,30 @@ async def test_access_that_is_lost_during_the_wait_counts(world: World, tenant: 
     await asyncio.sleep(0.5)
     await world.paths.learn([groups(tenant)])
     assert (await waiting).json()["results"] == []
+
+
+async def test_looks_of_waiting_requests_take_turns_in_the_slots_of_searches(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, most = 0, 0
+    pending = published.pending
+
+    async def slow(connection: Connection, caller: Caller, changes: Collection[Publication]) -> Any:
+        nonlocal looking, most
+        looking += 1
+        most = max(most, looking)
+        try:
+            await asyncio.sleep(0.05)
+            return await pending(connection, caller, changes)
+        finally:
+            looking -= 1
+
+    monkeypatch.setattr(published, "pending", slow)
+    missing = document("plan.md", "Move the crane.", tenant=tenant, acl_tags=["user:ann"])
+    body = {"query": "crane", "at_least": publication_token([missing]), "wait_seconds": 1}
+    async with service_over(library, serve={"concurrent": 1, "waiting_seconds": 60}) as (client, _):
+        responses = await asyncio.gather(
+            *(client.post("/v1/search", json=body, headers=as_("ann", tenant)) for _ in range(4))
+        )
+    assert [response.status_code for response in responses] == [200] * 4
+    assert most == 1
