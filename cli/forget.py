@@ -216,6 +216,8 @@ class Work:
     erased: Counter[str] = field(default_factory=Counter)
     left_entries: int = 0
     """In Elasticsearch, although the ledger wants none of them."""
+    promoted_from_feedback: int = 0
+    """Golden questions that remain of the tenant, and that were promoted from feedback of people who are not known."""
 
     async def document(self, tenant: str, source: str, id_: UUID, name: str) -> None:
         """One that nobody is about to publish again."""
@@ -332,6 +334,9 @@ class Work:
         await self._named(tenant, name)
         await self._tombstones(tenant, {source: [name] for (source,) in rows})
         await self._erase("person", scope)
+        [(self.promoted_from_feedback,)] = await self._all(
+            "SELECT count(*) FROM eval_queries WHERE tenant = %(tenant)s AND cardinality(givers) > 0", tenant=tenant
+        )
         await self._access_sets(
             tenant,
             "(acl_tags || required_tags) && ARRAY[%(tag)s] OR EXISTS (SELECT FROM unnest(acl_tags || required_tags) tag"
@@ -399,6 +404,12 @@ class Work:
                     "PENSTOCK_FEEDBACK_KEYS is not set here, so rows of the person cannot be recognised: removed by age"
                 )
                 remains.append(_left("Postgres answer_feedback", None, why))
+            if self.promoted_from_feedback:
+                why = (
+                    f"{self.promoted_from_feedback} golden questions that were promoted from feedback: those of the"
+                    " person under a key that is not in PENSTOCK_FEEDBACK_KEYS here cannot be recognised"
+                )
+                remains.append(_left("Postgres eval_queries", None, why))
         else:
             why = "a row with the id only, so that late events do not bring the document back"
             remains.append(_left("Postgres documents", None, why))

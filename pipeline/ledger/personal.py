@@ -480,7 +480,12 @@ PLACES: tuple[Place, ...] = (
         of_person=_QUESTIONS_AS,
         age=Age("golden_days", _by_owner("eval_queries")),
     ),
-    Place("eval_judgements", personal="external_id anchor", free="query_id source gain"),
+    Place(
+        "eval_judgements",  # with its question, if that was promoted from what a document said that is deleted
+        personal="external_id anchor",
+        free="query_id source gain",
+        age=Age("deleted_days", _by_owner("eval_judgements")),
+    ),
     Place("eval_runs", free="id started_at generation slice measure value queries change p paired accepted"),
     Place("shadow_agreement", free="active candidate hour queries overlap agreement failed"),
     Place(

@@ -352,7 +352,8 @@ class RetentionSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_RETENTION_", frozen=True, extra="forbid")
 
     deleted_days: Days = 30.0
-    """Title, author, address and external id of a document after its deletion at the source; its text goes at once."""
+    """Title, author, address and external id of a document after its deletion at the source, and golden questions that
+    were promoted from what it said; its text goes at once."""
     superseded_days: Days = 30.0
     """Texts that lost by version, kept in case a delete between them and the winner still arrives."""
     memberships_days: Annotated[Days, AfterValidator(_beyond_replays)] = 120.0

@@ -290,9 +290,15 @@ async def test_a_forgotten_document_and_person_remain_in_no_store(operator: Spac
     )
     code, output = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
     assert (code, output["already_erased"], output["erased"].get("postgres documents")) == (0, True, None)
+    await space.execute(  # by a key that was removed since
+        "INSERT INTO eval_queries (id, tenant, text, principals, tags, givers)"
+        " VALUES (gen_random_uuid(), 'acme', 'rules', '{}', '{}', '{x}')"
+    )
     code, output = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
     assert code == 0
     assert output["erased"]["postgres memberships"] == 1
+    [unknown] = [entry for entry in output["remains"] if entry["where"] == "Postgres eval_queries"]
+    assert unknown["why"].startswith("1 golden questions that were promoted from feedback")
     await assert_forgotten(space)
     assert await space.query(
         "SELECT count(*) FROM documents WHERE external_id = 'rules.md' AND deleted_at IS NULL"

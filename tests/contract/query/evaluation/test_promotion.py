@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from cli.main import app
 from pipeline.core.identity import document_id
 from pipeline.ledger.personal import PLACES
+from pipeline.maintenance.retention import Retention
+from pipeline.runtime.settings import RetentionSettings
 from query.answers import review
 from query.answers.answers import Answers
 from query.answers.model import Answer
@@ -170,6 +172,28 @@ async def test_a_promoted_question_is_erased_with_what_it_was_made_from(library:
     async with library.pool.connection() as connection:
         await connection.execute(statement, nothing | {by: value})
     assert {golden.text for golden in await stored(library, tenant)} == left
+
+
+async def test_a_promoted_question_is_erased_after_what_it_was_made_from_was_deleted_at_its_source(
+    library: Library, tenant: str
+) -> None:
+    await put(library, tenant)
+    answer = await reviewed(library, tenant, "staff", "night")
+    await promoted(library, tenant, answer.answer_id, "staff", "night")
+    chunk = await rate(library, tenant, "pumps.md", "reactor pumps", "staff")
+    await promoted(library, tenant, chunk, "staff")
+    await library.put(deletion(document("night.md", "", tenant=tenant)))
+    retention = Retention(library.pool, library.metrics, RetentionSettings())
+    await retention.turn()
+    assert len(await stored(library, tenant)) == 2, "not before its time"
+    await library.execute(
+        "UPDATE documents SET deleted_at = now() - interval '31 days' WHERE tenant = %s AND deleted_at IS NOT NULL",
+        tenant,
+    )
+    await Retention(library.pool, library.metrics, RetentionSettings(deleted_days=0)).turn()
+    assert len(await stored(library, tenant)) == 2, "0: for ever"
+    await retention.turn()
+    assert [golden.text for golden in await stored(library, tenant)] == ["reactor pumps"]
 
 
 async def test_penstock_golden_suggests_and_promotes(library: Library, tenant: str, tmp_path: Path) -> None:
