@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import metadata
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
@@ -59,7 +59,11 @@ def write(target: Path) -> None:
 
 def licence(package: str) -> str:
     """As it states it: an SPDX expression where there is one. Empty: it states none."""
-    stated = metadata(package)
+    try:
+        stated = metadata(package)
+    except PackageNotFoundError as error:
+        error.add_note("it is pinned, but not installed: run `make setup`")
+        raise
     if "License-Expression" in stated:
         return str(stated["License-Expression"])
     lines = [line.split(" :: ") for line in stated.get_all("Classifier") or []]

@@ -99,7 +99,8 @@ def _signature(function: Any) -> str:
 
 def test_public_names_and_their_shapes_equal_the_golden_file() -> None:
     """A changed line is a change for others: the changelog names it, and the version grows (docs/public-api.md)."""
-    assert listing().splitlines() == GOLDEN.read_text().splitlines()
+    stale = "python -m tests.unit.test_public_api > tests/golden/public-api.txt; name the change in CHANGELOG.md"
+    assert listing().splitlines() == GOLDEN.read_text().splitlines(), stale
 
 
 def test_no_public_name_is_an_enumeration_that_could_grow_silently() -> None:
