@@ -19,7 +19,7 @@ async def test_markup_in_a_document_is_shown_as_text_and_neither_runs_nor_loads(
     """That nothing was loaded from elsewhere and no script was refused is asserted by the fixture."""
     await tab.open("?q=turnips+beets+harvest+cellar")
     assert "<img" in (await tab.results())[0]
-    for button in await tab.page.locator(".more").all():
+    for button in await tab.page.locator("#results .more").all():
         await button.click()
     shown = await tab.page.inner_text("#results")
     assert "<script>window.harmed = 'script'</script>" in shown
