@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -546,6 +546,20 @@ async def test_advisory_locks_of_another_login_do_not_block_the_audit_trail(plac
         async with await psycopg.AsyncConnection.connect(place.logins["penstock_worker"]) as writer:
             await writer.execute("SET statement_timeout = '20s'")
             await writer.execute("SELECT trail.prepare()")
+
+
+async def test_a_login_that_prepares_the_audit_trail_and_stays_open_blocks_no_record_for_a_month(place: Place) -> None:
+    settings = place.library.settings.model_copy(update={"trail": "required"})
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_query"]) as other:
+        await other.execute("SELECT trail.prepare()")
+        async with await psycopg.AsyncConnection.connect(place.logins["penstock_worker"]) as writer:
+            await writer.execute("SET lock_timeout = '2s'")
+            await writer.execute("SELECT trail.prepare()")
+        await record_now(settings, "prepared", Record(datetime.now(UTC), "prepared", "command", "tried"))
+    [(last_day,)] = await place.library.execute(
+        "SELECT max(relname) FROM pg_class WHERE relname LIKE 'records_2%%' AND relkind = 'r'"
+    )
+    assert str(last_day) == f"records_{datetime.now(UTC) + timedelta(days=30):%Y%m%d}"
 
 
 @pytest.mark.parametrize("role", ["penstock_query", "penstock_connectors"])
