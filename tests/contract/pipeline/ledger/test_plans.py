@@ -67,6 +67,8 @@ class Explaining:
         if isinstance(statement, sql.Composable):
             statement = statement.as_string(self._connection)
         text = statement.decode() if isinstance(statement, bytes) else statement
+        if text.startswith("LOCK TABLE"):  # it reads no row, and has no plan
+            return str(text).encode()
         async with self._connection.transaction(force_rollback=True):
             cursor = await self._connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}".encode(), values)
             [[plan]] = await cursor.fetchall()
