@@ -157,19 +157,19 @@ async def test_a_search_without_results_has_a_note(ann: Person) -> None:
 
 
 async def test_a_search_waits_for_a_publication(served: Served, ann: Person) -> None:
-    crane = document("crane.md", "The crane of the harbour moves.", acl_tags=["user:ann"])
-    arguments = {"query": "crane moves", "at_least": publication_token([crane])}
+    winch = document("winch.md", "The winch of the quay turns.", acl_tags=["user:ann"])
+    arguments = {"query": "winch turns", "at_least": publication_token([winch])}
     early = await call(ann, "search", **arguments, wait_seconds=0)
     assert (early["at_least"]["applied"], len(early["notes"])) == (False, 1)
     assert "1 of 1 published changes cannot be seen" in early["notes"][0]
     waiting = asyncio.create_task(call(ann, "search", **arguments, wait_seconds=30))
     await asyncio.sleep(0.2)
-    await served.library.put(crane)
+    await served.library.put(winch)
     late = await waiting
     assert (late["at_least"]["applied"], late["notes"]) == (True, [])
-    assert late["results"][0]["id"] == doc("crane.md")
-    assert "is no token" in await refused(ann, "search", query="crane", at_least="yesterday")
-    await served.library.put(deletion(crane))
+    assert late["results"][0]["id"] == doc("winch.md")
+    assert "is no token" in await refused(ann, "search", query="winch", at_least="yesterday")
+    await served.library.put(deletion(winch))
 
 
 async def test_a_long_document_is_fetched_in_parts(ann: Person) -> None:
