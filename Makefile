@@ -99,7 +99,7 @@ sbom: setup  ## what is delivered and under which licences (CycloneDX): build/sb
 release: setup  ## a release of this commit in dist/, byte for byte reproducible (RELEASE=--no-image without a container engine)
 	$(BIN)/python -m deploy.release dist $(RELEASE)
 
-check: setup  ## format, lint, strict types, unit tests: a minute and a half on two cores
+check: setup  ## format, lint, strict types, unit tests: about two minutes on two cores
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	@$(BIN)/mypy & types=$$!; \
