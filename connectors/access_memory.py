@@ -7,8 +7,8 @@ In addition to cursors, the runner's Memory stores the tags that documents name 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -59,6 +59,16 @@ class AccessMemory:
         async with self._lock:
             tags, _ = await self._load()
             return frozenset(tags), self._listed is not None
+
+    async def all_tags(self, slim: Callable[[], AsyncGenerator[object, None]]) -> frozenset[str]:
+        """Return all tags. slim: the source's listing, which is read through if no complete one has shown them yet."""
+        tags, is_complete = await self.tags()
+        if not is_complete:
+            async with aclosing(slim()) as pages:
+                async for _ in pages:
+                    pass
+            tags, _ = await self.tags()
+        return tags
 
     async def record(self, accesses: Mapping[str, tuple[Collection[str], datetime | None]]) -> None:
         """Record the access of documents that were just read: by external id, the tags and when the first grant

@@ -324,7 +324,7 @@ class SharePoint:
                 yield group
 
     async def group_pages(self, cursor: Cursor | None) -> AsyncIterator[GroupPage]:
-        queue = TagQueue(await self._all_tags()) if cursor is None else TagQueue.from_cursor(cursor)
+        queue = TagQueue(await self._memory.all_tags(self.slim)) if cursor is None else TagQueue.from_cursor(cursor)
         async for page in self._group_pages(queue):
             yield page
 
@@ -332,15 +332,6 @@ class SharePoint:
         await self._drives.selected()  # the addresses of sites, whose groups are read
         async for page in self._memberships.pages(queue):
             yield page
-
-    async def _all_tags(self) -> Collection[str]:
-        tags, complete = await self._memory.tags()
-        if not complete:
-            async with aclosing(self.slim()) as pages:
-                async for _ in pages:
-                    pass
-            tags, _ = await self._memory.tags()
-        return tags
 
     # Events
 
