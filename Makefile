@@ -99,11 +99,11 @@ sbom: setup  ## what is delivered and under which licences (CycloneDX): build/sb
 release: setup  ## a release of this commit in dist/, byte for byte reproducible (RELEASE=--no-image without a container engine)
 	$(BIN)/python -m deploy.release dist $(RELEASE)
 
-check: setup  ## format, lint, strict types, unit tests: about two minutes on two cores
+check: setup  ## format, lint, strict types, quick unit tests: about a minute on two cores
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	@$(BIN)/mypy & types=$$!; \
-		PENSTOCK_TEST_PORTION=0.3 $(BIN)/pytest tests/unit -m "not slow" -n 3 --dist worksteal; tests=$$?; \
+		PENSTOCK_TEST_PORTION=0.3 $(BIN)/pytest tests/unit -m "not slow and not heavy" -n 2 --dist worksteal; tests=$$?; \
 		wait $$types && exit $$tests
 
 up: setup  ## the local stack and its workers, left running

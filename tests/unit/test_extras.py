@@ -166,6 +166,7 @@ def installed(*extras: str) -> set[str]:
     return {name(line) for line in requirements(PROJECT, *extras)}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_imports_only_libraries_of_its_extra(part: str) -> None:
     known = packages_distributions()
@@ -223,6 +224,7 @@ def test_every_command_names_the_extras_that_it_needs() -> None:
     assert {extra for needs in NEEDS.values() for extra in needs} <= MARKERS.keys() <= EXTRAS.keys()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("extra", sorted(MARKERS.keys() - {"conform"}))
 def test_the_marker_of_an_extra_is_installed_by_no_other(extra: str) -> None:
     distributions = {name(d) for d in packages_distributions()[MARKERS[extra]]}
@@ -283,6 +285,7 @@ def test_help_of_every_command_needs_no_extra() -> None:
     assert all(f" {command} " in done.stdout for command in COMMANDS)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("arguments", "extras"),
     [
@@ -312,6 +315,7 @@ def test_a_command_without_its_extra_ends_with_one_line_that_names_it(
     )
 
 
+@pytest.mark.heavy
 def test_help_of_one_command_needs_no_extra() -> None:
     for arguments in (("serve",), ("trail", "head"), ("extract", "serve"), ("up",)):
         done = run_without(list(outside_base()), *arguments, "--help")
@@ -324,6 +328,7 @@ def test_programs_that_publish_or_are_sources_need_no_extra() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.heavy
 def test_asking_the_query_service_needs_no_extra_and_a_missing_library_is_named() -> None:
     base = run_without(
         list(outside_base()), program="import penstock.client; penstock.client.AsyncClient('http://x', 't')"
@@ -335,6 +340,7 @@ def test_asking_the_query_service_needs_no_extra_and_a_missing_library_is_named(
         assert done.stderr.splitlines()[-1].endswith(f": pip install 'penstock[{extra}]'")
 
 
+@pytest.mark.heavy
 def test_no_module_of_the_wheel_needs_the_contract_suite_at_once() -> None:
     """A template in the wheel did, and the image, which imports every module, could not be built."""
     suite = ("connectors.conform", "connectors.fakes")

@@ -62,6 +62,7 @@ UNNEEDED = {
 """The modules that must not be imported with those that a process imports."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("modules", UNNEEDED)
 def test_starting_a_process_imports_no_unneeded_library(modules: str) -> None:
     program = f"import {modules}, json, sys; print(json.dumps(sorted(sys.modules)))"

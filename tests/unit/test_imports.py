@@ -220,6 +220,7 @@ def test_an_allowed_import_is_not_reported(module: str, source: str) -> None:
     assert violations(module, ast.parse(source)) == []
 
 
+@pytest.mark.heavy
 def test_only_the_stack_commands_import_the_local_stack() -> None:
     users = {
         module

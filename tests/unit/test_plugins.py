@@ -46,6 +46,7 @@ def result_of(python: str, program: str, folder: Path) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.heavy
 def test_a_source_of_an_installed_distribution_is_a_kind_like_the_built_in_ones(python: str, tmp_path: Path) -> None:
     (tmp_path / "connectors.toml").write_text('[connector.desk]\nkind = "acme-tickets"\nurl = "https://desk.acme"\n')
     program = """
@@ -70,6 +71,7 @@ print(json.dumps([type(made).__module__, made.options.url, *refused]))
     assert "one of acme-number, acme-tickets, airbyte" in unknown
 
 
+@pytest.mark.heavy
 def test_a_reranker_of_an_installed_distribution_orders_passages(python: str, tmp_path: Path) -> None:
     program = """
 import asyncio, json
@@ -99,6 +101,7 @@ print(json.dumps(asyncio.run(main())))
     assert both == "PENSTOCK_RERANK_URL and PENSTOCK_RERANK_PLUGIN are both set: choose one"
 
 
+@pytest.mark.heavy
 def test_an_extractor_of_an_installed_distribution_reads_its_format_in_the_confined_process(
     python: str, tmp_path: Path
 ) -> None:

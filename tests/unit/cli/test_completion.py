@@ -8,6 +8,7 @@ import sys
 import typing
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from cli.main import Worker, app
@@ -30,6 +31,7 @@ def bash(script: str, home: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.heavy
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     command = tmp_path / "penstock"
     command.write_text(f'#!/bin/sh\nexec {PENSTOCK} "$@"\n')

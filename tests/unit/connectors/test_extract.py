@@ -240,6 +240,7 @@ def test_title_and_author_are_read_from_headings_and_headers(
     assert extract(text.replace("\n", "\r\n").encode(), name).title == title
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["a.md", "a.rst", "a.html", "a.txt", "unnamed"])
 @pytest.mark.parametrize(
     "unit",

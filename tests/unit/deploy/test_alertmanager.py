@@ -88,6 +88,7 @@ def test_empty_settings_are_unset_because_a_secret_file_may_be_empty(tmp_path: P
     ], done.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -113,6 +113,7 @@ def needed(name: str, rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, A
     return {**results, name: rules[name]}
 
 
+@pytest.mark.heavy
 def test_every_alert_fires_under_its_fault_and_clears(tmp_path: Path) -> None:
     """Each test of an alert is given the rules it needs and no others: promtool evaluates all that it is given every
     minute, which takes ten times as long."""

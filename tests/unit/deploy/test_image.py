@@ -48,6 +48,7 @@ def test_the_local_model_is_installed_only_with_its_build_argument() -> None:
     assert re.search(r'if \[ "\$LOCAL_MODEL" = yes \]; then .*model\.txt', BUILD)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="the limit is that of the image on x86-64"
 )
@@ -140,6 +141,7 @@ def test_the_base_image_is_pinned_by_digest_without_a_registry(line: str) -> Non
     assert minor >= int(oldest)
 
 
+@pytest.mark.heavy
 def test_bytecode_of_the_image_does_not_depend_on_the_time_of_its_source(tmp_path: Path) -> None:
     """The times of a release's files are rewritten: bytecode that names the former time would be compiled at every
     start."""

@@ -96,6 +96,7 @@ def validate(o: Object) -> None:
     kubernetes_validate.validate(o, KUBERNETES, strict=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("o", [o for o in (*OBJECTS, *TRACES, *ALERTING) if "keda" not in o["apiVersion"]], ids=name)
 def test_every_object_is_valid_by_the_kubernetes_schema(o: Object) -> None:
     validate(o)

@@ -79,6 +79,7 @@ def test_setup_and_the_image_install_nothing_without_a_hash() -> None:
     assert all(line.startswith("$INSTALL") or "--no-deps" in line for line in installs)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("changed", [False, True])
 def test_pip_refuses_a_package_whose_hash_changed(tmp_path: Path, changed: bool) -> None:
     wheel = tmp_path / "index" / "pump-1.0-py3-none-any.whl"

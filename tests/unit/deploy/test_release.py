@@ -192,6 +192,7 @@ def test_a_chart_is_the_same_bytes_whatever_the_times_modes_and_order_of_its_fil
     assert (tmp_path / "later.tgz").read_bytes() != packed[0]
 
 
+@pytest.mark.heavy
 def test_a_bill_of_materials_is_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     bills = []
     for seed in ("1", "2"):
@@ -203,6 +204,7 @@ def test_a_bill_of_materials_is_the_same_bytes_in_another_process(tmp_path: Path
     assert bills[0] == bills[1]
 
 
+@pytest.mark.heavy
 def test_the_version_stands_in_one_place_and_every_copy_is_written_from_it(tmp_path: Path) -> None:
     tree = checkout(tmp_path / "tree", umask=0o022)
     set_to = run(tree, sys.executable, "-m", "deploy.version", "7.8.9")

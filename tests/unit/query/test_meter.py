@@ -299,6 +299,7 @@ async def test_a_rate_limit_holds_across_processes_up_to_a_portion_each(tmp_path
     assert table.request_count < 60
 
 
+@pytest.mark.heavy
 @given(
     answers=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([ANN, BOB]), st.integers(0, 3000)), max_size=60),
     ceilings=st.integers(0, 20_000),

@@ -357,6 +357,7 @@ def test_the_text_of_a_code_macro_is_unchanged(lines: list[str]) -> None:
         assert code in text
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "page",
     [

@@ -88,6 +88,7 @@ sys.exit(build(output, "-D", f"external_toc_path={output.parent / 'toc.yml'}", p
 """
 
 
+@pytest.mark.heavy
 def test_a_broken_link_or_a_page_in_no_table_of_contents_fails_the_build(tmp_path: Path) -> None:
     defects = {
         "a page": "[gone](gone-page.md)",

@@ -187,6 +187,7 @@ MONSTERS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MONSTERS)
 @pytest.mark.parametrize(
     "media_type", ["text/plain", "text/markdown", "text/x-rst", "text/csv", "text/x-python", "application/json"]
@@ -220,6 +221,7 @@ def test_a_large_text_is_tokenised_about_once() -> None:
     assert len(text) <= counted < 1.3 * len(text)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("media_type", ["text/plain", "text/markdown", "text/csv"])
 def test_memory_grows_linearly_with_the_text(media_type: str) -> None:
     def peak(paragraphs: int) -> int:
@@ -235,6 +237,7 @@ def test_memory_grows_linearly_with_the_text(media_type: str) -> None:
     assert peak(8_000) < 5 * peak(2_000)  # lists and tables grow in steps, and the collector comes when it likes
 
 
+@pytest.mark.heavy
 def test_chunking_is_the_same_in_every_process() -> None:
     program = (
         "import hashlib, inspect, argparse\n"
@@ -270,6 +273,7 @@ def test_contradictory_chunk_sizes_are_rejected(params: ChunkParams) -> None:
         check(params)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "media_type"),
     [

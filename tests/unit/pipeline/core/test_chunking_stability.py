@@ -118,6 +118,7 @@ def _summary(costs: list[int]) -> tuple[int, int]:
     return costs[len(costs) // 2], costs[len(costs) * 95 // 100]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "params"), [*((name, PARAMS[0]) for name in DOCUMENTS), ("text", PARAMS[1]), ("markdown", PARAMS[1])]
 )

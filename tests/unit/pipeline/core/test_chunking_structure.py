@@ -313,6 +313,7 @@ def test_parsing_source_code_keeps_no_copy_of_it() -> None:
     assert kept < len(text) / 4
 
 
+@pytest.mark.heavy
 def test_parsing_a_script_with_very_many_syntax_errors_is_abandoned_within_seconds() -> None:
     """It took longer with the square of their number: a megabyte had kept its worker busy for half an hour. The
     parser's clock runs five times as fast as the real one, so that its five seconds pass in one."""
@@ -328,6 +329,7 @@ def test_a_script_that_is_too_large_to_parse_is_cut_quickly_whatever_its_blank_l
     assert time.process_time() - began < 4
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("text", ["\n" * 300_000 + " ", "a\n" + " \n" * 150_000 + "> b", "~~~\n" + "\n" * 300_000])
 def test_a_page_of_very_many_blank_lines_is_cut_within_seconds(text: str) -> None:
     """It took longer with the square of their number: four megabytes had kept a worker busy for hours."""

@@ -64,6 +64,7 @@ def test_exact_names_do_not_match_longer_or_partial_identifiers() -> None:
     assert "v2.3.1" not in exact_names("v2.3.10 v2.3")
 
 
+@pytest.mark.heavy
 @given(st.text())
 def test_identifiers_of_any_text_are_extracted_without_failure_or_duplicates(text: str) -> None:
     whole = identifiers(text)

@@ -116,6 +116,7 @@ def test_deeply_nested_html_is_flattened() -> None:
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.heavy
 def test_the_quick_prefilter_patterns_cover_every_character_of_the_rules() -> None:
     every = [chr(n) for n in range(sys.maxunicode + 1) if not 0xD800 <= n < 0xE000]
     unusual = {c for c in every if rules._LINE_ENDS.match(c) or rules._CONTROLS.match(c)}
@@ -127,6 +128,7 @@ def test_the_quick_prefilter_patterns_cover_every_character_of_the_rules() -> No
     assert hidden <= {c for c in every if rules._HIDDEN.match(c)}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "page",
     [
@@ -147,6 +149,7 @@ def test_pathological_html_is_normalised_within_seconds(page: str) -> None:
     assert time.process_time() - began < 10
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("element", ["<b>", "<br>", "<b></", "<ol><li>x", "<p>x</p>", "<p hidden>x</p>"])
 def test_html_of_very_many_elements_is_normalised_within_seconds(element: str) -> None:
     """A page of 4 MB took a minute of a worker's processor, in which nobody's changes were seen."""
@@ -175,6 +178,7 @@ def test_html_of_very_many_elements_normalises_to_itself(html: str) -> None:
     assert normalise(text, kind) == (text, kind)
 
 
+@pytest.mark.heavy
 def test_html_that_would_expand_far_beyond_its_length_is_poison() -> None:
     with pytest.raises(Poison, match="longer than"):
         normalise("<table><tr>" + "<td colspan=1000>x" * 12_000, "text/html")

@@ -83,6 +83,7 @@ def published_vectors(model_dir: Path) -> list[NDArray[np.float32]]:
     return [bert(weights, [101, *tokens, 102]) for tokens in ids]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("quantization", "likeness"), [("float32", 0.99999), ("int8", 0.99)])
 async def test_local_vectors_match_the_published_weights(
     models: Path, published_vectors: list[NDArray[np.float32]], quantization: convert.Quantization, likeness: float
@@ -100,6 +101,7 @@ async def test_paraphrases_have_similar_vectors_and_unrelated_texts_do_not(embed
     assert float(vectors[0] @ vectors[2]) < 0.2
 
 
+@pytest.mark.heavy
 async def test_a_passage_has_a_bit_identical_vector_in_any_batch_and_number_of_threads(model_dir: Path) -> None:
     """In padded batches a passage moved by as much as 8-bit rounding itself does: cosine 0.996."""
     words = (Path(convert.__file__).read_text() + Path(local.__file__).read_text()).split()
@@ -171,6 +173,7 @@ def test_the_revision_names_weights_and_quantization(model_dir: Path) -> None:
     assert description.revision == "53aa51172d14-int8"
 
 
+@pytest.mark.heavy
 def test_concurrent_conversions_by_several_processes_leave_one_model_folder(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         paths = pool.map(convert.prepare, [tmp_path / "models"] * 3)

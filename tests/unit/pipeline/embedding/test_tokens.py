@@ -142,6 +142,7 @@ def test_texts_of_a_batch_are_counted_independently(tokens: Tokens) -> None:
     assert tokens.count([]) == []
 
 
+@pytest.mark.heavy
 @tokenizers
 @pytest.mark.parametrize(
     "text",

@@ -49,6 +49,7 @@ def test_a_header_name_that_is_not_utf8_does_not_hide_the_records_before_and_beh
     assert consumed(GOOD, hostile, GOOD) == [(0, b"good"), (1, b"before"), (3, None), (4, b"good")]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("codec", [name for name in PACK if name != "plain"])
 def test_a_batch_that_unpacks_to_very_much_takes_little_memory(codec: str) -> None:
     stored = batch(record(0, BOMB), codec=codec)

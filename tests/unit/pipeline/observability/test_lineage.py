@@ -119,6 +119,7 @@ def test_an_event_that_does_not_fit_the_schemas_is_refused() -> None:
         problems_of({**event, "run": {**event["run"], "facets": {"x": facet}}})
 
 
+@pytest.mark.heavy
 async def test_the_librarys_own_file_names_the_receiver(tmp_path: Path) -> None:
     (tmp_path / ".openlineage").mkdir()
     (tmp_path / ".openlineage" / "openlineage.yml").write_text(
@@ -130,6 +131,7 @@ async def test_the_librarys_own_file_names_the_receiver(tmp_path: Path) -> None:
     assert [problem for event in events for problem in problems_of(event)] == []
 
 
+@pytest.mark.heavy
 async def test_a_file_in_the_current_folder_is_not_read(tmp_path: Path) -> None:
     """It would name files to write, and variables to send, for whoever may write there."""
     (tmp_path / "openlineage.yml").write_text(
@@ -144,11 +146,13 @@ async def test_a_file_in_the_current_folder_is_not_read(tmp_path: Path) -> None:
     assert not any("environmentVariables" in event["run"]["facets"] for event in receiver.events)
 
 
+@pytest.mark.heavy
 async def test_a_console_shows_the_events_on_stderr_alone(tmp_path: Path) -> None:
     printed, events = await work(tmp_path, OPENLINEAGE__TRANSPORT__TYPE="console")
     assert (printed[0], [event["eventType"] for event in events][:3]) == ("sent 10", ["START", "START", "COMPLETE"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("fault", ["errors", "disconnect", "hang", "nobody"])
 async def test_a_receiver_that_fails_ends_no_process_and_causes_one_log_line(fault: str, tmp_path: Path) -> None:
     async with FakeLineage() as receiver:
@@ -165,6 +169,7 @@ async def test_a_receiver_that_fails_ends_no_process_and_causes_one_log_line(fau
     assert [(line["event"], line["level"]) for line in logs] == [("lineage_lost", "warning")]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "environment",
     [

@@ -99,6 +99,7 @@ print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "op
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("imports", "environment"),
     [

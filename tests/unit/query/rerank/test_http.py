@@ -97,6 +97,7 @@ def set_faults(**faults: Any) -> Callable[[FakeRerank], None]:
     return lambda fake: [setattr(fake.faults, name, value) for name, value in faults.items()] and None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("fault", "kind", "says"),
     [
