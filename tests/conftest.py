@@ -21,6 +21,7 @@ from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores.postgres import migrate
 from tests.faults.tcp_proxy import ProxiedKafka, proxy_ports
 from tests.support.portion import portion
+from tests.support.servers_state import servers_state
 from tests.support.space import Space
 
 LOG_SHOWN = 6_000
@@ -95,12 +96,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         return
     own = (BriefKafka(), UnsyncedPostgres(), BriefElasticsearch())
     servers = {**SERVERS, **{server.name: server for server in own}}
-    stack = Stack(tmp_path_factory.mktemp("stack") / "home", die_with_parent=True, servers=servers)
-    stack.up()
-    try:
-        yield stack
-    finally:
-        stack.down()
+    with servers_state(tmp_path_factory.mktemp("stack")) as folder:
+        stack = Stack(folder / "home", die_with_parent=True, servers=servers)
+        stack.up()
+        try:
+            yield stack
+        finally:
+            stack.down()
 
 
 @pytest.fixture

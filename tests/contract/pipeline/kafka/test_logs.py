@@ -35,6 +35,7 @@ from pipeline.stages.stage import FinalStage, Incoming
 from pipeline.stores.postgres import Connection, open_pool
 from pipeline.stream import consume, logguard
 from pipeline.stream.consume import Consumption
+from tests.support.servers_state import servers_state
 from tests.support.space import Space
 from tests.support.waiting import until
 from topics.registry import Topic
@@ -201,12 +202,13 @@ class World:
 
 @pytest.fixture(scope="module")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("kafka") / "home", die_with_parent=True)
-    stack.up(services=("kafka",))
-    try:
-        yield stack
-    finally:
-        stack.down()
+    with servers_state(tmp_path_factory.mktemp("kafka")) as folder:
+        stack = Stack(folder / "home", die_with_parent=True)
+        stack.up(services=("kafka",))
+        try:
+            yield stack
+        finally:
+            stack.down()
 
 
 @pytest.fixture
