@@ -17,6 +17,7 @@ import numpy as np
 from psycopg.types.json import Jsonb
 
 from pipeline.stores.postgres import Connection
+from query.access.tenant_rows import set_tenant
 from query.evaluation.golden import Golden
 from query.evaluation.measures import randomisation_test
 
@@ -103,19 +104,37 @@ def _change(pairs: Sequence[tuple[float, float | None]]) -> Change:
 # Postgres
 
 
-async def load(connection: Connection) -> dict[UUID, dict[str, Value]]:
-    """The baseline of each question that has one. Raises psycopg.Error."""
-    cursor = await connection.execute("SELECT id, baseline FROM eval_queries WHERE baseline IS NOT NULL")
-    return {
-        id_: {name: Value(value, by) for name, (value, by) in baseline.items()}
-        for id_, baseline in await cursor.fetchall()
-    }
-
-
-async def accept(connection: Connection, values: Values) -> None:
-    """Make these values the baseline of their questions; other measures keep theirs. Raises psycopg.Error."""
-    rows = [(Jsonb({name: [v.value, v.digest] for name, v in of.items()}), id_) for id_, of in values.items()]
-    async with connection.transaction(), connection.cursor() as cursor:
-        await cursor.executemany(
-            "UPDATE eval_queries SET baseline = coalesce(baseline, '{}') || %s WHERE id = %s", rows
+async def load(connection: Connection, golden: Iterable[Golden]) -> dict[UUID, dict[str, Value]]:
+    """The baseline of each of these questions that has one. Raises psycopg.Error."""
+    loaded = {}
+    for tenant, ids in _by_tenant(golden).items():
+        await set_tenant(connection, tenant)
+        cursor = await connection.execute(
+            "SELECT id, baseline FROM eval_queries WHERE id = ANY(%s) AND baseline IS NOT NULL", [ids]
         )
+        for id_, baseline in await cursor.fetchall():
+            loaded[id_] = {name: Value(value, by) for name, (value, by) in baseline.items()}
+    return loaded
+
+
+async def accept(connection: Connection, golden: Iterable[Golden], values: Values) -> None:
+    """Make these values the baseline of their questions; other measures keep theirs. golden: at least the questions of
+    the values. Raises psycopg.Error."""
+    async with connection.transaction(), connection.cursor() as cursor:
+        for tenant, ids in _by_tenant(golden).items():
+            await set_tenant(connection, tenant)
+            await cursor.executemany(
+                "UPDATE eval_queries SET baseline = coalesce(baseline, '{}') || %s WHERE id = %s",
+                [
+                    (Jsonb({name: [v.value, v.digest] for name, v in values[id_].items()}), id_)
+                    for id_ in ids
+                    if id_ in values
+                ],
+            )
+
+
+def _by_tenant(golden: Iterable[Golden]) -> dict[str, list[UUID]]:
+    ids: dict[str, list[UUID]] = {}
+    for question in golden:
+        ids.setdefault(question.tenant, []).append(question.id)
+    return ids

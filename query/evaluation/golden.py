@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -120,6 +120,7 @@ def _text(value: object) -> str:
 async def store(connection: Connection, golden: Golden) -> None:
     """Store a golden question in one transaction; one with the same text is replaced. Raises psycopg.Error."""
     async with connection.transaction():
+        await set_tenant(connection, golden.tenant)
         await connection.execute(
             "INSERT INTO eval_queries (id, tenant, text, principals, tags, reference) VALUES (%s, %s, %s, %s, %s, %s)"
             " ON CONFLICT (id) DO UPDATE SET principals = excluded.principals, tags = excluded.tags,"
@@ -137,24 +138,32 @@ async def store(connection: Connection, golden: Golden) -> None:
 
 async def delete(connection: Connection, tenant: str, text: str) -> bool:
     """Delete a golden question. False if there is none. Raises psycopg.Error."""
+    await set_tenant(connection, tenant)
     cursor = await connection.execute("DELETE FROM eval_queries WHERE tenant = %s AND text = %s", [tenant, text])
     return cursor.rowcount > 0
 
 
 async def load(connection: Connection, tenant: str | None = None) -> list[Golden]:
     """The stored golden questions, ordered by tenant and text. tenant: None for all. Raises psycopg.Error."""
+    if tenant is not None:
+        return await _load(connection, tenant)
+    cursor = await connection.execute("SELECT golden_tenants()")
+    tenants = [name for (name,) in await cursor.fetchall()]
+    return [golden for name in tenants for golden in await _load(connection, name)]
+
+
+async def _load(connection: Connection, tenant: str) -> list[Golden]:
+    await set_tenant(connection, tenant)
     cursor = await connection.execute(
-        "SELECT q.tenant, q.text, q.principals, q.tags, q.reference, j.source, j.external_id, j.anchor, j.gain"
+        "SELECT q.text, q.principals, q.tags, q.reference, j.source, j.external_id, j.anchor, j.gain"
         " FROM eval_queries q JOIN eval_judgements j ON j.query_id = q.id"
-        " WHERE q.tenant = coalesce(%s, q.tenant) ORDER BY q.tenant, q.text, j.gain DESC, j.source, j.external_id",
+        " WHERE q.tenant = %s ORDER BY q.text, j.gain DESC, j.source, j.external_id",
         [tenant],
     )
-    questions: dict[tuple[str, str], Golden] = {}
-    for of, text, principals, tags, reference, *judged in await cursor.fetchall():
-        known = questions.get((of, text)) or Golden(of, text, (), tuple(principals), tuple(tags), reference)
-        questions[of, text] = Golden(
-            of, text, (*known.judged, Judged(*judged)), known.principals, known.tags, known.reference
-        )
+    questions: dict[str, Golden] = {}
+    for text, principals, tags, reference, *judged in await cursor.fetchall():
+        known = questions.get(text) or Golden(tenant, text, (), tuple(principals), tuple(tags), reference)
+        questions[text] = replace(known, judged=(*known.judged, Judged(*judged)))
     return list(questions.values())
 
 

@@ -104,13 +104,13 @@ class Evaluation:
                 values[golden.id] |= _judged(graded, digest(golden, self.judge.model))
         slices = {golden.id: _slices(golden) for golden in left}
         async with connected(self.pool) as connection:
-            accepted = {} if accept else await baselines.load(connection)
+            accepted = {} if accept else await baselines.load(connection, left)
         means = _means(slices, values)
         run = Run(started, means, await asyncio.to_thread(baselines.changes, values, accepted, slices))
         if not store:
             return run
         async with connected(self.pool) as connection:
-            await baselines.accept(connection, baselines.unaccepted(values, accepted))
+            await baselines.accept(connection, left, baselines.unaccepted(values, accepted))
             await _keep(connection, generation.name, run)
         self.show(run)
         return run

@@ -95,7 +95,7 @@ GRANT SELECT (run_id, document_id, store, kind, repaired) ON audit_differences T
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
     TO penstock_query;
-GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance, lead_query_service TO penstock_query;
+GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance, lead_query_service, golden_tenants TO penstock_query;
 -- `penstock why --as` reads what a person may read, with any login.
 GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
 -- Shown for all tenants together: numbers, and names of sources.

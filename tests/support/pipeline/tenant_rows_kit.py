@@ -196,6 +196,10 @@ _TENANT = """
     INSERT INTO answer_feedback (tenant, giver, subject, chunk_id, query, verdict)
         VALUES (%(tenant)s, sha256('ann'), sha256('passage'),
             md5('chunk' || md5(%(tenant)s || 1)::uuid)::uuid, 'Q of ' || %(tenant)s, 'up');
+    INSERT INTO eval_queries (id, tenant, text, principals, tags, reference)
+        VALUES (md5('golden' || %(tenant)s)::uuid, %(tenant)s, 'Q', '{ann}', '{}', 'A of ' || %(tenant)s);
+    INSERT INTO eval_judgements (query_id, source, external_id, anchor, gain)
+        VALUES (md5('golden' || %(tenant)s)::uuid, 'wiki', '1.md', 'Text of ' || %(tenant)s, 1);
 """
 
 
@@ -226,6 +230,7 @@ async def empty(library: Library, tenant: str) -> None:
             "answer_provenance",
             "answer_reviews",
             "answer_feedback",
+            "eval_queries",
         ):
             await connection.execute(f"DELETE FROM {table} WHERE tenant = %(tenant)s".encode(), {"tenant": tenant})
 

@@ -45,7 +45,7 @@ from query.access.filters import NONE, Filters
 from query.access.tenant_rows import rows_of
 from query.access.verify import describe, verify
 from query.answers import review
-from query.evaluation import promotion
+from query.evaluation import golden, promotion
 from query.http.serve import warn_if_undivided
 from query.modes import documents as whole
 from query.modes import history as conversations
@@ -62,9 +62,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 HELD, OTHER = "anna", "berta"
 
-UNDIVIDED = {"index_state", "audit_differences", "connectors", "eval_queries"}
-"""Rows of tenants that the query service reads across them: ids and numbers, the operators' connectors (by columns) and
-their golden judgements. Another one needs a reason in docs/adr/0053, and undivided_tables() to name it."""
+UNDIVIDED = {"index_state", "audit_differences", "connectors"}
+"""Rows of tenants that the query service reads across them: ids and numbers, and the operators' connectors (by
+columns). Another one needs a reason in docs/adr/0053, and undivided_tables() to name it."""
 NOBODYS = {
     "schema_migrations",
     "fence",
@@ -75,7 +75,6 @@ NOBODYS = {
     "producer_keys",
     "audit_runs",
     "embedding_days",
-    "eval_judgements",
     "eval_runs",
     "shadow_agreement",
 }
@@ -113,11 +112,6 @@ async def pool(place: Place) -> AsyncIterator[Pool]:
 
 # Every statement without its tenant condition
 
-ALONE = {
-    "query/evaluation/golden.py",  # the operators' own judgements, of all tenants
-}
-
-
 async def statements(connection: Any, library: Library, ids: Ids, taken: str) -> None:
     """Everything that the query side asks about tenants' rows, with what belongs to both of them."""
     caller = Caller(HELD, frozenset({"wiki/staff", f"wiki/of-{HELD}"}))
@@ -153,6 +147,8 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         lambda: review.list_feedback(connection, HELD),
         lambda: published.pending(connection, caller, [publication.content(id_, 1) for id_ in ids.documents]),
         lambda: promotion.candidates(connection, promotion.Asker(HELD, tags=("staff",))),
+        lambda: golden.load(connection, HELD),
+        lambda: golden.delete(connection, HELD, "Q"),
         *(lambda id_=id_: reading.read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
         *(lambda id_=id_: reading.may_read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
         *(lambda id_=id_: review.resolve(connection, HELD, id_, "right") for id_ in ids.answers),  # type: ignore[misc]
@@ -218,9 +214,8 @@ async def test_a_statement_without_its_tenant_condition_shows_and_changes_no_row
     both, alone = seen
     for (statement, shown), (_, without) in zip(both, alone, strict=True):
         assert shown == without, statement
-    expected = {site for site in known if site.file not in ALONE}
-    assert expected - covered == set(), "statements with a tenant condition that `statements` does not ask"
-    assert expected - leaking == set(), "without policies these show no more without their condition: is it one?"
+    assert set(known) - covered == set(), "statements with a tenant condition that `statements` does not ask"
+    assert set(known) - leaking == set(), "without policies these show no more without their condition: is it one?"
 
 
 async def test_statements_by_id_find_no_row_of_another_tenant(place: Place) -> None:
