@@ -28,7 +28,11 @@ log = structlog.get_logger()
 
 MAX_BATCH_BYTES = MAX_MESSAGE_BYTES + 2**20
 """The most that a batch may take when it is unpacked: the largest record, and room for its batch."""
+MAX_TINY_RECORDS, MIN_PACKED_BYTES = 1_000, 2
+"""A batch of more records has at least so many packed bytes for each. Ids and versions do not pack better, and a
+signature takes 64; records that are all alike would be 3.5 million in a batch of one kilobyte, each a dead letter."""
 HEADER_BYTES = 61
+COUNT = slice(57, 61)
 ATTRIBUTES = slice(21, 23)
 CODEC_BITS = 0x07
 MAX_SNAPPY_BLOCKS = MAX_BATCH_BYTES // 1024
@@ -41,7 +45,7 @@ one."""
 
 
 class TooLarge(ValueError):
-    """A batch takes more than MAX_BATCH_BYTES when it is unpacked."""
+    """A batch takes more than MAX_BATCH_BYTES when it is unpacked, or has very many records that are alike."""
 
 
 UNREADABLE = (
@@ -120,6 +124,9 @@ class Batches:
 def unpacked(stored: memoryview, codec: int) -> bytes:
     """Return a compressed batch as it would be without compression, except for its checksum. Raises TooLarge, or an
     error of the codec."""
+    count, packed = int.from_bytes(stored[COUNT], "big"), len(stored) - HEADER_BYTES
+    if count > MAX_TINY_RECORDS and packed < MIN_PACKED_BYTES * count:
+        raise TooLarge
     attributes = int.from_bytes(stored[ATTRIBUTES], "big") & ~CODEC_BITS
     header = bytearray(stored[:HEADER_BYTES])
     header[ATTRIBUTES] = attributes.to_bytes(2, "big")

@@ -31,6 +31,9 @@ log = structlog.get_logger()
 
 MAX_REMEMBERED_LETTERS = 5_000
 """The latest letters that this process has stored on the topic, which a batch that is tried again need not send."""
+MAX_UNAUTHORISED_PER_MINUTE = 1_000
+"""So many records of a stage that no producer in force has signed are copied to letters: whoever may write a topic
+packs very many of them into a small batch. Beyond that, one letter stands for those of a batch and a partition."""
 MAX_RETRY_SECONDS = 5.0
 """Refused records are tried again at least this often during a pause, because it ends early when the fault turns out to
 be confined to some sources."""
@@ -46,12 +49,24 @@ class _StoredLetter:
     stored: Stored
 
 
+@dataclass(slots=True)
+class _Sending:
+    """A letter that is being sent."""
+
+    failure: Failure
+    record: RawRecord
+    delivery: Delivery
+    others: Sequence[str]
+    """The ids of the other records that the letter stands for."""
+
+
 class DeadLetters:
     """Sends poison records to the dead-letter topic, and lists them in the ledger.
 
     Law: after ``add_all`` returns, the records are on the topic and listed. A record that is added again is listed
     once, and one process does not send it twice. At most ``per_minute`` letters of a stage are sent in a minute, unless
-    the fault is confined to some sources (``pipeline.core.flood`` decides that).
+    the fault is confined to some sources (``pipeline.core.flood`` decides that). Of the records that nobody in
+    force has signed, MAX_UNAUTHORISED_PER_MINUTE are copied; a letter with their offsets stands for the others.
     """
 
     def __init__(
@@ -75,6 +90,9 @@ class DeadLetters:
         self._unlisted: dict[str, _StoredLetter] = {}
         """Those of them that are not listed in the ledger yet."""
         self._listing = asyncio.Lock()
+        self._unauthorised: Counter[str] = Counter()
+        """By stage: the records that nobody in force has signed, in this minute."""
+        self._minute = 0.0
         metrics.dead_letter_pause.set_function(
             lambda: max((flood.pause(clock()) for flood in self._floods.values()), default=0.0)
         )
@@ -116,56 +134,77 @@ class DeadLetters:
         refused, and how long it refuses them."""
         refused: list[Incoming] = []
         refusal: Refusal | None = None
-        sending: list[tuple[Failure, RawRecord, Delivery]] = []
+        sending: list[_Sending] = []
+        excess: defaultdict[tuple[str, int], list[tuple[Incoming, Exception]]] = defaultdict(list)
         async with certain():
             for record, error in poison:
                 id_ = letter_id(record.topic, record.partition, record.offset)
                 if id_ in self._sent:
                     continue
-                own, replay = read_replay(record.headers)
-                whole = RawRecord(record.key, record.value, own)
-                forged = isinstance(
-                    error, Unauthorised
-                )  # no evidence about the source it names: the limit does not apply
-                if not (forged or whole.too_large) and (no := self._refusal(id_, record, stage)) is not None:
+                if isinstance(error, Unauthorised):  # no evidence about the source it names: no pause
+                    if not self._is_copied(stage):
+                        excess[record.topic, record.partition].append((record, error))
+                        continue
+                elif not _raw(record).too_large and (no := self._refusal(id_, record, stage)) is not None:
                     refusal = no
                     refused.append(record)
                     continue
-                code = error.code if isinstance(error, Poison) else "bug"
-                now = datetime.now(UTC)
-                failure = Failure(
-                    record.topic,
-                    record.partition,
-                    record.offset,
-                    stage,
-                    code,
-                    str(error) if isinstance(error, Poison) else f"{type(error).__name__} in {stage}",
-                    attempt=replay.attempt + 1 if replay else 1,
-                    failed_at=now,
-                    first_failed_at=replay.first_failed_at if replay else now,
-                    replay_of=replay.letter if replay else None,
-                )
-                about = {"penstock.stage": stage, "penstock.dead_letter.code": code}
-                with tracing.begin("dead letter", "producer", parent=of(record), attributes=about):
-                    sealed = seal(whole, failure)
-                    delivery = await self._producer.send_raw(DEAD_LETTERS, sealed.key, sealed.value, sealed.headers)
-                sending.append((failure, whole, delivery))
+                sending.append(await self._begin(record, error, stage))
+            for alike in excess.values():
+                sending.append(await self._begin(*alike[-1], stage, [record for record, _ in alike[:-1]]))
             await self._stored(sending)
         return refused, refusal
 
-    async def _stored(self, sending: Sequence[tuple[Failure, RawRecord, Delivery]]) -> None:
+    def _is_copied(self, stage: str) -> bool:
+        """Whether a letter keeps a copy of another record that nobody in force has signed."""
+        if (now := self._clock()) - self._minute >= 60:
+            self._minute = now
+            self._unauthorised.clear()
+        self._unauthorised[stage] += 1
+        return self._unauthorised[stage] <= MAX_UNAUTHORISED_PER_MINUTE
+
+    async def _begin(self, record: Incoming, error: Exception, stage: str, others: Sequence[Incoming] = ()) -> _Sending:
+        """Send the letter of a record. others: records before it on its partition that are not copied."""
+        _, replay = read_replay(record.headers)
+        whole, code, now = _raw(record), error.code if isinstance(error, Poison) else "bug", datetime.now(UTC)
+        message = str(error) if isinstance(error, Poison) else f"{type(error).__name__} in {stage}"
+        if others:
+            message += (
+                f"; {len(others)} more from offset {others[0].offset} on are not copied, because there are more than"
+                f" {MAX_UNAUTHORISED_PER_MINUTE:,} in a minute: they stay in their topic for as long as it keeps them"
+            )
+        failure = Failure(
+            record.topic,
+            record.partition,
+            record.offset,
+            stage,
+            code,
+            message,
+            attempt=replay.attempt + 1 if replay else 1,
+            failed_at=now,
+            first_failed_at=replay.first_failed_at if replay else now,
+            replay_of=replay.letter if replay else None,
+        )
+        about = {"penstock.stage": stage, "penstock.dead_letter.code": code}
+        with tracing.begin("dead letter", "producer", parent=of(record), attributes=about):
+            sealed = seal(whole, failure)
+            delivery = await self._producer.send_raw(DEAD_LETTERS, sealed.key, sealed.value, sealed.headers)
+        ids = [letter_id(other.topic, other.partition, other.offset) for other in others]
+        return _Sending(failure, whole, delivery, ids)
+
+    async def _stored(self, sending: Sequence[_Sending]) -> None:
         """Wait until Kafka has answered for every letter, and remember the stored ones. Raises the first NotDelivered,
         at the end, so that stored letters are not sent again."""
         failed: NotDelivered | None = None
-        for failure, whole, delivery in sending:
+        for letter in sending:
             try:
-                stored = await asyncio.shield(delivery)
+                stored = await asyncio.shield(letter.delivery)
             except NotDelivered as error:
                 failed = failed or error
             else:
-                self._sent[failure.id] = self._unlisted[failure.id] = _StoredLetter(
-                    failure, whole.key, whole.value_bytes, stored
-                )
+                done = _StoredLetter(letter.failure, letter.record.key, letter.record.value_bytes, stored)
+                self._sent |= dict.fromkeys([*letter.others, letter.failure.id], done)
+                self._unlisted[letter.failure.id] = done
         while len(self._sent) > MAX_REMEMBERED_LETTERS:
             self._sent.popitem(last=False)
         if sending and failed is None:
@@ -223,3 +262,8 @@ class DeadLetters:
                 "dead_letter_flood", per_minute=self._per_minute, pause_seconds=refusal.seconds, in_a_row=refusal.trips
             )
         return refusal
+
+
+def _raw(record: Incoming) -> RawRecord:
+    """The record without the marks of a replay."""
+    return RawRecord(record.key, record.value, read_replay(record.headers)[0])

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from pipeline.core.errors import Poison
+from pipeline.core.producers import Unauthorised
 from pipeline.ledger.letters import Filter, counts
 from pipeline.stages.announce import Announcer
+from pipeline.stages.dead import MAX_UNAUTHORISED_PER_MINUTE
 from pipeline.stages.detect import Detect
 from pipeline.stages.stage import Flooded, Incoming
 from tests.support.pipeline.dead_kit import INVALID, Desk, open_desk
@@ -105,6 +107,25 @@ async def test_once_another_source_succeeds_every_bad_record_becomes_a_dead_lett
     await stage.handle(bad(desk, 500))
     assert await letters(desk) == 530
     assert await desk.on_topic(DOCUMENTS_BACKFILL) == []
+
+
+async def test_a_flood_of_records_that_nobody_has_signed_makes_few_letters_and_loses_none_silently(desk: Desk) -> None:
+    """A batch of one kilobyte filled the topic and the table with a letter for each of its million records."""
+    dead, records = desk.letters(20), bad(desk, 2_500)
+    flood: list[tuple[Incoming, Exception]] = [(r, Unauthorised("unsigned", "it carries no header")) for r in records]
+    for at in range(0, 2_500, 500):
+        for _ in range(2):  # a batch that is tried again
+            await dead.add_all(flood[at : at + 500], stage="detect")
+    assert await letters(desk) == len(await desk.on_topic(DEAD_LETTERS)) == MAX_UNAUTHORISED_PER_MINUTE + 3
+    shown = await desk.space.query('SELECT "offset", message FROM dead_letters ORDER BY "offset" DESC LIMIT 3')
+    for (offset, message), last in zip(shown, (2_499, 1_999, 1_499), strict=True):
+        assert offset == records[last].offset
+        assert f"; 499 more from offset {records[last - 499].offset} on are not copied" in message
+    desk.clock.now += 60
+    await dead.add_all(
+        [(record, error) for record, (_, error) in zip(bad(desk, 2), flood, strict=False)], stage="detect"
+    )
+    assert await letters(desk) == MAX_UNAUTHORISED_PER_MINUTE + 5
 
 
 async def test_an_oversized_record_becomes_a_dead_letter_even_beyond_the_limit(desk: Desk) -> None:

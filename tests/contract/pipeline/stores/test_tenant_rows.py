@@ -112,6 +112,7 @@ async def pool(place: Place) -> AsyncIterator[Pool]:
 
 # Every statement without its tenant condition
 
+
 async def statements(connection: Any, library: Library, ids: Ids, taken: str) -> None:
     """Everything that the query side asks about tenants' rows, with what belongs to both of them."""
     caller = Caller(HELD, frozenset({"wiki/staff", f"wiki/of-{HELD}"}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
 from typing import Any
 
@@ -66,6 +67,22 @@ def test_what_a_codec_cannot_unpack_does_not_hide_the_next_batch(codec: str) -> 
     whole = bytes(PACK[codec][1](record(0, b"a text " * 1000)))
     for packed in (b"\x01\x02\x03", whole[: len(whole) // 2], b"\0" * 100):
         assert consumed(batch(record(0, b""), codec=codec, packed=packed), GOOD) == [(0, None), (1, b"good")]
+
+
+@pytest.mark.parametrize(
+    "codec", [name for name in PACK if name not in ("plain", "snappy")]
+)  # that packs to a twentieth
+def test_a_small_batch_of_very_many_records_that_are_alike_is_refused(codec: str) -> None:
+    """Each of them would become a dead letter: millions of a batch that is one kilobyte long."""
+    alike = batch(*(record(0, b"") for _ in range(20_000)), codec=codec)
+    assert len(alike) < 20_000
+    assert consumed(alike, GOOD) == [(19_999, None), (20_000, b"good")]
+
+
+@pytest.mark.parametrize("codec", PACK)
+def test_a_large_batch_of_the_smallest_signed_records_is_read(codec: str) -> None:
+    stored = batch(*(record(number, random.Random(number).randbytes(64)) for number in range(5_000)), codec=codec)
+    assert [offset for offset, _ in consumed(stored)] == list(range(5_000))
 
 
 def test_a_file_of_gzip_with_very_many_members_is_refused_at_the_first() -> None:
