@@ -19,6 +19,7 @@ from pipeline.core.publication import (
     MAX_TOKEN_CHARACTERS,
     MAX_WAIT_SECONDS,
     Publication,
+    check,
     publications_of,
 )
 from query.access.facets import MAX_FACETS
@@ -150,7 +151,7 @@ class PublicationRequest(RequestBody):
     @classmethod
     def _is_a_token(cls, token: str | None) -> str | None:
         if token is not None:
-            publications_of(token)
+            check(token)
         return token
 
     def publications(self, header: str | None) -> tuple[Publication, ...]:

@@ -56,6 +56,8 @@ def test_a_full_token_is_as_long_as_requests_permit_and_a_larger_one_is_refused(
 def test_another_text_is_no_token(text: str) -> None:
     with pytest.raises(ValueError, match="is no token of a publication"):
         publications_of(text)
+    with pytest.raises(ValueError, match="is no token of a publication"):
+        publication.check(text)
 
 
 def test_a_token_with_an_unknown_kind_of_change_is_refused() -> None:
