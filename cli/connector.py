@@ -283,7 +283,7 @@ def new(
         typer.Argument(help="Name of the source: the folder's, and the class's without its _.", show_default=False),
     ],
 ) -> None:
-    """Write a folder with a source of your own, and a small service to test it on.
+    """Write a folder with a source of your own, which describes a small service to test it on.
 
     It passes `penstock connector conform` as it is; change it from there.
 
@@ -301,12 +301,9 @@ def new(
     except OSError as error:
         raise Misconfigured(f"{folder} cannot be created ({error.strerror})") from error
     (folder / "__init__.py").touch()
-    for file in ("source.py", "playground.py"):
-        text = (files("penstock") / "template" / file).read_text("utf-8")
-        (folder / file).write_text(text.replace("penstock.template", name).replace("Tickets", kind), "utf-8")
-    stdout.print(
-        f"{folder}/source.py reads the service, {folder}/playground.py is a service to test it on.", markup=False
-    )
+    text = (files("penstock") / "template" / "source.py").read_text("utf-8")
+    (folder / "source.py").write_text(text.replace("Tickets", kind), "utf-8")
+    stdout.print(f"{folder}/source.py reads the service; its playground is a service to test it on.", markup=False)
     stdout.print(f"Test it on a running stack: penstock connector conform {name}.source:{kind}", soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SecretStr
 
 from connectors.protocol import Problem
 from connectors.source import (
@@ -46,6 +46,15 @@ class StrictOptions(BaseModel):
     """Settings of a source; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WebOptions(StrictOptions):
+    """Settings of a source that reads over HTTP."""
+
+    url: str
+    """The address of the service, to which the paths of requests are appended."""
+    token: SecretStr | None = None
+    """Sent with every request as ``Authorization: Bearer``, if it is set."""
 
 
 class TagsOptions(StrictOptions):
@@ -109,10 +118,10 @@ class SmallSource:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def list(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
-        """List all documents without their text, in any order, and Unlisted for a part that cannot be listed; ends only
-        when the listing is otherwise complete. Each yielded page was requested from the service after the page before
-        it was yielded."""
+    def list(self) -> AsyncIterator[Sequence[Listed | Document | Unreadable | Unlisted]]:
+        """List all documents, in any order, and Unlisted for a part that cannot be listed; ends only when the listing
+        is otherwise complete. Of a Document, only what Listed has is used: neither its title nor its content. Each
+        yielded page was requested from the service after the page before it was yielded."""
         raise NotImplementedError("a source implements list and read, or overrides slim, full and fetch")
 
     async def read(self, external_id: str) -> Entry:
@@ -139,7 +148,7 @@ class SmallSource:
             return [self._problem("denied" if isinstance(error, Denied) else "refused", str(error))]
 
     async def _check_first_page(self) -> Sequence[Problem]:
-        async with aclosing(cast("Any", self.list())) as pages:
+        async with aclosing(cast("Any", self.slim())) as pages:
             first: Sequence[Listed | Unlisted] = await anext(pages, ())
         page = [entry for entry in first if isinstance(entry, Listed)]
         if not page:
@@ -196,8 +205,10 @@ class SmallSource:
             yield page
         raise CursorExpired("the source has no log of changes any more")
 
-    def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
-        return self.list()
+    async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
+        async with aclosing(cast("Any", self.list())) as pages:
+            async for page in pages:
+                yield [_without_text(entry) for entry in page]
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         at_once = asyncio.Semaphore(self.reads_at_once)
@@ -228,6 +239,29 @@ class SmallSource:
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         return None
+
+
+class WebSource(SmallSource):
+    """A ``SmallSource`` with the options ``url`` and ``token``, which reads over HTTP with ``web``."""
+
+    Options: ClassVar[type[BaseModel]] = WebOptions
+
+    def __init__(self, options: Any, context: Context) -> None:
+        super().__init__(options, context)
+        token = options.token.get_secret_value() if options.token else None
+        self.web = Web(options.url, headers={"Authorization": f"Bearer {token}"} if token else {}, name=context.name)
+
+
+def _without_text(entry: Listed | Document | Unreadable | Unlisted) -> Listed | Unlisted:
+    if isinstance(entry, Listed | Unlisted):
+        return entry
+    return Listed(
+        external_id=entry.external_id,
+        acl_tags=entry.acl_tags,
+        required_tags=entry.required_tags,
+        revision=entry.revision,
+        read_at=entry.read_at,
+    )
 
 
 def _difference(listed: Listed, entry: Document | Unreadable) -> str | None:

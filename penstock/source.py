@@ -1,9 +1,10 @@
 """The contract of a source of documents, for connectors of your own (docs/connectors/your-own.md).
 
-``Source`` is the contract. ``SmallSource`` has defaults for it, with which ``list`` and ``read`` suffice. A method
-raises ``Retryable`` (or ``Deferred``) while the source cannot respond, and ``Misconfigured`` when only a person can
-help. ``Web`` is an HTTP client that raises these by itself. ``document_from_file`` makes a document of a file, and
-``extract_file`` reads its text; both need the extra ``connectors``.
+``Source`` is the contract. ``SmallSource`` has defaults for it, with which ``list`` and ``read`` suffice; ``WebSource``
+is one for services with an address and a token. A method raises ``Retryable`` (or ``Deferred``) while the source cannot
+respond, and ``Misconfigured`` when only a person can help. ``Web`` is an HTTP client that raises these by itself.
+``document_from_file`` makes a document of a file, and ``extract_file`` reads its text; both need the extra
+``connectors``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from penstock.packages import check
 
 check()
 
-from connectors.base import ReadersOptions, SmallSource, StrictOptions  # noqa: E402
+from connectors.base import ReadersOptions, SmallSource, StrictOptions, WebOptions, WebSource  # noqa: E402
 from connectors.extraction.result import Extracted  # noqa: E402
 from connectors.extraction.result import Unreadable as UnreadableFile  # noqa: E402
 from connectors.protocol import Problem  # noqa: E402
@@ -85,6 +86,8 @@ __all__ = [
     "Unreadable",
     "UnreadableFile",
     "Web",
+    "WebOptions",
+    "WebSource",
     "document_from_file",
     "extract_file",
 ]

@@ -15,6 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from connectors.conform.responses import Responses
 from connectors.source import Request
 from pipeline.runtime.http_server import served
 
@@ -137,21 +138,37 @@ def _nothing(_samples: Samples) -> None:
     return None
 
 
+def _at(url: str) -> Mapping[str, Any]:
+    return {"url": url}
+
+
 @asynccontextmanager
 async def over_http(
-    answer: Callable[[Samples, str, Mapping[str, str]], Any],
-    options: Callable[[str], Mapping[str, Any]],
+    answer: Callable[[Samples, str, Mapping[str, str]], Any] | Mapping[str, Any],
+    options: Callable[[str], Mapping[str, Any]] = _at,
     environment: Mapping[str, str] | None = None,
     *,
-    has_required_tags: bool = True,
+    has_required_tags: bool | None = None,
 ) -> AsyncIterator[Samples]:
     """Serve the samples over HTTP.
 
-    answer: returns the JSON for a GET request of this path and query; None is answered with 404. options: the
-    instance's options for a service at this address. environment: its secrets, by variable. has_required_tags:
-    False for a service without restrictions beyond who may read a document: ``required_tags`` then stays empty.
-    Throttled and failing requests are answered with 429 and 500.
+    answer: the JSON of each response by the path of its GET request, with names in braces where the samples belong:
+    ``{external_id}``, ``{title}``, ``{text}``, ``{revision}``, ``{acl_tags}`` and ``{required_tags}`` of a document,
+    ``{tag}`` and ``{members}`` of a group. A list with such a document or group in it has an item for each; a path may
+    name one by ``{external_id}`` or ``{tag}``. With ``?PARAMETER={next}`` in the path, a listing has pages, and
+    ``{next}`` in its response is what requests the next one, or null. Outside of a group, ``{members}`` is an object of
+    all members by tag. Or a function that returns the JSON for a path and query; None is answered with 404.
+
+    options: the instance's options for a service at this address, by default ``url``. environment: its secrets by
+    variable, by default ``TOKEN``. has_required_tags: False for a service without restrictions beyond who may read a
+    document: ``required_tags`` then stays empty; by default it is true, unless the responses do not name them.
+    Throttled and failing requests are answered with 429 and 500. Raises ValueError for an unknown name in braces.
     """
+    if isinstance(answer, Mapping):
+        responses = Responses(answer)
+        answer = responses.answer
+        if has_required_tags is None:
+            has_required_tags = "required_tags" in responses.names
 
     async def respond(request: HttpRequest) -> Response:
         if samples.throttled:
@@ -164,7 +181,8 @@ async def over_http(
         return JSONResponse(value) if value is not None else Response(status_code=404)
 
     async with served(Starlette(routes=[Route("/{path:path}", respond)])) as url:
-        samples = Samples(options(url), environment or {}, _nothing, has_required_tags=has_required_tags)
+        secrets = {"TOKEN": "opens-nothing-else"} if environment is None else environment
+        samples = Samples(options(url), secrets, _nothing, has_required_tags=has_required_tags is not False)
         yield samples
 
 

@@ -1,1 +1,1 @@
-"""A source and its playground, which ``penstock connector new`` copies."""
+"""A source with its playground, which ``penstock connector new`` copies."""

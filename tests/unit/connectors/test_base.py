@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
-from connectors.base import ReadersOptions, SmallSource, StrictOptions
+from connectors.base import ReadersOptions, SmallSource, StrictOptions, WebOptions, WebSource
 from connectors.operate import TemporaryMemory
-from connectors.source import Context, CursorExpired, Document, Entry, Gone, Group, Listed, Unreadable
+from connectors.source import Context, CursorExpired, Document, Entry, Gone, Group, Listed, Unlisted, Unreadable
 from connectors.web import Missing
 from pipeline.core.errors import Misconfigured
+from pipeline.runtime.http_server import served
 
 SERVICE = {
     name: Document(external_id=name, title=name, content="text", acl_tags=["staff"], revision="1") for name in "cabed"
@@ -156,3 +161,28 @@ async def test_check_says_that_edits_are_not_noticed_without_revisions(tmp_path:
     source = Bare(StrictOptions(), service(tmp_path).context)
     source.documents = {"a": Unreadable(external_id="a", code="empty", message="is empty", acl_tags=["user:ann"])}
     assert [problem.code for problem in await source.check()] == ["no_revision"]
+
+
+async def test_a_listing_of_documents_is_one_of_their_access_and_revision(tmp_path: Path) -> None:
+    class Listing(Service):
+        async def list(self) -> AsyncIterator[Sequence[Document | Unlisted]]:  # type: ignore[override]  # not Listed
+            yield [SERVICE["a"], Unlisted(part="space b", reason="denied")]
+
+    source = Listing(ReadersOptions(), service(tmp_path).context)
+    listed = Listed(external_id="a", acl_tags=["staff"], revision="1")
+    assert await collected(source.slim()) == [[listed, Unlisted(part="space b", reason="denied")]]
+
+
+async def test_a_web_source_sends_its_token(tmp_path: Path) -> None:
+    sent = []
+
+    async def respond(request: Request) -> JSONResponse:
+        sent.append(request.headers.get("authorization"))
+        return JSONResponse({})
+
+    async with served(Starlette(routes=[Route("/me", respond)])) as url:
+        for token in (None, "opens-nothing-else"):
+            source = WebSource(WebOptions(url=url, token=token), service(tmp_path).context)
+            await source.web.json("GET", "/me")
+            await source.close()
+    assert sent == [None, "Bearer opens-nothing-else"]
