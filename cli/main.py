@@ -181,7 +181,7 @@ def migrate() -> None:
         typer.echo(line)
 
 
-Worker = Literal["detect", "vectors", "keywords", "connectors", "canary"]
+Worker = Literal["detect", "vectors", "keywords", "analysis", "connectors", "canary"]
 WORKER_NEEDS: Mapping[str, tuple[Extra, ...]] = {"connectors": ("connectors",), "canary": ("worker", "query")}
 """The extras of the workers that need others than ``worker``."""
 
@@ -212,6 +212,11 @@ def worker(
         from canary import worker as canary
 
         asyncio.run(canary.run(load()))
+        return
+    if name == "analysis":
+        from pipeline.analysis import worker as analysis
+
+        asyncio.run(analysis.run(load()))
         return
     from pipeline.stream.worker import run
 

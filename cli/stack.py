@@ -21,7 +21,7 @@ from pipeline.runtime.home import TRAIL_FILE, made_secret
 if TYPE_CHECKING:
     from deploy.local.stack import Stack
 
-WORKERS = ("detect", "vectors", "keywords")
+WORKERS = ("detect", "vectors", "keywords", "analysis")
 QUERY = "query"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

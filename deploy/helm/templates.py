@@ -36,7 +36,7 @@ def _base(name: str, *, condition: str = "") -> Template:
 
 TEMPLATES = (
     Template("grants", "deploy/roles", lambda: [grants()]),
-    *map(_base, ("settings", "migrate", "workers", "connectors", "extraction", "canary", "query")),
+    *map(_base, ("settings", "migrate", "workers", "analysis", "connectors", "extraction", "canary", "query")),
     *map(_base, ("autoscaling", "disruption", "network", "egress")),
     Template(
         "kafka-login",

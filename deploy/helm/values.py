@@ -183,6 +183,7 @@ class Values(Part):
     detect: Scaled
     vectors: Scaled
     keywords: Scaled
+    analysis: Process
     connectors: Connectors
     extraction: Extraction
     canary: Process
@@ -206,7 +207,17 @@ class Values(Part):
 
 def defaults() -> Values:
     """The values with which the chart renders to the base of deploy/kubernetes."""
-    files = ("settings", "migrate", "workers", "connectors", "extraction", "canary", "query", "autoscaling")
+    files = (
+        "settings",
+        "migrate",
+        "workers",
+        "analysis",
+        "connectors",
+        "extraction",
+        "canary",
+        "query",
+        "autoscaling",
+    )
     objects = {(o["kind"], o["metadata"]["name"]): o for file in files for o in labelled(f"base/{file}.yaml")}
 
     def process(kind: str, name: str) -> dict[str, Any]:
@@ -235,6 +246,7 @@ def defaults() -> Values:
             "migrate": process("Job", "migrate")
             | {"grants_image": grants["image"], "grants_resources": grants["resources"]},
             **{name: scaled(name) for name in ("detect", "vectors", "keywords")},
+            "analysis": process("Deployment", "analysis"),
             "connectors": process("Deployment", "connectors")
             | {
                 "sources_secret": _sources_secret(objects["Deployment", "penstock-connectors"]),

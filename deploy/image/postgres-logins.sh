@@ -11,6 +11,7 @@ SQL
 
 login penstock_migrate penstock_owner postgres_owner
 login penstock_work penstock_worker postgres_worker
+login penstock_analyse penstock_analysis postgres_analysis
 login penstock_connect penstock_connectors postgres_connectors
 login penstock_ask penstock_query postgres_query
 # What migrations create belongs to the group, and has the group's default privileges.

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 from elasticsearch import AuthorizationException
 from prometheus_client.parser import text_string_to_metric_families
 
+from pipeline.analysis.tasks import TASKS
 from pipeline.conversations.record import Conversations
 from pipeline.core.errors import PenstockError
 from pipeline.diagnosis.connector_status import Schedule
-from pipeline.diagnosis.lag import read_progress
+from pipeline.diagnosis.lag import StageTopics, read_progress
 from pipeline.diagnosis.ledger import address, ledger_report
 from pipeline.runtime.settings import Settings
 from pipeline.stages.detect import Detect
@@ -133,8 +134,11 @@ def _address(settings: Settings, service: str) -> str:
 
 
 async def _stages(settings: Settings) -> list[dict[str, Any]]:
-    """For each stage: how many workers are in its group, on which hosts, and its lag by lane."""
-    progress = await read_progress(settings.kafka, {stage.name: stage.topics for stage in STAGES}, members=True)
+    """For each stage, and each task of the analysis: the workers in its group, their hosts, and its lag by lane."""
+    stages: StageTopics = {stage.name: stage.topics for stage in STAGES} | {
+        task: {"live": topics[0]} for task, (topics, _) in TASKS.items()
+    }
+    progress = await read_progress(settings.kafka, stages, members=True)
     return [
         {"stage": stage, "members": len(hosts), "hosts": sorted(set(hosts)), "lag": progress.lag_by_lane(stage)}
         for stage, hosts in progress.hosts.items()

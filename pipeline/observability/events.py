@@ -10,6 +10,8 @@ from typing import Literal, get_args
 
 LogEvent = Literal[
     "access_unreadable",
+    "analysis_delayed",
+    "analysis_record_unreadable",
     "answer_sources_not_recorded",
     "audit_failed",
     "backlog_not_measured",

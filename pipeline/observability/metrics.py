@@ -190,6 +190,10 @@ class WebhookLabels(NamedTuple):
     webhook: str
 
 
+class TaskLabels(NamedTuple):
+    task: str
+
+
 class LineageLabels(NamedTuple):
     outcome: LineageOutcome
 
@@ -399,6 +403,28 @@ class Metrics:
         )
         self.webhook_paused = gauge(
             "penstock_webhook_paused", "1 while nothing is sent to a webhook", WebhookLabels, registry=r
+        )
+        self.analysis_backlog = gauge(
+            "penstock_analysis_backlog_messages",
+            "Messages that a task of the analysis worker has not handled, of the partitions that this process reads",
+            TaskLabels,
+            registry=r,
+        )
+        self.analysis_messages = counter(
+            "penstock_analysis_messages", "Messages that a task of the analysis has handled", TaskLabels, registry=r
+        )
+        self.analysis_failures = counter(
+            "penstock_analysis_failures",
+            "Failures after which a task of the analysis worker repeats its messages",
+            TaskLabels,
+            registry=r,
+        )
+        self.analysis_seconds = histogram(
+            "penstock_analysis_seconds",
+            "Time in which a task of the analysis worker handles up to 200 messages",
+            TaskLabels,
+            buckets=WORK_BUCKETS,
+            registry=r,
         )
         self.lineage = counter(
             "penstock_lineage_events",

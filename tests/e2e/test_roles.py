@@ -32,6 +32,7 @@ async def test_a_document_reaches_the_query_with_every_process_in_its_own_postgr
             declared.write_text(f'[connector.book]\nkind = "examples.notes:Notes"\nurl = "{url}"\n')
             await NotesPlayground(service, url).write("numbat", "The numbat eats termites, and nothing else.")
             space.start("detect", "vectors", "keywords", env=dsn["penstock_worker"])
+            space.start("analysis", env=dsn["penstock_analysis"])
             space.start("connectors", env=dsn["penstock_connectors"])
             space.environment |= dsn["penstock_query"]
             space.start("canary", env={"PENSTOCK_CANARY_EVERY_SECONDS": "1"})

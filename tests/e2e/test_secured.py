@@ -52,7 +52,12 @@ from topics.signatures import Signer
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
-WORKERS = {"detect": "penstock_detect", "vectors": "penstock_vectors", "keywords": "penstock_keywords"}
+WORKERS = {
+    "detect": "penstock_detect",
+    "vectors": "penstock_vectors",
+    "keywords": "penstock_keywords",
+    "analysis": "penstock_analyse",
+}
 TOPIC = {topic.name: topic for topic in TOPICS}
 
 

@@ -32,7 +32,7 @@ PARTS = {
         "cli.main",
         *(f"cli.{command.partition(':')[0]}" for command in COMMANDS.values()),
     ),
-    "worker": ("pipeline.stream.worker", "cli.setup"),
+    "worker": ("pipeline.stream.worker", "pipeline.analysis.worker", "cli.setup"),
     "query": ("query.http.serve", "query.mcp.transports", "query.service", "pipeline.embedding.choose"),
     "connectors": (
         "connectors.worker",
@@ -291,6 +291,7 @@ def test_help_of_every_command_needs_no_extra() -> None:
     [
         (("serve",), "query"),
         (("worker", "detect"), "worker"),
+        (("worker", "analysis"), "worker"),
         (("worker", "connectors"), "connectors"),
         (("worker", "canary"), "worker,query"),
         (("migrate",), "worker"),

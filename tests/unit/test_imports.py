@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline.stages",),
     ("pipeline.audit", "pipeline.conversations", "pipeline.generations"),
     ("pipeline.maintenance",),
+    ("pipeline.analysis",),
     ("pipeline.diagnosis",),
     ("pipeline.stream", "query", "connectors"),
     ("canary",),

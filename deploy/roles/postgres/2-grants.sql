@@ -5,6 +5,7 @@
 --   penstock_operator    `penstock forget`, `export` and withdrawals: reads and erases personal data; writes no text, access
 --                        or membership, and grants nobody anything
 --   penstock_worker      detect, vectors, keywords; `penstock audit`, `dead`, `why`: writes the ledger and the vectors
+--   penstock_analysis    analysis: reads the ledger and the vectors; writes only what its tasks found
 --   penstock_connectors  connectors: their own checkpoints and the uploads, and nothing that was read from a source
 --   penstock_query       serve, mcp, search, ask, status: reads; writes only feedback, the review queue and the evaluation
 --   penstock_trail_reader  `penstock trail`: reads the audit trail, and records that it did
@@ -105,6 +106,28 @@ GRANT EXECUTE ON FUNCTION overview_chunks TO penstock_worker, penstock_query;
 -- given. `use_budget` is the function of the previous version. `penstock budget` reads today's use of all tenants.
 GRANT EXECUTE ON FUNCTION settle_budget, use_budget TO penstock_query;
 GRANT SELECT ON overview_use TO penstock_query;
+
+-- The analysis worker.
+DO $$
+DECLARE
+    chunks regclass;
+BEGIN
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'penstock_analysis') THEN  -- or 1-roles.sql is of an older version
+        ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO penstock_analysis;
+        REVOKE ALL ON ALL TABLES IN SCHEMA public, trail FROM penstock_analysis;
+        REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM penstock_analysis;
+        GRANT USAGE ON SCHEMA public TO penstock_analysis;
+        GRANT SELECT ON
+            schema_migrations, fence, generations, documents, access_sets, manifests, index_state, memberships
+            TO penstock_analysis;
+        GRANT EXECUTE ON FUNCTION readable_sets TO penstock_analysis;
+        FOR chunks IN SELECT DISTINCT to_regclass(quote_ident(chunk_table)) FROM generations LOOP
+            IF chunks IS NOT NULL THEN
+                EXECUTE format('GRANT SELECT ON %s TO penstock_analysis', chunks);
+            END IF;
+        END LOOP;
+    END IF;
+END $$;
 
 -- The audit trail (docs/trail.md). Processes that act add records and link them to its newest head; its reader reads it; the
 -- worker drops what is old enough, a day at a time. Only the owner can change or delete a row.

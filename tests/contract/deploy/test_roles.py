@@ -562,7 +562,7 @@ async def test_a_login_that_prepares_the_audit_trail_and_stays_open_blocks_no_re
     assert str(last_day) == f"records_{datetime.now(UTC) + timedelta(days=30):%Y%m%d}"
 
 
-@pytest.mark.parametrize("role", ["penstock_query", "penstock_connectors"])
+@pytest.mark.parametrize("role", ["penstock_query", "penstock_connectors", "penstock_analysis"])
 async def test_a_query_service_or_connector_that_was_taken_over_cannot_hold_the_locks_of_detect(
     place: Place, role: str
 ) -> None:
@@ -681,12 +681,13 @@ async def _owner(dsns: dict[str, str]) -> None:
             " FILTER (WHERE has_table_privilege(r.name, t.name, v.name))"
             " FROM unnest(ARRAY['chunks_g1', 'chunks_g2']) t (name), unnest(%s::text[]) r (name),"
             " unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) v (name) GROUP BY 1, 2",
-            [list(INSIDERS)],
+            [[*INSIDERS, "penstock_analysis"]],
         )
         held = {(table, role): may for table, role, may in await cursor.fetchall()}
     for table in ("chunks_g1", "chunks_g2"):
         assert held[table, "penstock_worker"] == ["DELETE", "INSERT", "SELECT", "UPDATE"]
         assert held[table, "penstock_query"] == ["SELECT"]
+        assert held[table, "penstock_analysis"] == ["SELECT"]
         assert held[table, "penstock_connectors"] is None
 
 
@@ -773,6 +774,15 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
         ("penstock_connectors", "SELECT FROM memberships"),
         ("penstock_connectors", "SELECT FROM access_sets"),
         ("penstock_connectors", "UPDATE handled SET until = now()"),
+        ("penstock_analysis", "SELECT FROM uploads"),
+        ("penstock_analysis", "SELECT FROM conversation_pairs"),
+        ("penstock_analysis", "SELECT FROM connectors"),
+        ("penstock_analysis", "SELECT FROM webhooks"),
+        ("penstock_analysis", "UPDATE documents SET title = ''"),
+        ("penstock_analysis", "UPDATE index_state SET seq = 0"),
+        ("penstock_analysis", "INSERT INTO memberships SELECT * FROM memberships"),
+        ("penstock_analysis", "DELETE FROM chunks_g1"),
+        ("penstock_analysis", "SELECT FROM trail.records"),
         ("penstock_query", "SELECT ledger_documents('t', 's', md5('')::uuid, 9)"),
         ("penstock_worker", "SELECT ledger_members('t', 's', '', 9)"),
         ("penstock_connectors", "SELECT FROM readers.chunks"),
@@ -819,10 +829,11 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
                 "TRUNCATE trail.heads",
             )
         ),
-        *((role, "CREATE TABLE mine ()") for role in (*INSIDERS, "penstock_operator", "penstock_trail_reader")),
+        *((role, "CREATE TABLE mine ()") for role in ROLES if role != "penstock_owner"),
         *(
             (role, f"SET ROLE {another}")
-            for role in (*INSIDERS, "penstock_operator", "penstock_trail_reader")
+            for role in ROLES
+            if role != "penstock_owner"
             for another in ROLES
             if another != role
         ),

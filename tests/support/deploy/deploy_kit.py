@@ -63,7 +63,7 @@ def assert_is_a_command(arguments: list[str]) -> None:
     if isinstance(command, TyperGroup):
         command = command.commands[rest.pop(0)]
     if name == "worker":
-        assert rest[0] in {"detect", "vectors", "keywords", "connectors", "canary"}
+        assert rest[0] in {"detect", "vectors", "keywords", "analysis", "connectors", "canary"}
     for option in (word for word in rest if word.startswith("--")):
         assert any(option in parameter.opts for parameter in command.params), f"{name} has no {option}"
 

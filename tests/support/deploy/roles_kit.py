@@ -14,6 +14,7 @@ FILES = Path(__file__).parents[3] / "deploy" / "roles" / "postgres"
 ROLES = (
     "penstock_owner",
     "penstock_worker",
+    "penstock_analysis",
     "penstock_connectors",
     "penstock_query",
     "penstock_trail_reader",

@@ -26,6 +26,7 @@ POSTGRES = {
     "penstock_detect": "penstock_worker",
     "penstock_vectors": "penstock_worker",
     "penstock_keywords": "penstock_worker",
+    "penstock_analyse": "penstock_analysis",
     "penstock_connect": "penstock_connectors",
     "penstock_ask": "penstock_query",
 }
@@ -34,6 +35,7 @@ ELASTICSEARCH = {
     "penstock_detect": "penstock_worker",
     "penstock_vectors": None,
     "penstock_keywords": "penstock_worker",
+    "penstock_analyse": None,
     "penstock_connect": None,
     "penstock_ask": "penstock_query",
 }

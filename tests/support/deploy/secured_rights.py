@@ -6,6 +6,12 @@ from __future__ import annotations
 DENIED = ("permission denied", "security_exception", "AuthorizationFailed", "does not let")
 """How a server's refusal looks in a log."""
 POSTGRES_DENIES = {
+    "penstock_analyse": (
+        "SELECT * FROM uploads",
+        "UPDATE documents SET title = ''",
+        "INSERT INTO memberships SELECT * FROM memberships",
+        "DELETE FROM {chunks}",
+    ),
     "penstock_connect": (
         "SELECT * FROM documents",
         "SELECT * FROM document_bodies",
@@ -42,6 +48,7 @@ ELASTICSEARCH_DENIES = {
 }
 
 KAFKA_DENIES_WRITING = {
+    "penstock_analyse": ("documents.live.v1", "documents.indexed.v1", "identities.v1"),
     "penstock_connect": ("index.live.v1", "documents.indexed.v1", "dead-letters.v1"),
     "penstock_detect": ("documents.live.v1", "identities.v1"),
     "penstock_vectors": ("documents.live.v1", "index.live.v1", "identities.v1"),
@@ -49,6 +56,7 @@ KAFKA_DENIES_WRITING = {
     "penstock_ask": ("documents.live.v1", "identities.v1", "index.live.v1"),
 }
 KAFKA_DENIES_READING = {
+    "penstock_analyse": ("documents.live.v1", "index.live.v1", "conversations.live.v1"),
     "penstock_connect": ("documents.live.v1", "identities.v1", "index.live.v1"),
     "penstock_detect": ("index.live.v1", "dead-letters.v1"),
     "penstock_vectors": ("documents.live.v1", "identities.v1"),

@@ -215,6 +215,7 @@ def test_each_service_uses_a_postgres_login_of_its_role() -> None:
         "detect": "penstock_worker",
         "vectors": "penstock_worker",
         "keywords": "penstock_worker",
+        "analysis": "penstock_analysis",
         "connectors": "penstock_connectors",
         "canary": "penstock_query",
         "query": "penstock_query",
@@ -228,6 +229,7 @@ KAFKA_USERS = {
     "detect": "penstock_detect",
     "vectors": "penstock_vectors",
     "keywords": "penstock_keywords",
+    "analysis": "penstock_analyse",
     "connectors": "penstock_connect",
     "canary": "penstock_canary",
     "query": "penstock_ask",
@@ -385,13 +387,15 @@ def test_elasticsearch_has_security_enabled_and_a_user_for_each_role() -> None:
     assert set(users) == {file.stem for file in (DEPLOY / "roles/elasticsearch").glob("*.json")}
     assert set(users.values()) < set(SERVICES["elasticsearch-users"]["secrets"])
     for name in WITH_LOGINS:
-        if name != "connectors":
+        if name not in {"analysis", "connectors"}:
             assert environment(name)["PENSTOCK_ELASTICSEARCH_USERNAME"] in users
-    assert not [n for n in environment("connectors") if n.startswith("PENSTOCK_ELASTICSEARCH_USER")]
+        else:
+            assert not [n for n in environment(name) if n.startswith("PENSTOCK_ELASTICSEARCH_USER")]
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in OURS if "PENSTOCK_POSTGRES_DSN" in environment(name) and name != "canary"]
+    "name",
+    [name for name in OURS if "PENSTOCK_POSTGRES_DSN" in environment(name) and name not in {"analysis", "canary"}],
 )
 def test_services_that_write_the_audit_trail_have_the_trail_key(name: str) -> None:
     assert SERVICES[name]["environment"].get("PENSTOCK_TRAIL_KEY") == "${TRAIL_KEY:-}"

@@ -279,7 +279,8 @@ def test_every_selector_of_services_budgets_policies_and_scalers_matches_a_workl
     scaled = [
         s["spec"]["scaleTargetRef"]["name"] for kind in ("ScaledObject", "HorizontalPodAutoscaler") for s in of(kind)
     ]
-    assert sorted(scaled) == sorted(set(DEPLOYMENTS) - {"penstock-connectors", "penstock-canary", READER})
+    alone = {"penstock-analysis", "penstock-connectors", "penstock-canary", READER}
+    assert sorted(scaled) == sorted(set(DEPLOYMENTS) - alone)
     assert all("replicas" not in DEPLOYMENTS[name]["spec"] for name in scaled), "an apply would undo the autoscaler"
 
 
@@ -425,7 +426,8 @@ def test_each_process_reaches_only_its_own_servers_and_workers_admit_only_promet
     assert {kind for kind, who in kinds.items() if "penstock-detect" in who} == {"kafka", "postgres", "elasticsearch"}
     assert {kind for kind, who in kinds.items() if "penstock-vectors" in who} == {"kafka", "postgres", "models"}
     assert {kind for kind, who in kinds.items() if "penstock-keywords" in who} == {"kafka", "postgres", "elasticsearch"}
-    for worker in STAGES:
+    assert {kind for kind, who in kinds.items() if "penstock-analysis" in who} == {"kafka", "postgres"}
+    for worker in (*STAGES, "penstock-analysis"):
         [ingress] = policies[worker]["ingress"]
         assert ingress["ports"] == [{"protocol": "TCP", "port": 8000}]
 

@@ -1,0 +1,5 @@
+"""The worker ``analysis``: tasks that examine what became searchable, or what somebody may no longer read.
+
+A task is a module with a class (`task.Task`), and its line in ``tasks.TASKS``. It reads the ledger and the vectors and
+changes neither.
+"""

@@ -1,0 +1,45 @@
+"""The interface of a task of the worker ``analysis``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.kafka.producer import Producer
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import Settings
+from pipeline.stores.postgres import Pool
+from topics.messages import Message
+from topics.registry import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The objects that all tasks of a process share."""
+
+    settings: Settings
+    pool: Pool
+    """Its login may read the ledger and the vectors, and write the tables that 2-grants.sql names for it."""
+    producer: Producer
+    metrics: Metrics
+
+
+class Task(Protocol):
+    """Analyses messages as they arrive. Each task has a consumer group of its own, ``penstock-NAME``, so that none
+    waits for another; several processes divide the partitions among them.
+
+    Law: a message's offset is committed after ``handle`` has returned, so that each is handled at least once, and those
+    with one key in their order.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def topics(self) -> Sequence[Topic]: ...
+
+    async def handle(self, messages: Sequence[Message]) -> None:
+        """Analyse messages of one partition, at most ``worker.MAX_RECORDS`` of them, in their order. Whatever it raises
+        delays this task alone: the same messages are given to it again after a pause."""
+        ...
