@@ -9,7 +9,17 @@ from typing import Literal, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.runner.compare import Decision, Event, Observation, Row, access_of, decide, decide_access, is_stale
+from connectors.runner.compare import (
+    Decision,
+    Event,
+    Observation,
+    Row,
+    access_of,
+    decide,
+    decide_access,
+    fingerprint,
+    is_stale,
+)
 from connectors.runner.membership import GroupMembers, merge_listing, tags_by_principal
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from pipeline.core.fold import State
@@ -238,6 +248,28 @@ def test_a_listing_of_groups_removes_missing_ones_unless_they_are_newer() -> Non
     }
     some = merge_listing(known, [], at, ["old", "newer", "unknown"])
     assert {tag: value.members for tag, value in some.items()} == {"old": (), "newer": ("b",), "unknown": ()}
+
+
+def test_the_fingerprint_of_a_document_is_the_same_in_every_release() -> None:
+    """Another one would publish every document of every source again after an upgrade."""
+    event = DocumentUpserted(
+        tenant="t",
+        source="s",
+        external_id="d",
+        version=7,
+        observed_at=START,
+        acl_tags=["a"],
+        title="Über uns",
+        content="one\n\ntwo",
+        media_type="text/markdown",
+        source_url="https://wiki.example/d",
+        author="Ann",
+        source_modified_at=START,
+        metadata={"team": ["a", "b"], "size": 3},
+    )
+    digest = "977f9d053f9d98a178ff3ced8ab59392aa27a3c556e392805212acffb02c0aa2"
+    assert fingerprint(event).hex() == digest
+    assert fingerprint(event.model_copy(update={"version": 8, "acl_tags": ["b"]})).hex() == digest
 
 
 PUBLISHED = Row(

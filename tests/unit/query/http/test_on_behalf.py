@@ -17,7 +17,8 @@ from starlette.datastructures import Headers
 from pipeline.core.errors import Misconfigured
 from query.auth.api_keys import KeyFile, parse
 from query.auth.authenticator import Authenticator, open_authenticator
-from query.auth.identity import Identity
+from query.auth.identity import ALWAYS, PATHS, Identity
+from query.http.app import describe_app
 from query.problems import Problem
 from query.settings import AuthSettings, ServeSettings
 from tests.fakes.issuer import Issuer, Key, issuing
@@ -70,6 +71,16 @@ async def test_a_service_asks_on_behalf_of_the_person_whom_its_issuer_names(tmp_
     assert [identity.may_use(path) for path in ("/v1/search", "/v1/facets", "/v1/me")] == [True] * 3
     beyond = ("/v1/answers", "/v1/search-all", "/v1/documents/1", "/v1/review", "/v1/pipeline", "/mcp", "/v1/feedback")
     assert not any(identity.may_use(path) for path in beyond)
+
+
+OPERATORS_ONLY = {"/v1/review", "/v1/pipeline"}
+"""No service may do on behalf of a person what takes an operator."""
+
+
+def test_every_path_belongs_to_a_scope_or_to_operators_alone() -> None:
+    scoped = {path for paths in PATHS.values() for path in paths}
+    served = {"/".join(path.split("/")[:3]) for path in describe_app().openapi()["paths"] if path.startswith("/v1/")}
+    assert served == (scoped - {"/mcp"}) | ALWAYS | OPERATORS_ONLY
 
 
 NOW = int(time.time())
