@@ -193,10 +193,6 @@ class PostgresMemory:
                     )
 
 
-LOCK_CLASS = 7_300_008
-"""First half of the advisory lock's two-part number; Penstock's other advisory locks have one part."""
-
-
 class Lease:
     """The right to run an instance, held as long as its connection lives."""
 
@@ -248,9 +244,7 @@ async def _acquire(
     access_every_seconds: float | None,
 ) -> int | None:
     """Return the new epoch, or None if another process holds the lock."""
-    cursor = await connection.execute(
-        "SELECT pg_try_advisory_lock(%s, hashtext(%s))", [LOCK_CLASS, f"{tenant}/{source}"]
-    )
+    cursor = await connection.execute("SELECT lead_connector(%s, %s)", [tenant, source])
     row = await cursor.fetchone()
     if row is None or not row[0]:
         return None

@@ -142,9 +142,8 @@ class Properties:
     metadata: Mapping[str, Any]
 
 
-_LOCK_INSTANCE = "SELECT pg_advisory_xact_lock(7302, hashtext('instance ' || %s || '/' || %s))"
-_LOCK_QUOTA = "SELECT pg_advisory_xact_lock(7302, hashtext('quota'))"
-"""Locks with numbers of two parts: connectors may take no others (deploy/roles/postgres/1-roles.sql)."""
+_LOCK_INSTANCE = "SELECT lock_uploads(%s, %s)"
+_LOCK_QUOTA = "SELECT lock_uploads_quota()"
 
 
 class QuotaReached(Exception):
@@ -371,9 +370,7 @@ class Table:
 
 async def usage_of(connection: Connection, tenant: str) -> Usage:
     cursor = await connection.execute(
-        "SELECT count(*) FILTER (WHERE tenant = %(me)s), coalesce(sum(size) FILTER (WHERE tenant = %(me)s), 0),"
-        " count(*), coalesce(sum(size), 0) FROM uploads WHERE deleted_at IS NULL",
-        {"me": tenant},
+        "SELECT tenant_files, tenant_bytes, all_files, all_bytes FROM uploads_usage(%s)", [tenant]
     )
     row = await cursor.fetchone()
     assert row is not None

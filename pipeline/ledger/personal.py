@@ -523,6 +523,7 @@ PLACES: tuple[Place, ...] = (
     Place("metadata_keys", free="tenant name type declared_at"),
     Place("fence", free="only_row system_identifier timeline state accepted_at"),
     Place("tenant_readers", free="reader tenant created_at"),
+    Place("connector_logins", free="login tenant created_at"),
     Place("producers", free="name allow valid_from valid_until created_at"),
     Place("producer_keys", free="key_id producer public_key valid_from valid_until created_at"),
     Place(

@@ -31,7 +31,7 @@ CREATE EXTENSION IF NOT EXISTS vector;
 -- Postgres lets every login take advisory locks, with which our processes wait for each other, create large objects, and
 -- write messages of any size into the write-ahead log. Readers by SQL (docs/readers.md) must write nothing and delay
 -- nobody; and a query service or connector that was taken over must not keep detect from accepting revocations, so it takes
--- only the locks of its leaders (migration 0054), and connectors those with numbers of two parts, which are their instances'.
+-- only the locks of its leaders (migration 0054), and connectors those of their instances (migration 0068).
 -- Only a superuser may revoke these rights: without one, give readers a replica.
 DO $$
 DECLARE
@@ -47,10 +47,8 @@ BEGIN
             OR proname IN ('lo_creat', 'lo_create', 'lo_from_bytea', 'pg_logical_emit_message'))
     LOOP
         EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC, penstock_query, penstock_connectors, penstock_analysis', given);
-        CONTINUE WHEN given::text !~ '^pg_(try_)?advisory';
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO penstock_owner, penstock_worker, penstock_operator', given);
-        CONTINUE WHEN given::text NOT IN
-            ('pg_try_advisory_lock(integer,integer)', 'pg_advisory_xact_lock(integer,integer)');
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO penstock_connectors', given);
+        IF given::text ~ '^pg_(try_)?advisory' THEN
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO penstock_owner, penstock_worker, penstock_operator', given);
+        END IF;
     END LOOP;
 END $$;

@@ -83,7 +83,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON webhook_deliveries TO penstock_connector
 GRANT SELECT ON handled TO penstock_connectors;
 GRANT EXECUTE ON FUNCTION ledger_documents, ledger_lacks, ledger_letters, ledger_members, ledger_lacks_members
     TO penstock_connectors;
-GRANT EXECUTE ON FUNCTION lead_webhooks TO penstock_connectors;
+GRANT EXECUTE ON FUNCTION lead_webhooks, lead_connector, lock_uploads, lock_uploads_quota, uploads_usage
+    TO penstock_connectors;
 
 -- The query service.
 GRANT SELECT ON
@@ -184,7 +185,7 @@ BEGIN
         GRANT UPDATE ON connectors, connector_groups, conversation_pairs TO penstock_operator;
         GRANT INSERT, UPDATE ON index_state, connector_items, connector_sources, conversation_members, conversation_chunks
             TO penstock_operator;
-        GRANT EXECUTE ON FUNCTION ledger_documents TO penstock_operator;
+        GRANT EXECUTE ON FUNCTION ledger_documents, uploads_usage TO penstock_operator;
     END IF;
 END $$;
 DO $$

@@ -90,6 +90,7 @@ OWNERS_ALONE = {
     "producer_keys",
     "webhooks",
     "tenant_readers",
+    "connector_logins",
     "query_use",
     "metadata_keys",
 }
@@ -573,6 +574,75 @@ async def test_a_query_service_or_connector_that_was_taken_over_cannot_hold_the_
     for lock in (GENERATIONS_LOCK, SWEEPER_LOCK, RETENTION_LOCK, WEBHOOKS_LOCK):
         assert await place.refused(role, f"SELECT lead_query_service({lock})"), lock
     assert not await place.refused("penstock_worker", f"SELECT pg_advisory_xact_lock_shared({GENERATIONS_LOCK})")
+
+
+REACHES_OTHERS = (
+    "UPDATE connectors SET epoch = epoch + 1, paused = true WHERE tenant = 'theirs'",
+    "DELETE FROM connectors WHERE tenant = 'theirs'",
+    "UPDATE connectors SET tenant = 'theirs', source = 'moved' WHERE tenant = 'mine'",
+    "INSERT INTO connectors (tenant, source, kind) VALUES ('theirs', 'more', 'notes')",
+    "INSERT INTO connector_asks (tenant, source, action) VALUES ('theirs', 'wiki', 'full')",
+    "UPDATE connector_memory SET value = '1' WHERE tenant = 'theirs'",
+    "SELECT FROM connectors WHERE tenant = 'theirs'",
+    "SELECT FROM connector_memory WHERE tenant = 'theirs'",
+    "SELECT FROM ledger_documents('theirs', 'wiki', '00000000-0000-0000-0000-000000000000', 10)",
+    "SELECT FROM ledger_members('theirs', 'wiki', '', 10)",
+    "SELECT lead_connector('theirs', 'wiki')",
+    "SELECT lock_uploads('theirs', 'wiki')",
+    "SELECT FROM lead_webhooks() leads WHERE leads",
+    "SELECT pg_try_advisory_lock(7300008, hashtext('theirs/wiki'))",
+    "SELECT pg_advisory_xact_lock(7302, hashtext('instance theirs/wiki'))",
+)
+
+
+async def test_a_connectors_login_that_is_bound_to_tenants_reaches_nothing_of_another_tenant(place: Place) -> None:
+    """A connectors process that was taken over could end the leases of all others, and read what they remember."""
+    dsn = place.logins["penstock_connectors"]
+    login = conninfo_to_dict(dsn)["user"]
+    for tenant in ("mine", "theirs"):
+        await place.library.put(document("1.md", "A text.", tenant=tenant))
+        await place.library.execute("INSERT INTO memberships VALUES (%s, 'wiki', 'ada', '{board}', now())", tenant)
+        await place.library.execute(
+            "INSERT INTO connectors (tenant, source, kind) VALUES (%s, 'wiki', 'notes')", tenant
+        )
+        await place.library.execute("INSERT INTO connector_memory VALUES (%s, 'wiki', 'token', '0')", tenant)
+    [(theirs,)] = await place.library.execute("SELECT id FROM documents WHERE tenant = 'theirs'")
+
+    async def reaches(statement: str) -> bool:
+        async with await psycopg.AsyncConnection.connect(dsn) as connection:
+            try:
+                return (await connection.execute(statement.encode())).rowcount > 0
+            except psycopg.errors.InsufficientPrivilege:
+                return False
+            finally:
+                await connection.rollback()
+
+    lacks = f"SELECT FROM ledger_lacks(ARRAY['{theirs}'::uuid])"
+    assert not await reaches(lacks)
+    await place.library.execute("SELECT bind_connectors(%s, 'mine', 'more')", login)
+    try:
+        assert [statement for statement in REACHES_OTHERS if await reaches(statement)] == []
+        assert await reaches(lacks)
+        mine = [statement.replace("theirs", "mine") for statement in REACHES_OTHERS]
+        assert [statement for statement in mine if not await reaches(statement)] == mine[-3:]
+    finally:
+        await place.library.execute("SELECT unbind_connectors(%s)", login)
+    assert [statement for statement in REACHES_OTHERS if not await reaches(statement)] == list(REACHES_OTHERS[-2:])
+    for refused in ("penstock_owner", "penstock_worker", "penstock_operator"):
+        with pytest.raises(psycopg.errors.RaiseException, match="of every tenant"):
+            await place.library.execute(
+                "SELECT bind_connectors(%s, 'mine')", conninfo_to_dict(place.logins[refused])["user"]
+            )
+
+
+async def test_every_table_of_connectors_is_divided_for_their_logins(place: Place) -> None:
+    rows = await place.library.execute(
+        "SELECT c.relname, c.relrowsecurity AND EXISTS ("
+        "   SELECT FROM pg_policy WHERE polrelid = c.oid AND polname = 'rows_of_a_login')"
+        " FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r'"
+        " AND has_any_column_privilege('penstock_connectors', c.oid, 'SELECT, INSERT, UPDATE')"
+    )
+    assert {name for name, is_divided in rows if not is_divided} == {"schema_migrations", "fence", "handled"}
 
 
 @pytest.mark.parametrize("role", ["penstock_query", "penstock_connectors", "penstock_operator"])

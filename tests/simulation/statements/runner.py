@@ -97,7 +97,7 @@ def _fence(_tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
     return [(1, "00000001", 1, 1, "open")]  # workers and connectors are stopped while a ledger is recovered
 
 
-@statement("SELECT pg_try_advisory_lock(%s, hashtext(%s))")
+@statement("SELECT lead_connector(%s, %s)")
 def _try_lease(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     holders = tx.database.session_locks
     return [(holders.setdefault(tuple(p), _session(tx)) is _session(tx),)]

@@ -257,7 +257,8 @@ async def test_writing_a_row_of_another_tenant_is_refused(place: Place) -> None:
 async def test_without_a_tenant_setting_no_row_of_any_tenant_is_visible(place: Place) -> None:
     """Every table that is divided, and every table that should be: a new one says which it is."""
     rows = await place.library.execute(
-        "SELECT c.relname, c.relrowsecurity, has_table_privilege('penstock_query', c.oid, 'SELECT') FROM pg_class c"
+        "SELECT c.relname, EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid AND polname = 'rows_of_a_tenant'),"
+        " has_table_privilege('penstock_query', c.oid, 'SELECT') FROM pg_class c"
         " WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')"
         " AND has_any_column_privilege('penstock_query', c.oid, 'SELECT, INSERT, UPDATE')"
     )
