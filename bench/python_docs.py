@@ -23,8 +23,9 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
 from textwrap import dedent
@@ -119,6 +120,20 @@ def _members(made: Collection, dice: random.Random) -> None:
                 summaries.append(Query(summary, "summary", frozenset({name})))
     unique = {query.text: query for query in summaries}
     made.queries += dice.sample(list(unique.values()), min(SUMMARIES, len(unique)))
+
+
+def documented_members(modules: Sequence[str]) -> dict[str, str]:
+    """Return the members' docstrings of those modules that can be read, without their summaries, by their names."""
+    members: dict[str, str] = {}
+    for module in modules:
+        spec = find_spec(module)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            continue
+        for name, signature, docstring in _documented(ast.parse(Path(spec.origin).read_bytes()), module):
+            rest = dedent(docstring.partition("\n\n")[2]).strip()
+            if len(rest) >= FEWEST_CHARACTERS:
+                members.setdefault(name, f"{signature}\n\n{rest}")
+    return members
 
 
 def _documented(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, str, str]]:

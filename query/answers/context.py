@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipeline.core.sentences import sentence_ends
 from query.answers.model import NumberedPassage
-from query.answers.sentences import sentence_ends
 from query.answers.visible import disarmed, one_line, quotable, visible
 from query.model import Result
 from query.modes.budget import PROMPT_TOKENS

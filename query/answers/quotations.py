@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pipeline.core.sentences import sentence_ends
 from query.answers.model import NumberedPassage
-from query.answers.sentences import Terms, sentence_ends, terms_of
+from query.answers.sentences import Terms, terms_of
 from query.answers.visible import disarmed
 
 MAX_QUOTED_PASSAGES = 5

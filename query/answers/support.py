@@ -13,8 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.core.sentences import sentences
 from query.answers.model import NO_INFORMATION, NumberedPassage, Reason
-from query.answers.sentences import Terms, overlap, sentences, terms_of, union_terms
+from query.answers.sentences import Terms, overlap, terms_of, union_terms
 from query.answers.writing import Findings
 
 MIN_WORD_SHARE = 0.6

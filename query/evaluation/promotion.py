@@ -15,12 +15,12 @@ from uuid import UUID
 
 from psycopg import sql
 
+from pipeline.core.sentences import sentences
 from pipeline.ledger import generations
 from pipeline.stores.postgres import Connection
 from query.access.callers import identify
 from query.access.tenant_rows import set_tenant
 from query.access.verify import READS_ALL
-from query.answers.sentences import sentences
 from query.answers.support import cites
 from query.evaluation import golden as judgements
 from query.evaluation.golden import MAX_ANCHOR_CHARACTERS, Golden, Judged

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.embedding.tokens import byte_pairs
 from query.answers.context import CUT_NOTICE, DELIMITER_TOKENS, build, room_for_passages
-from query.answers.sentences import sentences
+from pipeline.core.sentences import sentences
 from query.answers.visible import quotable, visible
 from query.modes.material import Material
 from query.settings import ChatSettings

@@ -11,7 +11,7 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from query.answers.sentences import sentences
+from pipeline.core.sentences import sentences
 from query.answers.support import Claim, Evidence, is_checkable, is_supported
 from query.answers.visible import visible
 
