@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.core.sentences import sentences
 from pipeline.embedding.tokens import byte_pairs
 from query.answers.context import CUT_NOTICE, DELIMITER_TOKENS, build, room_for_passages
-from pipeline.core.sentences import sentences
 from query.answers.visible import quotable, visible
 from query.modes.material import Material
 from query.settings import ChatSettings
