@@ -60,9 +60,12 @@ def entries(
     common = common_fields(w, metadata)
     for chunk, spans, headings in zip(w.chunk_ids, w.manifest.spans, w.manifest.headings, strict=True):
         if only is None or chunk in only:
-            text = cut(body, spans)
-            named = terms("\n".join((w.title, *headings, text)))
-            own: dict[str, Any] = {"text": text, "headings": list(headings)}
-            if language := language_of(text):
-                own["analysed"] = {language: {"title": w.title, **own}}
-            yield chunk, {**common, **own, "identifiers": named}
+            yield chunk, {**common, **content_fields(w.title, headings, cut(body, spans))}
+
+
+def content_fields(title: str, headings: Sequence[str], text: str) -> dict[str, Any]:
+    """The fields of an entry that follow from its chunk, with the title, which its document's entries share."""
+    own: dict[str, Any] = {"text": text, "headings": list(headings)}
+    if language := language_of(text):
+        own["analysed"] = {language: {"title": title, **own}}
+    return {"title": title, **own, "identifiers": terms("\n".join((title, *headings, text)))}

@@ -59,12 +59,16 @@ class QueryEmbedder:
         if self._loading is None or failed:
             self._loading = asyncio.create_task(asyncio.to_thread(self._load), name="load embedder")
 
-    async def embed(self, text: str) -> tuple[Embedder, Vectors]:
-        """The query as a vector, and the model that made it. Raises Retryable or Misconfigured."""
+    async def model(self) -> Embedder:
+        """The model, which is loaded if necessary. Raises Retryable or Misconfigured."""
         self.start()
         assert self._loading is not None
         async with time_limit(self._load_seconds, "loading the embedding model"):
-            embedder = await asyncio.shield(self._loading)  # a cancelled query must not cancel the load
+            return await asyncio.shield(self._loading)  # a cancelled query must not cancel the load
+
+    async def embed(self, text: str) -> tuple[Embedder, Vectors]:
+        """The query as a vector, and the model that made it. Raises Retryable or Misconfigured."""
+        embedder = await self.model()
         async with time_limit(self._embed_seconds, "the embedding model"):
             return embedder, await embedder.embed_query(text)
 

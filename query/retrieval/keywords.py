@@ -128,13 +128,18 @@ def _content(query: str, more: Mapping[str, float] | None = None) -> dict[str, A
     words = " ".join(query.split()[:MAX_QUERY_WORDS]).lower()
     matches: list[Mapping[str, Any]] = [
         {"bool": clauses(query, more)},
-        {"terms": {"identifiers": sorted({*_WORD.findall(words)}), "boost": PART_BOOST}},
+        {"terms": {"identifiers": sorted(parts_of(words)), "boost": PART_BOOST}},
         *(
             {"constant_score": {"filter": {"term": {"identifiers": identifier}}, "boost": IDENTIFIER_BOOST}}
             for identifier in identifiers(query)[:MAX_IDENTIFIERS]
         ),
     ]
     return {"bool": {"should": matches, "minimum_should_match": 1}}
+
+
+def parts_of(words: str) -> set[str]:
+    """The words of a query that match a part of an identifier."""
+    return {*_WORD.findall(words)}
 
 
 def _batches(values: Sequence[str]) -> list[Sequence[str]]:
@@ -186,7 +191,7 @@ def clauses(words: str, more: Mapping[str, float] | None = None) -> dict[str, An
     them are near each other. In a passage in a language of the query, they count in the fields of that language too.
     more: additional words and their weights.
     """
-    text = " ".join(words.split()[:MAX_QUERY_WORDS])[:MAX_MATCHED_CHARACTERS]
+    text = matched(words)
     languages = languages_of_question(text)
     own = {
         "must": _words(text, languages),
@@ -198,12 +203,22 @@ def clauses(words: str, more: Mapping[str, float] | None = None) -> dict[str, An
     return {"should": [{"bool": own}, *added], "minimum_should_match": 1}
 
 
+def matched(words: str) -> str:
+    """The beginning of a query that is searched for."""
+    return " ".join(words.split()[:MAX_QUERY_WORDS])[:MAX_MATCHED_CHARACTERS]
+
+
+def of_language(text: str, language: str, languages: int) -> str:
+    """The beginning of a query that is searched for in the fields of one of its languages."""
+    share = MAX_ANALYSED_WORDS // languages
+    return text[:MAX_ANALYSED_CHARACTERS] if language == CJK else " ".join(text.split()[:share])
+
+
 def _words(text: str, languages: Sequence[str], **options: object) -> dict[str, Any]:
     """The words of a query in the fields of English and of its languages, whose scores add up."""
     matches = [_combined("", text, options)]
     for language in languages:
-        share = MAX_ANALYSED_WORDS // len(languages)
-        words = text[:MAX_ANALYSED_CHARACTERS] if language == CJK else " ".join(text.split()[:share])
+        words = of_language(text, language, len(languages))
         matches.append(_combined(f"analysed.{language}.", words, options))
     return {"bool": {"should": matches, "minimum_should_match": 1}} if languages else matches[0]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -21,7 +22,7 @@ from pipeline.core.model import Generation
 from pipeline.core.publication import Publication
 from pipeline.ledger import generations
 from pipeline.runtime.settings import Settings
-from pipeline.runtime.tasks import time_limit
+from pipeline.runtime.tasks import gather_or_cancel, time_limit
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool
 from query.access.callers import Caller, identify, readable
@@ -124,6 +125,14 @@ class Search:
             connect, publications, tenant, principals=principals, tags=tags, seconds=seconds, pause=pause
         )
 
+    def over(self, stores: Callable[[Stores], Stores]) -> Search:
+        """The same search over other stores, with a cache of its own. stores: makes them from the live ones."""
+        other = copy(self)
+        other._stores = stores(self._stores)
+        other._cache = Cache(0)
+        other._active_searches = 0
+        return other
+
     async def require_index(self, generation: Generation) -> None:
         """Raises IndexFenced, Retryable or Misconfigured while keyword search is not possible."""
         await self._stores.require_index(generation)
@@ -213,6 +222,17 @@ class Search:
             raise Misconfigured("no embedding model is configured")
         async with time_limit(self._stores.timeouts.embed, "the embedding model"):
             return await self._vectors.embed(generation, caller, text)
+
+    async def scores(
+        self, query: str, caller: Caller, generation: Generation, ids: Sequence[UUID], embedded: Embedded
+    ) -> tuple[dict[UUID, float], dict[UUID, float]]:
+        """The cosine and the BM25 of chunks that are verified already; those that a store lacks, or that have no word
+        of the query, are absent. Raises Retryable and Misconfigured."""
+        scope = await self._pin(caller, NONE, generation)
+        cosines, bm25 = await gather_or_cancel(
+            self._stores.cosine_scores(scope, ids, embedded[1]), self._stores.bm25_scores(scope, ids, query, {})
+        )
+        return cosines, bm25
 
     async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None) -> Scope:
         async with self._stores.connection(self._stores.timeouts.ledger, "search", caller.tenant) as connection:

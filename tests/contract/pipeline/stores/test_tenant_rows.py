@@ -51,6 +51,8 @@ from query.modes import documents as whole
 from query.modes import history as conversations
 from query.modes import history as past
 from query.modes import survey
+from query.preview import overlaying
+from query.preview.model import Edit, ProposedDocument
 from query.retrieval import cache, vectors
 from query.retrieval.vectors import NeighbourQuery, Tuning
 from tests.support.deploy.roles_kit import logins, run_file
@@ -134,6 +136,9 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         lambda: connection.execute(*survey.build_coverage(scope, max(ids.documents))),
         lambda: whole.read(connection, scope, ids.documents, budget_tokens=100),
         lambda: whole.readable_ids(connection, scope, ids.documents),
+        lambda: overlaying.read(
+            connection, caller, generation, Edit("wiki", [ProposedDocument(f"{HELD}.md"), ProposedDocument("a")], [""])
+        ),
         lambda: past.needs_vector(connection, HELD, "bob"),
         lambda: past.readable_answers(connection, caller, list(ids.answers)),
         lambda: conversations.history(connection, caller, "ann", 1000),
