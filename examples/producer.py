@@ -77,7 +77,7 @@ async def publish(external_id: str, content: str) -> None:
         ("penstock-signature", signature(private, topic, ce_type, key, value)),
     ]
     async with AIOKafkaProducer(
-        bootstrap_servers=os.environ["BOOTSTRAP"], acks="all", enable_idempotence=True
+        bootstrap_servers=os.environ["BOOTSTRAP"], acks="all", enable_idempotence=False
     ) as producer:
         await producer.send_and_wait(topic, value, key=key, headers=headers)
 

@@ -1,4 +1,4 @@
-"""Messages → Kafka, durably: acknowledged by every in-sync replica, each once, in order within a key."""
+"""Messages → Kafka, durably: acknowledged by every in-sync replica, in order within a key, and perhaps twice."""
 
 from __future__ import annotations
 
@@ -203,8 +203,7 @@ class Producer:
             delivery.set_result(Stored(sent.result().partition, sent.result().offset))
 
     def _retire(self, kafka: AIOKafkaProducer) -> None:
-        """Close this connection, so that the next send begins with a new producer id: a refused batch leaves a gap in
-        its partition's sequence numbers, and the broker refuses every later batch of the same producer id."""
+        """Close this connection, so that the next send begins with a new one."""
         if kafka is self._kafka:
             self._kafka = None
             closing = asyncio.get_running_loop().create_task(_close(kafka))
@@ -225,7 +224,7 @@ class Producer:
         kafka = AIOKafkaProducer(
             bootstrap_servers=self._bootstrap,
             acks="all",
-            enable_idempotence=True,
+            enable_idempotence=False,  # docs/adr/0077-no-producer-ids.md
             linger_ms=20,
             max_batch_size=256 * 1024,
             max_request_size=MAX_MESSAGE_BYTES + 2**16,  # room for a dead letter's headers
@@ -262,8 +261,7 @@ class Producer:
 
 
 async def _close(kafka: AIOKafkaProducer) -> None:
-    """Fail the records in flight, then stop. Idempotent batches never expire, so stop() alone would wait until Kafka is
-    back."""
+    """Fail the records in flight, then stop: stop() alone would wait for them."""
     accumulator = kafka._message_accumulator
     if accumulator is not None:
         accumulator.fail_all(ProducerClosed())

@@ -154,7 +154,7 @@ async def test_a_document_has_the_same_partition_in_the_live_and_backfill_topics
 
 
 async def test_records_after_a_refused_record_are_delivered(bootstrap: str, prefix: str) -> None:
-    """A refused batch leaves a gap in an idempotent producer's sequence numbers: it needs a new identity."""
+    """A refused batch leaves nothing behind in the producer that the next one would fail of."""
     small = Topic("small.v1", (), "takes little", partitions=1)
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
