@@ -98,6 +98,7 @@ class Place:
     former: set[str] = field(default_factory=set)
     is_disabled: bool = False
     has_discussions: bool = True
+    has_wiki: bool = True
 
     @property
     def full_name(self) -> str:
@@ -272,6 +273,10 @@ class FakeGitHub:
         updated = {"number": number, "updated_at": place.items[number]["updatedAt"]}
         self._send(place, event or default, {"action": action, name: {**updated, "id": next(self._numbers)}})
 
+    def announce_wiki(self, place: Place, page: str, commit: str) -> None:
+        """Send the event of a change of a wiki's page, which git serves (``connectors.git.playground.Backend``)."""
+        self._send(place, "gollum", {"pages": [{"page_name": page, "title": page, "action": "edited", "sha": commit}]})
+
     def _send(self, place: Place | None, event: str, body: Object) -> None:
         repository = {"repository": {"id": place.id, "full_name": place.full_name}} if place is not None else {}
         self._events.append(self.signed(event, {**body, **repository}))
@@ -420,6 +425,7 @@ class FakeGitHub:
             "visibility": place.visibility,
             "isDisabled": place.is_disabled,
             "hasDiscussionsEnabled": place.has_discussions,
+            "hasWikiEnabled": place.has_wiki,
             "owner": {"__typename": "Organization", "login": place.owner, "databaseId": owner["id"]}
             if owner
             else {"__typename": "User", "login": place.owner},

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import ClassVar
 
 from connectors.files import may_hold_text
-from connectors.git.client import Head, Mirror
+from connectors.git.client import Head, Mirror, RepositoryNotFound
 from connectors.git.content import Reader, revision
 from connectors.git.history import History, Ids, Snapshot, advance_ids, changes, files, rebuild_ids
 from connectors.git.options import Access, GitOptions
@@ -94,6 +94,17 @@ class Git:
             code = "invalid" if isinstance(error, Misconfigured) else "unreachable"
             problems.append(Problem("url", code, str(error)))
         return problems
+
+    async def newest(self) -> Cursor | None:
+        """Return what ``start`` returns, without fetching anything; None: the remote has no such repository. One that
+        was read before has to be there: raises Misconfigured if it is not, and for other reasons, and Retryable."""
+        try:
+            head = await self._mirror.head()
+        except RepositoryNotFound:
+            if (await self._ids()).commit is not None:
+                raise
+            return None
+        return {"commit": None if head is None else head.commit}
 
     async def start(self) -> Cursor:
         return {"commit": (await self._current()).commit}

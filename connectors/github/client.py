@@ -102,9 +102,11 @@ class Api:
         self._name = name
         self._graphql_url = options.graphql_url
         self._installation: InstallationToken | None = None
+        self._token = ""
         headers = dict(HEADERS)
         if options.token is not None:
-            headers["Authorization"] = f"Bearer {options.token.get_secret_value().strip()}"
+            self._token = options.token.get_secret_value().strip()
+            headers["Authorization"] = f"Bearer {self._token}"
         else:
             self._installation = InstallationToken(options, name, limits)
         self._web = Web(options.api_url, headers=headers, auth=self._installation, name=name, limits=limits)
@@ -113,6 +115,10 @@ class Api:
         await self._web.close()
         if self._installation is not None:
             await self._installation.close()
+
+    async def token(self) -> str:
+        """Return the token with which git reads, which is valid for a minute at least."""
+        return self._token if self._installation is None else await self._installation.token()
 
     async def repository(self, id: int) -> Json | None:
         """Return a repository by its number; None: it does not exist, was taken down (451) or is hidden from the

@@ -26,6 +26,19 @@ def external_id(repository: int, number: int) -> str:
     return f"{repository}/{number}"
 
 
+def wiki_prefix(repository: int) -> str:
+    """Return the beginning of the external ids of the pages of a repository's wiki."""
+    return f"{repository}/wiki/"
+
+
+def split_wiki_id(id: str) -> tuple[int, str] | None:
+    """Return the number of the repository and git's id of a page; None: the id is not one of a page."""
+    repository, _, page = id.partition("/wiki/")
+    if not page or not (repository.isascii() and repository.isdecimal() and len(repository) < 16):
+        return None
+    return int(repository), page
+
+
 def split_id(id: str) -> tuple[int, int] | None:
     """Return the numbers of the repository and of the document; None: the id is not one of ours."""
     repository, _, number = id.partition("/")

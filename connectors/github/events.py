@@ -26,6 +26,7 @@ _DOCUMENTS: Mapping[str, str] = {
     "discussion_comment": "discussion",
 }
 """The events of documents, and the field of the body that holds the document."""
+_WIKI = "gollum"
 _PEOPLE = frozenset({"member", "membership", "team", "team_add", "organization"})
 """Events that change who may read; their bodies have no time, so that two equal ones may both be genuine."""
 
@@ -50,7 +51,12 @@ def verified(request: Request, secret: SecretStr | None) -> Mapping[str, Any]:
 
 def is_recognisable(event: str) -> bool:
     """Whether two events of this kind with the same body are one event that arrived twice."""
-    return event in _DOCUMENTS
+    return event in _DOCUMENTS or event == _WIKI
+
+
+def wiki(event: str, body: Mapping[str, Any]) -> int | None:
+    """Return the number of the repository whose wiki an event concerns, or None."""
+    return _number(body.get("repository"), "id") if event == _WIKI else None
 
 
 def reaction(event: str, body: Mapping[str, Any], repositories: Collection[int]) -> Reaction:
@@ -62,6 +68,8 @@ def reaction(event: str, body: Mapping[str, Any], repositories: Collection[int])
         return Reaction(ids=(external_id(id, number),)) if id is not None and number is not None else Reaction()
     if event == "repository" and id is not None:
         return Reaction(groups=(tag(id),), sweep=True)
+    if event == _WIKI:
+        return Reaction(changes=True)
     if event in _PEOPLE:
         concerned = repositories if id is None else [id]
         return Reaction(groups=tuple(tag(number) for number in sorted(concerned)))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
 
@@ -14,6 +15,7 @@ from pipeline.core.addresses import is_https_or_local
 from pipeline.core.errors import Misconfigured
 
 Kind = Literal["issues", "pull_requests", "discussions"]
+Wikis = Literal["wikis"]
 Pattern = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[A-Za-z0-9-]{1,100}/[A-Za-z0-9_.*?-]{1,100}$")]
 Login = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[A-Za-z0-9-]{1,100}$")]
 OWN_PREFIXES = ("repository:", "organization:")
@@ -45,8 +47,13 @@ class GitHubOptions(BaseModel):
     """An organisation of which every repository that the credential sees is read."""
     exclude: tuple[Pattern, ...] = ()
     """Repositories that are never read, in the same form as ``repositories``."""
-    kinds: tuple[Kind, ...] = ("issues", "pull_requests", "discussions")
-    """The kinds of documents to read."""
+    kinds: tuple[Kind | Wikis, ...] = ("issues", "pull_requests", "discussions")
+    """The kinds of documents to read. ``wikis`` are read with git, and only if they are named here: the credential then
+    needs the permission to read the repositories' files, too."""
+    web_url: str | None = None
+    """The address of the website, below which git reads wikis. None: it follows from ``api_url``."""
+    ca_file: Path | None = None
+    """Certificates of a company's own authority, for git."""
 
     people: Mapping[str, str] = {}
     """The e-mail addresses of people by their GitHub login. They take precedence over what GitHub says."""
@@ -64,9 +71,11 @@ class GitHubOptions(BaseModel):
     overlap_seconds: int = Field(default=300, ge=0, le=86_400)
     """How far each poll overlaps the one before, for a clock that differs from GitHub's."""
 
-    @field_validator("api_url")
+    @field_validator("api_url", "web_url")
     @classmethod
-    def _is_https(cls, url: str) -> str:
+    def _is_https(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
         if not is_https_or_local(url):
             raise ValueError("is not an https address: the token would be sent unencrypted")
         return url.rstrip("/")
@@ -87,12 +96,22 @@ class GitHubOptions(BaseModel):
             raise ValueError("two credentials: set either token, or app_id, installation_id and private_key")
         if not self.repositories and self.organization is None:
             raise ValueError("nothing to read: name repositories, or an organization")
+        if "wikis" in self.kinds and not self.website.startswith("https://"):
+            raise ValueError("wikis are read over https: set web_url to the website's address")
         return self
 
     @property
     def graphql_url(self) -> str:
         """The address of the GraphQL API."""
         return self.api_url.removesuffix("/v3") + "/graphql"
+
+    @property
+    def website(self) -> str:
+        """The address of the website: of ``https://api.HOST`` and of ``https://HOST/api/v3``, ``https://HOST``."""
+        if self.web_url is not None:
+            return self.web_url
+        parts = urlsplit(self.api_url)
+        return f"{parts.scheme}://{parts.netloc.removeprefix('api.')}"
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ PROBED_REPOSITORIES = 20
 _PAGE = "pageInfo { hasNextPage endCursor }"
 _REPOSITORY = """
 fragment Place on Repository {
-  id databaseId nameWithOwner visibility isDisabled hasDiscussionsEnabled
+  id databaseId nameWithOwner visibility isDisabled hasDiscussionsEnabled hasWikiEnabled
   owner { __typename login ... on Organization { databaseId } }
 }
 """
@@ -100,6 +100,8 @@ class Repository:
     """The login of the organisation that owns it; None: a person owns it."""
     organization_id: int | None
     has_discussions: bool
+    has_wiki: bool
+    """Whether its wiki is turned on. It exists only once it has a page, which GraphQL does not say."""
     is_disabled: bool
     """GitHub's staff disabled it: nobody reads it."""
 
@@ -115,6 +117,7 @@ class Repository:
             organization=str(owner["login"]) if is_organization else None,
             organization_id=owner.get("databaseId") if is_organization else None,
             has_discussions=bool(json["hasDiscussionsEnabled"]),
+            has_wiki=bool(json["hasWikiEnabled"]),
             is_disabled=bool(json["isDisabled"]),
         )
 
@@ -156,6 +159,13 @@ async def repository_named(api: Api, name: str) -> Repository | None:
     owner, _, short = name.partition("/")
     data, _ = await api.query(text, {"owner": owner, "name": short})
     return None if data.get("repository") is None else Repository.of(data["repository"])
+
+
+async def repository(api: Api, node: str) -> Repository | None:
+    """Return a repository as it is now; None: the credential does not see it."""
+    text = "query($id: ID!) { node(id: $id) { ... on Repository { ...Place } } }" + _REPOSITORY
+    data, _ = await api.query(text, {"id": node})
+    return Repository.of(data["node"]) if data.get("node") else None
 
 
 async def documents(

@@ -1,4 +1,4 @@
-"""GitHub as a source: issues, pull requests and discussions of repositories, and a check of its credential."""
+"""GitHub as a source: issues, pull requests, discussions and wikis of repositories, and a check of its credential."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from connectors.github import events, queries
 from connectors.github.access import Directory, Findings
 from connectors.github.client import Api, Json
-from connectors.github.content import acl_tags, document, external_id, listed, organization_tag, split_id, tag
+from connectors.github.content import (
+    acl_tags,
+    document,
+    external_id,
+    listed,
+    organization_tag,
+    split_id,
+    split_wiki_id,
+    tag,
+)
 from connectors.github.options import GitHubOptions, Kind
 from connectors.github.queries import PROBED_REPOSITORIES, PROBED_UPDATES, Repository
+from connectors.github.wikis import Wikis
 from connectors.protocol import Problem
 from connectors.replay import Received
 from connectors.set_aside import Failures, read_isolated
@@ -46,7 +56,8 @@ MAX_NAMED = 5
 
 class GitHub:
     """``connectors.source.Source``. A document's external id is ``REPOSITORY/NUMBER``, with the repository's numeric
-    id; issues, pull requests and discussions of a repository share their numbers."""
+    id; issues, pull requests and discussions of a repository share their numbers. A page of a wiki is
+    ``REPOSITORY/wiki/PATH``, with the path at which it was first seen."""
 
     Options: ClassVar[type[GitHubOptions]] = GitHubOptions
     metadata_keys: ClassVar[MetadataKeys] = {
@@ -76,6 +87,7 @@ class GitHub:
         self._directory = Directory(self._api, options)
         self._received = Received(context.memory)
         self._failures = Failures()
+        self._wikis = Wikis(self._api, options, context, self._directory, self._failures)
 
     async def close(self) -> None:
         await self._api.close()
@@ -84,20 +96,30 @@ class GitHub:
 
     async def start(self) -> Cursor:
         with self._translated():
-            await self._directory.repositories()
-            return {"at": datetime.now(UTC).isoformat()}
+            places = await self._directory.repositories()
+            cursor: dict[str, Any] = {"at": datetime.now(UTC).isoformat()}
+            if self._reads_wikis:
+                cursor["wikis"] = await self._wikis.start(places)
+            return cursor
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
         """Read repository by repository in the order of their numbers, and each kind by the time of creation. A
         repository that is taken away meanwhile ends early, and the sweep handles it."""
         at = _position(cursor)
         with self._translated():
-            for place, kind in self._units(await self._repositories()):
+            places = await self._repositories()
+            units: list[tuple[Repository, Kind | Literal["wikis"]]] = [*self._units(places)]
+            if self._reads_wikis:
+                units += [(place, "wikis") for place in await self._wikis.existing(places, again=False)]
+            for place, kind in sorted(units, key=lambda unit: (unit[0].id, unit[1])):
                 if (place.id, kind) < at[:2]:
                     continue
                 after = at[2] if (place.id, kind) == at[:2] else None
                 while True:
-                    read = await self._read_page(place, kind, after)
+                    if kind == "wikis":
+                        read = await self._wikis.read_page(place, after)
+                    else:
+                        read = await self._read_page(place, kind, after)
                     if read is None:
                         break
                     entries, after = read
@@ -110,7 +132,8 @@ class GitHub:
     async def slim(self) -> AsyncIterator[Sequence[Listed | Unlisted]]:
         with self._translated():
             try:
-                units = self._units(await self._repositories())
+                places = await self._repositories()
+                units = self._units(places)
                 for place, kind in units:
                     after: str | None = None
                     while True:
@@ -122,6 +145,9 @@ class GitHub:
                         yield [listed(current, item, self._options.public_acl_tags) for item in items]
                         if after is None:
                             break
+                if self._reads_wikis:
+                    async for pages in self._wikis.slim(places):
+                        yield pages
                 closed = self._directory.closed
                 refused = {name: error for name, (_, error) in closed.items() if isinstance(error, Denied)}
                 if refused and {place.name for place, _ in units} <= refused.keys():
@@ -147,11 +173,13 @@ class GitHub:
             at = datetime.fromisoformat(cursor["at"])
             began = datetime.fromisoformat(cursor["began"]) if "began" in cursor else datetime.now(UTC)
             done = int(cursor.get("after", 0))
+            wikis: Mapping[str, Any] = {"wikis": dict(cursor.get("wikis", {}))} if self._reads_wikis else {}
         except (KeyError, TypeError, ValueError) as error:
             raise CursorExpired("this cursor of changes was written by another version of the connector") from error
         since = at - timedelta(seconds=self._options.overlap_seconds)
         with self._translated():
-            places = [place for place in await self._repositories() if place.id > done]
+            every = await self._repositories()
+            places = [place for place in every if place.id > done]
             for start in range(0, len(places), PROBED_REPOSITORIES):
                 batch = places[start : start + PROBED_REPOSITORIES]
                 newest = await self._newest(batch)
@@ -162,9 +190,18 @@ class GitHub:
                         ids = [external_id(place.id, number) for number in numbers[first : first + size]]
                         last = place.id if first + size >= len(numbers) else done
                         progress = {"at": at.isoformat(), "began": began.isoformat(), "after": last}
-                        yield Page(await self._read(ids), progress)
+                        yield Page(await self._read(ids), {**progress, **wikis})
                     done = place.id
-            yield Page((), {"at": began.isoformat()})
+            if self._reads_wikis:
+                progress = {"at": at.isoformat(), "began": began.isoformat(), "after": done}
+                async for entries, following in self._wikis.changes(every, wikis["wikis"]):
+                    wikis = {"wikis": following}
+                    yield Page(entries, {**progress, **wikis})
+            yield Page((), {"at": began.isoformat(), **wikis})
+
+    @property
+    def _reads_wikis(self) -> bool:
+        return "wikis" in self._options.kinds
 
     async def _page(
         self,
@@ -253,12 +290,16 @@ class GitHub:
     async def _read(self, external_ids: Sequence[str]) -> list[Entry]:
         entries: list[Entry] = []
         numbers: dict[int, list[int]] = defaultdict(list)
+        pages: dict[int, list[str]] = defaultdict(list)
         for id in dict.fromkeys(external_ids):
-            parts = split_id(id)
-            if parts is None:
-                entries.append(Gone(id))
-            else:
+            if (page := split_wiki_id(id)) is not None:
+                pages[page[0]].append(page[1])
+            elif (parts := split_id(id)) is not None:
                 numbers[parts[0]].append(parts[1])
+            else:
+                entries.append(Gone(id))
+        for repository, names in pages.items():
+            entries += await self._wikis.fetch(repository, names)
         for repository, expected in numbers.items():
             try:
                 node = await self._directory.node(repository)
@@ -326,7 +367,8 @@ class GitHub:
         return places
 
     def _kinds(self, place: Repository) -> list[Kind]:
-        return sorted(kind for kind in self._options.kinds if kind != "discussions" or place.has_discussions)
+        kinds: list[Kind] = [kind for kind in self._options.kinds if kind != "wikis"]
+        return sorted(kind for kind in kinds if kind != "discussions" or place.has_discussions)
 
     def _units(self, places: Sequence[Repository]) -> list[tuple[Repository, Kind]]:
         return [(place, kind) for place in places for kind in self._kinds(place)]
@@ -344,6 +386,8 @@ class GitHub:
         if events.is_recognisable(event) and await self._received.has(request.body):
             return Reaction()
         places = self._directory.known
+        if (repository := events.wiki(event, body)) is not None:
+            self._wikis.expect(repository)
         reaction = events.reaction(event, body, places.keys())
         internal = {
             organization_tag(place.organization_id)
@@ -409,6 +453,8 @@ class GitHub:
         for unheld in self._options.public_acl_tags:
             if unheld not in self._options.members and not unheld.startswith("user:"):
                 problems.append(Problem("members", "nobody", f"nobody holds the tag {unheld!r}: name them in members"))
+        if self._reads_wikis:
+            problems += await self._wikis.check()
         secret = self._options.webhook_secret
         if self._context.events_url is not None and (secret is None or not secret.get_secret_value().strip()):
             problems.append(

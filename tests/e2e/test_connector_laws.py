@@ -35,6 +35,7 @@ KINDS = (
     "folder",
     "git",
     "github",
+    "connectors.github.playground:GitHubWikis",
     "google-drive",
     "jira",
     "connectors.jira.playground:JiraDataCenter",

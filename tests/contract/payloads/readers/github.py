@@ -27,6 +27,7 @@ PLACE = Repository(
     organization="acme",
     organization_id=1,
     has_discussions=True,
+    has_wiki=False,
     is_disabled=False,
 )
 

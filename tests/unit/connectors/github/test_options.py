@@ -35,6 +35,7 @@ def test_repositories_are_selected_whatever_the_case(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"organization": "acme", "kinds": ["wikis"], "api_url": "http://127.0.0.1:1"}, "wikis are read over https"),
         ({}, "nothing to read"),
         ({"organization": "acme", "token": None}, "no credential"),
         ({"organization": "acme", "token": None, "app_id": 1}, "no credential"),
@@ -53,3 +54,16 @@ def test_settings_that_cannot_work_are_refused(fields: dict[str, Any], message: 
 
 def test_an_app_is_a_credential() -> None:
     assert options(organization="acme", token=None, **KEY).app_id == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "website"),
+    [
+        ({}, "https://github.com"),
+        ({"api_url": "https://github.acme.example/api/v3/"}, "https://github.acme.example"),
+        ({"api_url": "https://api.acme.ghe.example"}, "https://acme.ghe.example"),
+        ({"api_url": "https://gateway.example/hub", "web_url": "https://hub.example/"}, "https://hub.example"),
+    ],
+)
+def test_wikis_are_read_below_the_address_of_the_website(fields: dict[str, Any], website: str) -> None:
+    assert options(organization="acme", kinds=["wikis"], **fields).website == website
