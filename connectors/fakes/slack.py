@@ -150,7 +150,11 @@ class FakeSlack:
         self._outbox: list[Object] = []
         self.workspace.listeners.append(self._outbox.append)
         self.app = Starlette(
-            routes=[Route("/api/{method}", self._answer, methods=["GET", "POST"])], lifespan=self._lifespan
+            routes=[
+                Route("/api/{method}", self._answer, methods=["GET", "POST"]),
+                Route("/files-pri/{id}/download/{name}", self._file),
+            ],
+            lifespan=self._lifespan,
         )
 
     @asynccontextmanager
@@ -178,6 +182,19 @@ class FakeSlack:
         except MethodError as error:
             return JSONResponse(error.body, headers=headers)
         return JSONResponse({"ok": True, **response}, headers=headers)
+
+    async def _file(self, request: HttpRequest) -> Response:
+        """Serve a file. Whoever may not read it gets a page for signing in."""
+        if (fault := self._fault("files")) is not None:
+            return fault
+        if self.faults.broken_files:
+            return Response("upstream connect error", 500)
+        self.requests["files"] += 1
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        content = self.workspace.files.get(request.path_params["id"].rpartition("-")[2])
+        if bearer != self.token or "files:read" not in self.context.scopes:
+            return Response("<!DOCTYPE html><html><title>Sign in | Slack</title></html>", media_type="text/html")
+        return Response(status_code=404) if content is None else Response(content[0], media_type=content[1])
 
     def turn_on_rotation(self) -> str:
         """Let the bot's token expire after twelve hours. Returns the first refresh token."""

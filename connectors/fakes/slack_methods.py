@@ -49,6 +49,8 @@ class Faults:
     """The number of new cursors that are already unknown when they are used."""
     broken: dict[str, str] = field(default_factory=dict)
     """Method → the error that it returns, such as ``fatal_error``."""
+    broken_files: bool = False
+    """Whether every download is answered with 500."""
     unjoinable: set[str] = field(default_factory=set)
     """Channels that apps may not join."""
 

@@ -257,7 +257,7 @@ class Directory:
         return self._options.is_selected(channel.id, channel.name, is_private=channel.is_private)
 
     async def channel_info(self, channel: Channel) -> ChannelInfo:
-        return ChannelInfo(channel.id, channel.name, (await self.team()).url)
+        return ChannelInfo(channel.id, channel.name, (await self.team()).url, self._options.files)
 
     # Names
 

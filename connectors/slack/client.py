@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -140,13 +141,15 @@ class Api:
         name: str,
         rows: int,
         limits: Limits = Limits(),  # noqa: B008 - frozen
+        files_url: str | None = None,
     ) -> None:
         """``name`` is the connector's, for messages. ``rows`` is the number of rows to request at once from a list.
-        Raises Misconfigured for a token that cannot be one."""
+        ``files_url`` is where ``download`` reads files. Raises Misconfigured for a token that cannot be one."""
         self.name = name
         self._rows = rows
         self._bearer = token if isinstance(token, SlackToken) else Bearer(_valid_token(token, name))
         self._web = Web(base_url, auth=self._bearer, name=name, limits=limits)
+        self._files = Web(files_url or base_url, auth=self._bearer, name=name, limits=limits)
 
     @property
     def scopes(self) -> frozenset[str] | None:
@@ -155,6 +158,7 @@ class Api:
 
     async def close(self) -> None:
         await self._web.close()
+        await self._files.close()
         if isinstance(self._bearer, SlackToken):
             await self._bearer.close()
 
@@ -193,6 +197,10 @@ class Api:
         if not isinstance(answer, dict):
             raise Retryable(f"{self.name}: the response to {method} is not Slack's: it is not a JSON object")
         return answer
+
+    async def download(self, url: str, to: Path, *, max_bytes: int) -> str:
+        """Write a file of ``files_url`` to a path, and return its media type. Raises the errors of ``Web``."""
+        return await self._files.download(url, to, max_bytes=max_bytes)
 
     async def all_rows(self, method: str, field: str, **arguments: str | int | bool | None) -> list[Any]:
         """Return all rows of a list, in Slack's order. When a cursor expires, the list is read from its beginning."""

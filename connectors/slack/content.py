@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from connectors.extract import EXTRACTOR
 from connectors.source import Document, Gone, Listed, Unreadable
 from pipeline.core.normalise import MESSAGES_TYPE, RECORD_SEPARATOR
 from topics.messages import MAX_CONTENT_BYTES
@@ -57,11 +58,14 @@ class Names:
         return f"@{self.groups.get(id) or label.removeprefix('@') or id}"
 
 
-def body(message: Mapping[str, Any], names: Names) -> str:
-    """Return a message's text, the text of its attachments and the names of its files; ``""`` if it has none."""
+def body(message: Mapping[str, Any], names: Names, texts: Mapping[str, str] | None = None) -> str:
+    """Return a message's text, the text of its attachments and the names of its files; ``""`` if it has none. texts:
+    the texts of files, by the file's id, each of which follows the file's name."""
     parts = [blocks(message.get("blocks"), names) or mrkdwn(_text(message.get("text")), names)]
     parts += [attachment(card, names) for card in _objects(message.get("attachments"))]
-    parts += [label for file in _objects(message.get("files")) if (label := file_name(file))]
+    for file in _objects(message.get("files")):
+        if label := file_name(file):
+            parts += [label, (texts or {}).get(_text(file.get("id")), "")]
     return tidy("\n".join(part for part in parts if part.strip()))
 
 
@@ -368,6 +372,8 @@ class ChannelInfo:
     name: str
     url: str
     """The address of the workspace, such as ``https://acme.slack.com``."""
+    reads_files: bool = False
+    """Whether the document contains the texts of files."""
 
 
 def external_id(channel: str, ts: str) -> str:
@@ -416,6 +422,8 @@ def revision(parent: Object, channel: ChannelInfo) -> str:
         parent.get("reply_count") or 0,
         parent.get("latest_reply"),
     ]
+    if channel.reads_files and (ids := [file.get("id") for file in _objects(parent.get("files"))]):
+        state += [EXTRACTOR, ids]
     return hashlib.sha256(json.dumps(state, ensure_ascii=True).encode()).hexdigest()[:32]
 
 
@@ -433,10 +441,16 @@ def last_change(message: Object) -> float:
 
 
 def document(
-    messages: Sequence[Object], ts: str, channel: ChannelInfo, names: Names, *, min_characters: int
+    messages: Sequence[Object],
+    ts: str,
+    channel: ChannelInfo,
+    names: Names,
+    *,
+    min_characters: int,
+    texts: Mapping[str, str] | None = None,
 ) -> Document | Gone | Unreadable:
-    """Convert a thread. ``messages`` holds the parent and its replies, oldest first. Returns Gone when it holds no
-    parent, or one that is no document."""
+    """Convert a thread. ``messages`` holds the parent and its replies, oldest first; ``texts`` the texts of their files
+    by the file's id. Returns Gone when it holds no parent, or one that is no document."""
     id = external_id(channel.id, ts)
     parent = next((message for message in messages if message["ts"] == ts), None)
     if parent is None or not is_document(parent, min_characters=min_characters):
@@ -446,17 +460,17 @@ def document(
         for m in messages
         if m["ts"] != ts and m.get("subtype") != "tombstone" and m.get("subtype") not in SYSTEM_SUBTYPES
     ]
-    first = DELETED_TEXT if parent.get("subtype") == "tombstone" else body(parent, names)
-    texts = [f"{author(parent, names)}: {first}" if first != DELETED_TEXT else DELETED_TEXT]
-    texts += [f"{author(reply, names)}: {text}" for reply in replies if (text := body(reply, names))]
-    content = RECORD_SEPARATOR.join(texts)
+    first = DELETED_TEXT if parent.get("subtype") == "tombstone" else body(parent, names, texts)
+    parts = [f"{author(parent, names)}: {first}" if first != DELETED_TEXT else DELETED_TEXT]
+    parts += [f"{author(reply, names)}: {text}" for reply in replies if (text := body(reply, names, texts))]
+    content = RECORD_SEPARATOR.join(parts)
     if len(content.encode(errors="replace")) > MAX_CONTENT_BYTES:
         return Unreadable(
             external_id=id,
             code="too_large",
             acl_tags=(tag(channel.id),),
             revision=revision(parent, channel),
-            message=f"a thread of {len(texts)} messages is larger than 4 MiB: begin a new thread",
+            message=f"a thread of {len(parts)} messages is larger than 4 MiB: begin a new thread",
         )
     people: dict[str | int | float | bool, None] = dict.fromkeys(
         author(message, names) for message in (parent, *replies) if message["ts"] == ts or body(message, names)
@@ -475,7 +489,7 @@ def document(
         metadata={
             "channel": channel.name,
             "channel_id": channel.id,
-            "messages": len(texts),
+            "messages": len(parts),
             "participants": list(people)[:MAX_METADATA_NAMES],
             **({"files": [*files[:MAX_METADATA_NAMES]]} if files else {}),
         },

@@ -26,6 +26,8 @@ class SlackOptions(BaseModel):
     """An app-level token (``xapp-…``, scope connections:write) turns Socket Mode on."""
     base_url: str = "https://slack.com/api"
     """The address of the Web API."""
+    files_url: str = "https://files.slack.com"
+    """The address of the files; the token is sent to no other one."""
 
     channels: tuple[str, ...] = ()
     """Names (wildcards allowed) or ids of channels; empty: every channel that the app is a member of."""
@@ -40,6 +42,10 @@ class SlackOptions(BaseModel):
     """Whether a public channel's documents stay when it is archived, which removes the app from it."""
     min_characters: Annotated[int, Field(ge=0, le=1_000)] = 0
     """A message without replies that is shorter than this is no document."""
+    files: bool = False
+    """Whether the texts of files and snippets are read (scope files:read); otherwise only their names are."""
+    max_file_bytes: Annotated[int, Field(ge=1)] = 10_000_000
+    """The largest file that is read."""
     trust_external_emails: bool = False
     """Whether members from other companies (Slack Connect) are known by the e-mail address that their company set."""
 

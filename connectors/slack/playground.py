@@ -25,6 +25,7 @@ class SlackPlayground:
         self.fake = fake
         self.misbehaving = misbehaving
         self.workspace = fake.workspace
+        self.workspace.files_url = url
         self.ines = self.workspace.user("Ines Ito")
         self.sam = self.workspace.user("Sam Sun")
         self.workspace.user("Otto Orr", is_restricted=True)  # a guest reads only channels of which he is a member
@@ -33,6 +34,8 @@ class SlackPlayground:
         self.removed: dict[str, list[Object]] = {}
         self.options: Mapping[str, Any] = {
             "base_url": f"{url}/api",
+            "files_url": url,
+            "files": True,
             "page_size": 3,
             "rows_per_request": 3,
             "token": {"env": TOKEN_VARIABLE},
@@ -47,7 +50,9 @@ class SlackPlayground:
         else:
             channel = self.workspace.channel(f"about-{len(self.threads)}", self.sam)
             ts = self.workspace.post(channel, self.sam, text)
-            self.threads[name] = channel, ts, self.workspace.post(channel, self.ines, "Noted.", thread=ts)
+            note = self.workspace.file("note.txt", f"A note about {name}.")
+            reply = self.workspace.post(channel, self.ines, "Noted.", thread=ts, files=[note])
+            self.threads[name] = channel, ts, reply
         return f"{channel}:{ts}"
 
     async def move(self, name: str) -> None:

@@ -16,6 +16,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,21 @@ from connectors.slack.access import Channel, Directory, User, channel_group, wor
 from connectors.slack.archive import Archive, is_complete
 from connectors.slack.client import Absent, Api, Object
 from connectors.slack.content import document, external_id, is_document, last_change, listed, split_id, tag, thread_ts
+from connectors.slack.files import Files
 from connectors.slack.options import SlackOptions
-from connectors.source import Cursor, CursorExpired, Entry, Gone, Group, Listed, Memory, Page, Unlisted, Unreadable
+from connectors.source import (
+    Cursor,
+    CursorExpired,
+    Document,
+    Entry,
+    Gone,
+    Group,
+    Listed,
+    Memory,
+    Page,
+    Unlisted,
+    Unreadable,
+)
 from connectors.web import ServerFailed
 from pipeline.core.errors import Retryable
 
@@ -181,11 +196,18 @@ class Reader:
     """Reads threads. Every method raises the errors of ``Api`` except Absent."""
 
     def __init__(
-        self, api: Api, directory: Directory, lost: LostChannels, options: SlackOptions, set_aside: SetAside
+        self,
+        api: Api,
+        directory: Directory,
+        lost: LostChannels,
+        files: Files,
+        options: SlackOptions,
+        set_aside: SetAside,
     ) -> None:
         self._api = api
         self._directory = directory
         self._lost = lost
+        self._files = files
         self._options = options
         self._set_aside = set_aside
 
@@ -360,13 +382,19 @@ class Reader:
         return await self._convert(channel, messages, ts)
 
     async def _convert(self, channel: Channel, messages: Sequence[Mapping[str, Any]], ts: str) -> Entry:
-        """Convert a thread, after reading the names that it needs."""
+        """Convert a thread, after reading the names and files that it needs. Without a file that can be read later, it
+        has another revision than its listing, so that the next sweep reads it again."""
         channel_info = await self._directory.channel_info(channel)
-        min_characters = self._options.min_characters
+        texts, is_complete = await self._files.texts(messages)
+        convert = partial(
+            document, messages, ts, channel_info, min_characters=self._options.min_characters, texts=texts
+        )
         names = await self._directory.names()
-        entry = document(messages, ts, channel_info, names, min_characters=min_characters)
+        entry = convert(names)
         if names.missing and await self._directory.load_users(names.missing):
-            entry = document(messages, ts, channel_info, await self._directory.names(), min_characters=min_characters)
+            entry = convert(await self._directory.names())
+        if isinstance(entry, Document) and not is_complete:
+            return replace(entry, revision=f"{entry.revision}:incomplete")
         return entry
 
     def _is_document(self, message: Object) -> bool:

@@ -15,6 +15,7 @@ from connectors.slack import client, events
 from connectors.slack.access import Channel, Directory, workspace_tag
 from connectors.slack.client import Api
 from connectors.slack.content import tag
+from connectors.slack.files import Files
 from connectors.slack.oauth import SlackToken
 from connectors.slack.options import SlackOptions
 from connectors.slack.reading import Lister, LostChannels, Reader
@@ -43,6 +44,7 @@ _PUBLIC = {
     "usergroups:read": "to name the user groups that messages mention",
 }
 _JOINING = {"channels:join": "to join the public channels that are read"}
+_FILES = {"files:read": "to read the texts of files"}
 _PRIVATE = {
     "groups:read": "to list the private channels that the app is invited to, and their members",
     "groups:history": "to read the messages of private channels that the app is invited to",
@@ -51,7 +53,12 @@ _PRIVATE = {
 
 def required_scopes(options: SlackOptions) -> dict[str, str]:
     """Return the scopes that the bot token needs, and the purpose of each."""
-    return {**_PUBLIC, **(_JOINING if options.join else {}), **(_PRIVATE if options.private else {})}
+    return {
+        **_PUBLIC,
+        **(_JOINING if options.join else {}),
+        **(_FILES if options.files else {}),
+        **(_PRIVATE if options.private else {}),
+    }
 
 
 async def check(
@@ -213,7 +220,14 @@ class Slack:
         self._options = options
         self._context = context
         token = _token(options, context, limits)
-        self._api = Api(options.base_url, token, name=context.name, rows=options.rows_per_request, limits=limits)
+        self._api = Api(
+            options.base_url,
+            token,
+            name=context.name,
+            rows=options.rows_per_request,
+            limits=limits,
+            files_url=options.files_url,
+        )
         self._socket: Api | None = None
         if options.app_token is not None:
             self._socket = Api(options.base_url, options.app_token, name=context.name, rows=1)
@@ -222,7 +236,8 @@ class Slack:
             self._verifier = SignatureVerifier(options.signing_secret.get_secret_value().strip())
         self._directory = Directory(self._api, options)
         self._lost = LostChannels(self._directory, options, context.memory, context.folder)
-        self._reader = Reader(self._api, self._directory, self._lost, options, context.set_aside)
+        files = Files(self._api, options, context.folder, context.set_aside)
+        self._reader = Reader(self._api, self._directory, self._lost, files, options, context.set_aside)
         self._lister = Lister(self._api, self._directory, self._lost, options, context.set_aside)
         self._seen = events.SeenEvents()
 

@@ -30,7 +30,7 @@ MINIMUM = {
     "google-drive": 12,
     "jira": 9,
     "connectors.jira.playground:JiraDataCenter": 4,
-    "slack": 18,
+    "slack": 20,
     "git": 4,
     "github": 15,
     "sharepoint": 13,

@@ -11,6 +11,7 @@ from typing import Any
 from connectors.fakes.slack import FakeSlack
 from connectors.slack import Slack, SlackOptions
 from connectors.source import Context, Document, Entry, Listed
+from connectors.web import Limits
 from pipeline.runtime.http_server import served
 
 
@@ -39,17 +40,18 @@ class Desk:
     def workspace(self) -> Any:
         return self.fake.workspace
 
-    def slack(self, **options: Any) -> Slack:
+    def slack(self, *, limits: Limits = Limits(), **options: Any) -> Slack:  # noqa: B008 - frozen
         fields = {
             "token": self.fake.token,
             "signing_secret": self.fake.signing_secret,
             "base_url": f"{self.url}/api",
+            "files_url": self.url,
             "page_size": 3,
             "rows_per_request": 3,
             **options,
         }
         context = Context(name="chat", tenant="default", memory=self.memory, folder=self.folder)
-        self.made.append(Slack(SlackOptions(**fields), context))
+        self.made.append(Slack(SlackOptions(**fields), context, limits=limits))
         return self.made[-1]
 
 
@@ -57,6 +59,7 @@ class Desk:
 async def desk_in(folder: Path) -> AsyncIterator[Desk]:
     fake = FakeSlack()
     async with served(fake.app) as url:
+        fake.workspace.files_url = url
         desk = Desk(fake, url, folder)
         try:
             yield desk

@@ -143,7 +143,7 @@ async def test_check_reports_no_problem_when_everything_is_permitted(desk: Desk)
 async def test_check_names_exactly_the_scope_that_is_missing(desk: Desk, scope: str) -> None:
     desk.workspace.channel("ops")
     desk.fake.context.scopes.discard(scope)
-    problems = await desk.slack().check()
+    problems = await desk.slack(files=True).check()
     assert [problem.code for problem in problems] == ["missing_scope"]
     assert f"the scope {scope}, " in problems[0].message
 
