@@ -115,7 +115,8 @@ class Lines:
         """Yield the line that has no end yet, if there is one."""
         line = b"".join(self._parts)
         if self._size > self._max:
-            yield Oversize(_stream_in(line[:HEAD_BYTES]))
+            if _may_be_content(line[:HEAD_BYTES]):
+                yield Oversize(_stream_in(line[:HEAD_BYTES]))
         elif line.strip():
             yield line
         self._parts, self._size = [], 0
@@ -127,6 +128,12 @@ class Lines:
             self._parts.append(part)
             if self._size > self._max:
                 self._parts = [b"".join(self._parts)[:HEAD_BYTES]]
+
+
+def _may_be_content(head: bytes) -> bool:
+    """Return whether an oversize line may be anything but a line of a log."""
+    kind = re.search(rb'"type"\s*:\s*"([A-Z_]+)"', head)
+    return head.lstrip().startswith(b"{") and (kind is None or kind[1] != b"LOG")
 
 
 def _stream_in(head: bytes) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,43 @@ from connectors.airbyte.options import CDC_DELETED
 from connectors.airbyte.source import Airbyte
 from connectors.conform.samples import DeclaredMembers
 from connectors.fakes import airbyte
+from connectors.fakes.misbehaviour import Fault
 from connectors.source import Playground
 
 TOKEN = "opens-nothing-else"  # noqa: S105
 STREAM = "notes"
+CONFIG_VARIABLE = "AIRBYTE_CONFIG"
+
+
+class MisbehavingProgram:
+    """Lets the program show the faults of the catalogue, as ``connectors.fakes.misbehaviour.Misbehaving`` does."""
+
+    def __init__(self, service: Path) -> None:
+        self._service = service
+        self.faults: Mapping[str, Any] = {}
+        """The faults that are shown with ``read``."""
+
+    @property
+    def shown(self) -> int:
+        """The number of runs that showed faults since the last call of ``show``."""
+        return int(json.loads(self._service.read_text("utf-8")).get("shown", 0))
+
+    def show(self, faults: Sequence[Fault], ids: Mapping[str, str]) -> None:
+        """Show these faults from now on, instead of those before."""
+        shown: dict[str, Any] = {}
+        for fault in faults:
+            shown |= fault.program
+            if fault.times is not None:
+                shown["times"] = fault.times
+        content = json.loads(self._service.read_text("utf-8"))
+        write_service(self._service, {**content, "faults": shown, "shown": 0})
+
+
+def write_service(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace the file of the service."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content), "utf-8")
+    partial.replace(path)
 
 
 class ProgramPlayground(DeclaredMembers):
@@ -27,6 +60,7 @@ class ProgramPlayground(DeclaredMembers):
         super().__init__(folder / "members.toml")
         self._marks = sync == "incremental"
         self._service = folder / "service.json"
+        self.misbehaving = MisbehavingProgram(self._service)
         self._records: dict[str, dict[str, Any]] = {}
         self._removed: dict[str, dict[str, Any]] = {}
         self._revision = self._lineage = 0
@@ -39,11 +73,12 @@ class ProgramPlayground(DeclaredMembers):
             "sync": sync,
         }
         self.environment: Mapping[str, str] = {
-            "CONFIG": json.dumps({"data": str(self._service), "token": TOKEN}),
+            CONFIG_VARIABLE: json.dumps({"data": str(self._service), "token": TOKEN}),
         }
         self.options: Mapping[str, Any] = {
             "program": [sys.executable, airbyte.__file__],
             "members_file": str(self.members_file),
+            "config": {"env": CONFIG_VARIABLE},
             "streams": {STREAM: stream},
         }
 
@@ -71,6 +106,10 @@ class ProgramPlayground(DeclaredMembers):
     async def restrict(self, name: str) -> None:
         self._put(name, {**self._records[name], "team": {"name": "board"}})
 
+    async def add_places(self) -> Mapping[str, str]:
+        """Add nothing: the entries concern the program."""
+        return {}
+
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
     ) -> None:
@@ -86,17 +125,18 @@ class ProgramPlayground(DeclaredMembers):
 
     def _save(self, **faults: Any) -> None:
         """Write the service's file. Faults that are counted remain."""
+        shown = 0
         if not faults and self._service.exists():
-            faults = json.loads(self._service.read_text("utf-8"))["faults"]
+            content = json.loads(self._service.read_text("utf-8"))
+            faults, shown = content["faults"], content.get("shown", 0)
         content = {
             "records": {STREAM: list(self._records.values())},
             "lineage": self._lineage,
             "token": TOKEN,
             "faults": faults,
+            "shown": shown,
         }
-        partial = self._service.with_suffix(".partial")
-        partial.write_text(json.dumps(content), "utf-8")
-        partial.replace(self._service)
+        write_service(self._service, content)
 
 
 @asynccontextmanager

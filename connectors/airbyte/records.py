@@ -79,14 +79,19 @@ class _Refused(Exception):
 
 
 class RecordsFile:
-    """Law: a state is stored in one transaction with the records that the program wrote before it; the state is thus
-    never ahead of the records. Methods block."""
+    """Law: a state is stored after the records that the program wrote before it, and only if more records of its stream
+    followed it in the same run, or the run read the stream to its end; the state is thus never ahead of the records.
+    (Programs were seen to write the last state although they failed, or before its records.) Methods block."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "records.sqlite"
         self._file: sqlite3.Connection | None = None
         self._using = Lock()
         self._streams: dict[StreamName, Stream] = {}
+        self._shown: set[str] = set()
+        """The labels of the streams of which the run has shown a record."""
+        self._pending: dict[str, tuple[str, bool]] = {}
+        """By label: the last state, which is not stored yet, and whether the run had shown a record before it."""
 
     def close(self) -> None:
         if self._file is not None:
@@ -110,6 +115,7 @@ class RecordsFile:
 
         unknown: labels of declared streams that the program does not have now. Their records are kept."""
         self._streams = {stream.name: stream for stream in streams}
+        self._shown, self._pending = set(), {}
         with self._using, self._database() as file:
             file.execute("BEGIN")
             run = self._number(file, "run") + 1
@@ -154,7 +160,7 @@ class RecordsFile:
         return due
 
     def fold(self, run: int, messages: Iterable[Record | State | Oversize]) -> None:
-        """Store records, and states with the records before them."""
+        """Store records, and the states that they follow."""
         with self._using, self._database() as file:
             file.execute("BEGIN")
             change = self._number(file, "change")
@@ -163,7 +169,7 @@ class RecordsFile:
                     case Record():
                         change = self._store(file, message, run, change)
                     case State():
-                        self._keep(file, message)
+                        self._hold(message)
                     case Oversize():
                         labels = [stream.label for name, stream in self._streams.items() if name.name == message.stream]
                         for label in labels or [ALL]:
@@ -176,6 +182,10 @@ class RecordsFile:
         stream = self._streams.get(record.stream)
         if stream is None:
             return change
+        for label in (stream.label, ALL):
+            if self._pending.get(label, ("", False))[1]:
+                self._keep(file, label)
+        self._shown |= {stream.label, ALL}
         try:
             id_, row = self._row(stream, record.data)
         except _Refused as error:
@@ -205,12 +215,18 @@ class RecordsFile:
             return id_, None
         return id_, json.dumps(row, ensure_ascii=False, sort_keys=True).encode("utf-8", "replace").decode()
 
-    def _keep(self, file: sqlite3.Connection, state: State) -> None:
+    def _hold(self, state: State) -> None:
         stream = self._streams.get(state.stream) if state.stream is not None else None
         if state.stream is not None and (stream is None or not stream.is_incremental):
             return  # a state of a full refresh continues only the run that wrote it
         label = ALL if stream is None else stream.label
-        file.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", [label, json.dumps(state.value)])
+        self._pending[label] = json.dumps(state.value), label in self._shown
+
+    def _keep(self, file: sqlite3.Connection, label: str) -> None:
+        """Store the last state of a stream, if there is one."""
+        if label in self._pending:
+            state, _ = self._pending.pop(label)
+            file.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", [label, state])
 
     def complete(self, labels: Collection[str], began: datetime) -> None:
         """Record that a run has read these streams to their end. Where it is the end of a reading from the beginning,
@@ -218,7 +234,10 @@ class RecordsFile:
         with self._using, self._database() as file:
             file.execute("BEGIN")
             refused = {label for (label,) in file.execute("SELECT DISTINCT stream FROM refused")}
+            if {stream.label for stream in self._streams.values()} <= {*labels}:
+                self._keep(file, ALL)
             for label in labels:
+                self._keep(file, label)
                 [since_run] = file.execute("SELECT since_run FROM streams WHERE stream = ?", [label]).fetchone()
                 file.execute("UPDATE streams SET read_at = ? WHERE stream = ?", [began.isoformat(), label])
                 if since_run is None:

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,17 @@ class Service:
         self._path = path
         self.content = json.loads(path.read_text("utf-8"))
         self.faults: dict[str, Any] = self.content.get("faults", {})
+
+    def show_faults(self) -> None:
+        """Count a run that shows the faults; after ``times`` such runs there are none."""
+        times = self.faults.get("times")
+        if times == 0:
+            self.faults = {}
+        elif self.faults:
+            if times is not None:
+                self.faults["times"] = times - 1
+            self.content["shown"] = self.content.get("shown", 0) + 1
+            self._path.write_text(json.dumps(self.content))
 
     def used_up(self, fault: str) -> bool:
         """Return whether a counted fault does not apply any more; otherwise count it."""
@@ -91,10 +102,14 @@ def read(service: Service, streams: Iterator[Mapping[str, Any]], state: Any) -> 
         since = known(service, name, state) if entry["sync_mode"] == "incremental" else 0
         records = sorted(service.content["records"].get(name, []), key=lambda record: record["changed"])
         new = [record for record in records if record["changed"] > since]
+        misbehave(service, name, new)
         for number, record in enumerate(new):
             if number == faults.get("dies_after"):
-                return 3
-            write("RECORD", record={"stream": name, "data": record, "emitted_at": 1})
+                if faults.get("state_at_death"):
+                    write_state(service, name, new[-1]["changed"])
+                return int(faults.get("exit_code", 3))
+            message = {"type": "RECORD", "record": {"stream": name, "data": record, "emitted_at": 1}}
+            print(json.dumps(message, ensure_ascii=not faults.get("unescaped")), flush=True)
             if number + 1 == faults.get("breaks_after"):
                 print('{"type": "RECORD", "record": {"stream": "notes", "da{"type": "LOG"}', flush=True)
             if number % 2:  # sources write states in between
@@ -105,9 +120,32 @@ def read(service: Service, streams: Iterator[Mapping[str, Any]], state: Any) -> 
             fail("403: this account may not read the stream", "config_error", name)
             status(name, "INCOMPLETE")
             code = 1
+        elif faults.get("incomplete"):
+            status(name, "INCOMPLETE")
         elif not faults.get("silent"):
             status(name, "COMPLETE")
+    if faults.get("never_ends"):
+        time.sleep(600)
     return code
+
+
+def misbehave(service: Service, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write what a program should not write, before the records of a stream."""
+    faults = service.faults
+    if faults.get("state_first") and records:
+        write_state(service, stream, records[-1]["changed"])
+    if length := faults.get("log_bytes"):
+        write("LOG", log={"level": "INFO", "message": "x" * length})
+        print("y" * length, file=sys.stderr, flush=True)
+        print("z" * length, flush=True)
+    if faults.get("unknown_messages"):
+        write("HEARTBEAT", heartbeat={})
+        write("CONTROL", control={"type": "PAUSE", "emitted_at": 1.0})
+        write("TRACE", trace={"type": "ESTIMATE", "emitted_at": 1.0, "estimate": {"name": stream, "type": "STREAM"}})
+    if faults.get("foreign_records"):
+        foreign = {"id": "broken", "title": "Foreign", "body": "It belongs to another stream.", "changed": 1}
+        write("RECORD", record={"stream": "others", "data": foreign, "emitted_at": 1})
+        write("RECORD", record={"stream": stream, "namespace": "other", "data": foreign, "emitted_at": 1})
 
 
 def known(service: Service, stream: str, state: Any) -> int:
@@ -161,6 +199,8 @@ def main() -> int:
     if not service.used_up("failing"):
         fail("500", "transient_error")
         return 1
+    service.show_faults()
+    faults = service.faults
     if config["token"] != service.content["token"]:
         fail(f"the token {config['token']} has expired", "config_error")
         return 1
@@ -170,6 +210,8 @@ def main() -> int:
         Path(config["data"]).write_text(json.dumps(service.content))
         control = {"type": "CONNECTOR_CONFIG", "emitted_at": 1.0}
         write("CONTROL", control={**control, "connectorConfig": {"config": {**config, "token": next_token}}})
+    if faults.get("sleeps"):
+        time.sleep(600)
     if faults.get("hangs"):
         with subprocess.Popen([sys.executable, "-c", HANGING]) as child:
             Path(faults["hangs"]).write_text(str(child.pid))

@@ -50,6 +50,8 @@ class Fault(BaseModel):
     """Paths in the answer's JSON to replace, with the new values."""
     null: tuple[str, ...] = ()
     """Paths in the answer's JSON to replace by null."""
+    program: dict[str, Any] = Field(default_factory=dict)
+    """For a program (``connectors.fakes.airbyte``): the faults to show with its command ``request``."""
     cut: bool = False
     """Whether the body ends in its middle."""
 

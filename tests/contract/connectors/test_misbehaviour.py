@@ -25,6 +25,8 @@ QUICKLY = frozenset(
 )
 """Entries that every run of the tests shows; the others take minutes together."""
 MINIMUM = {
+    "airbyte": 12,
+    "connectors.airbyte.playground:ChangesStream": 2,
     "confluence": 25,
     "connectors.confluence.playground:ConfluenceDataCenter": 15,
     "google-drive": 12,

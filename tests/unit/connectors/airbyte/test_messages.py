@@ -89,7 +89,10 @@ def test_a_broken_message_is_an_error_that_does_not_quote_it(raw: bytes) -> None
     assert "da{" not in str(raised.value)
 
 
-@given(st.lists(st.binary(max_size=30).filter(lambda part: b"\n" not in part)), st.data())
+PARTS = (st.binary(max_size=30) | st.binary(max_size=30).map(lambda part: b"{" + part)).filter(lambda p: b"\n" not in p)
+
+
+@given(st.lists(PARTS), st.data())
 def test_lines_are_the_same_however_they_arrive(parts: list[bytes], data: st.DataObject) -> None:
     raw = b"\n".join(parts)
     lines, at, received = Lines(20), 0, []
@@ -98,7 +101,8 @@ def test_lines_are_the_same_however_they_arrive(parts: list[bytes], data: st.Dat
         received += lines.feed(raw[at : at + size])
         at += size
     received += lines.finish()
-    expected = [part if len(part) <= 20 else Oversize(None) for part in parts if part.strip() or len(part) > 20]
+    fitting = [part for part in parts if (part.strip() if len(part) <= 20 else part.lstrip().startswith(b"{"))]
+    expected = [part if len(part) <= 20 else Oversize(None) for part in fitting]
     assert received == expected
 
 
@@ -141,3 +145,17 @@ def test_a_message_of_the_program_shows_no_value_of_its_configuration() -> None:
     configuration = {"url": "https://desk.example", "auth": {"tokens": ["s3cret-token", "s3cret"]}, "unit": "day"}
     text = "401 for https://desk.example/?token=s3cret-token\n(s3cret), once a day"
     assert without_secrets(text, configuration) == "401 for ***/?token=*** (***), once a day"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b'{"type": "RECORD", "record": {"stream": "notes", "data": {"id": 1}}}', [Oversize("notes")]),
+        (b'{"record": {"stream": "notes", "data": {"id": 1}}, "type": "RECORD"}', [Oversize("notes")]),
+        (b'{"type": "TRACE", "trace": {"type": "ERROR", "error": {}}}', [Oversize(None)]),
+        (b'{"type": "LOG", "log": {"level": "INFO", "message": "many words"}}', []),
+        (b"a library prints many words", []),
+    ],
+)
+def test_an_oversize_line_of_a_log_is_no_lost_record(line: bytes, expected: list[Oversize]) -> None:
+    assert [*Lines(20).feed(line + b"\n")] == expected
