@@ -6,7 +6,9 @@ an event's age, because the signature covers nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -55,16 +57,33 @@ class Received:
     def __init__(self, memory: Memory | None = None) -> None:
         self._memory = memory
         self._digests: dict[str, None] | None = None if memory else {}
+        self._lock = asyncio.Lock()
+        self._waiting: dict[str, None] = {}
+        """Digests of events that wait for being stored."""
 
     async def has(self, body: bytes) -> bool:
         return _digest(body) in await self._known()
 
     async def add(self, body: bytes) -> None:
-        """Remember an event. Call it once the reaction is known: an event that failed shall be accepted again."""
-        digests = dict.fromkeys([*await self._known(), _digest(body)][-REMEMBERED:])
+        """Remember an event. Call it once the reaction is known: an event that failed shall be accepted again. Events
+        that arrive while others are stored are stored together: each write replaces all digests."""
+        digest = _digest(body)
+        self._waiting[digest] = None
+        try:
+            async with self._lock:
+                if digest in self._waiting:
+                    await self._store([*self._waiting])
+        finally:
+            self._waiting.pop(digest, None)
+
+    async def _store(self, added: Sequence[str]) -> None:
+        known = [*await self._known()]
         if self._memory is not None:
-            await self._memory.put(_NAME, list(digests))
-        self._digests = digests
+            await self._memory.put(_NAME, [*dict.fromkeys([*known, *added])][-REMEMBERED:])
+        stored = [digest for digest in added if digest in self._waiting]  # without events that were given up meanwhile
+        self._digests = dict.fromkeys([*dict.fromkeys([*known, *stored])][-REMEMBERED:])
+        for digest in stored:
+            del self._waiting[digest]
 
     async def _known(self) -> dict[str, None]:
         if self._digests is None:
