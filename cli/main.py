@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, str] = {
     "forget": "forget:forget",
     "export": "export:export",
     "golden": "golden:golden",
+    "preview": "preview:preview",
     "generation": "generation:generation",
     "producer": "producer:producer",
     "trail": "trail:trail",
@@ -84,6 +85,7 @@ NEEDS: Mapping[str, tuple[Extra, ...]] = {
     "forget": ("worker",),
     "export": ("worker",),
     "golden": ("eval", "query"),
+    "preview": ("connectors",),  # by a running service; without one it requires what it needs then
     "generation": ("worker",),
     "producer": ("worker",),
     "trail": ("worker",),

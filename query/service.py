@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elasticsearch import AsyncElasticsearch
 
@@ -20,6 +21,7 @@ from query.embedding.embedders import Embedders, GenerationEmbedders
 from query.embedding.generations import GenerationFollower
 from query.evaluation.shadow import Shadow, open_shadow
 from query.modes.gather import Modes
+from query.preview.preview import Previews
 from query.rerank.guarded import open_reranker
 from query.retrieval.search import Search, Timeouts
 from query.retrieval.timeouts import TimeBudget, time_budget
@@ -46,7 +48,10 @@ class Service:
     search: Search
     answers: Answers
     pipeline: PipelineView
+    previews: Previews
     trail: Trail
+    previewing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the preview that runs: one at a time, because each asks hundreds of questions."""
 
     @property
     def uses_remote_models(self) -> bool:
@@ -107,6 +112,7 @@ async def open_service(
         modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, metrics=metrics)
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)
         view = PipelineView(pool, es, settings)
+        previews = Previews(search, pool, es, embedders)
         following = GenerationFollower(pool, embedders, metrics)
         closing.push_async_callback(following.aclose)
         shadow = await closing.enter_async_context(
@@ -115,5 +121,18 @@ async def open_service(
         trail = await closing.enter_async_context(open_trail(settings, name, count=metrics.trail_counted))
         metrics.trail_waiting.set_function(lambda: trail.oldest_seconds)
         yield Service(
-            settings, query, budget, metrics, pool, es, embedders, following, shadow, search, answers, view, trail
+            settings,
+            query,
+            budget,
+            metrics,
+            pool,
+            es,
+            embedders,
+            following,
+            shadow,
+            search,
+            answers,
+            view,
+            previews,
+            trail,
         )

@@ -165,6 +165,12 @@ class QueryMetrics:
             buckets=SHARE_BUCKETS,
             registry=r,
         )
+        self.previews = counter(
+            "penstock_query_previews",
+            "Previews of edits by outcome: passes, fails (an answer would be lost or lose a citation)",
+            OutcomeLabels,
+            registry=r,
+        )
         self.rerank = counter(
             "penstock_query_rerank",
             "Searches that requested reranking, by outcome: reranked, cached, or why it was skipped",

@@ -33,6 +33,8 @@ from penstock.client.models import (
     DocumentResponse,
     FacetsResponse,
     PipelineResponse,
+    PreviewResponse,
+    ProposedDocument,
     ReviewResponse,
     SearchFilters,
     SearchResponse,
@@ -150,6 +152,15 @@ def facets() -> Call[FacetsResponse]:
 
 def me() -> Call[CallerResponse]:
     return Call("GET", "/v1/me", _reader(CallerResponse))
+
+
+def preview(source: str, documents: Iterable[ProposedDocument], folders: Iterable[str]) -> Call[PreviewResponse]:
+    body = _present(
+        source=source,
+        documents=[document.model_dump(mode="json", exclude_defaults=True) for document in documents],
+        folders=list(folders),
+    )
+    return Call("POST", "/v1/previews", _reader(PreviewResponse), json=body)
 
 
 def feedback(

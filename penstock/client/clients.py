@@ -26,6 +26,8 @@ from penstock.client.models import (
     DocumentResponse,
     FacetsResponse,
     PipelineResponse,
+    PreviewResponse,
+    ProposedDocument,
     ReviewResponse,
     SearchFilters,
     SearchMode,
@@ -198,6 +200,14 @@ class Client:
     def facets(self) -> FacetsResponse:
         """Values for filters, from the documents that the caller may read."""
         return self._send(calls.facets())
+
+    def preview(
+        self, source: str, documents: Iterable[ProposedDocument], folders: Iterable[str] = ()
+    ) -> PreviewResponse:
+        """The answers that a proposed edit of a source would change. It takes up to two minutes, so that the client
+        needs as much time (``timeout_seconds``). folders: those that ``documents`` lists completely; other documents
+        below them are deleted."""
+        return self._send(calls.preview(source, documents, folders))
 
     def me(self) -> CallerResponse:
         """The authenticated caller."""
@@ -400,6 +410,12 @@ class AsyncClient:
     async def facets(self) -> FacetsResponse:
         """As ``Client.facets``."""
         return await self._send(calls.facets())
+
+    async def preview(
+        self, source: str, documents: Iterable[ProposedDocument], folders: Iterable[str] = ()
+    ) -> PreviewResponse:
+        """As ``Client.preview``."""
+        return await self._send(calls.preview(source, documents, folders))
 
     async def me(self) -> CallerResponse:
         """As ``Client.me``."""

@@ -293,6 +293,91 @@ class CallerResponse(_Response):
     operator: bool
 
 
+class ProposedDocument(BaseModel):
+    """A document as it would be published."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    """Relative to the root of the source, with ``/``."""
+    content: str | None = None
+    """The text. None: the document is deleted."""
+    title: str = ""
+    """By default that of the document at present."""
+    media_type: str = "text/plain"
+    external_id: str | None = None
+    """The document's id at its source. None: the path decides which document is meant."""
+
+
+class EditedDocument(_Response):
+    """How a document of the edit differs from the index."""
+
+    path: str
+    external_id: str
+    document_id: str
+    state: str
+    """``changed``, ``new``, ``deleted``, ``unchanged`` or ``unknown`` (nothing that the caller may read is deleted)."""
+    chunks: int
+    new: int
+    """Chunks that the index lacks."""
+    removed: int
+    """Chunks that the index would lose."""
+
+
+class QuotedPassage(_Response):
+    """A passage that an answer quotes."""
+
+    document_id: str
+    external_id: str
+    source: str
+    title: str
+    source_url: str | None
+    excerpt: str
+    """The part that it quotes."""
+
+
+class MovedPassage(_Response):
+    """A judged passage that the edit would take away from an answer."""
+
+    source: str
+    external_id: str
+    anchor: str
+    """Words of the passage; empty: any passage of the document."""
+    before: int
+    """Rank at present, from 1."""
+    after: int | None
+    """Rank with the edit; None: it is not among the results."""
+
+
+class PreviewFinding(_Response):
+    """A golden question whose answer would change."""
+
+    question: str
+    kind: str
+    """``lost``, ``uncited`` or ``changed``."""
+    moved: list[MovedPassage]
+    before: list[QuotedPassage]
+    after: list[QuotedPassage]
+
+
+class PreviewResponse(_Response):
+    """The answers that an edit would change."""
+
+    documents: list[EditedDocument]
+    questions: int
+    """How many golden questions were asked."""
+    affected: int
+    """How many of these the edit may affect."""
+    skipped: int
+    """How many questions were not asked, because the time was over."""
+    embedded: int
+    findings: list[PreviewFinding]
+    """The worst first."""
+    took_ms: float
+    fails: bool
+    """Whether an answer is lost or loses a citation."""
+
+
 class ReviewResponse(_Response):
     """Answers that a person should review, the newest first."""
 

@@ -12,12 +12,13 @@ from query.model import CallerClass
 
 _SALT = token_bytes(16)
 
-Scope = Literal["search", "answers", "history", "documents", "feedback", "mcp"]
+Scope = Literal["search", "answers", "history", "documents", "feedback", "previews", "mcp"]
 PATHS: Mapping[Scope, tuple[str, ...]] = {
     "search": ("/v1/search", "/v1/facets"),
     "answers": ("/v1/answers",),
     "documents": ("/v1/documents",),
     "feedback": ("/v1/feedback",),
+    "previews": ("/v1/previews",),
     "mcp": ("/mcp",),
 }
 """The paths of each scope. ``history`` is a field of a question, not a path."""

@@ -167,6 +167,14 @@ async def _load(connection: Connection, tenant: str) -> list[Golden]:
     return list(questions.values())
 
 
+async def promoted(connection: Connection, tenant: str) -> set[UUID]:
+    """The golden questions that were promoted from what people asked. Raises psycopg.Error."""
+    cursor = await connection.execute(
+        "SELECT id FROM eval_queries WHERE tenant = %s AND (answers IS NOT NULL OR givers IS NOT NULL)", [tenant]
+    )
+    return {id_ for (id_,) in await cursor.fetchall()}
+
+
 async def current(connection: Connection, golden: Sequence[Golden]) -> tuple[list[Golden], int]:
     """The golden questions with their current judgements, and the number of outdated judgements, whose document or
     words no longer exist and which are therefore ignored. Raises psycopg.Error."""

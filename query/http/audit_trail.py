@@ -24,6 +24,7 @@ ACTIONS = {
     "/v1/answers": "answer",
     "/v1/documents/{document_id}": "document.read",
     "/v1/documents/{document_id}/why": "document.why",
+    "/v1/previews": "preview",
     "/v1/feedback": "feedback.give",
     "/v1/review": "review.list",
     "/v1/review/{answer_id}": "review.resolve",

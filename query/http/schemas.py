@@ -27,6 +27,7 @@ from query.access.filters import MAX_KEYS, Filters
 from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, BadQuery, CallerClass, Mode, Ranker, Sort
 from query.modes import material
 from query.modes.material import MAX_ANSWER_CHARACTERS, MAX_TURNS, Question
+from query.preview import model as preview
 from query.retrieval.cursor import MAX_CHARACTERS
 
 
@@ -232,6 +233,44 @@ class FeedbackRequest(RequestBody):
     note: Annotated[str, Field(max_length=2_000), AfterValidator(_without_nul)] | None = None
 
 
+class ProposedDocument(RequestBody):
+    """A document as it would be published."""
+
+    path: Name = Field(
+        description="Path relative to the root of the source, with `/`. It decides which document is meant, unless"
+        " `external_id` does.",
+        examples=["guide/leave.md"],
+    )
+    content: str | None = Field(None, description="The text. Null: the document is deleted.")
+    title: Annotated[str, Field(max_length=4_000), AfterValidator(_without_nul)] = Field(
+        "", description="By default that of the document at present."
+    )
+    media_type: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_without_nul)] = "text/plain"
+    external_id: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(_without_nul)] | None = Field(
+        None, description="The document's id at its source."
+    )
+
+    def proposed(self) -> preview.ProposedDocument:
+        return preview.ProposedDocument(self.path, self.content, self.title, self.media_type, self.external_id)
+
+
+class PreviewRequest(RequestBody):
+    """A proposed edit of a source."""
+
+    source: Name = Field(examples=["handbook"])
+    documents: Annotated[list[ProposedDocument], Field(max_length=preview.MAX_DOCUMENTS)] = Field(
+        description="The changed, new and deleted documents. Unchanged ones cost nothing."
+    )
+    folders: Names = Field(
+        [],
+        description="Folders, by path or by external id, that `documents` lists completely: other documents below them"
+        " are deleted.",
+    )
+
+    def edit(self) -> preview.Edit:
+        return preview.Edit(self.source, [document.proposed() for document in self.documents], self.folders)
+
+
 class ResolutionRequest(RequestBody):
     verdict: Literal["right", "wrong"]
 
@@ -426,6 +465,63 @@ class FacetsResponse(ResponseBody):
     authors: list[str]
     media_types: list[str]
     metadata: dict[str, Facet] = Field(description="Values of the declared keys with their counts, by key.")
+
+
+class EditedDocument(ResponseBody):
+    """How a document of the edit differs from the index."""
+
+    path: str
+    external_id: str
+    document_id: str
+    state: preview.State = Field(
+        description="`unknown`: it is deleted, and there is no such document that the caller may read."
+    )
+    chunks: int
+    new: int = Field(description="Chunks that the index lacks.")
+    removed: int = Field(description="Chunks that the index would lose.")
+
+
+class QuotedPassage(ResponseBody):
+    document_id: str
+    external_id: str
+    source: str
+    title: str
+    source_url: str | None
+    excerpt: str = Field(description="The part that the answer quotes.")
+
+
+class MovedPassage(ResponseBody):
+    """A judged passage that the edit would take away from an answer."""
+
+    source: str
+    external_id: str
+    anchor: str = Field(description="Words of the passage; empty: any passage of the document.")
+    before: int = Field(description="Rank at present, from 1.")
+    after: int | None = Field(description="Rank with the edit; null: it is not among the results.")
+
+
+class PreviewFinding(ResponseBody):
+    """A golden question whose answer would change."""
+
+    question: str
+    kind: preview.Kind = Field(
+        description="`lost`: a judged passage, or the whole answer, is not among the results any more. `uncited`: a"
+        " judged passage is still a result, but is not quoted any more. `changed`: the answer quotes other text."
+    )
+    moved: list[MovedPassage]
+    before: list[QuotedPassage] = Field(description="The passages that the answer quotes at present.")
+    after: list[QuotedPassage] = Field(description="The passages that it would quote.")
+
+
+class PreviewResponse(ResponseBody):
+    documents: list[EditedDocument]
+    questions: int = Field(description="Number of golden questions that were asked.")
+    affected: int = Field(description="Number of these that the edit may affect.")
+    skipped: int = Field(description="Number of questions that were not asked, because the time was over.")
+    embedded: int = Field(description="Number of texts that were embedded.")
+    findings: list[PreviewFinding] = Field(description="The worst first.")
+    took_ms: float
+    fails: bool = Field(description="Whether an answer is lost or loses a citation.")
 
 
 class ReviewResponse(ResponseBody):

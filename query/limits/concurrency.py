@@ -29,7 +29,7 @@ COSTS: dict[Kind, int] = {"read": 1, "search": 4, "answer": 4}
 """The cost of a request in quarters of a search: a read is a statement or two. An answer costs as much as a search
 until its passages are retrieved; then it waits for the model."""
 SEARCH = COSTS["search"]
-SEARCHING = frozenset({"/v1/search", "/v1/facets", "/v1/pipeline", "/mcp"})
+SEARCHING = frozenset({"/v1/search", "/v1/facets", "/v1/previews", "/v1/pipeline", "/mcp"})
 ANSWERING = "/v1/answers"
 MIN_CONCURRENT_SEARCHES, MAX_CONCURRENT_SEARCHES = 2, 4
 """Bounds of the concurrent searches of one process, whose Python code runs on one processor: more would only make each

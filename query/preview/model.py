@@ -38,8 +38,8 @@ class Edit:
     source: str
     documents: Sequence[ProposedDocument]
     folders: Sequence[str] = ()
-    """Folders of which ``documents`` has every file: others that the ledger has under them are deleted. An empty path
-    is the whole source."""
+    """Beginnings of paths or ids below which ``documents`` has every document: others that the ledger has there are
+    deleted. An empty one is the whole source."""
 
 
 @dataclass(frozen=True, slots=True)

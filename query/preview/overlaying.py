@@ -50,7 +50,10 @@ _READ = """
     WHERE d.tenant = %(tenant)s AND d.source = %(source)s AND d.deleted_at IS NULL AND d.version IS NOT NULL
       AND a.acl_tags && %(tags)s::text[] AND a.required_tags <@ %(tags)s::text[]
       AND (d.external_id = ANY(%(ids)s::text[]) OR b.metadata->>'path' = ANY(%(paths)s::text[])
-           OR EXISTS (SELECT FROM unnest(%(folders)s::text[]) f WHERE starts_with(b.metadata->>'path', f)))
+           OR EXISTS (
+               SELECT FROM unnest(%(folders)s::text[]) f
+               WHERE starts_with(b.metadata->>'path', f) OR starts_with(d.external_id, f)
+           ))
     LIMIT %(most)s
 """
 
@@ -69,7 +72,7 @@ async def read(connection: Connection, caller: Caller, generation: Generation, e
             "tags": sorted(caller.tags),
             "ids": [*paths, *(document.external_id for document in edit.documents if document.external_id)],
             "paths": paths,
-            "folders": [f"{folder.rstrip('/')}/" if folder.strip("/") else "" for folder in edit.folders],
+            "folders": [_beginning(folder) for folder in edit.folders],
             "most": most + 1,
         },
         prepare=False,  # the best plan depends on the number of values
@@ -118,18 +121,19 @@ def match(edit: Edit, known: Sequence[LedgerDocument]) -> list[Matched]:
             counterpart = same_path[0] if same_path else by_id.get(proposed.path)
         matched.append(Matched(proposed, counterpart))
     taken = {of.known.passage.document_id for of in matched if of.known is not None}
+    folders = tuple(_beginning(folder) for folder in edit.folders)
     gone = [
-        Matched(ProposedDocument(document.path), document)
+        Matched(ProposedDocument(document.path or document.passage.external_id), document)
         for document in known
-        if document.path is not None
-        and document.passage.document_id not in taken
-        and any(_is_below(document.path, folder) for folder in edit.folders)
+        if document.passage.document_id not in taken
+        and (document.passage.external_id.startswith(folders) or (document.path or "\0").startswith(folders))
     ]
     return [*matched, *gone]
 
 
-def _is_below(path: str, folder: str) -> bool:
-    return not folder.strip("/") or path.startswith(f"{folder.rstrip('/')}/")
+def _beginning(folder: str) -> str:
+    """The beginning of every path below a folder."""
+    return f"{folder.rstrip('/')}/" if folder.strip("/") else ""
 
 
 @dataclass(slots=True)

@@ -61,11 +61,12 @@ class Previews:
     embedders: Embedders
     seconds: float = SECONDS
 
-    async def preview(self, edit: Edit, caller: Caller) -> Report:
-        """The report of an edit, as this caller. Raises BadQuery, Retryable (also when a search was not whole: half an
+    async def preview(self, edit: Edit, caller: Caller, *, operator: bool = False) -> Report:
+        """The report of an edit, as this caller. operator: whether questions count that were promoted from what people
+        asked, which nobody else is shown. Raises BadQuery, Retryable (also when a search was not whole: half an
         index says nothing about the edit) and Misconfigured."""
         began = monotonic()
-        known = await self._known(edit, caller)
+        known = await self._known(edit, caller, operator=operator)
         embedder = await self.embedders.of(known.generation).model()
         require_same(embedder, known.generation)
         matched = match(edit, known.documents)
@@ -97,10 +98,11 @@ class Previews:
             round(1000 * (monotonic() - began), 1),
         )
 
-    async def _known(self, edit: Edit, caller: Caller) -> _Known:
+    async def _known(self, edit: Edit, caller: Caller, *, operator: bool) -> _Known:
         async with self._connection(caller.tenant) as connection:
             generation = await generations.active(connection)
             golden, _ = await judgements.current(connection, await judgements.load(connection, caller.tenant))
+            hidden = set() if operator else await judgements.promoted(connection, caller.tenant)
             judged = {
                 document_id(caller.tenant, j.source, j.external_id) for question in golden for j in question.judged
             }
@@ -110,7 +112,8 @@ class Previews:
         questions = [
             question
             for question in golden
-            if all(document_id(caller.tenant, j.source, j.external_id) in readable for j in question.judged)
+            if question.id not in hidden
+            and all(document_id(caller.tenant, j.source, j.external_id) in readable for j in question.judged)
         ]
         return _Known(generation, questions, documents)
 

@@ -186,9 +186,8 @@ def _combined(entry: AnalysedEntry, prefix: str, query: Analysed, new: Sequence[
     if not entries:
         return 0.0
     average = sum(int(weights[name] * of.terms) for name, of in statistics.items()) / entries
-    length = stored_length(
-        round(sum(weight * stored_length(entry.text.length(name)) for name, weight in weights.items()))
-    )
+    length = sum(weight * stored_length(entry.text.length(name)) for name, weight in weights.items())
+    length = stored_length(int(length + 0.5))  # rounded as Java rounds
     total = 0.0
     for term in terms:
         frequency = sum(weight * entry.text.count(name, term) for name, weight in weights.items())

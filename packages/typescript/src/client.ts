@@ -20,6 +20,8 @@ export type AnswerResponse = Schemas["AnswerResponse"];
 export type DocumentResponse = Schemas["DocumentResponse"];
 export type StoryResponse = Schemas["StoryResponse"];
 export type FacetsResponse = Schemas["FacetsResponse"];
+export type PreviewRequest = Schemas["PreviewRequest"];
+export type PreviewResponse = Schemas["PreviewResponse"];
 export type FeedbackRequest = Schemas["FeedbackRequest"];
 export type CallerResponse = Schemas["CallerResponse"];
 export type ReviewResponse = Schemas["ReviewResponse"];
@@ -183,6 +185,11 @@ export class Client {
   /** Values for filters, from the documents that the caller may read. */
   async facets(): Promise<FacetsResponse> {
     return data(await this.#api.GET("/v1/facets"));
+  }
+
+  /** The answers that a proposed edit of a source would change. It takes up to two minutes. */
+  async preview(body: PreviewRequest): Promise<PreviewResponse> {
+    return data(await this.#api.POST("/v1/previews", { body }));
   }
 
   /** The authenticated caller. */

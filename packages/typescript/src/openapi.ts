@@ -268,6 +268,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/previews": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Previews
+         * @description Which answers a proposed edit would change. The golden questions whose judged documents the caller may read are
+         *     asked twice: of the index as it is, and as if the edit were published. Nothing is stored.
+         */
+        post: operations["previews"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -501,6 +522,36 @@ export interface components {
              */
             text: string;
         };
+        /**
+         * EditedDocument
+         * @description How a document of the edit differs from the index.
+         */
+        EditedDocument: {
+            /** Path */
+            path: string;
+            /** External Id */
+            external_id: string;
+            /** Document Id */
+            document_id: string;
+            /**
+             * State
+             * @description `unknown`: it is deleted, and there is no such document that the caller may read.
+             * @enum {string}
+             */
+            state: "changed" | "new" | "deleted" | "unchanged" | "unknown";
+            /** Chunks */
+            chunks: number;
+            /**
+             * New
+             * @description Chunks that the index lacks.
+             */
+            new: number;
+            /**
+             * Removed
+             * @description Chunks that the index would lose.
+             */
+            removed: number;
+        };
         /** Facet */
         Facet: {
             /**
@@ -626,6 +677,31 @@ export interface components {
             lt?: number | string | null;
         };
         /**
+         * MovedPassage
+         * @description A judged passage that the edit would take away from an answer.
+         */
+        MovedPassage: {
+            /** Source */
+            source: string;
+            /** External Id */
+            external_id: string;
+            /**
+             * Anchor
+             * @description Words of the passage; empty: any passage of the document.
+             */
+            anchor: string;
+            /**
+             * Before
+             * @description Rank at present, from 1.
+             */
+            before: number;
+            /**
+             * After
+             * @description Rank with the edit; null: it is not among the results.
+             */
+            after: number | null;
+        };
+        /**
          * PipelineResponse
          * @description docs/page.md describes the parts. A part that cannot be read is null and listed in `away`.
          */
@@ -636,6 +712,91 @@ export interface components {
             away: string[];
         } & {
             [key: string]: unknown;
+        };
+        /**
+         * PreviewFinding
+         * @description A golden question whose answer would change.
+         */
+        PreviewFinding: {
+            /** Question */
+            question: string;
+            /**
+             * Kind
+             * @description `lost`: a judged passage, or the whole answer, is not among the results any more. `uncited`: a judged passage is still a result, but is not quoted any more. `changed`: the answer quotes other text.
+             * @enum {string}
+             */
+            kind: "lost" | "uncited" | "changed";
+            /** Moved */
+            moved: components["schemas"]["MovedPassage"][];
+            /**
+             * Before
+             * @description The passages that the answer quotes at present.
+             */
+            before: components["schemas"]["QuotedPassage"][];
+            /**
+             * After
+             * @description The passages that it would quote.
+             */
+            after: components["schemas"]["QuotedPassage"][];
+        };
+        /**
+         * PreviewRequest
+         * @description A proposed edit of a source.
+         */
+        PreviewRequest: {
+            /**
+             * Source
+             * @example handbook
+             */
+            source: string;
+            /**
+             * Documents
+             * @description The changed, new and deleted documents. Unchanged ones cost nothing.
+             */
+            documents: components["schemas"]["ProposedDocument"][];
+            /**
+             * Folders
+             * @description Folders, by path or by external id, that `documents` lists completely: other documents below them are deleted.
+             * @default []
+             */
+            folders?: string[];
+        };
+        /** PreviewResponse */
+        PreviewResponse: {
+            /** Documents */
+            documents: components["schemas"]["EditedDocument"][];
+            /**
+             * Questions
+             * @description Number of golden questions that were asked.
+             */
+            questions: number;
+            /**
+             * Affected
+             * @description Number of these that the edit may affect.
+             */
+            affected: number;
+            /**
+             * Skipped
+             * @description Number of questions that were not asked, because the time was over.
+             */
+            skipped: number;
+            /**
+             * Embedded
+             * @description Number of texts that were embedded.
+             */
+            embedded: number;
+            /**
+             * Findings
+             * @description The worst first.
+             */
+            findings: components["schemas"]["PreviewFinding"][];
+            /** Took Ms */
+            took_ms: number;
+            /**
+             * Fails
+             * @description Whether an answer is lost or loses a citation.
+             */
+            fails: boolean;
         };
         /**
          * ProblemResponse
@@ -655,6 +816,57 @@ export interface components {
              * @default []
              */
             errors?: components["schemas"]["FieldError"][];
+        };
+        /**
+         * ProposedDocument
+         * @description A document as it would be published.
+         */
+        ProposedDocument: {
+            /**
+             * Path
+             * @description Path relative to the root of the source, with `/`. It decides which document is meant, unless `external_id` does.
+             * @example guide/leave.md
+             */
+            path: string;
+            /**
+             * Content
+             * @description The text. Null: the document is deleted.
+             */
+            content?: string | null;
+            /**
+             * Title
+             * @description By default that of the document at present.
+             * @default
+             */
+            title?: string;
+            /**
+             * Media Type
+             * @default text/plain
+             */
+            media_type?: string;
+            /**
+             * External Id
+             * @description The document's id at its source.
+             */
+            external_id?: string | null;
+        };
+        /** QuotedPassage */
+        QuotedPassage: {
+            /** Document Id */
+            document_id: string;
+            /** External Id */
+            external_id: string;
+            /** Source */
+            source: string;
+            /** Title */
+            title: string;
+            /** Source Url */
+            source_url: string | null;
+            /**
+             * Excerpt
+             * @description The part that the answer quotes.
+             */
+            excerpt: string;
         };
         /** ResolutionRequest */
         ResolutionRequest: {
@@ -2198,6 +2410,120 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["PipelineResponse"];
+                };
+            };
+            /** @description Malformed request. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Missing or invalid token or API key. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Forbidden for this caller. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Not found, or not readable by this caller. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description The request body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request body too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Invalid request or query. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Rate limit, share or budget exceeded; see Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Service busy or unavailable; see Retry-After. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request timed out. */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+        };
+    };
+    previews: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PreviewRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PreviewResponse"];
                 };
             };
             /** @description Malformed request. */

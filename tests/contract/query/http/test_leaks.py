@@ -23,6 +23,8 @@ import pytest_asyncio
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from query.access.callers import storable
+from query.evaluation import golden as judgements
+from query.evaluation.golden import Golden, Judged
 from tests.fakes.issuer import Issuer, bearer, issuing
 from tests.support.query.http_kit import service_over, write_keys
 from tests.support.query.leak_paths import Paths
@@ -120,7 +122,8 @@ class Asking:
         self.paths_by_id = cycle(("/v1/documents/{}", "/v1/documents/{}/why"))
         self.missing: dict[str, bytes] = {}
         """By path: the response for a document that does not exist."""
-        self.passage_count = 0
+        self.passage_count = self.finding_count = 0
+        self.judged: dict[int, DocumentKey] = {}
 
     async def learn(self, part: str) -> list[UUID]:
         for world in self.worlds:
@@ -141,6 +144,7 @@ class Asking:
                 await self._answer(caller, now)
                 await self._by_id(caller, now)
                 await self._facets(caller, now)
+                await self._preview(caller, now)
             except AssertionError as error:
                 raise AssertionError(f"{state}, {caller.world}, {caller.asker}: {error}") from error
 
@@ -193,6 +197,35 @@ class Asking:
         assert set(response["sources"]) == {source for _, source, _ in now}
         assert set(response["media_types"]) == ({"text/markdown"} if now else set())
 
+    async def judge(self) -> None:
+        """Store a golden question for one document of each world."""
+        for world in self.worlds:
+            key = self.dice.choice(sorted(self.models[id(world)]._documents))
+            self.judged[id(world)] = key
+            golden = Golden(key[0], self.questions[id(world)], (Judged(key[1], key[2]),))
+            async with self.paths.library.pool.connection() as connection:
+                await judgements.store(connection, golden)
+
+    async def _preview(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
+        """Check the previews of two deletions: of the judged document, and of any document of the tenant."""
+        judged = self.judged[id(caller.world)]
+        every = [k for k in sorted(self.models[id(caller.world)]._documents) if k[0] == caller.asker.tenant]
+        deleted = [*([judged] if judged in every else []), *self.dice.sample(every, min(1, len(every)))]
+        for key in dict.fromkeys(deleted):
+            body = {"source": key[1], "documents": [{"path": key[2], "external_id": key[2]}]}
+            response = await request_ok(self.client, "POST", "/v1/previews", caller, body)
+            [edited] = response["documents"]
+            assert edited["state"] == ("deleted" if key in now else "unknown"), key
+            assert edited["removed"] == 0 or key in now
+            assert response["questions"] == (1 if key in now and judged in now else 0), key
+            seen = NamedDocuments(caller.asker)
+            for finding in response["findings"]:
+                for passage in (*finding["before"], *finding["after"]):
+                    seen.texts.append((seen.place(passage), passage["excerpt"].removesuffix(" …")))
+                assert all(passage["document_id"] != str(document_id(*key)) for passage in finding["after"])
+            seen.check(now)
+            self.finding_count += len(response["findings"])
+
 
 @asynccontextmanager
 async def open_asking(paths: Paths, folder: Path, seed: int) -> AsyncIterator[Asking]:
@@ -211,6 +244,7 @@ async def test_every_http_response_shows_only_what_a_plain_access_filter_allows(
     drawn = random.randrange(10, 10**6) if seed is None else seed
     async with open_asking(paths, tmp_path, drawn) as asking:
         await paths.library.converge(*await asking.learn("first"))
+        await asking.judge()
         await asking.check("settled")
         before = deepcopy(asking.models)
         moved = await asking.learn("then")
@@ -218,3 +252,4 @@ async def test_every_http_response_shows_only_what_a_plain_access_filter_allows(
         await paths.library.converge(*moved)
         await asking.check("settled again")
         assert asking.passage_count > 50, "worlds in which nobody reads anything prove nothing"
+        assert asking.finding_count > 0

@@ -1,0 +1,36 @@
+"""The route that previews an edit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from query.http.audit_trail import note
+from query.http.dependencies import Authenticated, Reader, Serving, release_search
+from query.http.schemas import PreviewRequest, PreviewResponse
+from query.preview import model
+from query.problems import Problem
+
+SECONDS = 120.0
+"""The time limit of a preview: its questions, and before them the embedding of the new chunks."""
+
+routes = APIRouter()
+
+
+@routes.post("/v1/previews", response_model=PreviewResponse, tags=["previews"])
+async def previews(
+    body: PreviewRequest, request: Request, service: Serving, identity: Authenticated, caller: Reader
+) -> dict[str, Any]:
+    """Which answers a proposed edit would change. The golden questions whose judged documents the caller may read are
+    asked twice: of the index as it is, and as if the edit were published. Nothing is stored."""
+    if service.previewing.locked():
+        raise Problem("busy", "another preview is running: retry later", headers={"Retry-After": "10"})
+    # It takes long: it asks one question after the other, without the slot of a search.
+    release_search(request)
+    async with service.previewing, asyncio.timeout(SECONDS):
+        report = await service.previews.preview(body.edit(), caller, operator=identity.operator)
+    service.metrics.previews.labels("fails" if report.fails else "passes").inc()
+    note(request, model.shown_documents(report))
+    return model.as_json(report)
