@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from connectors.airbyte.messages import Oversize, Record, State, StreamName, value_at
 from connectors.airbyte.options import StreamOptions, Sync
+from connectors.row_file import open_rows
 from connectors.rows import Row, Template, external_id, is_true
 from pipeline.core.errors import Misconfigured
 
@@ -99,10 +100,7 @@ class RecordsFile:
 
     def _database(self) -> sqlite3.Connection:
         if self._file is None:
-            self._file = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
-            self._path.chmod(0o600)
-            self._file.execute("PRAGMA journal_mode = WAL")
-            self._file.execute("PRAGMA secure_delete = ON")
+            self._file = open_rows(self._path)
             self._file.executescript(SCHEMA)
             self._file.execute("INSERT OR IGNORE INTO facts VALUES ('epoch', ?)", [uuid.uuid4().hex])
         return self._file

@@ -16,6 +16,7 @@ from typing import Any
 
 from connectors.database.envelopes import BadRecord, change_of, has_surrogates, is_unavailable, key_of_record, merged
 from connectors.database.options import DatabaseOptions
+from connectors.row_file import open_rows
 from connectors.rows import NoValue, Row, external_id
 from connectors.set_aside import SetAside
 from connectors.source import Cursor, CursorExpired
@@ -116,8 +117,7 @@ class TopicTable:
 
     def _database(self) -> sqlite3.Connection:
         if self._file is None:
-            self._file = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
-            self._file.execute("PRAGMA journal_mode = WAL")
+            self._file = open_rows(self._path)
             self._file.executescript(SCHEMA)
         return self._file
 

@@ -137,6 +137,18 @@ async def test_what_a_full_refresh_does_not_show_any_more_is_deleted_by_a_sweep_
     assert (set(runner.published), runner.deleted) == ({"notes/a", "notes/c"}, ["notes/b"])
 
 
+async def test_nothing_of_a_deleted_record_is_left_on_disk_while_its_connector_runs(desk: Desk) -> None:
+    desk.put("a", "b", body="Zebulon Quartermaine " * 500)
+    runner = desk.runner()
+    await runner.full()
+    for id_ in ("a", "b"):
+        desk.put(id_, _ab_cdc_deleted_at="2026-11-21T08:30:00Z", body=None)
+    await runner.changes()
+    assert runner.deleted == ["notes/a", "notes/b"]
+    files = [path for path in (desk.folder / "state").iterdir() if path.is_file()]
+    assert [path.name for path in files if b"Quartermaine" in path.read_bytes()] == []
+
+
 async def test_a_full_refresh_that_shows_nothing_deletes_nothing_without_an_operator(desk: Desk) -> None:
     desk.put(*(f"note-{number:02}" for number in range(30)))
     runner = desk.runner(FULL)

@@ -154,6 +154,20 @@ async def test_deletes_tombstones_and_changed_keys_withdraw_documents(desk: Desk
     assert [type(entry) for entry in await source.fetch(["1", "3", "none"])] == [Gone, Document, Gone]
 
 
+async def test_nothing_of_a_deleted_row_is_left_on_disk_while_its_connector_runs(desk: Desk) -> None:
+    await desk.create()
+    for number in range(40):
+        await desk.put(number, body=f"{number} Zebulon Quartermaine " * 100)
+    source = desk.source()
+    cursor = await source.start()
+    for number in range(40):
+        await desk.remove(number)
+    await changed(source, cursor)
+    files = [path for path in (desk.folder / "state").iterdir() if path.name.startswith("topic")]
+    assert [path for path in files if b"Quartermaine" in path.read_bytes()] == []
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
 async def test_an_id_that_is_no_key_may_move_to_another_row(desk: Desk) -> None:
     """The document of the id before stayed, because only the key's row was replaced."""
     await desk.create()
