@@ -175,6 +175,39 @@ async def test_a_killed_worker_resumes_and_publishes_at_most_one_page_again(desk
     assert 3_000 <= published <= 3_000 + 2 * PAGE
 
 
+@pytest.mark.slow
+async def test_of_two_workers_one_runs_an_instance_and_the_other_takes_over_when_it_is_killed(desk: Desk) -> None:
+    fill(desk.plays["large"], 3_000)
+    await desk.plays["small"].write("alpha", "All about alpha.")
+    names = ["connectors", "connectors#2"]
+    desk.start("detect", *names)
+    await desk.until(lambda: moved(desk, None))
+    await desk.until(lambda: has_address(desk))
+    address = await desk.address("large")
+    [holder] = [name for name in names if address in desk.space.log(name)]
+    [other] = [name for name in names if name != holder]
+    before = await desk.documents("large")
+    desk.space.kill(holder)
+    assert before < 3_000, "the crawl was over before the worker was killed: nothing is shown"
+
+    async def is_taken_over() -> bool:
+        return all([await desk.address(name) in desk.space.log(other) for name in ("small", "large")])
+
+    await desk.until(is_taken_over)
+    await desk.until(lambda: complete(desk, 3_000))
+    assert 3_000 <= await count(desk.space, "documents.backfill.v1") <= 3_001 + PAGE
+    desk.plays["small"].sent()
+    await desk.plays["small"].write("alpha", "Now it is about a numbat.")
+    [event] = desk.plays["small"].sent()
+    assert await desk.post("/v1/events/small", event.body, event.headers) == 200
+
+    async def is_read() -> bool:
+        rows = await desk.space.query("SELECT 1 FROM connector_items WHERE source = 'small' AND revision = '2'")
+        return bool(rows)
+
+    await desk.until(is_read)
+
+
 async def cursor(desk: Desk) -> object:
     rows = await desk.space.query("SELECT full_cursor FROM connectors WHERE source = 'large'")
     return rows[0][0] if rows else None
