@@ -196,6 +196,12 @@ class FakeSlack:
             return Response("<!DOCTYPE html><html><title>Sign in | Slack</title></html>", media_type="text/html")
         return Response(status_code=404) if content is None else Response(content[0], media_type=content[1])
 
+    def install_in_organization(self, *others: Workspace) -> None:
+        """Make the token one of an organisation with these workspaces and ``workspace``."""
+        self.context.organization = {team.team_id: team for team in (self.workspace, *others)}
+        for other in others:
+            other.listeners.append(self._outbox.append)
+
     def turn_on_rotation(self) -> str:
         """Let the bot's token expire after twelve hours. Returns the first refresh token."""
         self.refresh_token = f"xoxe-1-{secrets.token_hex(8)}"

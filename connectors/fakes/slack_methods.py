@@ -62,6 +62,8 @@ class MethodContext:
     workspace: Workspace
     scopes: set[str]
     faults: Faults
+    organization: dict[str, Workspace] | None = None
+    """The workspaces by id of an organisation in which the app is installed; None: it is installed in one workspace."""
     cursors: dict[str, Any] = field(default_factory=dict)
     issued_cursors: int = 0
 
@@ -74,7 +76,8 @@ class MethodContext:
     def channel(self, arguments: Arguments, rights: dict[str, str], *, members_only: bool) -> Channel:
         """Return the channel that the arguments name. ``rights`` holds the scope for each kind of channel. A private
         channel does not exist for an app that is no member. Raises MethodError."""
-        channel = self.workspace.channels.get(arguments.get("channel", ""))
+        id = arguments.get("channel", "")
+        channel = next((team.channels[id] for team in self.teams() if id in team.channels), None)
         if channel is None:
             raise MethodError("channel_not_found")
         self.require_scope(rights[kind(channel)])
@@ -84,6 +87,20 @@ class MethodContext:
             if members_only:
                 raise MethodError(_NOT_A_MEMBER)
         return channel
+
+    def teams(self) -> Sequence[Workspace]:
+        """Return the workspaces in which the app is installed."""
+        return [self.workspace] if self.organization is None else [*self.organization.values()]
+
+    def listed(self, arguments: Arguments) -> Workspace:
+        """Return the workspace whose channels or people are listed."""
+        if self.organization is None:
+            return self.workspace
+        if (team := arguments.get("team_id")) is None:
+            raise MethodError("missing_argument")
+        if team not in self.organization:
+            raise MethodError("team_access_not_granted")
+        return self.organization[team]
 
     # Pages
 
@@ -132,8 +149,15 @@ def auth_test(context: MethodContext, _: Arguments) -> Object:
         "team_id": workspace.team_id,
         "user_id": BOT_USER,
         "bot_id": BOT_ID,
-        "is_enterprise_install": False,
+        "is_enterprise_install": context.organization is not None,
+        **({} if context.organization is None else {"enterprise_id": "E0ACME", "team_id": "E0ACME"}),
     }
+
+
+def auth_teams_list(context: MethodContext, arguments: Arguments) -> Object:
+    teams = [{"id": id, "name": team.domain.title()} for id, team in sorted((context.organization or {}).items())]
+    page, cursor = context.page("auth.teams.list", teams, arguments, most=1000)
+    return {"teams": page, "response_metadata": {"next_cursor": cursor}}
 
 
 def conversations_list(context: MethodContext, arguments: Arguments) -> Object:
@@ -144,7 +168,7 @@ def conversations_list(context: MethodContext, arguments: Arguments) -> Object:
         context.require_scope(_READ[name])
     channels = [
         channel.as_json()
-        for _, channel in sorted(context.workspace.channels.items())
+        for _, channel in sorted(context.listed(arguments).channels.items())
         if kind(channel) in kinds
         and (kind(channel) == "public_channel" or BOT_USER in channel.members)
         and not (channel.is_archived and arguments.get("exclude_archived") in ("1", "true"))
@@ -206,7 +230,9 @@ def users_list(context: MethodContext, arguments: Arguments) -> Object:
     """Return the workspace's users, without people of other workspaces."""
     context.require_scope("users:read")
     rows = [
-        shown_user(context, user) for _, user in sorted(context.workspace.users.items()) if not user.get("is_stranger")
+        shown_user(context, user)
+        for _, user in sorted(context.listed(arguments).users.items())
+        if not user.get("is_stranger")
     ]
     page, cursor = context.page("users.list", rows, arguments, most=1000)
     return {"members": page, "cache_ts": int(context.workspace.clock()), "response_metadata": {"next_cursor": cursor}}
@@ -214,7 +240,8 @@ def users_list(context: MethodContext, arguments: Arguments) -> Object:
 
 def users_info(context: MethodContext, arguments: Arguments) -> Object:
     context.require_scope("users:read")
-    if (user := context.workspace.users.get(arguments.get("user", ""))) is None:
+    id = arguments.get("user", "")
+    if (user := next((team.users[id] for team in context.teams() if id in team.users), None)) is None:
         raise MethodError("user_not_found")
     return {"user": shown_user(context, user)}
 
@@ -226,9 +253,10 @@ def shown_user(context: MethodContext, user: Object) -> Object:
     return copied
 
 
-def usergroups_list(context: MethodContext, _: Arguments) -> Object:
+def usergroups_list(context: MethodContext, arguments: Arguments) -> Object:
     context.require_scope("usergroups:read")
-    return {"usergroups": [copy.deepcopy(group) for _, group in sorted(context.workspace.usergroups.items())]}
+    groups = context.listed(arguments).usergroups
+    return {"usergroups": [copy.deepcopy(group) for _, group in sorted(groups.items())]}
 
 
 def conversations_join(context: MethodContext, arguments: Arguments) -> Object:
@@ -250,6 +278,7 @@ def conversations_join(context: MethodContext, arguments: Arguments) -> Object:
 
 METHODS: dict[str, Callable[[MethodContext, Arguments], Object]] = {
     "auth.test": auth_test,
+    "auth.teams.list": auth_teams_list,
     "conversations.list": conversations_list,
     "conversations.info": conversations_info,
     "conversations.join": conversations_join,

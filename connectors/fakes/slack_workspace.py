@@ -44,6 +44,8 @@ class Channel:
     messages: dict[str, Object] = field(default_factory=dict)
     """Messages by ``ts``."""
     previous_names: list[str] = field(default_factory=list)
+    teams: list[str] = field(default_factory=list)
+    """The workspaces that have it."""
 
     @property
     def type(self) -> str:
@@ -72,6 +74,8 @@ class Channel:
             "topic": {"value": "", "creator": "", "last_set": 0},
             "purpose": {"value": "", "creator": "", "last_set": 0},
             "num_members": len(self.members),
+            "context_team_id": self.teams[0],
+            "shared_team_ids": list(self.teams),
         }
 
     def replies(self, thread_ts: str) -> list[Object]:
@@ -109,7 +113,14 @@ class Channel:
 class Workspace:
     """A workspace. ``clock`` returns seconds since 1970; no two messages have the same ``ts``."""
 
-    def __init__(self, clock: Callable[[], float] = time.time, team_id: str = "T0ACME", domain: str = "acme") -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        team_id: str = "T0ACME",
+        domain: str = "acme",
+        first_number: int = 1,
+    ) -> None:
+        """first_number: of ids; those of the workspaces of an organisation differ."""
         self.clock = clock
         self.team_id = team_id
         self.domain = domain
@@ -120,7 +131,7 @@ class Workspace:
         """Contents and media types by id."""
         self.files_url = "https://files.slack.com"
         self.listeners: list[Callable[[Object], None]] = []
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first_number)
         self._last_ts = 0.0
         self.user("penstock", id=BOT_USER, is_bot=True, email=None, bot_id=BOT_ID)
 
@@ -189,6 +200,7 @@ class Workspace:
     def channel(self, name: str, *members: str, bot: bool = True, **fields: Any) -> str:
         """Add a channel; returns the id. ``bot`` is whether the app is invited."""
         id = f"{'D' if fields.get('kind') == 'im' else 'C'}{next(self._numbers):05}"
+        fields = {"teams": [self.team_id], **fields}
         self.channels[id] = Channel(id, name, int(self.clock()), members=list(members), **fields)
         if bot:
             self.join(id, BOT_USER)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import structlog
@@ -20,6 +20,7 @@ from connectors.slack.content import ChannelInfo, Names, tag
 from connectors.slack.options import SlackOptions
 from connectors.source import Group
 from connectors.web import ServerFailed
+from pipeline.core.errors import Misconfigured
 
 log = structlog.get_logger()
 
@@ -46,6 +47,8 @@ class Channel:
     """Whether the app is a member."""
     is_direct: bool = False
     """True for direct messages to one person or to a few. These are never read, whatever the settings say."""
+    teams: frozenset[str] = frozenset()
+    """The workspaces that have the channel, as far as Slack names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,15 @@ def channel(row: Mapping[str, Any]) -> Channel | None:
         is_archived=bool(row.get("is_archived")),
         is_member=row.get("is_member") is True,
         is_direct=bool(row.get("is_im") or row.get("is_mpim")),
+        teams=frozenset(id for id in _team_ids(row) if isinstance(id, str)),
     )
+
+
+def _team_ids(row: Mapping[str, Any]) -> Iterable[object]:
+    yield row.get("context_team_id")
+    for name in ("shared_team_ids", "internal_team_ids"):
+        ids = row.get(name)
+        yield from ids if isinstance(ids, list) else ()
 
 
 def principal(id: str, users: Mapping[str, User], *, trust_external_emails: bool) -> str | None:
@@ -127,6 +138,15 @@ def principal(id: str, users: Mapping[str, User], *, trust_external_emails: bool
     if user.email and (user.kind != "external" or trust_external_emails):
         return user.email
     return f"slack:{id}"
+
+
+def team_problem(answer: Mapping[str, Any], team: str | None) -> str | None:
+    """Return the problem of a token's workspace, as ``auth.test`` shows it, with the setting ``team``."""
+    if answer.get("is_enterprise_install") is True:
+        return None if team else "the app is installed in a whole organisation: set team to the workspace to read"
+    if team is not None and answer.get("team_id") != team:
+        return f"the token is one of a single workspace, which is not {team}: remove team, or correct the token"
+    return None
 
 
 def workspace_tag(team: Team) -> str:
@@ -175,12 +195,19 @@ class Directory:
     async def team(self) -> Team:
         if self._team is None:
             answer = await self._api.call("auth.test")
+            if problem := team_problem(answer, self._options.team):
+                raise Misconfigured(f"{self._api.name}: {problem}")
             self._team = Team(
-                str(answer["team_id"]),
+                self._options.team or str(answer["team_id"]),
                 str(answer.get("url") or "https://slack.com").rstrip("/"),
                 answer.get("enterprise_id") or None,
             )
         return self._team
+
+    async def teams(self) -> Mapping[str, str]:
+        """Read the names of the workspaces in which an organisation's app is installed, by id."""
+        rows = await self._api.all_rows("auth.teams.list", "teams")
+        return {str(row["id"]): str(row.get("name") or "") for row in rows if isinstance(row, dict) and row.get("id")}
 
     # People
 
@@ -207,9 +234,12 @@ class Directory:
 
     async def channels(self) -> Mapping[str, Channel]:
         """Read all public channels, and the private ones of which the app is a member, by id."""
+        await self.team()  # whether the token is one of the workspace
         kinds = _KINDS if self._options.private else "public_channel"
         rows = await self._api.all_rows("conversations.list", "channels", types=kinds, exclude_archived=False)
-        self._channels = {listed.id: listed for row in rows if isinstance(row, dict) and (listed := channel(row))}
+        of_team = frozenset({self._options.team} if self._options.team else ())
+        channels = [listed for row in rows if isinstance(row, dict) and (listed := channel(row))]
+        self._channels = {listed.id: replace(listed, teams=listed.teams | of_team) for listed in channels}
         self._channels_expire_at = time.monotonic() + NAMES_SECONDS
         self._rebuild_names()
         return self._channels
@@ -237,6 +267,8 @@ class Directory:
         current = channel(row) if isinstance(row, dict) else None
         if current is not None:
             previous = self._channels.get(id)
+            if previous is not None and not current.teams:
+                current = replace(current, teams=previous.teams)
             self._channels[id] = current
             if current != previous:
                 self._rebuild_names()
@@ -252,6 +284,8 @@ class Directory:
 
     def is_selected(self, channel: Channel) -> bool:
         """True when the settings select the channel."""
+        if self._options.team is not None and self._options.team not in channel.teams:
+            return False
         if channel.is_direct or (channel.is_archived and self._options.archived == "drop"):
             return False
         return self._options.is_selected(channel.id, channel.name, is_private=channel.is_private)

@@ -62,6 +62,8 @@ _MISCONFIGURED = frozenset(
     }
 )
 _CODE = re.compile(r"[a-z0-9_]{1,64}")
+_OF_A_TEAM = frozenset({"conversations.list", "users.list", "usergroups.list"})
+"""The methods to which a token of an organisation has to name a workspace."""
 _MAX_ATTEMPTS = 3
 """How often a list is read from its beginning, because Slack no longer knows a cursor, before an error is raised."""
 
@@ -142,10 +144,13 @@ class Api:
         rows: int,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         files_url: str | None = None,
+        team: str | None = None,
     ) -> None:
         """``name`` is the connector's, for messages. ``rows`` is the number of rows to request at once from a list.
-        ``files_url`` is where ``download`` reads files. Raises Misconfigured for a token that cannot be one."""
+        ``files_url`` is where ``download`` reads files. ``team`` is the workspace whose channels and people an
+        organisation's token lists. Raises Misconfigured for a token that cannot be one."""
         self.name = name
+        self._team = team
         self._rows = rows
         self._bearer = token if isinstance(token, SlackToken) else Bearer(_valid_token(token, name))
         self._web = Web(base_url, auth=self._bearer, name=name, limits=limits)
@@ -165,6 +170,8 @@ class Api:
     async def call(self, method: str, **arguments: str | int | bool | None) -> Object:
         """Return the response when it is ok. Also raises InvalidCursor. A response that is too large is requested again
         with half the limit, and one to an expired token with the next token, where tokens rotate."""
+        if method in _OF_A_TEAM:
+            arguments = {"team_id": self._team, **arguments}
         if not isinstance(self._bearer, SlackToken):
             answer = await self._send(method, arguments)
         else:

@@ -84,6 +84,12 @@ def reaction(envelope: Mapping[str, Any]) -> tuple[Reaction, Effect | None]:
     return Reaction(), None
 
 
+def channel_of(envelope: Mapping[str, Any]) -> str | None:
+    """Return the channel that an event concerns, or None."""
+    event = envelope.get("event")
+    return _channel(event) if isinstance(event, Mapping) else None
+
+
 def _message(event: Mapping[str, Any]) -> Reaction:
     if event.get("channel_type") in ("im", "mpim", "app_home"):
         return Reaction()

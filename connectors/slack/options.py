@@ -20,6 +20,8 @@ class SlackOptions(BaseModel):
     """The app's client secret."""
     refresh_token: SecretStr | None = None
     """The bot's refresh token (``xoxe-…``). The ones that replace it are stored in Postgres, sealed."""
+    team: Annotated[str, Field(pattern=r"^T[A-Z0-9]{1,40}$")] | None = None
+    """The id of the workspace to read, for an app that is installed in a whole organisation (Enterprise Grid)."""
     signing_secret: SecretStr | None = None
     """The secret that signs the events of the Events API over HTTP. None: every such event is refused."""
     app_token: SecretStr | None = None

@@ -12,7 +12,7 @@ from slack_sdk.signature import SignatureVerifier
 
 from connectors.protocol import Problem
 from connectors.slack import client, events
-from connectors.slack.access import Channel, Directory, workspace_tag
+from connectors.slack.access import Channel, Directory, team_problem, workspace_tag
 from connectors.slack.client import Api
 from connectors.slack.content import tag
 from connectors.slack.files import Files
@@ -51,6 +51,10 @@ _PRIVATE = {
 }
 
 
+MAX_NAMED_TEAMS = 10
+"""The workspaces that a problem names."""
+
+
 def required_scopes(options: SlackOptions) -> dict[str, str]:
     """Return the scopes that the bot token needs, and the purpose of each."""
     return {
@@ -68,7 +72,10 @@ async def check(
     Raises Deferred and Retryable."""
     problems: list[Problem] = []
     try:
-        app = f"@{(await api.call('auth.test')).get('user') or 'app'}"
+        answer = await api.call("auth.test")
+        app = f"@{answer.get('user') or 'app'}"
+        if problem := await _team_problem(answer, directory, options):
+            return [Problem("team", "team", problem)]
     except Misconfigured as error:
         return [Problem("token", "token", _without_name(error, name))]
     purposes = required_scopes(options)
@@ -110,6 +117,19 @@ async def check(
             Problem("archive", "archive", "the export does not exist: correct the path, or remove the setting")
         )
     return problems
+
+
+async def _team_problem(answer: Mapping[str, Any], directory: Directory, options: SlackOptions) -> str | None:
+    """Return the problem of the setting ``team``, with the workspaces that it may name."""
+    problem = team_problem(answer, options.team)
+    if answer.get("is_enterprise_install") is not True:
+        return problem
+    teams = await directory.teams()
+    if options.team in teams:
+        return None
+    names = ", ".join(f"{id} ({name})" for id, name in sorted(teams.items())[:MAX_NAMED_TEAMS]) or "none"
+    problem = problem or f"the organisation's app is not installed in the workspace {options.team}"
+    return f"{problem}; it is installed in {names}"
 
 
 def _channel_problems(visible: Sequence[Channel], options: SlackOptions, app: str) -> list[Problem]:
@@ -227,6 +247,7 @@ class Slack:
             rows=options.rows_per_request,
             limits=limits,
             files_url=options.files_url,
+            team=options.team,
         )
         self._socket: Api | None = None
         if options.app_token is not None:
@@ -294,6 +315,8 @@ class Slack:
         id = envelope.get("event_id")
         if id in self._seen:
             return Reaction()
+        if not self._concerns(envelope):
+            return Reaction()
         reaction, effect = events.reaction(envelope)
         if effect == "names":
             self._directory.expire_names()
@@ -301,6 +324,14 @@ class Slack:
             reaction = Reaction(groups=await self._affected_tags(envelope["event"].get("type")))
         self._seen.add(id)
         return reaction
+
+    def _concerns(self, envelope: Mapping[str, Any]) -> bool:
+        """Whether an event concerns our workspace: an organisation's app receives those of all its workspaces. One of
+        another workspace does, if it is about a channel that both have."""
+        team, ours = envelope.get("team_id"), self._options.team
+        if ours is None or team == ours or not isinstance(team, str) or not team.startswith("T"):
+            return True
+        return events.channel_of(envelope) in self._directory.cached_channels()
 
     async def _affected_tags(self, event: str) -> Collection[str]:
         """Return the tags to read again after a person's account changed: those of every channel, since they may be a
