@@ -17,7 +17,12 @@ from bench import retrieval
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "evaluation.md"
 MARKED = re.compile(r"(<!-- (\w+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
-TITLES = {"cranfield": "Cranfield", "python_docs": "Python docs"}
+TITLES = {
+    "cranfield": "Cranfield",
+    "python_docs": "Python docs",
+    "german": "German manual pages",
+    "spanish": "Spanish manual pages",
+}
 GEOMETRIES = {
     "as-it-is": "bundled model",
     "crowded": "crowded: unrelated texts from .70 on",

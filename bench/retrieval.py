@@ -1,9 +1,10 @@
 """Measures what each part of hybrid retrieval adds, on judged collections: docs/evaluation.md has the table.
 
-    python -m bench.retrieval [cranfield|python_docs|FOLDER]...
+    python -m bench.retrieval [cranfield|python_docs|german|spanish|FOLDER]...
 
-Cranfield lies in ../shared/data/cranfield beside the project, and the documentation that Python brings is made into a
-collection (bench/python_docs.py). Without an argument, both are measured. Their results go to
+Cranfield lies in ../shared/data/cranfield beside the project or in the folder that PENSTOCK_TEST_CRANFIELD names, and
+the documentation that Python brings is made into a collection (bench/python_docs.py). Without an argument, both are
+measured. German and Spanish manual pages (bench/manual_pages.py) played no part in any choice. The results go to
 bench/results/retrieval.json, from which ``python -m bench.judged`` writes the tables; those of a FOLDER, as `penstock
 eval` takes it, are printed. Uses the running local stack (``penstock up``), in a place of its own. Each line is
 compared with the one before it, on the same queries.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,7 @@ from uuid import UUID
 import structlog
 
 from bench.machine import moment
+from bench.manual_pages import collection as manual_pages
 from bench.python_docs import write
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Embedder
@@ -37,12 +40,16 @@ from query.evaluation.dataset import Dataset, read
 from query.evaluation.measures import Values, compare, interval, measure
 from query.evaluation.rank import rank
 from query.model import Mode, Ranker
+from query.retrieval.arrange import Hit
 from query.retrieval.fusion import Fused, Ranking
 from query.retrieval.search import Search, Timeouts
 from query.settings import RetrievalSettings
 
-CRANFIELD = Path(__file__).parent.parent.parent / "shared" / "data" / "cranfield"
+CRANFIELD = Path(
+    os.environ.get("PENSTOCK_TEST_CRANFIELD", Path(__file__).parent.parent.parent / "shared" / "data" / "cranfield")
+)
 PYTHON_DOCS = "python_docs"
+LANGUAGES = ("german", "spanish")
 RESULTS = Path(__file__).parent / "results" / "retrieval.json"
 RRF_K = 60
 TESTED = ("nDCG@10", "recall@50")
@@ -67,6 +74,10 @@ def no_words(*_: object) -> dict[str, float]:
     return {}
 
 
+def no_neighbours(hits: Sequence[Hit], _: object) -> list[Hit]:
+    return list(hits)
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     name: str
@@ -79,6 +90,7 @@ class Variant:
 TEXT_ONLY = ("query.retrieval.keywords.clauses", plain)
 RRF = ("query.retrieval.ranking.fuse", reciprocal_ranks)
 NO_WORDS = ("query.retrieval.feedback.expansion_words", no_words)
+NO_NEIGHBOURS = ("query.retrieval.feedback.smooth", no_neighbours)
 VARIANTS = (
     Variant("vector alone", "vector"),
     Variant("keyword alone, text only", "keyword", instead=(TEXT_ONLY,)),
@@ -86,8 +98,9 @@ VARIANTS = (
     Variant("hybrid: reciprocal ranks, text only", instead=(TEXT_ONLY, RRF)),
     Variant("+ title, headings, nearness", instead=(RRF,)),
     Variant("+ standardised scores instead of ranks"),
-    Variant("+ relevance feedback: moved vector", feedback=True, instead=(NO_WORDS,)),
-    Variant("+ relevance feedback: typical words (complete)", feedback=True),
+    Variant("+ relevance feedback: moved vector", feedback=True, instead=(NO_WORDS, NO_NEIGHBOURS)),
+    Variant("+ relevance feedback: typical words", feedback=True, instead=(NO_NEIGHBOURS,)),
+    Variant("+ relevance feedback: nearest candidates (complete)", feedback=True),
 )
 
 
@@ -162,11 +175,12 @@ async def main(names: Sequence[str]) -> None:
     try:
         with tempfile.TemporaryDirectory() as made:
             write(Path(made) / PYTHON_DOCS)
-            known = {CRANFIELD.name: CRANFIELD, PYTHON_DOCS: Path(made) / PYTHON_DOCS}
-            for name in names or known:
+            folders = {CRANFIELD.name: CRANFIELD, PYTHON_DOCS: Path(made) / PYTHON_DOCS}
+            for name in names or folders:
                 began = moment()
-                result = {**began, **await run(settings, model, read(known.get(name, Path(name))))}
-                if name in known:
+                dataset = manual_pages(name) if name in LANGUAGES else read(folders.get(name, Path(name)))
+                result = {**began, **await run(settings, model, dataset)}
+                if name in folders or name in LANGUAGES:
                     _store(name, result)
                 else:
                     json.dump(result, sys.stdout, indent=1)

@@ -1,4 +1,5 @@
-"""Pseudo-relevance feedback: rank the candidates again, with a query that the best of them have expanded.
+"""Pseudo-relevance feedback: rank the candidates again, with a query that the best of them have expanded, and with the
+scores of the passages that are nearest to each.
 
 No store is searched again. The moved query vector and the added words score the candidates that both stores proposed. A
 second search of both stores would take as long as the first one without better results (docs/evaluation.md). A fixed
@@ -57,33 +58,33 @@ async def rank_with_feedback(
                 chosen = weigh([(hit.passage.chunk_id, hit.text, hit.score) for hit in hits])
                 facts["passages"] = len(chosen)
                 known = feedback_candidates(first, passages, depth)
+                embeddings: dict[UUID, Vectors] = {}
+
+                async def cosine_scores() -> dict[UUID, float]:
+                    """The cosine of each passage to the moved query vector."""
+                    embeddings.update(await stores.embeddings(scope, list(known)))
+                    _, vector = await asyncio.shield(embedding)
+                    moved = move_vector(vector, chosen, embeddings)
+                    return {id_: float(of @ moved) for id_, of in embeddings.items()}
+
                 # In this order, Postgres works while Python searches for words.
-                cosine_scores, bm25_scores = await gather_or_cancel(
-                    _cosine_scores(stores, scope, embedding, chosen, list(known)),
-                    _bm25_scores(stores, scope, question, chosen, list(known), hits),
+                cosines, bm25 = await gather_or_cancel(
+                    cosine_scores(), _bm25_scores(stores, scope, question, chosen, list(known), hits)
                 )
+                again: Offers = {
+                    "vector": _offer(known.values(), cosines, first["vector"]),
+                    "keyword": _offer(known.values(), bm25, first["keyword"]),
+                }
+                # A separate record, because the step "feedback" covers all of it.
+                return smooth(rank_candidates(again, passages, Steps(), depth), embeddings)
     except PenstockError:
         return None
-    again: Offers = {
-        "vector": _offer(known.values(), cosine_scores, first["vector"]),
-        "keyword": _offer(known.values(), bm25_scores, first["keyword"]),
-    }
-    return rank_candidates(again, passages, Steps(), depth)  # a separate record: the step "feedback" covers all of it
 
 
 def feedback_candidates(offers: Offers, passages: Mapping[UUID, Passage], depth: int) -> dict[UUID, Candidate]:
     """The first ``depth`` candidates of each store, and one more each, whose score is where the ranking ends."""
     candidates = {c.chunk_id: c for offer in offers.values() for c in offer.candidates}
     return {id_: candidates[id_] for offer in offers.values() for id_ in offer.ranking(depth + 1, passages).ids}
-
-
-async def _cosine_scores(
-    stores: Stores, scope: Scope, embedding: Embedding, chosen: Sequence[WeightedPassage], ids: Sequence[UUID]
-) -> dict[UUID, float]:
-    """The cosine of each of these passages to the moved query vector."""
-    _, vector = await asyncio.shield(embedding)
-    vector = move_vector(vector, chosen, await stores.embeddings(scope, [passage.chunk_id for passage in chosen]))
-    return await stores.cosine_scores(scope, ids, vector)
 
 
 async def _bm25_scores(
@@ -112,6 +113,10 @@ WORDS = 20
 """How many words are added."""
 WORDS_WEIGHT = 2.0
 """The weight of all added words together; each of the query's own words has 1."""
+NEIGHBOURS = 5
+"""How many of the nearest candidates count for a candidate. Three or ten find less (docs/adr/0083-neighbours.md)."""
+NEIGHBOUR_WEIGHT = 0.3
+"""The weight of the neighbours' mean score. With more, topics gain little, and known items lose."""
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _NON_LETTERS = {n: " " for n in range(128) if not chr(n).isalpha()}
@@ -148,6 +153,25 @@ def move_vector(vector: Vectors, passages: Sequence[WeightedPassage], embeddings
             total = total + passage.weight * embeddings[passage.chunk_id]
     length = float(np.linalg.norm(total))
     return np.asarray(total / length if length else vector, dtype=np.float32)
+
+
+def smooth(hits: Sequence[Hit], embeddings: Mapping[UUID, Vectors]) -> list[Hit]:
+    """The hits by their scores and those of their neighbours, best first: similar passages are relevant to the same
+    queries. To each score, NEIGHBOUR_WEIGHT times the mean score of the NEIGHBOURS nearest hits is added.
+
+    embeddings: unit length. A hit whose embedding was deleted meanwhile is no neighbour and has none.
+    """
+    embedded = [hit for hit in hits if hit.passage.chunk_id in embeddings]
+    if len(embedded) < 2:
+        return list(hits)
+    vectors = np.stack([embeddings[hit.passage.chunk_id] for hit in embedded])
+    cosines = vectors @ vectors.T
+    np.fill_diagonal(cosines, -np.inf)
+    nearest = np.argsort(-cosines, axis=1, kind="stable")[:, : min(NEIGHBOURS, len(embedded) - 1)]
+    means = np.array([hit.score for hit in embedded])[nearest].mean(axis=1)
+    added = {hit.passage.chunk_id: NEIGHBOUR_WEIGHT * float(mean) for hit, mean in zip(embedded, means, strict=True)}
+    smoothed = [replace(hit, score=hit.score + added.get(hit.passage.chunk_id, 0.0)) for hit in hits]
+    return sorted(smoothed, key=lambda hit: -hit.score)
 
 
 def expansion_words(passages: Sequence[WeightedPassage], background: Sequence[str]) -> dict[str, float]:

@@ -313,15 +313,11 @@ class Stores:
             return await verify(connection, scope.generation.name, scope.caller, candidates, scope.filters)
 
     async def embeddings(self, scope: Scope, ids: Sequence[UUID]) -> dict[UUID, Vectors]:
-        async with self.connection(self.timeouts.vectors, "vector search", scope.caller.tenant) as connection:
-            return await vectors.embeddings(connection, scope.generation, ids)
-
-    async def cosine_scores(self, scope: Scope, ids: Sequence[UUID], vector: Vectors) -> dict[UUID, float]:
-        """See ``query.retrieval.vectors.likeness``."""
+        """See ``query.retrieval.vectors.embeddings``."""
         if not ids:
             return {}
         async with self.connection(self.timeouts.vectors, "vector search", scope.caller.tenant) as connection:
-            return await vectors.cosine_scores(connection, scope.generation, ids, vector)
+            return await vectors.embeddings(connection, scope.generation, ids)
 
     async def bm25_scores(
         self, scope: Scope, ids: Sequence[UUID], text: str, more: Mapping[str, float]

@@ -144,20 +144,6 @@ async def nearest(
     return candidates, scan
 
 
-async def cosine_scores(
-    connection: Connection, generation: Generation, ids: Sequence[UUID], vector: Vectors
-) -> dict[UUID, float]:
-    """The cosine of each of these chunks to the vector; a chunk that the generation lacks is absent. Raises
-    psycopg.Error."""
-    cursor = await connection.execute(
-        sql.SQL("SELECT id, 1 - (embedding <=> %s) FROM {chunks} WHERE id = ANY(%s::uuid[])").format(
-            chunks=sql.Identifier(generation.chunk_table)
-        ),
-        [value(generation, vector), list(ids)],
-    )
-    return dict(await cursor.fetchall())
-
-
 async def embeddings(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, Vectors]:
     """The stored vectors of these chunks (float32, unit length); a chunk that has none is absent. Raises
     psycopg.Error."""

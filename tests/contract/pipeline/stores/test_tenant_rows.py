@@ -228,11 +228,9 @@ async def test_statements_by_id_find_no_row_of_another_tenant(place: Place) -> N
     """By ids alone: a chunk's text, its embedding, where it stands, a document's story."""
     ids, generation = await ids_of(place.library), place.library.generation
     [mine] = {len(ids.chunks) // 2}
-    vector = await place.library.embedder.embed_query("text")
     offered = [cache.ChunkKey(chunk, document) for chunk, document in ids.chunks.items()]
     async with connected(place.query) as connection:
         await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
-        assert len(await vectors.cosine_scores(connection, generation, list(ids.chunks), vector)) == mine
         assert len(await vectors.embeddings(connection, generation, list(ids.chunks))) == mine
         assert len(await describe(connection, generation.name, offered)) == mine  # type: ignore[arg-type]
         stories = [await story.read(connection, id_) for id_ in ids.documents]
