@@ -1,4 +1,5 @@
-"""Writes the tables of docs/evaluation.md from the results of bench.retrieval, confidence, conversations and languages.
+"""Writes the tables of docs/evaluation.md from the results of bench.retrieval, confidence, conversations and languages,
+and those of docs/conflicts.md from the results of bench.conflicts.
 
 python -m bench.judged
 """
@@ -15,7 +16,7 @@ from typing import Any
 from bench import retrieval
 
 RESULTS = Path(__file__).parent / "results"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "evaluation.md"
+DOCUMENTS = [Path(__file__).parent.parent / "docs" / name for name in ("evaluation.md", "conflicts.md")]
 MARKED = re.compile(r"(<!-- (\w+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
 TITLES = {
     "cranfield": "Cranfield",
@@ -110,6 +111,35 @@ def language_table(results: Mapping[str, Any]) -> Iterator[str]:
     yield _measured(results["machine"])
 
 
+def conflict_table(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of planted edits by their kind, and what was reported in unmodified text."""
+    yield "| edit | planted | copies: detected | excerpts: detected | of the right kind | false alarms |"
+    yield "|---" * 6 + "|"
+    planted = results["planted"]
+    for kind, of in planted["kinds"].items():
+        is_harmless = "detected" not in of
+        shares = [
+            ""
+            if is_harmless or not (most := of.get(f"{form}: edits", 0))
+            else f"{of.get(f'{form}: detected', 0) / most:.0%}"
+            for form in ("copy", "excerpt")
+        ]
+        right = "" if is_harmless else f"{of['right kind'] / of['detected']:.0%}"
+        yield f"| {' | '.join((kind, str(of['edits']), *shares, right, str(of['false alarms'])))} |"
+    yield ""
+    yield (
+        f"All {planted['edits']:,} edits: precision {_number(planted['precision'])}, recall"
+        f" {_number(planted['recall'])}."
+    )
+    for name, of in results["unmodified"].items():
+        yield (
+            f"Unmodified {name}: {of['false alarms']} false alarms and {of['duplicates']} pairs of duplicates in"
+            f" {of['chunks']:,} chunks; {of['milliseconds a chunk']} ms of CPU a chunk (p95"
+            f" {of['milliseconds a chunk p95']})."
+        )
+    yield _measured(results)
+
+
 def _kinds(of: Mapping[str, Any]) -> list[str]:
     return [f"nDCG@5 {kind}" if n == 0 else kind for n, kind in enumerate(of["kinds"])]
 
@@ -154,8 +184,13 @@ def written(document: str, tables: Mapping[str, Iterable[str]]) -> str:
 def tables() -> dict[str, Iterator[str]]:
     """Return the tables by their markers, from the stored results; those that were not measured are absent."""
     retrieved = _results("retrieval")
-    others = {"floors": "confidence", "conversations": "conversations", "languages": "languages"}
-    writers = {"floors": floor_table, "conversations": conversation_table, "languages": language_table}
+    others = {name: name for name in ("conversations", "languages", "conflicts")} | {"floors": "confidence"}
+    writers = {
+        "floors": floor_table,
+        "conversations": conversation_table,
+        "languages": language_table,
+        "conflicts": conflict_table,
+    }
     measured = {marker: results for marker, name in others.items() if (results := _results(name))}
     return {name: collection_table(name, retrieved) for name in retrieved} | {
         marker: writers[marker](results) for marker, results in measured.items()
@@ -168,8 +203,10 @@ def _results(name: str) -> Mapping[str, Any]:
 
 
 def main() -> None:
-    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8"), tables()), "utf-8")
-    sys.stdout.write(f"the tables in {DOCUMENT.name}\n")
+    made = {name: list(lines) for name, lines in tables().items()}
+    for document in DOCUMENTS:
+        document.write_text(written(document.read_text("utf-8"), made), "utf-8")
+        sys.stdout.write(f"the tables in {document.name}\n")
 
 
 if __name__ == "__main__":

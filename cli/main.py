@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, str] = {
     "budget": "budget:budget",
     "webhook": "webhook:webhook",
     "metadata": "metadata:metadata",
+    "conflicts": "conflicts:conflicts",
 }
 """By name, the module in ``cli`` and in it a function, or a Typer with commands of its own."""
 
@@ -92,6 +93,7 @@ NEEDS: Mapping[str, tuple[Extra, ...]] = {
     "budget": ("worker",),
     "webhook": ("connectors",),
     "metadata": ("worker",),
+    "conflicts": ("query",),
 }
 """The extras that a command needs when it runs. Its help needs none."""
 

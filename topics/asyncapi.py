@@ -9,8 +9,9 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 
 from topics.codec import CE_TYPE_PREFIX, CONTENT_TYPE
-from topics.messages import MESSAGES, AnyMessage, ConversationMessage, DocumentMessage
+from topics.messages import MESSAGES, AnyMessage, ConflictChanged, ConversationMessage, DocumentMessage
 from topics.registry import (
+    CONFLICTS,
     CONVERSATIONS,
     DEAD_LETTERS,
     DOCUMENTS_BACKFILL,
@@ -25,7 +26,7 @@ from topics.registry import (
 
 KAFKA_BINDING = "0.5.0"
 RECEIVES = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS, INDEX_LIVE, INDEX_BACKFILL)
-SENDS = (INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED, DEAD_LETTERS)
+SENDS = (INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED, CONFLICTS, DEAD_LETTERS)
 """The topics that Penstock itself receives from and sends to. Connectors send to the first ones that it receives from;
 other teams read the announcements and dead letters."""
 
@@ -91,6 +92,8 @@ def _message(kind: str, cls: type[AnyMessage]) -> dict[str, Any]:
     key = "tenant/source/external_id" if issubclass(cls, DocumentMessage) else "tenant/source/principal"
     if issubclass(cls, ConversationMessage):
         key = "tenant/member"
+    if issubclass(cls, ConflictChanged):
+        key = "tenant/conflict_id"
     return {
         "name": f"{CE_TYPE_PREFIX}{kind}",
         "title": cls.__name__,

@@ -191,6 +191,26 @@ class DocumentIndexed(DocumentMessage):
     """How many stand in each store."""
 
 
+class ConflictChanged(Message):
+    """Two passages contradict or repeat each other, or no longer do. It carries no text, which is read with the access
+    of that moment. ``source`` is that of a document whose change caused it."""
+
+    kind: ClassVar[Literal["conflict.changed.v1"]] = "conflict.changed.v1"
+    conflict_id: UUID
+    state: Literal["open", "ended"]
+    """ended: a passage was changed or deleted."""
+    difference: Literal["number", "date", "version", "unit", "name", "negation", "duplicate", "outdated"]
+    """The values that differ in otherwise equal statements; or duplicate, or outdated: a copy of an older edition."""
+    documents: Annotated[list[UUID], Field(min_length=2, max_length=2)]
+    passages: Annotated[list[UUID], Field(min_length=2, max_length=2)]
+    """The ids of their chunks."""
+
+    @property
+    def key(self) -> str:
+        """The Kafka key ``tenant/conflict_id``: the events of one conflict stay in order."""
+        return f"{self.tenant}/{self.conflict_id}"
+
+
 class Pair(BaseModel):
     """A question and its answer."""
 
@@ -259,6 +279,7 @@ AnyMessage = (
     | IdentityChanged
     | IndexHint
     | DocumentIndexed
+    | ConflictChanged
     | ConversationRecorded
     | ConversationForgotten
 )
@@ -271,6 +292,7 @@ MESSAGES: dict[str, type[AnyMessage]] = {
         IdentityChanged,
         IndexHint,
         DocumentIndexed,
+        ConflictChanged,
         ConversationRecorded,
         ConversationForgotten,
     )

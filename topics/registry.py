@@ -61,6 +61,7 @@ CONVERSATIONS = Topic(
 INDEX_LIVE = Topic("index.live.v1", ("index.hint.v1",), "wakes the sinks, live", retention_ms=3 * DAY_MS)
 INDEX_BACKFILL = Topic("index.backfill.v1", ("index.hint.v1",), "wakes the sinks, backfill", retention_ms=3 * DAY_MS)
 DOCUMENTS_INDEXED = Topic("documents.indexed.v1", ("document.indexed.v1",), "what became searchable or was retired")
+CONFLICTS = Topic("conflicts.v1", ("conflict.changed.v1",), "passages that contradict or repeat each other")
 DEAD_LETTERS = Topic(
     "dead-letters.v1",
     (),
@@ -78,6 +79,7 @@ TOPICS = (
     INDEX_LIVE,
     INDEX_BACKFILL,
     DOCUMENTS_INDEXED,
+    CONFLICTS,
     DEAD_LETTERS,
 )
 

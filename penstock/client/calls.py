@@ -29,6 +29,7 @@ from penstock.client.models import (
     AnswerResponse,
     CallerResponse,
     CitationEvent,
+    ConflictsResponse,
     DeltaEvent,
     DocumentResponse,
     FacetsResponse,
@@ -148,6 +149,16 @@ def story(document_id: UUID | str) -> Call[StoryResponse]:
 
 def facets() -> Call[FacetsResponse]:
     return Call("GET", "/v1/facets", _reader(FacetsResponse))
+
+
+def conflicts(state: str, kinds: Iterable[str], limit: int) -> Call[ConflictsResponse]:
+    parameters = _present(state=state, kind=list(kinds) or None, limit=limit)
+    return Call("GET", "/v1/conflicts", _reader(ConflictsResponse), parameters=parameters)
+
+
+def decide_conflict(conflict_id: UUID | str, decision: str) -> Call[None]:
+    """A later decision replaces an earlier one, so that sending it twice does no harm."""
+    return Call("POST", f"/v1/conflicts/{_segment(conflict_id)}", _nothing, json={"decision": decision})
 
 
 def me() -> Call[CallerResponse]:

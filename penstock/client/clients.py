@@ -23,6 +23,7 @@ from penstock.client.models import (
     AnswerMode,
     AnswerResponse,
     CallerResponse,
+    ConflictsResponse,
     DocumentResponse,
     FacetsResponse,
     PipelineResponse,
@@ -208,6 +209,22 @@ class Client:
         needs as much time (``timeout_seconds``). folders: those that ``documents`` lists completely; other documents
         below them are deleted."""
         return self._send(calls.preview(source, documents, folders))
+
+    def conflicts(
+        self,
+        *,
+        state: Literal["open", "dismissed", "accepted"] = "open",
+        kinds: Iterable[str] = (),
+        limit: int = 50,
+    ) -> ConflictsResponse:
+        """Passages that contradict or repeat each other, the newest first: those of which the caller may read both.
+        kinds: only these. limit: at most 200."""
+        return self._send(calls.conflicts(state, kinds, limit))
+
+    def decide_conflict(self, conflict_id: UUID | str, decision: Literal["dismissed", "accepted", "open"]) -> None:
+        """Dismiss or accept a conflict, or open it again, for everybody. Raises ProblemError with status 404 if there
+        is none of which the caller may read both passages."""
+        return self._send(calls.decide_conflict(conflict_id, decision))
 
     def me(self) -> CallerResponse:
         """The authenticated caller."""
@@ -416,6 +433,22 @@ class AsyncClient:
     ) -> PreviewResponse:
         """As ``Client.preview``."""
         return await self._send(calls.preview(source, documents, folders))
+
+    async def conflicts(
+        self,
+        *,
+        state: Literal["open", "dismissed", "accepted"] = "open",
+        kinds: Iterable[str] = (),
+        limit: int = 50,
+    ) -> ConflictsResponse:
+        """As ``Client.conflicts``."""
+        return await self._send(calls.conflicts(state, kinds, limit))
+
+    async def decide_conflict(
+        self, conflict_id: UUID | str, decision: Literal["dismissed", "accepted", "open"]
+    ) -> None:
+        """As ``Client.decide_conflict``."""
+        return await self._send(calls.decide_conflict(conflict_id, decision))
 
     async def me(self) -> CallerResponse:
         """As ``Client.me``."""

@@ -279,6 +279,45 @@ class FacetsResponse(_Response):
     """Values of the declared keys with their counts, by key."""
 
 
+class ConflictPlace(_Response):
+    """A place at which two passages contradict each other."""
+
+    kind: str
+    spans: list[list[int]]
+    """Start and end of the place in each of both passages, in characters."""
+
+
+class ConflictBody(_Response):
+    """Two passages that contradict or repeat each other. Lists have two members, one for each passage."""
+
+    id: UUID
+    kind: str
+    """``number``, ``date``, ``version``, ``unit``, ``name`` or ``negation``: what differs in otherwise equal
+    statements; or ``duplicate``; or ``outdated``, an older edition."""
+    state: str
+    """``open``, ``dismissed`` or ``accepted``."""
+    documents: list[UUID]
+    passages: list[UUID]
+    """Chunk ids."""
+    sources: list[str]
+    external_ids: list[str]
+    titles: list[str]
+    source_urls: list[str | None]
+    older: int | None
+    """The passage whose document is older: 0 or 1. None: not known."""
+    places: list[ConflictPlace]
+    quotes: list[str] | None
+    """The text of the passages around the first place. None: they are changing right now."""
+    at: datetime
+    """The time of detection."""
+
+
+class ConflictsResponse(_Response):
+    """Passages that contradict or repeat each other, the newest first."""
+
+    conflicts: list[ConflictBody]
+
+
 class CallerResponse(_Response):
     """The authenticated caller."""
 

@@ -14,13 +14,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from pipeline.core.model import Span
+from pipeline.core.model import ConflictKind, Span
 from pipeline.core.statements import Name, Said, Statement, Value, statements_of
 
-Kind = Literal["number", "date", "version", "unit", "name", "negation", "duplicate", "outdated"]
-CONTRADICTIONS: tuple[Kind, ...] = ("number", "date", "version", "unit", "name", "negation")
+Kind = ConflictKind
+OlderSide = Literal["a", "b"] | None
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 LEAST_WEIGHT = 2
 """The fewest content words of a statement that contradicts another of a passage with the same context."""
@@ -77,7 +78,7 @@ class Comparison:
     kind: Kind
     pairs: tuple[Pair, ...] = ()
     """The contradicting places; none of duplicates, and the replaced statements of an outdated copy."""
-    older: Literal["a", "b"] | None = None
+    older: OlderSide = None
     """The older side, where both times are known and differ."""
 
 
@@ -156,7 +157,7 @@ def compare(a: Passage, b: Passage) -> Comparison | None:
     return Comparison(pairs[0].kind, tuple(pairs), older) if pairs else None
 
 
-def _older(a: Passage, b: Passage) -> Literal["a", "b"] | None:
+def _older(a: Passage, b: Passage) -> OlderSide:
     if a.modified_at is None or b.modified_at is None or a.modified_at == b.modified_at:
         return None
     return "a" if a.modified_at < b.modified_at else "b"

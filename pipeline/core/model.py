@@ -14,6 +14,7 @@ STORES: tuple[Store, Store] = ("vectors", "keywords")
 Lane = Literal["live", "backfill"]
 EmbeddingProvider = Literal["local", "openai"]
 
+ConflictKind = Literal["number", "date", "version", "unit", "name", "negation", "duplicate", "outdated"]
 Span = tuple[int, int]
 """Half-open range of characters (code points) in a document's normalised text."""
 

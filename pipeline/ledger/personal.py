@@ -365,6 +365,12 @@ PLACES: tuple[Place, ...] = (
         of_person="tenant = %(tenant)s AND subject = 'principal' AND name = %(person)s",
     ),
     Place("connector_sources", free="tenant source observed_at"),
+    Place(  # names passages by their chunks; ends when they do
+        "conflicts",
+        free="id tenant generation kind document_a document_b chunk_a chunk_b older places at",
+    ),
+    Place("conflict_decisions", free="conflict_id tenant state at"),
+    Place("conflict_examined", free="document_id tenant generation chunk_ids"),
     Place(
         "webhooks",
         free=(

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pipeline.core.model import Lane, Store
+from pipeline.core.model import ConflictKind, Lane, Store
 from pipeline.observability.labels import counter, gauge, histogram
 from pipeline.observability.lineage import Outcome as LineageOutcome
 from pipeline.observability.logs import configure_logging as configure_logging
@@ -192,6 +192,11 @@ class WebhookLabels(NamedTuple):
 
 class TaskLabels(NamedTuple):
     task: str
+
+
+class ConflictLabels(NamedTuple):
+    kind: ConflictKind
+    """number, date, version, unit, name, negation, duplicate or outdated."""
 
 
 class LineageLabels(NamedTuple):
@@ -425,6 +430,18 @@ class Metrics:
             TaskLabels,
             buckets=WORK_BUCKETS,
             registry=r,
+        )
+        self.conflicts_examined = Counter(
+            "penstock_conflicts_examined_passages", "Passages that were compared with their neighbours", registry=r
+        )
+        self.conflicts_detected = counter(
+            "penstock_conflicts_detected",
+            "Pairs of passages that contradict or repeat each other, when they were stored or changed",
+            ConflictLabels,
+            registry=r,
+        )
+        self.conflicts_closed = Counter(
+            "penstock_conflicts_closed", "Conflicts that ended because one of their passages did", registry=r
         )
         self.lineage = counter(
             "penstock_lineage_events",

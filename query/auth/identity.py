@@ -16,7 +16,7 @@ Scope = Literal["search", "answers", "history", "documents", "feedback", "previe
 PATHS: Mapping[Scope, tuple[str, ...]] = {
     "search": ("/v1/search", "/v1/facets"),
     "answers": ("/v1/answers",),
-    "documents": ("/v1/documents",),
+    "documents": ("/v1/documents", "/v1/conflicts"),
     "feedback": ("/v1/feedback",),
     "previews": ("/v1/previews",),
     "mcp": ("/mcp",),

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from pipeline.observability.traced_http import Traced
 from query.auth.authenticator import Authenticator
-from query.http import answers, documents, feedback, health, previews, search
+from query.http import answers, conflicts, documents, feedback, health, previews, search
 from query.http.audit_trail import Recorder
 from query.http.gate import QUIET, Gate
 from query.http.health import Health
@@ -113,7 +113,7 @@ def describe_app() -> FastAPI:
     )
     application.include_router(health.routes)
     proofs = [Depends(_BEARER), Depends(_KEY)]  # only for the description: the gate checks them
-    for part in (search, documents, answers, feedback, previews):
+    for part in (search, documents, answers, conflicts, feedback, previews):
         application.include_router(part.routes, dependencies=proofs, responses=_PROBLEMS)
     application.include_router(page)
     application.add_exception_handler(HTTPException, _http_error)

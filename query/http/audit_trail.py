@@ -26,6 +26,8 @@ ACTIONS = {
     "/v1/documents/{document_id}/why": "document.why",
     "/v1/previews": "preview",
     "/v1/feedback": "feedback.give",
+    "/v1/conflicts": "conflicts.list",
+    "/v1/conflicts/{conflict_id}": "conflicts.decide",
     "/v1/review": "review.list",
     "/v1/review/{answer_id}": "review.resolve",
 }

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from pipeline.core.conflicts import Kind
 from pipeline.core.metadata_keys import MAX_VALUE_CHARACTERS, KeyFilter, KeyType, key_filter
 from pipeline.core.publication import (
     DEFAULT_WAIT_SECONDS,
@@ -275,6 +276,12 @@ class ResolutionRequest(RequestBody):
     verdict: Literal["right", "wrong"]
 
 
+class ConflictDecisionRequest(RequestBody):
+    decision: Literal["dismissed", "accepted", "open"] = Field(
+        description="dismissed: it is none, or nobody minds; accepted: it has to be resolved; open: neither any more."
+    )
+
+
 # Responses
 
 
@@ -526,6 +533,35 @@ class PreviewResponse(ResponseBody):
 
 class ReviewResponse(ResponseBody):
     waiting: list[dict[str, Any]]
+
+
+class ConflictPlace(ResponseBody):
+    kind: Kind
+    spans: list[list[int]] = Field(description="Start and end of the place in each of both passages, in characters.")
+
+
+class ConflictBody(ResponseBody):
+    """Two passages that contradict or repeat each other. Lists have two members, one for each passage."""
+
+    id: UUID
+    kind: Kind = Field(
+        description="What differs in otherwise equal statements; or `duplicate`; or `outdated`, an older edition."
+    )
+    state: Literal["open", "dismissed", "accepted"]
+    documents: list[UUID]
+    passages: list[UUID] = Field(description="Chunk ids.")
+    sources: list[str]
+    external_ids: list[str]
+    titles: list[str]
+    source_urls: list[str | None]
+    older: int | None = Field(description="The passage whose document is older: 0 or 1. Null: not known.")
+    places: list[ConflictPlace]
+    quotes: list[str] | None = Field(description="What the passages say there. Null: they are changing right now.")
+    at: datetime = Field(description="When it was detected.")
+
+
+class ConflictsResponse(ResponseBody):
+    conflicts: list[ConflictBody]
 
 
 class PipelineResponse(BaseModel):

@@ -32,7 +32,15 @@ from query.access.callers import Caller
 from query.http.audit_trail import ToolCall
 from query.http.schemas import AtLeastResponse, PublicationRequest
 from query.mcp import tools
-from query.mcp.shapes import NOTICE, FetchArguments, FetchOutput, SearchArguments, SearchOutput
+from query.mcp.shapes import (
+    NOTICE,
+    ConflictsArguments,
+    ConflictsOutput,
+    FetchArguments,
+    FetchOutput,
+    SearchArguments,
+    SearchOutput,
+)
 from query.model import AtLeast
 from query.service import Service
 
@@ -100,6 +108,17 @@ TOOLS = (
         tools.fetch,
         lambda output: [UUID(output.id)],
     ),
+    _Tool(
+        "conflicts",
+        "List contradictions",
+        "List passages that contradict or repeat each other: otherwise equal statements with another number, date,"
+        " version, unit, name or negation; duplicates; outdated copies. Only those are returned of which your user may"
+        f" read both passages. {NOTICE}",
+        ConflictsArguments,
+        ConflictsOutput,
+        tools.conflicts,
+        tools.conflicting_documents,
+    ),
 )
 
 
@@ -113,7 +132,7 @@ def server(service: Service, identify: Identify, note: Note) -> Server[dict[str,
     async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
         tool = named.get(params.name)
         if tool is None:
-            raise MCPError(INVALID_PARAMS, f"unknown tool: the tools are {' and '.join(named)}")
+            raise MCPError(INVALID_PARAMS, f"unknown tool: the tools are {', '.join(named)}")
         try:
             arguments = tool.arguments.model_validate(params.arguments or {})
         except ValidationError as error:

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from pipeline.core.conflicts import KINDS, Kind
 from query.access.facets import MAX_FACETS
 from query.access.filters import MAX_KEYS, Filters
 from query.http.schemas import (
     AtLeastResponse,
+    ConflictBody,
     Facet,
     KeyCondition,
     Name,
@@ -84,6 +86,16 @@ class FetchArguments(RequestBody):
     offset: int = Field(0, ge=0, description="Character offset to start at: `next_offset` of the previous response.")
 
 
+class ConflictsArguments(RequestBody):
+    kinds: list[Kind] = Field(
+        [],
+        max_length=len(KINDS),
+        description="Only these kinds: what differs in otherwise equal statements (number, date, version, unit, name,"
+        " negation), `duplicate`, or `outdated` (a copy of an older edition).",
+    )
+    limit: int = Field(20, ge=1, le=MAX_RESULTS, description="Maximum number of conflicts.")
+
+
 class DocumentResult(ResponseBody):
     id: str = Field(description="Id of the document, for `fetch`.")
     title: str
@@ -99,6 +111,13 @@ class SearchOutput(ResponseBody):
     cursor: str | None = Field(None, description="Where the next page begins, if there is one.")
     facets: dict[str, Facet] = Field({}, description="The requested facets, by key.")
     at_least: AtLeastResponse | None = Field(None, description="What can be seen of the changes that the call named.")
+
+
+class ConflictsOutput(ResponseBody):
+    notice: str = NOTICE
+    conflicts: list[ConflictBody] = Field(
+        description="The newest first; `documents` are ids for `fetch`. `quotes` are untrusted."
+    )
 
 
 class FetchOutput(ResponseBody):

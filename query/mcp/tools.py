@@ -11,12 +11,16 @@ from uuid import UUID
 from pipeline.core.errors import PenstockError
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import translated
+from query import conflicts as conflicting
 from query.access import documents as reading
 from query.access.callers import Caller
 from query.access.tenant_rows import rows_of
 from query.answers.visible import one_line, visible
+from query.http.schemas import ConflictBody
 from query.mcp.shapes import (
     MAX_FETCHED_CHARACTERS,
+    ConflictsArguments,
+    ConflictsOutput,
     DocumentResult,
     FetchArguments,
     FetchOutput,
@@ -109,6 +113,28 @@ def _also(group: Sequence[Result]) -> dict[str, Any]:
         for id_, p in others.items()
     ]
     return {"also": others_json} if others_json else {}
+
+
+async def conflicts(service: Service, caller: Caller, arguments: ConflictsArguments) -> ConflictsOutput:
+    """Passages that contradict or repeat each other, of which the caller may read both. Raises Retryable."""
+    async with time_limit(service.budget.ledger, "Postgres"):
+        with translated("conflicts"):
+            async with rows_of(service.pool, caller.tenant) as connection:
+                standing = await conflicting.visible(
+                    connection, caller, kinds=arguments.kinds or None, limit=arguments.limit
+                )
+                quoted = await conflicting.quotes(connection, standing)
+    bodies = []
+    for listed in standing:
+        body = ConflictBody.model_validate(conflicting.conflict_json(listed, quoted.get(listed.id)))
+        quotes = None if body.quotes is None else [visible(quote) for quote in body.quotes]
+        titles = [_title(title, id_) for title, id_ in zip(body.titles, body.external_ids, strict=True)]
+        bodies.append(body.model_copy(update={"quotes": quotes, "titles": titles}))
+    return ConflictsOutput(conflicts=bodies)
+
+
+def conflicting_documents(output: ConflictsOutput) -> list[UUID]:
+    return list(dict.fromkeys(id_ for conflict in output.conflicts for id_ in conflict.documents))
 
 
 async def fetch(service: Service, caller: Caller, arguments: FetchArguments) -> FetchOutput:

@@ -1,6 +1,7 @@
 // For operators: freshness, backlog, dead letters, differences, connectors and stores.
 
 import { get } from "./api.js";
+import * as conflicts from "./conflicts.js";
 import { $, ago, duration, el, plural, time } from "./dom.js";
 import * as review from "./review.js";
 import { sparkline } from "./sparkline.js";
@@ -27,15 +28,17 @@ export function stop() {
 /** Stop, and discard what is shown, because the caller has changed. */
 export function clear() {
   stop();
+  conflicts.forget();
   $("view-pipeline").replaceChildren();
 }
 
 async function poll(controller) {
   const view = $("view-pipeline");
   try {
-    const [report, answers] = await Promise.all([get("v1/pipeline", controller.signal), review.loadReviews(controller.signal)]);
+    const { signal } = controller;
+    const [report, answers, conflicting] = await Promise.all([get("v1/pipeline", signal), review.loadReviews(signal), conflicts.loadConflicts(signal)]);
     if (controller.signal.aborted) return;
-    draw(view, { ...report, away: [...(report.away ?? []), ...answers.away] }, answers.waiting);
+    draw(view, { ...report, away: [...(report.away ?? []), ...answers.away, ...conflicting.away] }, answers.waiting, conflicting.conflicts);
   } catch (error) {
     if (error.name === "AbortError") return;
     const why = error.status === 403 ? "This view is for operators only." : error.message;
@@ -53,7 +56,7 @@ async function refresh() {
   if (running) await poll(running);
 }
 
-function draw(view, report, answers) {
+function draw(view, report, answers, conflicting) {
   const focused = document.activeElement?.id;
   const open = new Set([...view.querySelectorAll("details[open]")].map((item) => item.id));
   view.replaceChildren(...[
@@ -64,6 +67,7 @@ function draw(view, report, answers) {
     el("div", { class: "pair" }, deadLettersPanel(report.dead_letters), divergencePanel(report.divergence)),
     connectorsPanel(report.connectors),
     review.panel(answers, refresh),
+    conflicts.panel(conflicting, refresh),
     el("div", { class: "pair" }, storesPanel(report.stores), lagPanel(report.lag)),
   ].filter(Boolean));
   for (const item of view.querySelectorAll("details")) item.open = open.has(item.id);

@@ -138,6 +138,27 @@ async def test_operators_review_unsupported_answers(tabs: Tabs, lived: Site) -> 
     assert verdict == "wrong"
 
 
+async def test_operators_decide_on_contradictions_that_they_may_read(tabs: Tabs, lived: Site) -> None:
+    [(conflict,)] = await lived.library.execute(
+        "INSERT INTO conflicts (id, tenant, generation, kind, document_a, document_b, chunk_a, chunk_b, places)"
+        " SELECT gen_random_uuid(), a.tenant, 'g1', 'number', a.id, b.id, m.chunk_ids[1], n.chunk_ids[1],"
+        " '[[\"number\", [0, 4], [0, 4]]]'"
+        " FROM documents a JOIN documents b ON b.access_id = a.access_id AND b.id > a.id"
+        " JOIN manifests m ON m.document_id = a.id JOIN manifests n ON n.document_id = b.id"
+        " WHERE a.deleted_at IS NULL AND b.deleted_at IS NULL AND a.access_id ="
+        " (SELECT access_id FROM documents GROUP BY 1 ORDER BY count(*) DESC LIMIT 1) LIMIT 1 RETURNING id"
+    )
+    tab = await tabs.new(who=None)
+    await tab.open("?view=pipeline")
+    entry = tab.page.locator(".reviews > li:has-text('Different numbers')")
+    await entry.locator("summary").click()
+    assert len((await entry.locator(".prose").first.inner_text()).split()) > 3
+    await entry.get_by_text("Dismiss", exact=True).click()
+    await entry.wait_for(state="detached")
+    [(state,)] = await lived.library.execute("SELECT state FROM conflict_decisions WHERE conflict_id = %s", conflict)
+    assert state == "dismissed"
+
+
 async def test_unavailable_parts_are_named_and_the_others_shown(tabs: Tabs, lived: Site) -> None:
     """This site has no Kafka, and the queue of answers does not answer."""
     tab = await tabs.new(who=None, size=PHONE, theme="dark")

@@ -95,8 +95,10 @@ GRANT SELECT ON
 -- Counted for all tenants together, without the external ids.
 GRANT SELECT (run_id, document_id, store, kind, repaired) ON audit_differences TO penstock_query;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
+    answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement,
+    conflict_decisions
     TO penstock_query;
+GRANT SELECT ON conflicts TO penstock_query;
 GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance, lead_query_service, golden_tenants TO penstock_query;
 -- `penstock why --as` reads what a person may read, with any login.
 GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
@@ -121,6 +123,7 @@ BEGIN
         GRANT SELECT ON
             schema_migrations, fence, generations, documents, access_sets, manifests, index_state, memberships
             TO penstock_analysis;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON conflicts, conflict_examined TO penstock_analysis;
         GRANT EXECUTE ON FUNCTION readable_sets TO penstock_analysis;
         FOR chunks IN SELECT DISTINCT to_regclass(quote_ident(chunk_table)) FROM generations LOOP
             IF chunks IS NOT NULL THEN

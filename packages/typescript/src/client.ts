@@ -6,7 +6,7 @@
 import { EventSourceParserStream } from "eventsource-parser/stream";
 import createApi, { type Client as Api } from "openapi-fetch";
 
-import type { components, paths } from "./openapi.js";
+import type { components, operations, paths } from "./openapi.js";
 
 export type { components, operations, paths } from "./openapi.js";
 
@@ -25,6 +25,8 @@ export type PreviewResponse = Schemas["PreviewResponse"];
 export type FeedbackRequest = Schemas["FeedbackRequest"];
 export type CallerResponse = Schemas["CallerResponse"];
 export type ReviewResponse = Schemas["ReviewResponse"];
+export type ConflictsResponse = Schemas["ConflictsResponse"];
+export type ConflictsQuery = NonNullable<operations["conflicting"]["parameters"]["query"]>;
 export type PipelineResponse = Schemas["PipelineResponse"];
 export type Problem = Schemas["ProblemResponse"];
 /** An event of a streamed answer. An error is thrown instead. */
@@ -190,6 +192,16 @@ export class Client {
   /** The answers that a proposed edit of a source would change. It takes up to two minutes. */
   async preview(body: PreviewRequest): Promise<PreviewResponse> {
     return data(await this.#api.POST("/v1/previews", { body }));
+  }
+
+  /** Passages that contradict or repeat each other, the newest first: those of which the caller may read both. */
+  async conflicts(query: ConflictsQuery = {}): Promise<ConflictsResponse> {
+    return data(await this.#api.GET("/v1/conflicts", { params: { query } }));
+  }
+
+  /** Dismiss or accept a conflict, or open it again, for everybody. */
+  async decideConflict(conflictId: string, decision: "dismissed" | "accepted" | "open"): Promise<void> {
+    await this.#api.POST("/v1/conflicts/{conflict_id}", { ...of({ conflict_id: conflictId }), body: { decision } });
   }
 
   /** The authenticated caller. */

@@ -186,6 +186,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/conflicts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Conflicting
+         * @description Passages that contradict or repeat each other, the newest first: those of which the caller may read both.
+         */
+        get: operations["conflicting"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/conflicts/{conflict_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Decide Conflict
+         * @description Dismisses or accepts a conflict, or opens it again, for everybody. The decision holds until a passage changes.
+         */
+        post: operations["decide_conflict"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/feedback": {
         parameters: {
             query?: never;
@@ -497,6 +537,88 @@ export interface components {
             chunk_index: number;
             /** Text */
             text: string;
+        };
+        /**
+         * ConflictBody
+         * @description Two passages that contradict or repeat each other. Lists have two members, one for each passage.
+         */
+        ConflictBody: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /**
+             * Kind
+             * @description What differs in otherwise equal statements; or `duplicate`; or `outdated`, an older edition.
+             * @enum {string}
+             */
+            kind: "number" | "date" | "version" | "unit" | "name" | "negation" | "duplicate" | "outdated";
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "open" | "dismissed" | "accepted";
+            /** Documents */
+            documents: string[];
+            /**
+             * Passages
+             * @description Chunk ids.
+             */
+            passages: string[];
+            /** Sources */
+            sources: string[];
+            /** External Ids */
+            external_ids: string[];
+            /** Titles */
+            titles: string[];
+            /** Source Urls */
+            source_urls: (string | null)[];
+            /**
+             * Older
+             * @description The passage whose document is older: 0 or 1. Null: not known.
+             */
+            older: number | null;
+            /** Places */
+            places: components["schemas"]["ConflictPlace"][];
+            /**
+             * Quotes
+             * @description What the passages say there. Null: they are changing right now.
+             */
+            quotes: string[] | null;
+            /**
+             * At
+             * Format: date-time
+             * @description When it was detected.
+             */
+            at: string;
+        };
+        /** ConflictDecisionRequest */
+        ConflictDecisionRequest: {
+            /**
+             * Decision
+             * @description dismissed: it is none, or nobody minds; accepted: it has to be resolved; open: neither any more.
+             * @enum {string}
+             */
+            decision: "dismissed" | "accepted" | "open";
+        };
+        /** ConflictPlace */
+        ConflictPlace: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "number" | "date" | "version" | "unit" | "name" | "negation" | "duplicate" | "outdated";
+            /**
+             * Spans
+             * @description Start and end of the place in each of both passages, in characters.
+             */
+            spans: number[][];
+        };
+        /** ConflictsResponse */
+        ConflictsResponse: {
+            /** Conflicts */
+            conflicts: components["schemas"]["ConflictBody"][];
         };
         /** DocumentResponse */
         DocumentResponse: {
@@ -1961,6 +2083,236 @@ export interface operations {
                     "application/json": components["schemas"]["AnswerResponse"];
                     "text/event-stream": string;
                 };
+            };
+            /** @description Malformed request. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Missing or invalid token or API key. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Forbidden for this caller. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Not found, or not readable by this caller. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description The request body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request body too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Invalid request or query. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Rate limit, share or budget exceeded; see Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Service busy or unavailable; see Retry-After. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request timed out. */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+        };
+    };
+    conflicting: {
+        parameters: {
+            query?: {
+                /** @description open, or those that were dismissed or accepted. */
+                state?: "open" | "dismissed" | "accepted";
+                /** @description Only these kinds. Repeatable. Default: all. */
+                kind?: ("number" | "date" | "version" | "unit" | "name" | "negation" | "duplicate" | "outdated")[] | null;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ConflictsResponse"];
+                };
+            };
+            /** @description Malformed request. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Missing or invalid token or API key. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Forbidden for this caller. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Not found, or not readable by this caller. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description The request body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request body too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Invalid request or query. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Rate limit, share or budget exceeded; see Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Service busy or unavailable; see Retry-After. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request timed out. */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+        };
+    };
+    decide_conflict: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                conflict_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ConflictDecisionRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description Malformed request. */
             400: {

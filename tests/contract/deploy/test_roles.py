@@ -812,7 +812,7 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
             "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
         )
     }
-    written = {role: await _writable(place.library, role) for role in INSIDERS}
+    written = {role: await _writable(place.library, role) for role in (*INSIDERS, "penstock_analysis")}
     assert set.union(*written.values()) == tables - OWNERS_ALONE
     assert sum(map(len, written.values())) == len(tables - OWNERS_ALONE)
     assert {t.partition("_")[0] for t in written["penstock_connectors"]} == {
@@ -821,7 +821,8 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
         "uploads",
         "webhook",
     }
-    assert {t.partition("_")[0] for t in written["penstock_query"]} == {"answer", "eval", "shadow"}
+    assert {t.partition("_")[0] for t in written["penstock_query"]} == {"answer", "conflict", "eval", "shadow"}
+    assert written["penstock_analysis"] == {"conflicts", "conflict_examined"}
 
 
 @pytest.mark.parametrize(

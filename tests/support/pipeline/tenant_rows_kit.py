@@ -196,6 +196,13 @@ _TENANT = """
     INSERT INTO answer_feedback (tenant, giver, subject, chunk_id, query, verdict)
         VALUES (%(tenant)s, sha256('ann'), sha256('passage'),
             md5('chunk' || md5(%(tenant)s || 1)::uuid)::uuid, 'Q of ' || %(tenant)s, 'up');
+    INSERT INTO conflicts (id, tenant, generation, kind, document_a, document_b, chunk_a, chunk_b, places)
+        SELECT md5('conflict' || %(tenant)s)::uuid, %(tenant)s, 'g1', 'number', a.document_id, b.document_id, a.id,
+            b.id, '[["number", [0, 4], [0, 4]]]'
+        FROM chunks_g1 a, chunks_g1 b
+        WHERE a.document_id = md5(%(tenant)s || 1)::uuid AND b.document_id = md5(%(tenant)s || 2)::uuid;
+    INSERT INTO conflict_decisions (conflict_id, tenant, state)
+        VALUES (md5('conflict' || %(tenant)s)::uuid, %(tenant)s, 'accepted');
     INSERT INTO eval_queries (id, tenant, text, principals, tags, reference)
         VALUES (md5('golden' || %(tenant)s)::uuid, %(tenant)s, 'Q', '{ann}', '{}', 'A of ' || %(tenant)s);
     INSERT INTO eval_judgements (query_id, source, external_id, anchor, gain)
@@ -217,6 +224,8 @@ async def empty(library: Library, tenant: str) -> None:
         for table in ("chunks_g1", "manifests", "index_state", "document_bodies", "document_events"):
             await connection.execute(f"DELETE FROM {table} WHERE {of}".encode(), {"tenant": tenant})
         for table in (
+            "conflict_decisions",
+            "conflicts",
             "documents",
             "access_sets",
             "memberships",

@@ -166,6 +166,9 @@ CHOSEN: dict[tuple[str, str], str] = {
     ("answer_feedback", "answer_id"): "00000000-0000-0000-0000-000000000001",
     ("connector_differences", "subject"): "document",
     ("metadata_keys", "type"): "keyword",
+    ("conflicts", "kind"): "number",
+    ("conflicts", "older"): "a",
+    ("conflict_decisions", "state"): "dismissed",
     ("query_use", "span"): "day",
 }
 """Values that a constraint of the table demands."""

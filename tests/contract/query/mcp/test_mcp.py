@@ -74,7 +74,7 @@ async def test_the_tools_have_schemas_annotations_and_the_notice(served: Served)
     async with connected(served.address, headers=as_("ann")) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert NOTICE in (client.instructions or "")
-    assert set(tools) == {"search", "fetch"}
+    assert set(tools) == {"search", "fetch", "conflicts"}
     for tool in tools.values():
         assert tool.annotations is not None
         assert (tool.annotations.read_only_hint, tool.annotations.destructive_hint) == (True, False)
@@ -240,7 +240,7 @@ async def test_a_wrong_call_is_a_tool_error_of_one_line(
 
 async def test_an_unknown_tool_is_a_protocol_error(served: Served) -> None:
     async with connected(served.address, headers=as_("ann")) as client:
-        with pytest.raises(MCPError, match="the tools are search and fetch"):
+        with pytest.raises(MCPError, match="the tools are search, fetch, conflicts"):
             await client.call_tool("drop_everything", {})
 
 
@@ -286,7 +286,7 @@ async def test_each_mcp_request_is_stateless(served: Served) -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("application/json")
     assert "mcp-session-id" not in answer.headers
-    assert {tool["name"] for tool in answer.json()["result"]["tools"]} == {"search", "fetch"}
+    assert {tool["name"] for tool in answer.json()["result"]["tools"]} == {"search", "fetch", "conflicts"}
     for method in ("GET", "DELETE", "PUT"):
         refusal = await served.http.request(method, "/mcp", headers={"Accept": "text/event-stream"})
         assert (refusal.status_code, refusal.headers["allow"]) == (405, "POST")

@@ -25,6 +25,8 @@ OPERATIONS: dict[str, tuple[str, calls.Call[Any]]] = {
     "document": ("document", calls.document("{document_id}")),
     "why": ("story", calls.story("{document_id}")),
     "facets": ("facets", calls.facets()),
+    "conflicting": ("conflicts", calls.conflicts("open", (), 50)),
+    "decide_conflict": ("decide_conflict", calls.decide_conflict("{conflict_id}", "dismissed")),
     "me": ("me", calls.me()),
     "feedback": ("feedback", calls.feedback("up", None, None, None, None)),
     "previews": ("preview", calls.preview("", [], [])),
@@ -39,6 +41,7 @@ REQUESTS = {
     "feedback": "FeedbackRequest",
     "preview": "PreviewRequest",
     "resolve": "ResolutionRequest",
+    "decide_conflict": "ConflictDecisionRequest",
 }
 NOT_MODELS = {"ProblemResponse", "FieldError", "AnswerEvent", *REQUESTS.values()}
 """Schemas that are an exception, a union, or the arguments of a method."""
@@ -107,7 +110,7 @@ def test_every_public_model_is_a_schema() -> None:
 @pytest.mark.parametrize(("method", "schema"), REQUESTS.items())
 def test_a_methods_arguments_are_the_fields_of_its_request(method: str, schema: str) -> None:
     parameters = dict(inspect.signature(getattr(Client, method)).parameters)
-    of_path = {"answer_id"} if method == "resolve" else set()
+    of_path = {"resolve": {"answer_id"}, "decide_conflict": {"conflict_id"}}.get(method, set())
     described = SCHEMAS[schema]["properties"]
     assert parameters.keys() - {"self"} - of_path == described.keys() - {"stream"}
     for name, field in described.items():

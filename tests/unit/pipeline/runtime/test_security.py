@@ -136,6 +136,7 @@ def test_each_topic_may_be_written_only_by_its_producers() -> None:
         "x.index.live.v1": {"detect"},
         "x.index.backfill.v1": {"detect"},
         "x.documents.indexed.v1": {"detect"} | sinks,
+        "x.conflicts.v1": {"analyse"},
         "x.dead-letters.v1": {"detect"} | sinks,
     }
 

@@ -1,0 +1,168 @@
+"""``penstock conflicts``: passages that contradict or repeat each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+from uuid import UUID
+
+import typer
+
+from cli.output import Json, print_json, printable, stdout
+from cli.recorded import record
+
+if TYPE_CHECKING:
+    from pipeline.core.conflicts import Kind
+    from pipeline.ledger.conflicts import Listed, State
+    from query.conflicts import Quotes
+
+conflicts = typer.Typer(
+    name="conflicts",
+    help="Passages that contradict or repeat each other. List, dismiss or accept them.",
+    no_args_is_help=True,
+)
+
+Tenant = Annotated[str, typer.Option(help="Tenant of the documents.")]
+Principals = Annotated[
+    list[str] | None,
+    typer.Option("--as", metavar="PRINCIPAL", help="Only what this person may read, e.g. ann@example.org. Repeatable."),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="Only what a holder of this access tag may read. Repeatable."),
+]
+
+
+@conflicts.command("list")
+def list_conflicts(
+    tenant: Tenant = "default",
+    principals: Principals = None,
+    tags: Tags = None,
+    state: Annotated[
+        Literal["open", "dismissed", "accepted", "all"], typer.Option(help="Only conflicts in this state.")
+    ] = "open",
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="Only this kind: number, date, version, unit, name, negation, duplicate or outdated. Repeatable.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of conflicts.")] = 100,
+    json_output: Json = False,
+) -> None:
+    """List passages that contradict or repeat each other, the newest first.
+
+    With --as or --tag: those of which that reader may read both passages, with what they say. Without: all of the
+    tenant, without any text.
+
+    Example: penstock conflicts list --as ann@example.org --kind number --kind negation
+    """
+    from pipeline.core.conflicts import KINDS
+
+    if unknown := set(kinds or ()) - set(KINDS):
+        raise typer.BadParameter(f"--kind {sorted(unknown)[0]}: must be one of {', '.join(KINDS)}")
+    record("conflicts.list", tenant=tenant, principals=principals or (), tags=tags or ())
+    chosen: State | None = None if state == "all" else state
+    rows, quoted = asyncio.run(
+        _list(tenant, principals or [], tags or [], chosen, cast("list[Kind] | None", kinds), limit)
+    )
+    from query.conflicts import conflict_json
+
+    if json_output:
+        print_json({"conflicts": [conflict_json(listed, quoted.get(listed.id)) for listed in rows]})
+        return
+    for listed in rows:
+        _show(listed, quoted.get(listed.id))
+    if not rows:
+        stdout.print("No conflicts.", markup=False)
+
+
+@conflicts.command()
+def dismiss(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The conflict's id, from `penstock conflicts list`.")],
+    tenant: Tenant = "default",
+) -> None:
+    """Set a conflict aside: it is none, or nobody minds. It stays so until one of its passages changes.
+
+    Example: penstock conflicts dismiss 0b1a4f0e-5c1d-5a53-9d0e-3f1f6c1a2b3c
+    """
+    _decide(id_, tenant, "dismissed")
+
+
+@conflicts.command()
+def accept(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The conflict's id, from `penstock conflicts list`.")],
+    tenant: Tenant = "default",
+) -> None:
+    """Confirm that a conflict has to be resolved. It ends when one of its passages changes.
+
+    Example: penstock conflicts accept 0b1a4f0e-5c1d-5a53-9d0e-3f1f6c1a2b3c
+    """
+    _decide(id_, tenant, "accepted")
+
+
+def _decide(id_: str, tenant: str, state: State) -> None:
+    try:
+        conflict_id = UUID(id_)
+    except ValueError as error:
+        raise typer.BadParameter(f"{id_!r} is no conflict's id: see `penstock conflicts list`") from error
+    record(f"conflicts.{'dismiss' if state == 'dismissed' else 'accept'}", tenant=tenant, object=f"conflict:{id_}")
+    if not asyncio.run(_record_decision(conflict_id, tenant, state)):
+        typer.echo(f"error: no conflict {id_} in tenant {tenant}: see `penstock conflicts list`", err=True)
+        raise typer.Exit(1)
+    typer.echo(state)
+
+
+async def _list(
+    tenant: str,
+    principals: Sequence[str],
+    tags: Sequence[str],
+    state: State | None,
+    kinds: Sequence[Kind] | None,
+    limit: int,
+) -> tuple[list[Listed], Quotes]:
+    from pipeline.ledger.conflicts import standing
+    from pipeline.runtime.settings import load
+    from pipeline.stores.postgres import open_pool, translated
+    from query.access.callers import identify
+    from query.access.tenant_rows import rows_of
+    from query.conflicts import quotes, visible
+
+    async with open_pool(load().postgres) as pool:
+        with translated("conflicts"):
+            async with rows_of(pool, tenant) as connection:
+                if not principals and not tags:
+                    rows = await standing(connection, tenant, access_ids=None, state=state, kinds=kinds, limit=limit)
+                    return rows, {}
+                caller = await identify(connection, tenant, principals=principals, tags=tags)
+                rows = await visible(connection, caller, state=state, kinds=kinds, limit=limit)
+                return rows, await quotes(connection, rows)
+
+
+async def _record_decision(id_: UUID, tenant: str, state: State) -> bool:
+    from pipeline.ledger.conflicts import decide, standing
+    from pipeline.runtime.settings import load
+    from pipeline.stores.postgres import open_pool, translated
+    from query.access.tenant_rows import rows_of
+
+    async with open_pool(load().postgres) as pool:
+        with translated("conflicts"):
+            async with rows_of(pool, tenant) as connection:
+                if not await standing(connection, tenant, access_ids=None, state=None, id_=id_):
+                    return False
+                await decide(connection, tenant, id_, state)
+                return True
+
+
+def _show(listed: Listed, quoted: tuple[str, str] | None) -> None:
+    older = {"a": 0, "b": 1, None: None}[listed.older]
+    stdout.print(f"{listed.kind}  {listed.id}  {listed.state}  {listed.at:%Y-%m-%d %H:%M}", markup=False)
+    sides = [(listed.source_a, listed.external_id_a), (listed.source_b, listed.external_id_b)]
+    for side, (source, external_id) in enumerate(sides):
+        note = "  (older)" if side == older else ""
+        stdout.print(f"  {printable(source)}/{printable(external_id)}{note}", markup=False, soft_wrap=True)
+        if quoted is not None:
+            stdout.print(f"    {printable(' '.join(quoted[side].split()))}", markup=False, soft_wrap=True)

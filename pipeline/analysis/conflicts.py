@@ -1,0 +1,257 @@
+"""Task ``conflicts``: compares each new passage with its nearest neighbours, and stores what contradicts or repeats it.
+
+Neighbours are passages of the same tenant that share a possible reader with it. A document's conflicts end when its
+passages do. The task is paced (``SHARE``), so that a first load is not slowed by it: it lags behind instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any, Literal
+from uuid import UUID
+
+from psycopg import sql
+
+from pipeline.analysis.task import Services
+from pipeline.core.conflicts import Passage, examine, passage
+from pipeline.core.identity import OWN_TAG
+from pipeline.core.model import Generation
+from pipeline.kafka.client import deliver
+from pipeline.ledger import conflicts, generations
+from pipeline.ledger.conflicts import Conflict, Examined, Side
+from pipeline.stores.postgres import Connection, translated
+from topics.messages import ConflictChanged, DocumentIndexed, Message
+from topics.registry import CONFLICTS, DOCUMENTS_INDEXED, Topic
+
+NEIGHBOURS = 6
+"""How many neighbours a passage is compared with: as many as where detection was measured (docs/conflicts.md)."""
+CANDIDATES = 24
+"""How many nearest passages are looked up: some are of another access, and some are no longer desired."""
+LEAST_SIMILAR = 0.4
+"""The least cosine of a neighbour. Passages below share no statement."""
+SHARE = 0.25
+"""The share of its time that the task works, and leaves the database to others otherwise."""
+READ_AT_ONCE = 32
+MOST_TUPLES = 20_000
+"""The most rows that a walk through the graph visits, where a tenant has few of a table's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A passage from the chunk table, with its document's fields."""
+
+    chunk_id: UUID
+    document_id: UUID
+    text: str
+    embedding: Any
+    access_id: int
+    title: str
+    headings: tuple[str, ...]
+    modified_at: datetime | None
+
+    def read(self) -> Passage:
+        return passage(self.text, str(self.document_id), self.title, self.headings, self.modified_at)
+
+    @property
+    def side(self) -> Side:
+        return Side(self.document_id, self.chunk_id)
+
+
+class Conflicts:
+    """Follows ``documents.indexed.v1``."""
+
+    name = "conflicts"
+    topics: Sequence[Topic] = (DOCUMENTS_INDEXED,)
+
+    def __init__(self, services: Services) -> None:
+        self._pool = services.pool
+        self._metrics = services.metrics
+        self._producer = services.producer
+
+    async def handle(self, messages: Sequence[Message]) -> None:
+        """Examine the documents of these messages, each once. Raises Retryable when Postgres is away."""
+        documents = dict.fromkeys(UUID(m.document_id) for m in messages if isinstance(m, DocumentIndexed))
+        for document_id in documents:
+            await self._examine(document_id)
+
+    async def _examine(self, document_id: UUID) -> None:
+        with translated("conflicts"):
+            async with self._pool.connection() as connection:
+                generation = await generations.active(connection)
+                document = await conflicts.examined(connection, generation.name, document_id)
+                if document is None:
+                    return
+                ended = await conflicts.close(connection, generation.name, document_id, document.chunk_ids)
+                await self._announce(document, ended, "ended")
+            self._metrics.conflicts_closed.inc(len(ended))
+            for start in range(0, len(document.new_chunk_ids), READ_AT_ONCE):
+                some = document.new_chunk_ids[start : start + READ_AT_ONCE]
+                began = monotonic()
+                async with self._pool.connection() as connection:
+                    await self._compare(connection, generation, document, some)
+                await asyncio.sleep((monotonic() - began) * (1 / SHARE - 1))
+            async with self._pool.connection() as connection:
+                await conflicts.record_examined(connection, generation.name, document_id, document)
+
+    async def _compare(
+        self, connection: Connection, generation: Generation, document: Examined, chunk_ids: Sequence[UUID]
+    ) -> None:
+        results: list[Conflict] = []
+        for row in await rows(connection, generation, document.tenant, chunk_ids):
+            neighbours = await nearest(connection, generation, document.tenant, row)
+            for neighbour, result in zip(
+                neighbours, examine(row.read(), [neighbour.read() for neighbour in neighbours]), strict=True
+            ):
+                if result is not None:
+                    places = [(pair.kind, pair.a, pair.b) for pair in result.pairs]
+                    results.append(
+                        conflicts.conflict_of(
+                            generation.name, result.kind, row.side, neighbour.side, result.older, places
+                        )
+                    )
+        stored = set(await conflicts.store(connection, document.tenant, generation.name, results))
+        opened = [conflict for conflict in {c.id: c for c in results}.values() if conflict.id in stored]
+        await self._announce(document, opened, "open")
+        self._metrics.conflicts_examined.inc(len(chunk_ids))
+        for conflict in opened:
+            self._metrics.conflicts_detected.labels(conflict.kind).inc()
+
+    async def _announce(self, document: Examined, changed: Sequence[Conflict], state: Literal["open", "ended"]) -> None:
+        """Publish what is about to be committed: a failure repeats both."""
+        now = datetime.now(UTC)
+        await deliver(
+            self._producer.send(
+                CONFLICTS,
+                ConflictChanged(
+                    tenant=document.tenant,
+                    source=document.source,
+                    observed_at=now,
+                    conflict_id=conflict.id,
+                    state=state,
+                    difference=conflict.kind,
+                    documents=[conflict.a.document_id, conflict.b.document_id],
+                    passages=[conflict.a.chunk_id, conflict.b.chunk_id],
+                ),
+            )
+            for conflict in changed
+        )
+
+
+_FIELDS = """
+    c.id, c.document_id, c.text, c.embedding, d.access_id, coalesce(d.title, ''),
+    coalesce(m.headings -> (array_position(m.chunk_ids, c.id) - 1), '[]'::jsonb), d.source_modified_at
+"""
+_DESIRED = """
+    d.tenant = %(tenant)s AND d.deleted_at IS NULL AND d.version IS NOT NULL AND d.access_id IS NOT NULL
+    AND m.generation = %(generation)s AND c.id = ANY(m.chunk_ids)
+"""
+
+
+async def rows(connection: Connection, generation: Generation, tenant: str, chunk_ids: Sequence[UUID]) -> list[Row]:
+    """The passages of these chunks that are still desired and have a vector, nearest or not, in no order."""
+    cursor = await connection.execute(
+        sql.SQL(
+            "SELECT {fields} FROM {chunks} c JOIN documents d ON d.id = c.document_id"
+            " JOIN manifests m ON m.document_id = d.id WHERE c.id = ANY(%(chunks)s::uuid[]) AND {desired}"
+        ).format(fields=sql.SQL(_FIELDS), chunks=_table(generation), desired=sql.SQL(_DESIRED)),
+        {"chunks": list(chunk_ids), "tenant": tenant, "generation": generation.name},
+    )
+    return [_row(values) for values in await cursor.fetchall()]
+
+
+async def nearest(connection: Connection, generation: Generation, tenant: str, row: Row) -> list[Row]:
+    """The nearest passages of the tenant that share a possible reader with this one, nearest first."""
+    async with connection.transaction():
+        await connection.execute(
+            "SELECT set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'relaxed_order', true),"
+            " set_config('hnsw.max_scan_tuples', %s, true)",
+            [str(2 * CANDIDATES), str(MOST_TUPLES)],
+        )
+        cursor = await connection.execute(
+            sql.SQL(
+                """
+                WITH inside AS MATERIALIZED (
+                    SELECT c.id, c.embedding <=> %(vector)s AS distance FROM {chunks} c
+                    WHERE c.in_graph AND c.id <> %(chunk)s AND {of_tenant}
+                    ORDER BY c.embedding <=> %(vector)s LIMIT %(limit)s
+                ), outside AS MATERIALIZED (
+                    SELECT c.id, c.embedding <=> %(vector)s AS distance FROM {chunks} c
+                    WHERE NOT c.in_graph AND c.id <> %(chunk)s AND {of_tenant} ORDER BY distance LIMIT %(limit)s
+                ), near AS (
+                    SELECT id, distance FROM (TABLE inside UNION ALL TABLE outside) around
+                    WHERE distance <= %(farthest)s ORDER BY distance + 0 LIMIT %(limit)s
+                )
+                SELECT {fields} FROM near JOIN {chunks} c ON c.id = near.id
+                JOIN documents d ON d.id = c.document_id JOIN manifests m ON m.document_id = d.id
+                WHERE {desired} ORDER BY near.distance
+                """
+            ).format(
+                chunks=_table(generation),
+                fields=sql.SQL(_FIELDS),
+                desired=sql.SQL(_DESIRED),
+                of_tenant=sql.SQL(
+                    "EXISTS (SELECT FROM documents d WHERE d.id = c.document_id AND d.tenant = %(tenant)s"
+                    " AND d.deleted_at IS NULL OFFSET 0)"
+                ),
+            ),
+            {
+                "vector": row.embedding,
+                "chunk": row.chunk_id,
+                "tenant": tenant,
+                "generation": generation.name,
+                "limit": CANDIDATES,
+                "farthest": 1 - LEAST_SIMILAR,
+            },
+            prepare=False,  # the best plan depends on the tenant
+        )
+        candidates = [_row(values) for values in await cursor.fetchall()]
+    shared = await sharing_readers(connection, tenant, row.access_id, {c.access_id for c in candidates})
+    return [candidate for candidate in candidates if candidate.access_id in shared][:NEIGHBOURS]
+
+
+async def sharing_readers(connection: Connection, tenant: str, access_id: int, others: set[int]) -> set[int]:
+    """The access sets among ``others`` that somebody satisfies who satisfies this one too: by one tag of both and their
+    required ones, or as a person with the memberships for both."""
+    unknown = others - {access_id}
+    if not unknown:
+        return others
+    cursor = await connection.execute(
+        """
+        WITH mine AS (SELECT acl_tags, required_tags FROM access_sets WHERE id = %(mine)s AND tenant = %(tenant)s),
+        theirs AS (
+            SELECT id, acl_tags, required_tags FROM access_sets WHERE id = ANY(%(theirs)s) AND tenant = %(tenant)s
+        ), tags AS (
+            SELECT DISTINCT tag FROM (TABLE mine UNION ALL SELECT acl_tags, required_tags FROM theirs) sets,
+                unnest(sets.acl_tags || sets.required_tags) tag
+        ), held AS (
+            SELECT principal, array_agg(tag) AS tags FROM (
+                SELECT s.principal, s.source || '/' || held.name AS tag
+                FROM memberships s, unnest(s.groups || (%(own)s || s.principal)) held (name)
+                WHERE s.tenant = %(tenant)s AND s.source || '/' || held.name IN (TABLE tags)
+                UNION
+                SELECT substr(tag, strpos(tag, '/' || %(own)s) + 1 + length(%(own)s)), tag FROM tags
+                WHERE strpos(tag, '/' || %(own)s) > 0
+            ) of_principals GROUP BY principal
+        )
+        SELECT t.id FROM theirs t CROSS JOIN mine
+        WHERE t.acl_tags && mine.acl_tags AND mine.required_tags = t.required_tags
+           OR EXISTS (
+            SELECT FROM held h WHERE h.tags && t.acl_tags AND h.tags @> t.required_tags
+              AND h.tags && mine.acl_tags AND h.tags @> mine.required_tags)
+        """,
+        {"mine": access_id, "theirs": list(unknown), "tenant": tenant, "own": OWN_TAG},
+    )
+    return {id_ for (id_,) in await cursor.fetchall()} | (others & {access_id})
+
+
+def _table(generation: Generation) -> sql.Identifier:
+    return sql.Identifier(generation.chunk_table)
+
+
+def _row(values: Sequence[Any]) -> Row:
+    chunk_id, document_id, text, embedding, access_id, title, headings, modified_at = values
+    return Row(chunk_id, document_id, text, embedding, access_id, title, tuple(headings), modified_at)

@@ -1,0 +1,91 @@
+"""Contradictions and repetitions as a caller may see them: only those of which it may read both passages now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from psycopg import sql
+
+from pipeline.core.conflicts import Kind
+from pipeline.ledger import conflicts, generations
+from pipeline.ledger.conflicts import Listed, State
+from pipeline.stores.postgres import Connection
+from query.access.callers import Caller, readable
+
+MOST_LISTED = 200
+AROUND = 160
+"""How many characters are quoted before and after a place."""
+
+Quotes = dict[UUID, tuple[str, str]]
+"""Conflict → what both passages say at its first place."""
+
+
+async def visible(
+    connection: Connection,
+    caller: Caller,
+    *,
+    state: State | None = "open",
+    kinds: Sequence[Kind] | None = None,
+    id_: UUID | None = None,
+    limit: int = 50,
+) -> list[Listed]:
+    """The conflicts of the caller's tenant of which it may read both documents, the newest first."""
+    access_ids = (await readable(connection, caller)).access_ids
+    if not access_ids:
+        return []
+    return await conflicts.standing(
+        connection, caller.tenant, access_ids=access_ids, state=state, kinds=kinds, id_=id_, limit=limit
+    )
+
+
+async def quotes(connection: Connection, of: Sequence[Listed]) -> Quotes:
+    """The texts of the passages of these conflicts, of which the caller may read both: around the first place, or their
+    beginning."""
+    generation = await generations.active(connection)
+    cursor = await connection.execute(
+        sql.SQL("SELECT id, text FROM {} WHERE id = ANY(%s::uuid[])").format(sql.Identifier(generation.chunk_table)),
+        [[chunk for listed in of for chunk in (listed.chunk_a, listed.chunk_b)]],
+    )
+    texts: dict[UUID, str] = dict(await cursor.fetchall())
+    quoted: Quotes = {}
+    for listed in of:
+        a, b = texts.get(listed.chunk_a), texts.get(listed.chunk_b)
+        if a is not None and b is not None:
+            _, of_a, of_b = listed.places[0] if listed.places else ("", (0, 0), (0, 0))
+            quoted[listed.id] = (_around(a, *of_a), _around(b, *of_b))
+    return quoted
+
+
+def _around(text: str, start: int, end: int) -> str:
+    before, after = max(0, start - AROUND), end + AROUND
+    return f"{'…' if before else ''}{text[before:after].strip()}{'…' if after < len(text) else ''}"
+
+
+async def decide(connection: Connection, caller: Caller, id_: UUID, state: State) -> bool:
+    """Dismiss or accept a conflict, or open it again. False: there is none that the caller may see."""
+    if not await visible(connection, caller, state=None, id_=id_):
+        return False
+    await conflicts.decide(connection, caller.tenant, id_, state)
+    return True
+
+
+def conflict_json(listed: Listed, quoted: tuple[str, str] | None = None) -> dict[str, Any]:
+    """A conflict as HTTP, MCP and the command line show it."""
+    older = {"a": 0, "b": 1, None: None}[listed.older]
+    return {
+        "id": str(listed.id),
+        "kind": listed.kind,
+        "state": listed.state,
+        "documents": [str(listed.document_a), str(listed.document_b)],
+        "passages": [str(listed.chunk_a), str(listed.chunk_b)],
+        "sources": [listed.source_a, listed.source_b],
+        "external_ids": [listed.external_id_a, listed.external_id_b],
+        "titles": [listed.title_a, listed.title_b],
+        "source_urls": [listed.source_url_a, listed.source_url_b],
+        "older": older,
+        "places": [{"kind": kind, "spans": [of_a, of_b]} for kind, of_a, of_b in listed.places],
+        "quotes": None if quoted is None else list(quoted),
+        "at": listed.at.isoformat(),
+    }
