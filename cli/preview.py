@@ -61,8 +61,8 @@ def preview(
     documents of files that it lacks are deleted. With --url the token decides who reads, else --as and --tag, or the
     local user.
 
-    Exit code 0: no answer is lost. 1: an answer is lost or loses its citation, or the preview could not be made (stderr
-    says why). 2: a path, a revision or the edit is wrong.
+    Exit code 0: no answer is lost. 1: an answer is lost, loses its citation or starts to contradict another document,
+    or the preview could not be made (stderr says why). 2: a path, a revision or the edit is wrong.
 
     Examples:
 

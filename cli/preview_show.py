@@ -14,6 +14,7 @@ MAX_FINDINGS = 20
 HEADINGS = {
     "lost": "Answers that would be lost",
     "uncited": "Answers that would lose a citation",
+    "contradicts": "Answers that would contradict another document",
     "changed": "Answers that would change",
 }
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
@@ -36,6 +37,7 @@ def _text(report: Report) -> Iterator[str]:
         yield f"{finding['kind']}: {printable(finding['question'])}"
         for moved in finding["moved"]:
             yield f"  {_moved(moved)}"
+        yield from (f"  {_contradiction(of)}" for of in finding["contradictions"])
         yield from (f"  - {_quoted(passage)}" for passage in _only(finding["before"], finding["after"]))
         yield from (f"  + {_quoted(passage)}" for passage in _only(finding["after"], finding["before"]))
 
@@ -61,6 +63,8 @@ def _markdown(report: Report) -> Iterator[str]:
             yield ""
             for moved in finding["moved"]:
                 yield f"- {_escaped(_moved(moved))}"
+            for contradiction in finding["contradictions"]:
+                yield f"- {_escaped(_contradiction(contradiction))}"
             for label, passages in (
                 ("before", _only(finding["before"], finding["after"])),
                 ("after", _only(finding["after"], finding["before"])),
@@ -93,6 +97,10 @@ def _moved(moved: Mapping[str, Any]) -> str:
     after = "not found any more" if moved["after"] is None else f"now at rank {moved['after']}, not quoted"
     document = f"{printable(moved['source'])}/{printable(moved['external_id'])}"
     return f"{document}{words}: was at rank {moved['before']}, {after}"
+
+
+def _contradiction(of: Mapping[str, Any]) -> str:
+    return f"{of['kind']}: {_quoted(of['new'])} ≠ {_quoted(of['other'])}"
 
 
 def _quoted(passage: Mapping[str, Any]) -> str:

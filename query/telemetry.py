@@ -167,7 +167,7 @@ class QueryMetrics:
         )
         self.previews = counter(
             "penstock_query_previews",
-            "Previews of edits by outcome: passes, fails (an answer would be lost or lose a citation)",
+            "Previews of edits by outcome: passes, fails (an answer would be lost, lose a citation, or contradict)",
             OutcomeLabels,
             registry=r,
         )

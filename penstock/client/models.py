@@ -388,15 +388,27 @@ class MovedPassage(_Response):
     """Rank with the edit; None: it is not among the results."""
 
 
+class PreviewContradiction(_Response):
+    """Two statements among the results that say different things."""
+
+    kind: str
+    """``number``, ``date``, ``version``, ``unit``, ``name`` or ``negation``."""
+    new: QuotedPassage
+    """The statement of the edit."""
+    other: QuotedPassage
+    """The statement of another document."""
+
+
 class PreviewFinding(_Response):
     """A golden question whose answer would change."""
 
     question: str
     kind: str
-    """``lost``, ``uncited`` or ``changed``."""
+    """``lost``, ``uncited``, ``contradicts`` or ``changed``."""
     moved: list[MovedPassage]
     before: list[QuotedPassage]
     after: list[QuotedPassage]
+    contradictions: list[PreviewContradiction]
 
 
 class PreviewResponse(_Response):
@@ -414,7 +426,7 @@ class PreviewResponse(_Response):
     """The worst first."""
     took_ms: float
     fails: bool
-    """Whether an answer is lost or loses a citation."""
+    """Whether an answer is lost, loses a citation, or starts to contradict."""
 
 
 class ReviewResponse(_Response):

@@ -507,17 +507,29 @@ class MovedPassage(ResponseBody):
     after: int | None = Field(description="Rank with the edit; null: it is not among the results.")
 
 
+class PreviewContradiction(ResponseBody):
+    """Two statements among the results that say different things."""
+
+    kind: str = Field(
+        description="The difference: a `number`, `date`, `version`, `unit`, `name` or `negation`.", examples=["number"]
+    )
+    new: QuotedPassage = Field(description="The statement of the edit.")
+    other: QuotedPassage = Field(description="The statement of another document.")
+
+
 class PreviewFinding(ResponseBody):
     """A golden question whose answer would change."""
 
     question: str
     kind: preview.Kind = Field(
         description="`lost`: a judged passage, or the whole answer, is not among the results any more. `uncited`: a"
-        " judged passage is still a result, but is not quoted any more. `changed`: the answer quotes other text."
+        " judged passage is still a result, but is not quoted any more. `contradicts`: among the results, a statement"
+        " of the edit contradicts another document. `changed`: the answer quotes other text."
     )
     moved: list[MovedPassage]
     before: list[QuotedPassage] = Field(description="The passages that the answer quotes at present.")
     after: list[QuotedPassage] = Field(description="The passages that it would quote.")
+    contradictions: list[PreviewContradiction]
 
 
 class PreviewResponse(ResponseBody):
@@ -528,7 +540,7 @@ class PreviewResponse(ResponseBody):
     embedded: int = Field(description="Number of texts that were embedded.")
     findings: list[PreviewFinding] = Field(description="The worst first.")
     took_ms: float
-    fails: bool = Field(description="Whether an answer is lost or loses a citation.")
+    fails: bool = Field(description="Whether an answer is lost, loses a citation, or starts to contradict.")
 
 
 class ReviewResponse(ResponseBody):

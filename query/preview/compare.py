@@ -6,6 +6,7 @@ model writes from the same passages, but never twice in the same words, so its t
 
 from __future__ import annotations
 
+from collections.abc import Set
 from uuid import UUID
 
 from query.answers.quotations import MAX_QUOTED_PASSAGES as QUOTED
@@ -14,23 +15,30 @@ from query.answers.sentences import terms_of
 from query.answers.visible import visible
 from query.evaluation.golden import Golden, ranking
 from query.model import SearchResults
+from query.preview.contradict import contradictions
 from query.preview.model import Cited, Finding, Kind, Moved
 
 
-def compare(golden: Golden, before: SearchResults, after: SearchResults) -> Finding | None:
-    """How the answer changes; None if it stays the same. golden: with the judgements that hold before the edit."""
-    old, new = cited(golden.text, before), cited(golden.text, after)
+def compare(
+    golden: Golden, before: SearchResults, after: SearchResults, new: Set[UUID] = frozenset()
+) -> Finding | None:
+    """How the answer changes; None if it stays the same. golden: with the judgements that hold before the edit. new:
+    the new chunks."""
+    old, quoted = cited(golden.text, before), cited(golden.text, after)
     moved = _moved(golden, before, after)
+    contradicting = contradictions(before.results, after.results, new)
     kind: Kind
-    if (old and not new) or any(of.after is None for of in moved):
+    if (old and not quoted) or any(of.after is None for of in moved):
         kind = "lost"
     elif moved:
         kind = "uncited"
-    elif _quoted(old) != _quoted(new):
+    elif contradicting:
+        kind = "contradicts"
+    elif _quoted(old) != _quoted(quoted):
         kind = "changed"
     else:
         return None
-    return Finding(golden.text, kind, moved, old, new)
+    return Finding(golden.text, kind, moved, old, quoted, contradicting)
 
 
 def cited(question: str, results: SearchResults) -> tuple[Cited, ...]:

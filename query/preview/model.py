@@ -13,10 +13,10 @@ MAX_NEW_CHUNKS = 1_000
 """The most new chunks of one edit. All are embedded, and compared with every question."""
 
 State = Literal["changed", "new", "deleted", "unchanged", "unknown"]
-Kind = Literal["lost", "uncited", "changed"]
-KINDS: tuple[Kind, ...] = ("lost", "uncited", "changed")
+Kind = Literal["lost", "uncited", "contradicts", "changed"]
+KINDS: tuple[Kind, ...] = ("lost", "uncited", "contradicts", "changed")
 """The kinds of findings, the worst first."""
-FAILING: frozenset[Kind] = frozenset({"lost", "uncited"})
+FAILING: frozenset[Kind] = frozenset({"lost", "uncited", "contradicts"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +86,28 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two statements among the results that say different things. The edit writes the first."""
+
+    kind: str
+    """The difference: a ``number``, ``date``, ``version``, ``unit``, ``name`` or ``negation``."""
+    new: Cited
+    other: Cited
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A question whose answer would change."""
 
     question: str
     kind: Kind
     """lost: a judged passage, or the whole answer, is not among the results any more. uncited: a judged passage that
-    the answer quotes is still a result, but so far down that it is not quoted. changed: other text is quoted."""
+    the answer quotes is still a result, but so far down that it is not quoted. contradicts: among the results, a
+    statement of the edit contradicts another document. changed: other text is quoted."""
     moved: Sequence[Moved]
     before: Sequence[Cited]
     after: Sequence[Cited]
+    contradictions: Sequence[Contradiction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +127,7 @@ class Report:
 
     @property
     def fails(self) -> bool:
-        """Whether an answer is lost or loses a citation."""
+        """Whether an answer is lost, loses a citation, or starts to contradict."""
         return any(finding.kind in FAILING for finding in self.findings)
 
 
@@ -123,6 +135,7 @@ def shown_documents(report: Report) -> list[UUID]:
     """The documents that a report shows, in order."""
     edited = [document.document_id for document in report.documents if document.state not in ("new", "unknown")]
     quoted = [c.document_id for finding in report.findings for c in (*finding.before, *finding.after)]
+    quoted += [of.other.document_id for finding in report.findings for of in finding.contradictions]
     new = {document.document_id for document in report.documents if document.state == "new"}
     return [id_ for id_ in dict.fromkeys([*edited, *quoted]) if id_ not in new]
 

@@ -836,6 +836,22 @@ export interface components {
             [key: string]: unknown;
         };
         /**
+         * PreviewContradiction
+         * @description Two statements among the results that say different things.
+         */
+        PreviewContradiction: {
+            /**
+             * Kind
+             * @description The difference: a `number`, `date`, `version`, `unit`, `name` or `negation`.
+             * @example number
+             */
+            kind: string;
+            /** @description The statement of the edit. */
+            new: components["schemas"]["QuotedPassage"];
+            /** @description The statement of another document. */
+            other: components["schemas"]["QuotedPassage"];
+        };
+        /**
          * PreviewFinding
          * @description A golden question whose answer would change.
          */
@@ -844,10 +860,10 @@ export interface components {
             question: string;
             /**
              * Kind
-             * @description `lost`: a judged passage, or the whole answer, is not among the results any more. `uncited`: a judged passage is still a result, but is not quoted any more. `changed`: the answer quotes other text.
+             * @description `lost`: a judged passage, or the whole answer, is not among the results any more. `uncited`: a judged passage is still a result, but is not quoted any more. `contradicts`: among the results, a statement of the edit contradicts another document. `changed`: the answer quotes other text.
              * @enum {string}
              */
-            kind: "lost" | "uncited" | "changed";
+            kind: "lost" | "uncited" | "contradicts" | "changed";
             /** Moved */
             moved: components["schemas"]["MovedPassage"][];
             /**
@@ -860,6 +876,8 @@ export interface components {
              * @description The passages that it would quote.
              */
             after: components["schemas"]["QuotedPassage"][];
+            /** Contradictions */
+            contradictions: components["schemas"]["PreviewContradiction"][];
         };
         /**
          * PreviewRequest
@@ -916,7 +934,7 @@ export interface components {
             took_ms: number;
             /**
              * Fails
-             * @description Whether an answer is lost or loses a citation.
+             * @description Whether an answer is lost, loses a citation, or starts to contradict.
              */
             fails: boolean;
         };

@@ -29,7 +29,14 @@ def report(*findings: dict[str, Any]) -> dict[str, Any]:
 def finding(kind: str = "lost", question: str = "How long?", excerpt: str = "ninety days") -> dict[str, Any]:
     before, after = {**PASSAGE, "excerpt": excerpt}, {**PASSAGE, "excerpt": "thirty days"}
     moved = [] if kind == "changed" else [MOVED]
-    return {"question": question, "kind": kind, "moved": moved, "before": [before], "after": [after]}
+    return {
+        "question": question,
+        "kind": kind,
+        "moved": moved,
+        "before": [before],
+        "after": [after],
+        "contradictions": [],
+    }
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -96,7 +103,7 @@ def run(monkeypatch: pytest.MonkeyPatch, file: Path, result: dict[str, Any], *op
     return CliRunner().invoke(app, ["preview", str(file), *options])
 
 
-@pytest.mark.parametrize(("kind", "code"), [("lost", 1), ("uncited", 1), ("changed", 0)])
+@pytest.mark.parametrize(("kind", "code"), [("lost", 1), ("uncited", 1), ("contradicts", 1), ("changed", 0)])
 def test_the_exit_code_says_whether_an_answer_is_lost(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, code: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pydoc_data.topics import topics
 
 import pytest
@@ -10,10 +11,10 @@ import pytest
 from query.embedding.embedders import QueryEmbedder
 from query.evaluation import golden as judgements
 from query.evaluation.golden import Golden, Judged
-from query.model import BadQuery
+from query.model import BadQuery, shown_documents
 from query.preview.model import Edit, ProposedDocument, Report
 from query.preview.overlaying import match, overlay, read
-from query.preview.preview import Previews
+from query.preview.preview import TOP, Previews, _ask, _may_be_affected
 from query.retrieval.overlay import OverlaidStores
 from tests.support.query.library import Library, document
 from tests.support.query.questions import QUESTIONS
@@ -93,6 +94,24 @@ async def test_an_answer_that_moves_to_a_new_document_changes_only(library: Libr
     assert [c.external_id for c in report.findings[0].after][:2] == ["leave.md", "sabbatical.md"]
     assert not report.fails
     assert await library.execute("SELECT max(seq) FROM documents") == [(before,)]
+
+
+async def test_an_edit_that_contradicts_another_document_fails(library: Library, tenant: str) -> None:
+    logs = "# Logs\n\nThe log files of the servers are retained for {} days."
+    await library.put(
+        document("logs.md", logs.format(90), tenant=tenant, title="Logs"),
+        document("backup.md", f"{logs.format(90)} They are copied every night.", tenant=tenant, title="Backups"),
+    )
+    await ask(library, tenant, "How long are log files retained?", Judged("wiki", "backup.md"))
+    report = await preview(library, tenant, changed("logs.md", logs.format(30), title="Logs"))
+    [finding] = report.findings
+    assert (finding.kind, report.fails) == ("contradicts", True)
+    [contradiction] = finding.contradictions
+    assert (contradiction.kind, contradiction.other.external_id) == ("number", "backup.md")
+    assert "30 days" in contradiction.new.excerpt
+    await library.put(document("logs.md", logs.format(30), tenant=tenant, title="Logs"))
+    again = await preview(library, tenant, changed("logs.md", f"{logs.format(30)} They are small.", title="Logs"))
+    assert not again.fails, "it contradicts already"
 
 
 async def test_a_folder_without_a_file_deletes_its_document(library: Library, tenant: str) -> None:
@@ -177,3 +196,28 @@ async def rankings(edit: Edit, library: Library, tenant: str) -> dict[str, list[
         outcome = await search.search(question, caller, top=10, generation=library.generation)
         results[question] = [f"{r.passage.external_id} {r.text}" for r in outcome.results]
     return results
+
+
+async def test_no_passage_of_the_edit_answers_an_unaffected_question(library: Library, tenant: str) -> None:
+    names = sorted(topics)[:50]
+    await library.put(*(document(name, topics[name], tenant=tenant, media_type="text/x-rst") for name in names))
+    text = reworded(topics["bitwise"], random.Random(1))
+    edit = Edit("wiki", [ProposedDocument("bitwise", text, "bitwise", "text/x-rst")])
+    caller = await library.caller(tenant, "staff")
+    async with library.pool.connection() as connection:
+        known = await read(connection, caller, library.generation, edit)
+    laid, _ = await overlay(library.es, library.embedder, library.generation, caller, edit, match(edit, known))
+    live, edited = library.search, library.search.over(lambda stores: OverlaidStores(stores, laid))
+    unaffected = 0
+    for question, _ in QUESTIONS:
+        embedded = await live.embed(question, caller, library.generation)
+        ask = partial(_ask, caller=caller, generation=library.generation, embedded=embedded)
+        golden = Golden(tenant, question, ())
+        before = await ask(live, golden)
+        if not await _may_be_affected(live, edited, golden, caller, library.generation, laid, before, embedded):
+            unaffected += 1
+            after = await ask(edited, golden)
+            shown = after.results[:TOP]
+            assert laid.documents.isdisjoint(shown_documents(shown)), question
+            assert shown[0].chunk_ids == before.results[0].chunk_ids, question
+    assert 5 < unaffected < len(QUESTIONS)
