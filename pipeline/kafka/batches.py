@@ -31,6 +31,9 @@ MAX_BATCH_BYTES = MAX_MESSAGE_BYTES + 2**20
 MAX_TINY_RECORDS, MIN_PACKED_BYTES = 1_000, 2
 """A batch of more records has at least so many packed bytes for each. Ids and versions do not pack better, and a
 signature takes 64; records that are all alike would be 3.5 million in a batch of one kilobyte, each a dead letter."""
+MAX_BATCH_RECORDS = 100_000
+MAX_HEADERS = 1_000
+"""Of a record in a batch of more than LARGE_BYTES. Two bytes make a header, and reading one takes 64."""
 HEADER_BYTES = 61
 COUNT = slice(57, 61)
 ATTRIBUTES = slice(21, 23)
@@ -39,6 +42,8 @@ MAX_SNAPPY_BLOCKS = MAX_BATCH_BYTES // 1024
 """Producers make blocks of 32 KiB. Each takes time, also one that holds nothing."""
 LARGE_BYTES = 2**20
 """The size from which a record that is read alone is fetched again rather than kept unpacked with its batch."""
+RECORD_OBJECT_BYTES, HEADER_OBJECT_BYTES = 1_024, 128
+"""What a record and a header take in memory beyond their names and values."""
 _FIRST_GUESS = 8
 """Buffers for unpacking begin at so many times the packed size, and grow by the same factor: texts rarely need a second
 one."""
@@ -93,7 +98,11 @@ class Batch:
         batch, offset = self._batch, -1
         try:
             if batch.compression_type:
-                batch = DefaultRecordBatch(unpacked(self._stored, batch.compression_type))
+                whole = unpacked(self._stored, batch.compression_type)
+                require_small(memoryview(whole))
+                batch = DefaultRecordBatch(whole)
+            else:
+                require_small(self._stored)
             for record in batch:
                 offset = record.offset
                 yield record
@@ -131,6 +140,41 @@ def unpacked(stored: memoryview, codec: int) -> bytes:
     header = bytearray(stored[:HEADER_BYTES])
     header[ATTRIBUTES] = attributes.to_bytes(2, "big")
     return bytes(header) + _UNPACK[codec](stored[HEADER_BYTES:])
+
+
+def require_small(stored: memoryview) -> None:
+    """Raise TooLarge if the records of a batch that is not compressed would take far more memory than their bytes."""
+    count = int.from_bytes(stored[COUNT], "big")
+    if count > MAX_BATCH_RECORDS:
+        raise TooLarge
+    if len(stored) <= LARGE_BYTES:
+        return
+    at = HEADER_BYTES
+    for _ in range(count):
+        length, at = _varint(stored, at)
+        end, at = at + length, at + 1  # the attributes
+        for _ in range(2):  # the differences of time and offset
+            _, at = _varint(stored, at)
+        for _ in range(2):  # key and value
+            length, at = _varint(stored, at)
+            at += max(length, 0)
+        headers, _ = _varint(stored, at)
+        if headers > MAX_HEADERS:
+            raise TooLarge
+        at = end
+
+
+def _varint(stored: memoryview, at: int) -> tuple[int, int]:
+    """Return a number of variable length, and the place after it. Raises IndexError at the end."""
+    number, shift = 0, 0
+    while True:
+        byte = stored[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+        if shift > 63:
+            raise CorruptRecordException
 
 
 def _decoded(codec: Any, packed: memoryview) -> bytes:
@@ -215,7 +259,7 @@ class Fetched(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has no typ
     def getone(self) -> Any:
         reading = self._partition_records
         record = super().getone()
-        if record is not None and _size(record) > LARGE_BYTES:
+        if record is not None and size_of(record) > LARGE_BYTES:
             _release(reading)
             self._partition_records = None
         return record
@@ -235,7 +279,7 @@ class Fetched(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has no typ
             if record is None:
                 break
             records.append(record)
-            _poll.room -= _size(record)
+            _poll.room -= size_of(record)
         self._update_position()
         if len(records) != max_records:  # at the end, or without room: what is unpacked is fetched again
             _release(unpacked_records)
@@ -250,8 +294,10 @@ def _release(records: Any) -> None:
         reading.close()
 
 
-def _size(record: Any) -> int:
-    return len(record.key or b"") + len(record.value or b"")
+def size_of(record: Any) -> int:
+    """The bytes that a record takes in memory, roughly."""
+    headers = sum(len(name) + len(value or b"") + HEADER_OBJECT_BYTES for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers + RECORD_OBJECT_BYTES
 
 
 def install() -> None:

@@ -32,7 +32,7 @@ from pipeline.core.errors import Retryable
 from pipeline.core.kafka_log import Witness, witness
 from pipeline.core.model import Lane
 from pipeline.core.progress import Progress
-from pipeline.kafka.batches import begin_poll
+from pipeline.kafka.batches import begin_poll, size_of
 from pipeline.kafka.client import security
 from pipeline.ledger.kafka_marks import Place
 from pipeline.observability.metrics import Metrics
@@ -411,7 +411,7 @@ def _consumer_class(progress: Progress[Any], guard: LogGuard, commit_lock: async
 
         def _to_message(self, tp: Any, record: Any) -> Any:
             message = super()._to_message(tp, record)
-            size = len(record.key or b"") + len(record.value or b"")
+            size = size_of(record)
             self._held[tp.topic] += size
             weakref.finalize(message, self._held.subtract, {tp.topic: size})  # also where faust drops it unseen
             return message

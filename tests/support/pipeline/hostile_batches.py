@@ -31,16 +31,17 @@ def _varint(number: int) -> bytes:
     return bytes(written)
 
 
-def record(number: int, value: bytes, *, header: bytes | None = None) -> bytes:
-    """A record with the key ``k``. number: its place in the batch. header: the name of a header."""
-    headers = _varint(0) if header is None else _varint(1) + _field(header) + _field(b"v")
-    body = b"\0" + _varint(0) + _varint(number) + _field(b"k") + _field(value) + headers
+def record(number: int, value: bytes, *, header: bytes | None = None, headers: int = 1, of: bytes = b"v") -> bytes:
+    """A record with the key ``k``. number: its place in the batch. header: the name of a header, which it has so many
+    times, with the value ``of``."""
+    written = _varint(0) if header is None else _varint(headers) + (_field(header) + _field(of)) * headers
+    body = b"\0" + _varint(0) + _varint(number) + _field(b"k") + _field(value) + written
     return _field(body)
 
 
 def batch(*records: bytes, codec: str = "plain", packed: bytes | None = None) -> bytes:
     """A batch of these records. packed: instead of what the codec makes of them."""
-    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, 0, 1_000_000)
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, 0, 10_000_000)
     for number in range(len(records)):
         builder.append(number, timestamp=None, key=b"k", value=b"v", headers=[])
     number, pack = PACK[codec]

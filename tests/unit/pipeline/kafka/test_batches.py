@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from typing import Any
+from typing import Any, NamedTuple
 
 import cramjam
 import pytest
@@ -13,8 +13,17 @@ from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import PartitionRecords
 
 import pipeline.kafka  # installs the reader of batches
-from pipeline.kafka.batches import MAX_BATCH_BYTES
+from pipeline.kafka.batches import MAX_BATCH_BYTES, size_of
 from tests.support.pipeline.hostile_batches import PACK, batch, record
+
+
+class Consumed(NamedTuple):
+    """What a consumer has of a record."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
 
 BOMB = b"\0" * (4 * MAX_BATCH_BYTES)
 
@@ -77,6 +86,31 @@ def test_a_small_batch_of_very_many_records_that_are_alike_is_refused(codec: str
     alike = batch(*(record(0, b"") for _ in range(20_000)), codec=codec)
     assert len(alike) < 20_000
     assert consumed(alike, GOOD) == [(19_999, None), (20_000, b"good")]
+
+
+@pytest.mark.parametrize("codec", ["plain", "zstd"])
+def test_a_record_of_very_many_headers_takes_little_memory(codec: str) -> None:
+    """Two bytes make a header, which took 64 in memory: one record took the worker a gigabyte."""
+    stored = batch(record(0, b"x", header=b"", headers=2_000_000, of=b""), codec=codec)
+    tracemalloc.start()
+    try:
+        assert consumed(stored, GOOD) == [(0, None), (1, b"good")]
+        assert tracemalloc.get_traced_memory()[1] < MAX_BATCH_BYTES
+    finally:
+        tracemalloc.stop()
+    few = batch(record(0, b"x" * 2**21, header=b"a", headers=1_000), codec=codec)
+    assert [offset for offset, _ in consumed(few)] == [0]
+    assert consumed(few)[0][1] is not None
+
+
+def test_a_batch_of_very_many_records_is_refused() -> None:
+    assert consumed(batch(*[record(0, b"")] * 100_001), GOOD) == [(100_000, None), (100_001, b"good")]
+
+
+def test_headers_and_objects_count_towards_the_memory_of_a_record() -> None:
+    """Only keys and values did: a worker took records with 25 MB of headers, packed to a kilobyte, without a limit."""
+    assert size_of(Consumed(b"k", b"v", (("name", b"x" * 10**6), ("other", None)))) > 10**6
+    assert size_of(Consumed(None, b"", ())) >= 1_000
 
 
 @pytest.mark.parametrize("codec", PACK)
