@@ -47,7 +47,7 @@ class GitFailed(Exception):
         """The beginning of its error output, which is matched but never shown."""
 
 
-class RepositoryNotFound(Misconfigured):
+class RepositoryMissing(Misconfigured):
     """The remote has no repository at this address, or hides it from the credential."""
 
 
@@ -205,7 +205,7 @@ _REFUSED = re.compile(
     re.I,
 )
 """Errors that only an operator can correct. All others (no connection, 5xx, an early end) are retryable."""
-_NOT_FOUND = re.compile(r"returned error: 404|repository .*not found", re.I)
+_MISSING = re.compile(r"returned error: 404|repository .*not found", re.I)
 _OUT_OF_MEMORY = re.compile(r"out of memory|cannot allocate memory", re.I)
 _THROTTLED = re.compile(r"returned error: 429|rate limit", re.I)
 
@@ -386,7 +386,7 @@ class Mirror:
             if _THROTTLED.search(error.stderr):
                 raise Deferred(str(error)) from error
             if _REFUSED.search(error.stderr):
-                kind = RepositoryNotFound if _NOT_FOUND.search(error.stderr) else Misconfigured
+                kind = RepositoryMissing if _MISSING.search(error.stderr) else Misconfigured
                 raise kind(f"{error}; check url, token or key, and that they may read the repository") from error
             raise self.local_error(error) from error
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import ClassVar
 
 from connectors.files import may_hold_text
-from connectors.git.client import Head, Mirror, RepositoryNotFound
+from connectors.git.client import Head, Mirror, RepositoryMissing
 from connectors.git.content import Reader, revision
 from connectors.git.history import History, Ids, Snapshot, advance_ids, changes, files, rebuild_ids
 from connectors.git.options import Access, GitOptions
@@ -100,7 +100,7 @@ class Git:
         was read before has to be there: raises Misconfigured if it is not, and for other reasons, and Retryable."""
         try:
             head = await self._mirror.head()
-        except RepositoryNotFound:
+        except RepositoryMissing:
             if (await self._ids()).commit is not None:
                 raise
             return None

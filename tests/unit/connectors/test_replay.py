@@ -64,7 +64,7 @@ async def test_events_that_could_not_be_stored_are_accepted_again() -> None:
     assert len(memory.stored) == 1
 
 
-async def test_an_event_that_is_given_up_while_it_waits_is_accepted_again() -> None:
+async def test_an_event_whose_request_ends_while_it_waits_is_accepted_again() -> None:
     memory = SlowMemory()
     received = Received(memory)
     memory.released.clear()
