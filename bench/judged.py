@@ -1,5 +1,5 @@
-"""Writes the tables of docs/evaluation.md from the results of bench.retrieval, confidence, conversations and languages,
-and those of docs/conflicts.md from the results of bench.conflicts.
+"""Writes the tables of docs/evaluation.md from the results of bench.retrieval, confidence, conversations, languages
+and context, and those of docs/conflicts.md from the results of bench.conflicts.
 
 python -m bench.judged
 """
@@ -140,6 +140,23 @@ def conflict_table(results: Mapping[str, Any]) -> Iterator[str]:
     yield _measured(results)
 
 
+COLLECTIONS = {"chat": "conversations", "paragraphs": "paragraphs as replies"}
+
+
+def context_table(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of what a message's vector gains from text in front of it: nDCG@10 of vector search alone."""
+    yield "| nDCG@10 | embedded | reply | Δ (p) | thread | Δ (p) |"
+    yield "|---" * 6 + "|"
+    for name, of in results["collections"].items():
+        for variant, line in of["lines"].items():
+            cells = [f"{COLLECTIONS[name]}: {of['queries']} questions, {of['messages']} messages", variant]
+            for found in ("reply", "thread"):
+                cells += [_interval(line[found]), _change(line.get(f"{found} over the line before"))]
+            yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield _measured(results)
+
+
 def _kinds(of: Mapping[str, Any]) -> list[str]:
     return [f"nDCG@5 {kind}" if n == 0 else kind for n, kind in enumerate(of["kinds"])]
 
@@ -184,12 +201,13 @@ def written(document: str, tables: Mapping[str, Iterable[str]]) -> str:
 def tables() -> dict[str, Iterator[str]]:
     """Return the tables by their markers, from the stored results; those that were not measured are absent."""
     retrieved = _results("retrieval")
-    others = {name: name for name in ("conversations", "languages", "conflicts")} | {"floors": "confidence"}
+    others = {name: name for name in ("conversations", "languages", "conflicts", "context")} | {"floors": "confidence"}
     writers = {
         "floors": floor_table,
         "conversations": conversation_table,
         "languages": language_table,
         "conflicts": conflict_table,
+        "context": context_table,
     }
     measured = {marker: results for marker, name in others.items() if (results := _results(name))}
     return {name: collection_table(name, retrieved) for name in retrieved} | {
