@@ -14,6 +14,7 @@ import typer
 
 from cli.output import Json, print_json, printable, printable_text, stdout
 from cli.publication import AtLeast, WaitSeconds
+from cli.search_show import describe_freshness
 from pipeline.core.publication import DEFAULT_WAIT_SECONDS, publications_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from query.access.callers import Caller
     from query.answers.model import Answer, Sources
     from query.model import AtLeast as Seen
+    from query.model import SourceFreshness
     from query.modes.material import Question
     from query.service import Service
 
@@ -112,7 +114,7 @@ async def _ask(
     *,
     conversation: bool,
     live: bool,
-    show: Callable[[Answer, Seen | None], None],
+    show: Callable[[Answer, Seen | None, Sequence[SourceFreshness]], None],
 ) -> None:
     from cli.recorded import able_to_record
     from pipeline.observability import tracing
@@ -147,8 +149,9 @@ async def _ask(
             await service.trail.write(recorded("answer", tenant=tenant, access=by, documents=shown))
 
         while True:
+            fresh = await service.search.freshness(caller, question.sources)
             answer = await _answer(service, question, caller, note, live=live)
-            show(answer, seen)
+            show(answer, seen, fresh)
             seen = None  # it has waited
             if not conversation or (text := await asyncio.to_thread(_follow_up)) is None:
                 return
@@ -240,13 +243,14 @@ async def _live(
     raise AssertionError("an answer ends with Done or Failed")
 
 
-def _print_json(answer: Answer, seen: Seen | None) -> None:
+def _print_json(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness]) -> None:
     from query.answers.model import answer_json
 
-    print_json(answer_json(answer) | {"at_least": seen and seen.as_json()})
+    certificates = [source.as_json() for source in fresh]
+    print_json(answer_json(answer) | {"at_least": seen and seen.as_json(), "freshness": certificates})
 
 
-def _show(answer: Answer, seen: Seen | None) -> None:
+def _show(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness]) -> None:
     """Print the lines below the answer; in a pipe, the answer too, as Markdown."""
     from rich.text import Text
 
@@ -267,6 +271,8 @@ def _show(answer: Answer, seen: Seen | None) -> None:
         stdout.print(Text(f"not supported by the passages it cites: {printable(sentence)}", "yellow"), soft_wrap=True)
     for note in [*answer.notes, *([seen.reason] if seen is not None and not seen.applied else [])]:
         stdout.print(Text(f"note: {printable(note)}", "yellow"), soft_wrap=True)
+    for source in fresh:
+        stdout.print(Text(printable(describe_freshness(source.as_json())), "dim"), soft_wrap=True)
     for step in answer.steps:
         if step.name == "follow_up" and step.facts.get("by") != "unchanged":
             stdout.print(Text(f"understood as: {printable(str(step.facts['question']))}", "dim"), soft_wrap=True)

@@ -63,8 +63,26 @@ def show(response: Mapping[str, Any], query: str, tenant: str, names: Sequence[s
         console.print(f"[dim]more: --cursor {escape(response['cursor'])}[/]", soft_wrap=True)
     for reason in response["degraded"]:
         console.print(f"[yellow]incomplete:[/] {escape(reason)}")
+    for source in response.get("freshness", ()):
+        console.print(f"[dim]{escape(describe_freshness(source))}[/]", soft_wrap=True)
     steps = ", ".join(f"{step['step']} {step['took_ms']:g}" for step in response["steps"])
     console.print(f"[dim]{response['took_ms']:g} ms ({escape(steps)})[/]")
+
+
+def describe_freshness(source: Mapping[str, Any]) -> str:
+    """One line about the certificate of a source, as JSON."""
+    lags = {"stores": "the stores lag", "source": "the source was not read for long"}
+    parts = [
+        f"complete until {_moment(source['complete_until'])}",
+        f"access verified {_moment(source['access_until'])}",
+        *(lags.get(lag, lag) for lag in source["lags"]),
+        *(["unreadable documents are left out"] if source["has_gaps"] else []),
+    ]
+    return f"{source['source']}: {', '.join(parts)}"
+
+
+def _moment(time: str | None) -> str:
+    return "unknown" if time is None else f"{time[:10]} {time[11:19]} UTC"
 
 
 def _noise(response: Mapping[str, Any]) -> str | None:

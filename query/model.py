@@ -169,6 +169,34 @@ class AtLeast:
         }
 
 
+Lag = Literal["stores", "source"]
+"""Why a source is not complete up to now: what was read last is not in both stores yet, or the source was not read
+completely for longer than it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFreshness:
+    """The freshness certificate of one source."""
+
+    source: str
+    complete_until: datetime | None
+    """Every change that was made at the source before this time is in both stores; None: not known."""
+    access_until: datetime | None
+    """So is every change of its documents' access and of its groups; None: not known."""
+    lags: tuple[Lag, ...]
+    has_gaps: bool
+    """Some documents could not be read, and are left out."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "complete_until": self.complete_until and self.complete_until.isoformat(),
+            "access_until": self.access_until and self.access_until.isoformat(),
+            "lags": list(self.lags),
+            "has_gaps": self.has_gaps,
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class SearchResults:
     results: Sequence[Result]
@@ -183,6 +211,8 @@ class SearchResults:
     facets: Mapping[str, Facet] = field(default_factory=dict)
     at_least: AtLeast | None = None
     """None: the request named no publication."""
+    freshness: Sequence[SourceFreshness] = ()
+    """For each source that was searched and of which the caller can read something, by name."""
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -233,6 +263,7 @@ def as_json(response: SearchResults) -> dict[str, Any]:
         "cursor": response.cursor,
         "facets": facets_as_json(response.facets),
         "at_least": response.at_least and response.at_least.as_json(),
+        "freshness": [source.as_json() for source in response.freshness],
     }
 
 

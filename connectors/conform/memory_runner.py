@@ -136,7 +136,7 @@ class MemoryRunner:
     async def find(self, ids: Collection[str]) -> dict[str, Row]:
         return {id_: self.rows[id_] for id_ in ids if id_ in self.rows}
 
-    async def intend(self, _rows: object, _at: object) -> None: ...
+    async def intend(self, _rows: object, _at: object, _events: object) -> None: ...
 
     async def save(
         self, rows: Iterable[Row], _at: datetime, *, full: Cursor | None = None, changes: Cursor | None = None

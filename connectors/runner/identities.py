@@ -80,6 +80,7 @@ class Identities:
         self._unheld: list[Problem] = []
         self._held: Collection[str] | None = None
         """All tags that a principal held at the last complete listing."""
+        self._is_resumed = False
         self._reported: AbstractSet[str] = frozenset()
         """Tags without a holder of which the log has a warning."""
 
@@ -87,6 +88,11 @@ class Identities:
     def problems(self) -> list[Problem]:
         """Problems that the last listings of groups have shown."""
         return [*self._invalid, *self._unheld]
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the last complete listing continued one that was interrupted."""
+        return self._is_resumed
 
     async def read_all(self, _arguments: frozenset[str]) -> Mapping[str, Any]:
         """List all groups, and publish the principals whose set changed. Returns how many these are, and warnings about
@@ -123,6 +129,7 @@ class Identities:
     async def _read_parts(self, source: PagedGroups) -> int:
         """List all groups, from where the last listing was interrupted, and publish them part by part."""
         unfinished = await self._tables.unfinished_listing()
+        self._is_resumed = unfinished is not None
         at, cursor = (self._clock.stamp(), None) if unfinished is None else (unfinished.at, unfinished.cursor)
         listed, count, part_began, in_parts = _Listed(at), 0, monotonic(), unfinished is not None
         pages = source.group_pages(cursor)

@@ -16,6 +16,7 @@ from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled, seconds_until_due
 from connectors.runner.crawl import Crawl
+from connectors.runner.freshness import Freshness, Listing
 from connectors.runner.guard import MASS_DELETE_DOCUMENTS
 from connectors.runner.identities import Identities
 from connectors.runner.plan import Plan, Services
@@ -120,13 +121,14 @@ class Instance:
             await state.heartbeat({"start": asdict(self.start)}, {}, [])
             raise
         try:
-            self._wire(source, state, rows, clock, (await state.read_progress()).activities)
+            freshness = self._wire(source, state, rows, clock, (await state.read_progress()).activities)
+            await freshness.begin()
             await self._read_in_doubt(rows)
             self.start.enter("running")
             self.source = source
             with self._reported("connector", "CONNECTOR") as self._run:
                 # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
-                await asyncio.create_task(self._run_activities(current, state), name=self.plan.name)
+                await asyncio.create_task(self._run_activities(current, state, freshness), name=self.plan.name)
         except BaseExceptionGroup as failed:
             raise _first(failed) from failed
         finally:
@@ -137,12 +139,13 @@ class Instance:
                 await state.mark_stopped()
             await source.close()
 
-    async def _run_activities(self, current: Lease, state: State) -> None:
-        """Run all activities and the heartbeat until one of them raises; then end all."""
+    async def _run_activities(self, current: Lease, state: State, freshness: Freshness) -> None:
+        """Run all activities, the heartbeat and the looks at what is applied until one of them raises; then end all."""
         async with asyncio.TaskGroup() as group:
             for activity in self.activities.values():
                 group.create_task(activity.loop(), name=f"{self.plan.name}:{activity.name}")
             group.create_task(self._send_heartbeats(current, state))
+            group.create_task(freshness.run())
 
     async def _clear_folder(self) -> None:
         """Delete what the source of a removed instance kept on disk: a clone holds every text that the repository ever
@@ -187,14 +190,20 @@ class Instance:
 
     def _wire(
         self, source: Source, state: State, rows: Rows, clock: Clock, before: Mapping[str, Mapping[str, Any]]
-    ) -> None:
-        """Create the activities. before: their statuses when the instance was last run."""
+    ) -> Freshness:
+        """Create the activities. Returns what follows how far they are applied. before: their statuses when the
+        instance was last run."""
 
         async def poll_by_sweep() -> Mapping[str, Any]:
             outcome = await sweep.run(frozenset({"poll"}))
             self.activities["sweep"].count_as_run()
             return outcome
 
+        def note_sweep(listing: Listing) -> None:
+            if not self._set_aside.reasons():
+                freshness.listed("documents", listing)
+
+        freshness = Freshness(self._services.pool, state.holder, every_seconds=self.plan.sweep_seconds)
         publisher = Publisher(self._services.producer, rows)
         crawl = Crawl(
             source,
@@ -216,6 +225,7 @@ class Instance:
             between_pages=self._between_pages,
             on_no_revisions=lambda: self.activities["full"].trigger("again"),
             on_done=lambda: self.activities["reconcile"].trigger(),
+            on_complete=note_sweep,
         )
         identities = Identities(
             source,
@@ -242,6 +252,7 @@ class Instance:
             clock,
             between_pages=self._between_pages,
             read_again=read_again,
+            on_equal=freshness.equals_ledger,
         )
 
         async def load(arguments: frozenset[str]) -> Mapping[str, Any] | None:
@@ -255,6 +266,13 @@ class Instance:
             if tally is not None and self._set_aside.reasons():
                 self.activities["sweep"].trigger()  # it reads again what the load could not
             return tally
+
+        async def read_groups(arguments: frozenset[str]) -> Mapping[str, Any]:
+            began = await freshness.now()
+            outcome = await identities.read_all(arguments)
+            if not (identities.is_resumed or self._set_aside.reasons()):
+                freshness.listed("groups", Listing(began))
+            return outcome
 
         async def compare_with_ledger(arguments: frozenset[str]) -> Mapping[str, Any] | None:
             await identities.find_unheld()
@@ -285,7 +303,7 @@ class Instance:
         add("changes", crawl.changes, plan.poll_seconds, rests=True)
         first = seconds_until_due(before.get("sweep"), plan.sweep_seconds)
         add("sweep", sweep.run, plan.sweep_seconds, first=first, rests=True)
-        add("groups", identities.read_all, plan.groups_seconds, rests=True)
+        add("groups", read_groups, plan.groups_seconds, rests=True)
         add("tags", identities.read_some, None)
         add("events", crawl.fetch, None)
         add("reconcile", compare_with_ledger, None)
@@ -295,6 +313,7 @@ class Instance:
         for kind in KINDS:  # Prometheus does not see an increase from an absent series
             self._services.metrics.reconciled.labels(self.plan.name, kind)
         self._publisher, self._sweep, self._identities, self._reconcile = publisher, sweep, identities, reconcile
+        return freshness
 
     async def _read_in_doubt(self, rows: Rows) -> None:
         """Read the documents in doubt: the last runner may have published them and ended before it could record it."""

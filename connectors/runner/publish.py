@@ -150,7 +150,8 @@ class Publisher:
             events = [event for decision in publishing for event in decision.events]
             with tracing.begin("publish", parent="", gathers=True, attributes=self.span_attributes) as span:
                 span.note({"penstock.events": len(events)})
-                await self.rows.intend([decision.row for decision in publishing if decision.row is not None], at)
+                intended = [decision.row for decision in publishing if decision.row is not None]
+                await self.rows.intend(intended, at, events)
                 await self._deliver(events, lane)
         rows = [decision.row for decision in decisions if decision.row is not None and decision.outcome != "late"]
         if rows or full is not None or changes is not None:

@@ -304,6 +304,10 @@ async def compare_all(
         await asyncio.sleep(min(REST_FACTOR * (monotonic() - began), MAX_REST_SECONDS))
 
 
+async def nothing_more(_handled: datetime | None) -> None:
+    """Do nothing after a comparison without any difference."""
+
+
 class Reconcile:
     """Compares one instance with the ledger, and repairs it. Methods raise Retryable while Postgres cannot be reached,
     and LeaseLost."""
@@ -318,9 +322,11 @@ class Reconcile:
         *,
         between_pages: Callable[[], None],
         read_again: Callable[[Collection[str], bool], None],
+        on_equal: Callable[[datetime | None], Awaitable[None]] = nothing_more,
     ) -> None:
         """between_pages: raises Paused while the instance is paused. read_again: called with the documents to fetch
-        now, and whether to list groups."""
+        now, and whether to list groups. on_equal: called after a comparison without any difference, with the time
+        before which everything sent had been handled when it began."""
         self._state = state
         self._publisher = publisher
         self._identities = identities
@@ -330,6 +336,7 @@ class Reconcile:
         self._clock = clock
         self._between_pages = between_pages
         self._read_again = read_again
+        self._on_equal = on_equal
         self.counts: Counter[Kind] = Counter()
         """Repaired differences, since the caller last cleared them."""
         self.problems: list[Problem] = []
@@ -347,6 +354,8 @@ class Reconcile:
             self._compare_published_sets,
         ):
             await compare_all(compare_page, comparison, self._between_pages)
+        if not comparison.differences:
+            await self._on_equal(handled.get("detect"))
         now = await self._rows.now()
         stored = await self._store(comparison, now)
         certain = _certain(comparison, stored, handled)

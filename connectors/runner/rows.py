@@ -11,14 +11,22 @@ from uuid import UUID
 from psycopg.rows import args_row
 from psycopg.types.json import Jsonb
 
-from connectors.runner.compare import Row
+from connectors.runner.compare import Event, Row
 from connectors.source import Cursor
 from pipeline.core.errors import PenstockError
+from pipeline.core.identity import document_id
+from pipeline.core.publication import PublicationKind
 from pipeline.stores.postgres import Connection, Pool, translated
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 PAGE = 1_000
 """Rows read or written at once."""
 _BEFORE_ALL = UUID(int=0)
+_KINDS: dict[type[Event], PublicationKind] = {
+    DocumentUpserted: "content",
+    AccessChanged: "access",
+    DocumentDeleted: "deletion",
+}
 
 
 async def keep_stamp(connection: Connection, tenant: str, source: str, stamp: datetime) -> None:
@@ -110,13 +118,16 @@ class Rows:
                 )
                 return {row.external_id: row async for row in cursor}
 
-    async def intend(self, rows: Sequence[Row], stamp: datetime) -> None:
+    async def intend(self, rows: Sequence[Row], stamp: datetime, events: Collection[Event] = ()) -> None:
         """Record that events for these rows are about to be handed to Kafka: their documents are in doubt until
-        ``save``.
+        ``save``, and the events are remembered until both stores have them.
 
         stamp: the newest observed_at among the events. A version of Penstock that does not know ``in_doubt_since``
         reads such a row as published and to be published again.
         """
+        recorded = {
+            (document_id(*self._me, event.external_id), _KINDS[type(event)]): event.observed_at for event in events
+        }
         with translated("connector_items"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
@@ -131,6 +142,19 @@ class Rows:
                         gone = false
                     """,
                     [*self._me, stamp, [row.external_id for row in rows], [row.version or 0 for row in rows]],
+                )
+                await connection.execute(
+                    "INSERT INTO connector_publications AS mine (tenant, source, document_id, kind, observed_at)"
+                    " SELECT %s, %s, given.* FROM unnest(%s::uuid[], %s::text[], %s::timestamptz[])"
+                    " AS given (document_id, kind, observed_at)"
+                    " ON CONFLICT (tenant, source, document_id, kind) DO UPDATE SET"
+                    " observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
+                    [
+                        *self._me,
+                        [id_ for id_, _ in recorded],
+                        [kind for _, kind in recorded],
+                        list(recorded.values()),
+                    ],
                 )
 
     async def in_doubt(self, limit: int) -> list[str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from connectors.clock import Clock
 from connectors.extraction.remote import condition
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
+from connectors.runner.freshness import Listing
 from connectors.runner.guard import is_mass_deletion
 from connectors.runner.listing import ListedIds
 from connectors.runner.plan import MAX_FETCH_DOCUMENTS
@@ -46,10 +47,12 @@ class Sweep:
         between_pages: Callable[[], None],
         on_no_revisions: Callable[[], None],
         on_done: Callable[[], None],
+        on_complete: Callable[[Listing], None] = lambda _listing: None,
     ) -> None:
         """set_aside: receives the parts that could not be listed. between_pages: raises Paused while the instance is
         paused. on_no_revisions: called when changes may have been missed and the listing has no revisions, so that only
-        a full read finds them. on_done: called after a complete sweep."""
+        a full read finds them. on_done: called after a complete sweep. on_complete: called after one that left nothing
+        out and has published everything that it showed."""
         self._source = source
         self._state = state
         self._publisher = publisher
@@ -59,9 +62,12 @@ class Sweep:
         self._between_pages = between_pages
         self._on_no_revisions = on_no_revisions
         self._on_done = on_done
+        self._on_complete = on_complete
         self._running = asyncio.Lock()
         self.problems: list[Problem] = []
         """Problems of the source as a whole that the last sweep found."""
+        self._began = datetime.min.replace(tzinfo=UTC)
+        """When the source began to read the oldest of what the present sweep shows."""
 
     async def run(self, arguments: frozenset[str]) -> Mapping[str, Any]:
         """Sweep the source, after a sweep that is running. Returns the entries by outcome, the numbers of listed
@@ -75,6 +81,7 @@ class Sweep:
 
     async def _run(self, arguments: frozenset[str]) -> Mapping[str, Any]:
         started = await self._rows.now()
+        self._began, is_storable = min(started, datetime.now(UTC)), True
         loading = (await self._state.read_progress()).loaded_at is None
         tally, listed = Counter[str](), 0
         new_documents, lacks_revisions, listed_ids = 0, False, ListedIds()
@@ -89,6 +96,8 @@ class Sweep:
                     break
                 unlisted += [entry for entry in page if isinstance(entry, Unlisted)]
                 documents = [entry for entry in page if isinstance(entry, Listed)]
+                self._note_reading(documents)
+                is_storable = is_storable and all(is_storable_id(entry.external_id) for entry in documents)
                 lacks_revisions |= any(entry.revision is None for entry in documents)
                 entries = {entry.external_id: entry for entry in documents if is_storable_id(entry.external_id)}
                 listed += len(entries)
@@ -103,6 +112,9 @@ class Sweep:
         if closed := [part.id_prefix for part in unlisted if part.is_closed and part.id_prefix is not None]:
             tally += await self._close(started, tuple(closed), at)
         tally += await self._delete_unlisted(started, listed_ids, unlisted, allowed="allow" in arguments)
+        left_out = unlisted or self.problems or tally["late"] or tally["invalid"]
+        if is_storable and not (left_out or loading):
+            self._on_complete(Listing(self._began, has_revisions=not lacks_revisions))
         if "gap" in arguments and lacks_revisions:
             self._on_no_revisions()
         if "poll" in arguments and lacks_revisions:
@@ -118,6 +130,9 @@ class Sweep:
         set_aside = sum(not part.is_document for part in unlisted)
         problems = [problem.message for problem in self.problems]
         return {**tally, "listed": listed, "set_aside": set_aside, "problems": problems}
+
+    def _note_reading(self, entries: Iterable[Entry | Listed]) -> None:
+        self._began = min([self._began, *(entry.read_at for entry in entries if entry.read_at is not None)])
 
     async def _compare_page(
         self, entries: Mapping[str, Listed], at: datetime, *, loading: bool, new_documents: int
@@ -154,6 +169,7 @@ class Sweep:
                 lane = "backfill" if number and new_documents + start >= MAX_LIVE_NEW_DOCUMENTS else "live"
                 fetched_at = self._clock.stamp()
                 fetched = await self._source.fetch(ids[start : start + MAX_FETCH_DOCUMENTS])
+                self._note_reading(fetched)
                 tally += await self._publisher.publish(fetched, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
         return len(new), tally
 
@@ -179,6 +195,7 @@ class Sweep:
         for start in range(0, len(candidates), MAX_FETCH_DOCUMENTS):
             at = self._clock.stamp()
             entries: Sequence[Entry] = await self._source.fetch(candidates[start : start + MAX_FETCH_DOCUMENTS])
+            self._note_reading(entries)
             existing += sum(not isinstance(entry, Gone) for entry in entries)
             tally += await self._publisher.publish(entries, at, "live")
             self._between_pages()

@@ -147,6 +147,21 @@ class AtLeastResponse(_Response):
     waited_ms: float
 
 
+class SourceFreshness(_Response):
+    """The freshness certificate of a source: what the caller can rely on."""
+
+    source: str
+    complete_until: datetime | None
+    """Every change made at the source before this time is in both stores; None: not known."""
+    access_until: datetime | None
+    """Every change of access rights and groups made there before this time is applied; None: not known."""
+    lags: list[str]
+    """``stores``: what was read last is not in both stores yet; ``source``: it was not read completely for longer than
+    it should be."""
+    has_gaps: bool
+    """Whether documents that could not be read are left out."""
+
+
 class SearchResponse(_Response):
     """Passages, the best first."""
 
@@ -163,6 +178,8 @@ class SearchResponse(_Response):
     """The facets that were requested, by key."""
     at_least: AtLeastResponse | None
     """None if the request named no publication."""
+    freshness: list[SourceFreshness]
+    """For each searched source of which the caller can read a document."""
 
 
 class Citation(ChunkReference):
@@ -205,6 +222,8 @@ class AnswerResponse(_Response):
     answer_id: str
     at_least: AtLeastResponse | None = None
     """None if the request named no publication."""
+    freshness: list[SourceFreshness] = []
+    """For each searched source of which the caller can read a document."""
 
     def turn(self, question: str) -> Turn:
         """This answer to a question, for the ``turns`` of the next one."""

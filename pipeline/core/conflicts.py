@@ -22,6 +22,7 @@ from pipeline.core.statements import Name, Said, Statement, Value, statements_of
 Kind = ConflictKind
 OlderSide = Literal["a", "b"] | None
 KINDS: tuple[Kind, ...] = get_args(Kind)
+CONTRADICTIONS = frozenset(KINDS) - {"duplicate", "outdated"}
 
 LEAST_WEIGHT = 2
 """The fewest content words of a statement that contradicts another of a passage with the same context."""

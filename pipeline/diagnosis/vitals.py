@@ -57,15 +57,18 @@ _DEAD = """
 """
 """Letters older than a week do not count: some are never replayed, because the source has sent the document again."""
 _SOURCES = """
-    SELECT DISTINCT ON (source) source, max(silent) OVER (PARTITION BY source), access, every FROM (
+    SELECT DISTINCT ON (source) source, max(silent) OVER (PARTITION BY source), access, every,
+        max(certificate) OVER (PARTITION BY source) FROM (
         SELECT source, coalesce(access_every_seconds, 600) AS every,
             extract(epoch FROM clock_timestamp() - coalesce(seen_at,
                 (SELECT max((done->>'succeeded_at')::timestamptz) FROM jsonb_each(activities) one (name, done))
             )) AS silent,
             extract(epoch FROM clock_timestamp()
                 - least((activities->'sweep'->>'succeeded_at')::timestamptz,
-                        (activities->'groups'->>'succeeded_at')::timestamptz)) AS access
-        FROM connectors WHERE NOT paused AND removed_at IS NULL
+                        (activities->'groups'->>'succeeded_at')::timestamptz)) AS access,
+            (SELECT extract(epoch FROM clock_timestamp() - f.complete_until) FROM connector_freshness f
+                WHERE f.tenant = c.tenant AND f.source = c.source) AS certificate
+        FROM connectors c WHERE NOT paused AND removed_at IS NULL
     ) one ORDER BY source, access / every DESC NULLS LAST
 """
 """Paused and removed connectors are left out: they do not follow their source on purpose. Where two tenants have a
@@ -146,9 +149,10 @@ class Vitals:
         _set(m.source_pending, oldest.items())
         _set(m.waiting_dead_letters, [*((stage, 0.0) for stage in self._stages), *dead])
         _set(m.skipped_documents, unread.items())
-        _set(m.seen_age, [(source, seen) for source, seen, _, _ in sources])
-        _set(m.access_age, [(source, access) for source, _, access, _ in sources])
-        _set(m.access_interval, [(source, every) for source, _, _, every in sources])
+        _set(m.seen_age, [(source, seen) for source, seen, *_ in sources])
+        _set(m.access_age, [(source, access) for source, _, access, *_ in sources])
+        _set(m.access_interval, [(source, every) for source, _, _, every, _ in sources])
+        _set(m.certificate_age, [(source, age) for source, *_, age in sources])
         async with connection.transaction():
             [now] = await (await connection.execute("SELECT clock_timestamp()")).fetchone() or (None,)
         try:
@@ -199,6 +203,7 @@ class Vitals:
             m.seen_age,
             m.access_age,
             m.access_interval,
+            m.certificate_age,
         ):
             gauge.clear()
 

@@ -371,6 +371,14 @@ PLACES: tuple[Place, ...] = (
     ),
     Place("conflict_decisions", free="conflict_id tenant state at"),
     Place("conflict_examined", free="document_id tenant generation chunk_ids"),
+    Place("connector_publications", free="tenant source document_id kind observed_at since"),
+    Place(
+        "connector_freshness",
+        free=(
+            "tenant source epoch tracked_since equal_at every_seconds listed_at complete_until access_until "
+            "groups_until has_gaps generation reopened_at"
+        ),
+    ),
     Place(
         "webhooks",
         free=(

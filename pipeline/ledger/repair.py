@@ -43,7 +43,18 @@ async def want_again(connection: Connection, generation: str, store: Store, docu
         f" AND generation IN ({_SHARING})",
         {"document": document, "generation": generation, "store": store, "seq": seq},
     )
+    await _hold_certificates(connection, [document])
     return seq
+
+
+async def _hold_certificates(connection: Connection, documents: Sequence[UUID]) -> None:
+    """Record that a store lacked something of these documents' sources: they do not count as complete until their
+    documents are settled again."""
+    await connection.execute(
+        "UPDATE connector_freshness f SET reopened_at = clock_timestamp() FROM (SELECT DISTINCT tenant, source"
+        " FROM documents WHERE id = ANY(%s)) d WHERE f.tenant = d.tenant AND f.source = d.source",
+        [list(documents)],
+    )
 
 
 _SHARING = """SELECT g.name FROM generations g JOIN generations mine ON mine.name = %(generation)s
@@ -79,6 +90,7 @@ async def reopen_all_keywords(
         {"grace": GRACE_SECONDS, "documents": ids, "store": "keywords", "generation": generation},
     )
     await work.reopen_keywords(connection, generation, [(id_, 2**62, held) for id_, _, held in documents if held])
+    await _hold_certificates(connection, ids)
 
 
 async def delete_rows(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:

@@ -384,6 +384,7 @@ async def republish(pool: Pool) -> Forgotten:
     with translated("recover"):
         async with pool.connection() as connection:
             await connection.execute("SET LOCAL statement_timeout = 0")
+            await connection.execute("UPDATE connector_freshness SET equal_at = NULL, reopened_at = clock_timestamp()")
             documents = await _count(connection, _PUBLISH_AGAIN)
             deletions = await _count(connection, _DELETE_AGAIN) + await _count(connection, _REMEMBER_AGAIN)
             return Forgotten(documents, deletions, await _count(connection, _MEMBERS_AGAIN))

@@ -46,6 +46,7 @@ LogEvent = Literal[
     "event_failed",
     "event_refused",
     "external_call",
+    "freshness_not_recorded",
     "generation_calibrated",
     "generation_delayed",
     "generation_paused",

@@ -586,6 +586,13 @@ class Metrics:
             SourceLabels,
             registry=r,
         )
+        self.certificate_age = gauge(
+            "penstock_certificate_age_seconds",
+            "Time since which a source is not known to be complete in both stores (its freshness certificate); absent"
+            " for sources without a certificate, and for those whose connector is paused or removed",
+            SourceLabels,
+            registry=r,
+        )
         self.retention_erased = counter(
             "penstock_retention_erased",
             "Rows that were erased because their retention time was over",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from time import perf_counter
 from typing import Any
@@ -28,7 +28,7 @@ from query.http.dependencies import (
     wait_for_publication,
 )
 from query.http.schemas import ANSWER_EVENT, AnswerRequest, AnswerResponse
-from query.model import AnswerMode, AtLeast, CallerClass, shown_documents
+from query.model import AnswerMode, AtLeast, CallerClass, SourceFreshness, shown_documents
 from query.modes.gather import SEARCHED, effective_filters
 from query.modes.material import Question
 from query.service import Service
@@ -74,8 +74,9 @@ async def answers(
         raise problems.Problem("forbidden", "this service may not read people's conversations: see its scopes")
     question = body.to_question(identity.principal)
     caller, seen = await wait_for_publication(request, service, caller, body.publications(at_least), body.wait_seconds)
+    fresh = await service.search.freshness(caller, question.sources)
     if body.stream or EVENT_STREAM in request.headers.get("accept", ""):
-        return EventStream(_events(service, request, question, caller, identity.caller_class, seen))
+        return EventStream(_events(service, request, question, caller, identity.caller_class, seen, fresh))
     async with asyncio.timeout(service.answer_seconds):
         answer = await service.answers.whole(
             question, caller, identity.caller_class, on_sources=lambda sources: _note_sources(request, sources)
@@ -83,7 +84,7 @@ async def answers(
     note(request, object=f"answer:{answer.answer_id}")
     note_mode(request, answer.mode)
     _shadow(service, question, caller, answer.mode)
-    return JSONResponse(_with_at_least(answer_json(answer), seen))
+    return JSONResponse(_with_consistency(answer_json(answer), seen, fresh))
 
 
 async def _events(
@@ -93,6 +94,7 @@ async def _events(
     caller: Caller,
     caller_class: CallerClass,
     seen: AtLeast | None,
+    fresh: Sequence[SourceFreshness],
 ) -> AsyncGenerator[Event, None]:
     began, first = perf_counter(), True
     service.metrics.streams.inc()
@@ -111,7 +113,7 @@ async def _events(
                         first = False
                         service.metrics.first_token.observe(perf_counter() - began)
                 name, data = _event(event)
-                yield name, _with_at_least(data, seen) if name == "done" else data
+                yield name, _with_consistency(data, seen, fresh) if name == "done" else data
     except TimeoutError as error:
         yield "error", problems.of(error).as_json()
     finally:
@@ -127,10 +129,12 @@ def _note_sources(request: Request, sources: Sources) -> None:
     )
 
 
-def _with_at_least(answer: dict[str, Any], seen: AtLeast | None) -> dict[str, Any]:
-    """An answer's JSON with what became of the changes that the request waited for."""
+def _with_consistency(answer: dict[str, Any], seen: AtLeast | None, fresh: Sequence[SourceFreshness]) -> dict[str, Any]:
+    """An answer's JSON with what became of the changes that the request waited for, and with certificates from before
+    its material was gathered."""
     notes = [seen.reason] if seen is not None and not seen.applied else []
-    return answer | {"at_least": seen and seen.as_json(), "notes": [*answer["notes"], *notes]}
+    consistency = {"at_least": seen and seen.as_json(), "freshness": [source.as_json() for source in fresh]}
+    return answer | consistency | {"notes": [*answer["notes"], *notes]}
 
 
 def _shadow(service: Service, question: Question, caller: Caller, mode: AnswerMode) -> None:

@@ -25,7 +25,7 @@ from pipeline.core.publication import (
 )
 from query.access.facets import MAX_FACETS
 from query.access.filters import MAX_KEYS, Filters
-from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, BadQuery, CallerClass, Mode, Ranker, Sort
+from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, BadQuery, CallerClass, Lag, Mode, Ranker, Sort
 from query.modes import material
 from query.modes.material import MAX_ANSWER_CHARACTERS, MAX_TURNS, Question
 from query.preview import model as preview
@@ -348,6 +348,28 @@ class AtLeastResponse(ResponseBody):
     waited_ms: float
 
 
+class SourceFreshness(ResponseBody):
+    """The freshness certificate of a source: what the caller can rely on."""
+
+    source: str
+    complete_until: WrittenTime | None = Field(
+        description="Every change made at the source before this time is in both stores. Null: not known."
+    )
+    access_until: WrittenTime | None = Field(
+        description="Every change of access rights and groups made there before this time is applied. Null: not known."
+    )
+    lags: list[Lag] = Field(
+        description="Why it is not complete up to now: `stores`, what was read last is not in both stores yet;"
+        " `source`, it was not read completely for longer than it should be."
+    )
+    has_gaps: bool = Field(description="Whether documents that could not be read are left out.")
+
+
+Freshness = Annotated[
+    list[SourceFreshness], Field(description="For each searched source of which the caller can read a document.")
+]
+
+
 class SearchResponse(ResponseBody):
     results: list[SearchResult]
     steps: list[Step]
@@ -357,6 +379,7 @@ class SearchResponse(ResponseBody):
     cursor: str | None = Field(description="Where the next page begins; null if this is the last.")
     facets: dict[str, Facet] = Field(description="The facets that were requested, by key.")
     at_least: AtLeastResponse | None = Field(description="Null if the request named no publication.")
+    freshness: Freshness
 
 
 class FacetValue(ResponseBody):
@@ -391,6 +414,7 @@ class AnswerResponse(BaseModel):
     review: bool
     answer_id: str
     at_least: AtLeastResponse | None = Field(None, description="Null if the request named no publication.")
+    freshness: Freshness = []
 
 
 class NumberedResult(SearchResult):

@@ -14,6 +14,7 @@ from query.http.schemas import (
     AtLeastResponse,
     ConflictBody,
     Facet,
+    Freshness,
     KeyCondition,
     Name,
     Names,
@@ -111,6 +112,7 @@ class SearchOutput(ResponseBody):
     cursor: str | None = Field(None, description="Where the next page begins, if there is one.")
     facets: dict[str, Facet] = Field({}, description="The requested facets, by key.")
     at_least: AtLeastResponse | None = Field(None, description="What can be seen of the changes that the call named.")
+    freshness: Freshness = Field([])
 
 
 class ConflictsOutput(ResponseBody):

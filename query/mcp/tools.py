@@ -16,7 +16,7 @@ from query.access import documents as reading
 from query.access.callers import Caller
 from query.access.tenant_rows import rows_of
 from query.answers.visible import one_line, visible
-from query.http.schemas import ConflictBody
+from query.http.schemas import ConflictBody, SourceFreshness
 from query.mcp.shapes import (
     MAX_FETCHED_CHARACTERS,
     ConflictsArguments,
@@ -74,6 +74,7 @@ async def search(service: Service, caller: Caller, arguments: SearchArguments) -
         notes=notes,
         cursor=following,
         facets=facets_as_json(outcome.facets),
+        freshness=[SourceFreshness(**source.as_json()) for source in outcome.freshness],
     )
 
 

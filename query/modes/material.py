@@ -44,6 +44,11 @@ class Question:
     member: str | None = None
     """The member whose conversation history is used: the authenticated principal, never a name from the request."""
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that may be answered from; empty: all."""
+        return (self.collection,) if self.collection is not None else self.filters.sources
+
 
 @dataclass(frozen=True, slots=True)
 class Material:

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.core.identifiers import identifiers
 from pipeline.core.model import Generation
 from pipeline.core.publication import Publication
@@ -29,11 +29,23 @@ from query.access.callers import Caller, identify, readable
 from query.access.facets import count
 from query.access.filters import NONE, Filters, require_declared
 from query.access.filters import check as check_filters
+from query.access.freshness import certificates
 from query.access.published import wait_for
 from query.access.verify import verify
 from query.embedding.embedders import Embedders
 from query.embedding.shared import Embedded, SharedVectors
-from query.model import AtLeast, Facet, Mode, Passage, Result, SearchResults, Sort, check, check_sort
+from query.model import (
+    AtLeast,
+    Facet,
+    Mode,
+    Passage,
+    Result,
+    SearchResults,
+    Sort,
+    SourceFreshness,
+    check,
+    check_sort,
+)
 from query.rerank.guarded import open_reranker
 from query.rerank.reranker import Reranker, rerank
 from query.retrieval import cursor as cursors
@@ -189,7 +201,18 @@ class Search:
         finally:
             self._active_searches -= 1
             await _cancel(embedding)
-        return replace(outcome, before=str(before), facets=await self.facets(caller, facets, filters))
+        counted = await self.facets(caller, facets, filters)
+        return replace(outcome, before=str(before), facets=counted, freshness=scope.freshness)
+
+    async def freshness(self, caller: Caller, sources: Sequence[str] = ()) -> tuple[SourceFreshness, ...]:
+        """See ``query.access.freshness.certificates``; none while the ledger does not answer."""
+        try:
+            async with self._stores.connection(self._stores.timeouts.ledger, "freshness", caller.tenant) as connection:
+                access = await readable(connection, caller)
+                active = await generations.active(connection)
+                return await certificates(connection, caller.tenant, access, sources, active.name)
+        except PenstockError:
+            return ()
 
     async def facets(self, caller: Caller, names: Sequence[str], filters: Filters = NONE) -> dict[str, Facet]:
         """See ``query.access.facets.count``. Raises BadQuery and Retryable."""
@@ -242,7 +265,8 @@ class Search:
             needed = Caller(caller.tenant, frozenset({*access.acl_tags, *access.required_tags}))
             pinned = generation or await generations.active(connection)
             before = await snapshot(connection)
-        return Scope(pinned, needed, access, filters, before, access_digest(access))
+            fresh = await certificates(connection, caller.tenant, access, filters.sources, pinned.name)
+        return Scope(pinned, needed, access, filters, before, access_digest(access), fresh)
 
     # The cache
 

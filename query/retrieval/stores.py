@@ -25,7 +25,7 @@ from query.access.tenant_rows import NO_TENANT, rows_of
 from query.access.verify import Detail, describe, verify
 from query.embedding.embedders import require_same
 from query.embedding.shared import Embedded
-from query.model import Candidate, Facts, Mode, Passage, Ranker, Sort
+from query.model import Candidate, Facts, Mode, Passage, Ranker, Sort, SourceFreshness
 from query.retrieval import vectors
 from query.retrieval.fusion import Ranking
 from query.retrieval.keywords import bm25, bm25_scores
@@ -83,6 +83,8 @@ class Scope:
     """The ledger's pg_snapshot from before any store was queried."""
     access: bytes
     """The ``query.retrieval.cache.access_digest`` of ``readable``."""
+    freshness: tuple[SourceFreshness, ...] = ()
+    """From before any store was queried."""
 
 
 @dataclass(slots=True)

@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import connectors.runner.instance as instance
 import connectors.runner.state as lease
+from connectors.runner.freshness import Freshness
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
 from connectors.source import (
@@ -35,6 +37,7 @@ from pipeline.core.identity import document_id
 from tests.faults.story import KINDS
 from tests.faults.story import Page as Stored
 from tests.simulation.changes import NAMES, PERSONS, ShortStory
+from tests.simulation.claims import Claims
 from tests.simulation.statements.runner import HOLDERS, ITEMS, PRINCIPALS
 from topics.messages import DocumentUpserted
 
@@ -50,6 +53,7 @@ COMPARISONS = 3
 fetched."""
 CALM_SWEEP_SECONDS = 60.0
 """In calm a sweep is asked for so soon after the last one."""
+END = datetime.max.replace(tzinfo=UTC)
 ALONE_SHARE = 0.6
 """The share of histories in which nothing is compared with the ledger, so that what was sent has to be right by
 itself."""
@@ -284,6 +288,7 @@ class Connected:
         self._requested_at = 0.0
         self._compared = 0
         """Comparisons with the ledger that had ended when calm began."""
+        self.claims = Claims(world, self.service)
 
     def runner(self, process: Process) -> Instance:
         """A runner of this source in this process."""
@@ -312,7 +317,9 @@ class Connected:
 
     def change(self, kind: str, name: str, n: int) -> None:
         for item in self.service.change(kind, name, Random(n)):
-            if (expected := self.upsert(item)) is not None:
+            expected = self.upsert(item)
+            self.claims.changed(item, expected)
+            if expected is not None:
                 self._world.oracle.published(expected)
             self._tell(Reaction(ids=[item]))
 
@@ -322,6 +329,7 @@ class Connected:
             self.service.groups[tag] = set(members), set(of)
         else:
             self.service.groups.pop(tag, None)
+        self.claims.regrouped()
         self._tell(Reaction(groups=[tag]))
 
     def changes_meanwhile(self, seconds: float) -> None:
@@ -432,6 +440,8 @@ class Connected:
     def finally_equal(self, *, undisturbed: bool) -> None:
         """Memberships are as the source says, and where nothing failed nothing had to be repaired."""
         world = self._world
+        assert self.claims.overclaim is None, self.claims.overclaim
+        world.tally["claims"] += self.claims.checked
         for person in PERSONS:
             row = world.database.tables["memberships"].get((world.story.tenant, person, world.story.source))
             held, may = set(row["groups"]) if row else set(), self.service.held_by(person)
@@ -456,9 +466,17 @@ class _Alone(Instance):
         super().__init__(plan, services)
         self._instead = instead
 
-    def _wire(self, *arguments: Any) -> None:
-        super()._wire(*arguments)
+    def _wire(self, *arguments: Any) -> Freshness:
+        freshness = super()._wire(*arguments)
         self.activities["reconcile"]._run = self._instead
+        begin = freshness.begin
+
+        async def begin_compared() -> None:
+            await begin()
+            await freshness.equals_ledger(END)  # nothing was published that no runner has recorded
+
+        freshness.begin = begin_compared  # type: ignore[method-assign]
+        return freshness
 
 
 async def _react_later(react: Callable[[Reaction], Awaitable[None]], reaction: Reaction, seconds: float) -> None:

@@ -63,6 +63,7 @@ _IDENTITIES, _VERIFY, _RETRIEVAL = "pipeline.stages.identities", "query.access.v
 _COMPARE, _PUBLISH, _ROWS = "connectors.runner.compare", "connectors.runner.publish", "connectors.runner.rows"
 _MEMBERSHIP, _GROUPS = "connectors.runner.membership", "connectors.runner.identities"
 _ADMISSION, _GUARD, _CONSUME = "pipeline.stages.admission", "pipeline.stream.logguard", "pipeline.stream.consume"
+_FRESHNESS, _COMPLETE = "connectors.runner.freshness", "tests/contract/connectors/runner/test_freshness.py"
 _CRAWL, _LISTING = "connectors.runner.crawl", "connectors.runner.sweep"
 
 _SAFEGUARDS, _PUBLISHING = (
@@ -656,7 +657,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no intent is recorded",
         _PUBLISH,
-        "await self.rows.intend([decision.row for decision in publishing if decision.row is not None], at)",
+        "await self.rows.intend(intended, at, events)",
         "pass",
         (_PUBLISHING,),
     ),
@@ -790,6 +791,41 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant("versions may go back", "connectors.clock", "return max((last or 0) + 1,", "return max(0,", (_PUBLISHING,)),
+    # Up to which time a source is complete
+    Mutant(
+        "a source is complete once Kafka has what a listing showed",
+        _FRESHNESS,
+        "if state.oldest is not None and state.oldest <= ended:",
+        "if False:",
+    ),
+    Mutant(
+        "a source is complete up to the end of a listing",
+        _FRESHNESS,
+        "began, exact = waiting[0].began,",
+        "began, exact = waiting[0].ended,",
+    ),
+    Mutant(
+        "what is in doubt counts as published",
+        _FRESHNESS,
+        " or state.is_in_doubt",
+        "",
+        (_COMPLETE + "::test_a_document_in_doubt_holds_the_time_back",),
+    ),
+    Mutant("what is published is not recorded", _PUBLISH, "intend(intended, at, events)", "intend(intended, at)"),
+    Mutant(
+        "a listing without revisions shows edits",
+        _LISTING,
+        "has_revisions=not lacks_revisions",
+        "has_revisions=True",
+        (_COMPLETE + "::test_a_listing_without_revisions_verifies_access_alone",),
+    ),
+    Mutant(
+        "memberships count once Kafka has them",
+        _FRESHNESS,
+        'if waiting and await _ask(connection, "SELECT members_are_applied(%s, %s)", self._instance):',
+        "if waiting:",
+        (_COMPLETE + "::test_groups_that_the_ledger_lacks_hold_the_time_back",),
+    ),
 )
 
 

@@ -503,6 +503,8 @@ class World:
                 raise self.broken
             fault = self.connected.fault() if self.connected is not None else None
             assert fault is None, f"BROKEN: {fault}"
+            overclaim = self.connected.claims.overclaim if self.connected is not None else None
+            assert overclaim is None, overclaim
 
     def _settled(self) -> bool:
         if self.loop.time() < max(self.checked_until, self.again_at) or not self.broker.drained():

@@ -53,6 +53,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
 -- The producers' rights: only the owner enrols producers.
 GRANT SELECT ON producers, producer_keys TO penstock_worker, penstock_query;
 GRANT SELECT ON metadata_keys TO penstock_worker, penstock_query;  -- only the owner declares keys
+-- A repair says that a store lacked something.
+GRANT SELECT, UPDATE (reopened_at) ON connector_freshness TO penstock_worker;
 GRANT SELECT ON answer_provenance TO penstock_worker;  -- copied when a conversation names it
 -- Detect's metrics and the page show the state of connectors, but never their cursors and addresses.
 GRANT SELECT
@@ -72,8 +74,9 @@ GRANT SELECT
 -- The connectors.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     connectors, connector_items, connector_sources, connector_asks, connector_groups, connector_principals,
-    connector_memory, connector_differences, uploads
+    connector_memory, connector_differences, connector_publications, uploads
     TO penstock_connectors;
+GRANT SELECT, INSERT, UPDATE ON connector_freshness TO penstock_connectors;
 GRANT USAGE, SELECT ON SEQUENCE uploads_changed TO penstock_connectors;
 -- Webhooks: only the owner adds receivers. The salts are no secrets without PENSTOCK_WEBHOOKS_KEY.
 GRANT SELECT ON webhooks TO penstock_connectors;
@@ -83,13 +86,15 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON webhook_deliveries TO penstock_connector
 GRANT SELECT ON handled TO penstock_connectors;
 GRANT EXECUTE ON FUNCTION ledger_documents, ledger_lacks, ledger_letters, ledger_members, ledger_lacks_members
     TO penstock_connectors;
+GRANT EXECUTE ON FUNCTION forget_applied_publications, active_generation, source_is_settled, members_are_applied
+    TO penstock_connectors;
 GRANT EXECUTE ON FUNCTION lead_webhooks, lead_connector, lock_uploads, lock_uploads_quota, uploads_usage
     TO penstock_connectors;
 
 -- The query service.
 GRANT SELECT ON
     generations, builds, documents, access_sets, document_bodies, document_events, manifests, index_state, memberships,
-    dead_letters, audit_runs, embedding_days, keyword_indexes,
+    dead_letters, audit_runs, embedding_days, keyword_indexes, connector_freshness,
     conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_query;
 -- Counted for all tenants together, without the external ids.
@@ -168,7 +173,7 @@ BEGIN
             generations, documents, access_sets, document_bodies, document_events, superseded, manifests, index_state, handled,
             memberships, dead_letters, dead_letter_trail, audit_differences, uploads,
             connectors, connector_items, connector_sources, connector_asks, connector_groups, connector_principals,
-            connector_memory, connector_differences,
+            connector_memory, connector_differences, connector_publications, connector_freshness,
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_floors,
             conversation_provenance, answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements,
             query_use, webhook_deliveries

@@ -443,6 +443,12 @@ export interface components {
             answer_id: string;
             /** @description Null if the request named no publication. */
             at_least?: components["schemas"]["AtLeastResponse"] | null;
+            /**
+             * Freshness
+             * @description For each searched source of which the caller can read a document.
+             * @default []
+             */
+            freshness?: components["schemas"]["SourceFreshness"][];
         } & {
             [key: string]: unknown;
         };
@@ -1183,6 +1189,11 @@ export interface components {
             };
             /** @description Null if the request named no publication. */
             at_least: components["schemas"]["AtLeastResponse"] | null;
+            /**
+             * Freshness
+             * @description For each searched source of which the caller can read a document.
+             */
+            freshness: components["schemas"]["SourceFreshness"][];
         };
         /** SearchResult */
         SearchResult: {
@@ -1245,6 +1256,34 @@ export interface components {
              * @description Headings above the best chunk, outermost first.
              */
             headings: string[];
+        };
+        /**
+         * SourceFreshness
+         * @description The freshness certificate of a source: what the caller can rely on.
+         */
+        SourceFreshness: {
+            /** Source */
+            source: string;
+            /**
+             * Complete Until
+             * @description Every change made at the source before this time is in both stores. Null: not known.
+             */
+            complete_until: string | null;
+            /**
+             * Access Until
+             * @description Every change of access rights and groups made there before this time is applied. Null: not known.
+             */
+            access_until: string | null;
+            /**
+             * Lags
+             * @description Why it is not complete up to now: `stores`, what was read last is not in both stores yet; `source`, it was not read completely for longer than it should be.
+             */
+            lags: ("stores" | "source")[];
+            /**
+             * Has Gaps
+             * @description Whether documents that could not be read are left out.
+             */
+            has_gaps: boolean;
         };
         /**
          * Step

@@ -85,7 +85,17 @@ async def test_search_finds_a_document_in_every_mode(library: Library, tenant: s
     [(document_id,)] = await library.execute(
         "SELECT id FROM documents WHERE tenant = %s AND external_id = 'dam.md'", tenant
     )
-    assert set(answer) == {"results", "steps", "took_ms", "relevant", "degraded", "cursor", "facets", "at_least"}
+    assert set(answer) == {
+        "results",
+        "steps",
+        "took_ms",
+        "relevant",
+        "degraded",
+        "cursor",
+        "facets",
+        "at_least",
+        "freshness",
+    }
     assert set(first) == {
         "chunk_id",
         "document_id",

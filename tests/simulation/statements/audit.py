@@ -44,7 +44,7 @@ def _waiting(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return [(store, *both) for store, both in counts.items()]
 
 
-@statement("SELECT clock_timestamp()")
+@statement("SELECT clock_timestamp();")
 def _now(tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
     return [(tx.now(),)]
 

@@ -182,6 +182,8 @@ _TENANT = """
             (SELECT array_agg(0.1) FROM generate_series(1, 64))::halfvec, %(maker)s
         UNION ALL
         SELECT %(tenant)s, 'bob', sha256('waits'), 1, now(), now(), 20, 'Q of ' || %(tenant)s, NULL, NULL;
+    INSERT INTO connector_freshness (tenant, source, epoch, tracked_since, every_seconds, complete_until)
+        VALUES (%(tenant)s, 'wiki', 1, now(), 60, now());
     INSERT INTO answer_provenance VALUES (%(tenant)s, md5('answer' || %(tenant)s)::uuid, '{}');
     INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents, chunks,
             answer, unsupported)
@@ -240,6 +242,7 @@ async def empty(library: Library, tenant: str) -> None:
             "answer_reviews",
             "answer_feedback",
             "eval_queries",
+            "connector_freshness",
         ):
             await connection.execute(f"DELETE FROM {table} WHERE tenant = %(tenant)s".encode(), {"tenant": tenant})
 

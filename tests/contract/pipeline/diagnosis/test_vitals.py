@@ -73,6 +73,10 @@ async def test_lag_and_pending_age_are_exported_while_no_worker_consumes(space: 
             "'groups', jsonb_build_object('succeeded_at', now() - interval '7 s')))"
         )
         await space.execute(
+            "INSERT INTO connector_freshness (tenant, source, epoch, tracked_since, every_seconds, complete_until)"
+            " VALUES ('acme', 'wiki', 1, now(), 600, now() - interval '500 s')"
+        )
+        await space.execute(
             "INSERT INTO connector_items (tenant, source, external_id, scope, problem_code) VALUES"
             " ('acme', 'folder', '/a.pdf', '/', 'broken'), ('acme', 'folder', '/b.pdf', '/', 'too_large'),"
             " ('acme', 'folder', '/c.md', '/', NULL)"
@@ -96,6 +100,9 @@ async def test_lag_and_pending_age_are_exported_while_no_worker_consumes(space: 
     assert seen is not None
     assert access is not None
     assert 40 <= seen < 1000 <= access
+    certificate = value(metrics, "certificate_age_seconds", source="wiki")
+    assert certificate is not None
+    assert 500 <= certificate < 1000
 
 
 async def test_ages_are_exported_for_a_stopped_connector_but_not_for_a_paused_or_removed_one(space: Space) -> None:

@@ -39,7 +39,7 @@ from pipeline.stores.postgres import (
 )
 from query.access import callers as access
 from query.access import documents as reading
-from query.access import facets, published
+from query.access import facets, freshness, published
 from query.access.callers import Caller, Readable
 from query.access.filters import NONE, Filters
 from query.access.tenant_rows import rows_of
@@ -152,6 +152,7 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         lambda: review.list_pending(connection, caller),
         lambda: review.list_feedback(connection, HELD),
         lambda: published.pending(connection, caller, [publication.content(id_, 1) for id_ in ids.documents]),
+        lambda: freshness.certificates(connection, HELD, may, (), generation.name),
         lambda: promotion.candidates(connection, promotion.Asker(HELD, tags=("staff",))),
         lambda: golden.load(connection, HELD),
         lambda: golden.delete(connection, HELD, "Q"),

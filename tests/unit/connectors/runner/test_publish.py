@@ -46,7 +46,7 @@ class Desk:
     async def find(self, ids: Collection[str]) -> dict[str, Row]:
         return {name: row for name, row in self.known.items() if name in ids}
 
-    async def intend(self, _rows: object, _at: object = None) -> None:
+    async def intend(self, _rows: object, _at: object = None, _events: object = ()) -> None:
         self.calls.append("intend")
         if self.lost:
             raise LeaseLost("another runner has it")

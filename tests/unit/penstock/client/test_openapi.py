@@ -150,7 +150,7 @@ def test_a_later_services_additions_do_not_break_this_client() -> None:
     assert (caller.kind, caller.caller_class, caller.model_extra) == ("mtls", "huge", {"zone": "eu"})
     assert calls.event("progress", "{}", {}) is None
     body = b'{"results": [], "steps": [], "took_ms": 1, "relevant": false, "degraded": [], "cursor": null,'
-    body += b' "facets": {}, "at_least": null, "page": {"next": "x"}}'
+    body += b' "facets": {}, "at_least": null, "freshness": [], "page": {"next": "x"}}'
     assert calls.search("q", 10, "hybrid", None, True).read(body) == SearchResponse.model_validate_json(body)
 
 
