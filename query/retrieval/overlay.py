@@ -125,10 +125,6 @@ class OverlaidStores(Stores):
         new = {id_: self._overlay.new[id_].vector for id_ in ids if id_ in self._overlay.new}
         return await super().embeddings(scope, [id_ for id_ in ids if id_ not in new]) | new
 
-    async def cosine_scores(self, scope: Scope, ids: Sequence[UUID], vector: Vectors) -> dict[UUID, float]:
-        new = {id_: score for id_, score in self._overlay.cosine_scores(vector).items() if id_ in ids}
-        return await super().cosine_scores(scope, [id_ for id_ in ids if id_ not in new], vector) | new
-
     async def bm25_scores(
         self, scope: Scope, ids: Sequence[UUID], text: str, more: Mapping[str, float]
     ) -> dict[UUID, float]:

@@ -22,7 +22,7 @@ from pipeline.core.model import Generation
 from pipeline.core.publication import Publication
 from pipeline.ledger import generations
 from pipeline.runtime.settings import Settings
-from pipeline.runtime.tasks import gather_or_cancel, time_limit
+from pipeline.runtime.tasks import time_limit
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool
 from query.access.callers import Caller, identify, readable
@@ -252,10 +252,9 @@ class Search:
         """The cosine and the BM25 of chunks that are verified already; those that a store lacks, or that have no word
         of the query, are absent. Raises Retryable and Misconfigured."""
         scope = await self._pin(caller, NONE, generation)
-        cosines, bm25 = await gather_or_cancel(
-            self._stores.cosine_scores(scope, ids, embedded[1]), self._stores.bm25_scores(scope, ids, query, {})
-        )
-        return cosines, bm25
+        embeddings = await self._stores.embeddings(scope, ids)
+        bm25 = await self._stores.bm25_scores(scope, ids, query, {})
+        return {id_: float(embedding @ embedded[1]) for id_, embedding in embeddings.items()}, bm25
 
     async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None) -> Scope:
         async with self._stores.connection(self._stores.timeouts.ledger, "search", caller.tenant) as connection:
