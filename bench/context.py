@@ -1,4 +1,4 @@
-"""What the vector of a message gains from its author and from the opening of its thread.
+"""Measures what the vector of a message gains from its author and from the opening of its thread.
 
     python -m bench.context
 
@@ -9,9 +9,9 @@ Two collections of threads, neither of which is a part of this project:
 - ``paragraphs``: documented members of Python's library (bench/python_docs.py). The signature opens a thread, and each
   paragraph of the docstring is a reply. The summary, which is in no message, is the query; all replies answer it.
 
-Each variant embeds the same messages with other text in front of them. Found are the ``reply``, and the ``thread``,
-whose rank is that of its best message. Vector search alone, exact, with the bundled model; no server is used. Writes
-bench/results/context.json, from which ``python -m bench.judged`` writes the table of docs/evaluation.md.
+Each variant embeds the same messages with other text in front of them. The measures are of the ``reply``, and of the
+``thread``, whose rank is that of its best message. Vector search alone, exact, with the bundled model; no server is
+used. Writes bench/results/context.json, from which ``python -m bench.judged`` writes the table of docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def chat(content: bytes) -> Threads:
             (turn[0]["sender"], " ".join(" ".join(m["text"] for m in turn).split()))
             for turn in conversations[name]["messages"]
         ]
-        asked = [n for n in range(2, len(turns) - 1) if _is_question(turns[n][1]) and _is_long(turns[n + 1][1])]
-        if asked and FEWEST_MESSAGES <= len(turns) <= MOST_MESSAGES:
-            taken = min(asked, key=lambda n: _digest(turns[n][1]))
+        questions = [n for n in range(2, len(turns) - 1) if _is_question(turns[n][1]) and _is_long(turns[n + 1][1])]
+        if questions and FEWEST_MESSAGES <= len(turns) <= MOST_MESSAGES:
+            taken = min(questions, key=lambda n: _digest(turns[n][1]))
             threads.queries[name] = turns[taken][1]
             threads.replies[name] = [len(threads.messages) + taken]
             people = list(dict.fromkeys(sender for sender, _ in turns))
-            kept = [(NAMES[people.index(sender) % 2], text) for n, (sender, text) in enumerate(turns) if n != taken]
-            threads.messages += _thread(name, kept)
+            retained = [(NAMES[people.index(sender) % 2], text) for n, (sender, text) in enumerate(turns) if n != taken]
+            threads.messages += _thread(name, retained)
         if len(threads.queries) == THREADS:
             break
     return threads
@@ -148,12 +148,11 @@ async def run(model: Embedder, threads: Threads) -> dict[str, Any]:
     lines: dict[str, Any] = {}
     before: Values | None = None
     for variant, template in VARIANTS.items():
-        values = _found(threads, questions, await _vectors(model, threads, template))
-        lines[variant] = {found: _interval(of) for found, of in values.items()}
+        values = _measured(threads, questions, await _vectors(model, threads, template))
+        lines[variant] = {target: _interval(of) for target, of in values.items()}
         if before is not None:
-            lines[variant] |= {
-                f"{found} over the line before": _change(of, before[found]) for found, of in values.items()
-            }
+            for target, of in values.items():
+                lines[variant][f"{target} over the line before"] = _change(of, before[target])
         before = values
     return {"messages": len(threads.messages), "queries": len(threads.queries), "lines": lines}
 
@@ -164,14 +163,14 @@ async def _vectors(model: Embedder, threads: Threads, template: str) -> Vectors:
     return np.concatenate([batch.vectors for batch in batches])
 
 
-def _found(threads: Threads, questions: Vectors, messages: Vectors) -> Values:
-    """How well the reply and the thread of each query are found: the measure by what is found."""
+def _measured(threads: Threads, questions: Vectors, messages: Vectors) -> Values:
+    """The measure of each query for its reply, and for its thread."""
     nearest = dict(
         zip(threads.queries, np.argsort(-(questions @ messages.T), axis=1, kind="stable").tolist(), strict=True)
     )
     replies = {query: [f"{n}" for n in order] for query, order in nearest.items()}
     best = {query: list(dict.fromkeys(threads.messages[n].thread for n in order)) for query, order in nearest.items()}
-    right = {query: dict.fromkeys((f"{n}" for n in found), 1) for query, found in threads.replies.items()}
+    right = {query: dict.fromkeys((f"{n}" for n in numbers), 1) for query, numbers in threads.replies.items()}
     return {
         "reply": measure(replies, right)[MEASURE],
         "thread": measure(best, {query: {query: 1} for query in threads.queries})[MEASURE],

@@ -150,8 +150,8 @@ def context_table(results: Mapping[str, Any]) -> Iterator[str]:
     for name, of in results["collections"].items():
         for variant, line in of["lines"].items():
             cells = [f"{COLLECTIONS[name]}: {of['queries']} questions, {of['messages']} messages", variant]
-            for found in ("reply", "thread"):
-                cells += [_interval(line[found]), _change(line.get(f"{found} over the line before"))]
+            for target in ("reply", "thread"):
+                cells += [_interval(line[target]), _change(line.get(f"{target} over the line before"))]
             yield f"| {' | '.join(cells)} |"
     yield ""
     yield _measured(results)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bench import judged
 
@@ -42,14 +45,16 @@ RESULTS: dict[str, Any] = {
 }
 
 
-def test_the_tables_of_the_page_come_from_the_results_files() -> None:
-    page = judged.DOCUMENT.read_text("utf-8")
+@pytest.mark.parametrize("document", judged.DOCUMENTS, ids=lambda document: document.name)
+def test_the_tables_of_a_page_come_from_the_results_files(document: Path) -> None:
+    page = document.read_text("utf-8")
     assert page == judged.written(page, judged.tables()), "run `python -m bench.judged`"
 
 
-def test_the_page_has_no_measured_table_of_its_own() -> None:
+@pytest.mark.parametrize("document", judged.DOCUMENTS, ids=lambda document: document.name)
+def test_a_page_has_no_measured_table_of_its_own(document: Path) -> None:
     assert MEASURED.search("| vector alone | .373 [.338, .409] |  |")
-    assert MEASURED.findall(judged.MARKED.sub("", judged.DOCUMENT.read_text("utf-8"))) == []
+    assert MEASURED.findall(judged.MARKED.sub("", document.read_text("utf-8"))) == []
 
 
 def test_a_table_names_its_commit_and_compares_each_line_with_the_one_before() -> None:
