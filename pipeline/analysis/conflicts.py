@@ -88,14 +88,16 @@ class Conflicts:
                 ended = await conflicts.close(connection, generation.name, document_id, document.chunk_ids)
                 await self._announce(document, ended, "ended")
             self._metrics.conflicts_closed.inc(len(ended))
-            for start in range(0, len(document.new_chunk_ids), READ_AT_ONCE):
+            done = [chunk for chunk in document.chunk_ids if chunk not in set(document.new_chunk_ids)]
+            for start in range(0, len(document.new_chunk_ids) or 1, READ_AT_ONCE):
                 some = document.new_chunk_ids[start : start + READ_AT_ONCE]
                 began = monotonic()
                 async with self._pool.connection() as connection:
                     await self._compare(connection, generation, document, some)
+                    # With them, because a long document may take longer than the consumer may be silent.
+                    done += some
+                    await conflicts.record_examined(connection, generation.name, document_id, document.tenant, done)
                 await asyncio.sleep((monotonic() - began) * (1 / SHARE - 1))
-            async with self._pool.connection() as connection:
-                await conflicts.record_examined(connection, generation.name, document_id, document)
 
     async def _compare(
         self, connection: Connection, generation: Generation, document: Examined, chunk_ids: Sequence[UUID]

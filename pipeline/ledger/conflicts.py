@@ -86,19 +86,17 @@ async def examined(connection: Connection, generation: str, document_id: UUID) -
     return Examined(tenant, source, alive, chunks, tuple(chunk for chunk in chunks if chunk not in set(before or ())))
 
 
-async def record_examined(connection: Connection, generation: str, document_id: UUID, document: Examined) -> None:
+async def record_examined(
+    connection: Connection, generation: str, document_id: UUID, tenant: str, chunk_ids: Sequence[UUID]
+) -> None:
+    """Record that these chunks of the document, and no others, were compared with their neighbours."""
     await connection.execute(
         """
         INSERT INTO conflict_examined (document_id, tenant, generation, chunk_ids)
         VALUES (%(document)s, %(tenant)s, %(generation)s, %(chunks)s)
         ON CONFLICT (document_id) DO UPDATE SET generation = excluded.generation, chunk_ids = excluded.chunk_ids
         """,
-        {
-            "document": document_id,
-            "tenant": document.tenant,
-            "generation": generation,
-            "chunks": list(document.chunk_ids),
-        },
+        {"document": document_id, "tenant": tenant, "generation": generation, "chunks": list(chunk_ids)},
     )
 
 

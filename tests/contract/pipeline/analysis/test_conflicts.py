@@ -21,6 +21,7 @@ from deploy.local.stack import Stack
 from pipeline.analysis import conflicts as task
 from pipeline.analysis.conflicts import Conflicts
 from pipeline.analysis.task import Services
+from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 from query import conflicts
 from query.access.tenant_rows import rows_of
@@ -157,6 +158,27 @@ async def test_only_new_passages_are_compared_after_an_edit(library: Library) ->
     compared = library.metrics.conflicts_examined._value.get()
     await examine(library, first)
     assert library.metrics.conflicts_examined._value.get() == compared
+
+
+async def test_a_long_document_continues_where_it_was_interrupted(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "READ_AT_ONCE", 1)
+    nearest, looked_up = task.nearest, []
+
+    async def nearest_until_interrupted(*arguments: Any) -> Any:
+        looked_up.append(arguments[-1].chunk_id)
+        if len(looked_up) == 2:
+            raise Retryable("Kafka took the partition away", service="kafka")
+        return await nearest(*arguments)
+
+    monkeypatch.setattr(task, "nearest", nearest_until_interrupted)
+    words = (" ".join(f"word{part}of{n}" for n in range(150)) + "." for part in range(3))
+    long = document("long.md", "\n\n".join(words))
+    with pytest.raises(Retryable):
+        await indexed(library, long)
+    await examine(library, long)
+    assert len(looked_up) == len(set(looked_up)) + 1 > 3, "only the passage in which it was interrupted is repeated"
 
 
 async def test_passages_without_a_common_reader_are_never_compared(library: Library) -> None:
