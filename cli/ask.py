@@ -20,7 +20,7 @@ from pipeline.core.publication import DEFAULT_WAIT_SECONDS, publications_of
 if TYPE_CHECKING:
     from pipeline.core.publication import Publication
     from query.access.callers import Caller
-    from query.answers.model import Answer, Sources
+    from query.answers.model import Answer, NumberedPassage, Sources
     from query.model import AtLeast as Seen
     from query.model import SourceFreshness
     from query.modes.material import Question
@@ -57,6 +57,9 @@ def ask(
         bool,
         typer.Option("--conversation", help="Read follow-up questions from standard input, one a line, until it ends."),
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the answer as a standing question: see penstock standing.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Answer a question from the documents. Every sentence of the answer cites its passages.
@@ -71,6 +74,10 @@ def ask(
 
     if conversation and json_output:
         _refuse("--conversation cannot be used with --json, which prints one answer: send `turns` to /v1/answers")
+    if keep and conversation:
+        _refuse("--keep cannot be used with --conversation: a standing question stands alone")
+    if keep and (tags or len(principals or []) > 1):
+        _refuse("--keep needs one person (--as) and no --tag: a standing question belongs to whoever asked it")
     modes = get_args(AnswerMode)
     if mode is not None and mode not in modes:
         _refuse(f"--mode is {mode!r}, but must be one of {', '.join(modes)}")
@@ -92,6 +99,7 @@ def ask(
                 publications_of(at_least) if at_least is not None else (),
                 wait_seconds,
                 conversation=conversation,
+                keep=keep,
                 live=not json_output and stdout.is_terminal,
                 show=_print_json if json_output else _show,
             )
@@ -113,8 +121,9 @@ async def _ask(
     wait_seconds: float,
     *,
     conversation: bool,
+    keep: bool,
     live: bool,
-    show: Callable[[Answer, Seen | None, Sequence[SourceFreshness]], None],
+    show: Callable[[Answer, Seen | None, Sequence[SourceFreshness], UUID | None], None],
 ) -> None:
     from cli.recorded import able_to_record
     from pipeline.observability import tracing
@@ -139,8 +148,12 @@ async def _ask(
         caller = await service.search.identify(tenant, principals=principals, tags=tags)
         named = await _named(service, tenant, documents)
         question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
+        passages: list[NumberedPassage] = []
+        if keep:
+            await service.standing.check_room(tenant, principals[0], question)
 
         async def note(sources: Sources) -> None:
+            passages[:] = sources.passages
             shown = [
                 *shown_documents(passage.result for passage in sources.passages),
                 *sorted(sources.history_documents),
@@ -151,7 +164,10 @@ async def _ask(
         while True:
             fresh = await service.search.freshness(caller, question.sources)
             answer = await _answer(service, question, caller, note, live=live)
-            show(answer, seen, fresh)
+            standing = None
+            if keep:
+                standing = await service.standing.keep(caller, principals[0], question, answer, passages)
+            show(answer, seen, fresh, standing)
             seen = None  # it has waited
             if not conversation or (text := await asyncio.to_thread(_follow_up)) is None:
                 return
@@ -243,14 +259,20 @@ async def _live(
     raise AssertionError("an answer ends with Done or Failed")
 
 
-def _print_json(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness]) -> None:
+def _print_json(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness], standing: UUID | None) -> None:
     from query.answers.model import answer_json
 
-    certificates = [source.as_json() for source in fresh]
-    print_json(answer_json(answer) | {"at_least": seen and seen.as_json(), "freshness": certificates})
+    print_json(
+        answer_json(answer)
+        | {
+            "at_least": seen and seen.as_json(),
+            "freshness": [source.as_json() for source in fresh],
+            "standing_id": None if standing is None else str(standing),
+        }
+    )
 
 
-def _show(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness]) -> None:
+def _show(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness], standing: UUID | None) -> None:
     """Print the lines below the answer; in a pipe, the answer too, as Markdown."""
     from rich.text import Text
 
@@ -276,6 +298,8 @@ def _show(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness]) -
     for step in answer.steps:
         if step.name == "follow_up" and step.facts.get("by") != "unchanged":
             stdout.print(Text(f"understood as: {printable(str(step.facts['question']))}", "dim"), soft_wrap=True)
+    if standing is not None:
+        stdout.print(Text(f"kept as {standing}: penstock standing show {standing}", "dim"), soft_wrap=True)
     how = ", ".join(f"{step.name} {step.took_ms:g}" for step in answer.steps)
     stdout.print(Text(f"{answer.mode}, {answer.model or 'no model'} ({how})", "dim"), soft_wrap=True)
 

@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "watch": "ingest:watch",
     "search": "search:search",
     "ask": "ask:ask",
+    "standing": "standing:standing",
     "why": "why:why",
     "rebuild": "generation:rebuild",
     "recover": "recover:recover",
@@ -72,6 +73,7 @@ NEEDS: Mapping[str, tuple[Extra, ...]] = {
     "watch": ("connectors",),
     "search": (),  # by the running service; without one it requires what it needs then
     "ask": ("query",),
+    "standing": ("query",),
     "why": ("query",),
     "rebuild": ("worker",),
     "recover": ("worker",),
@@ -186,7 +188,11 @@ def migrate() -> None:
 
 
 Worker = Literal["detect", "vectors", "keywords", "analysis", "connectors", "canary"]
-WORKER_NEEDS: Mapping[str, tuple[Extra, ...]] = {"connectors": ("connectors",), "canary": ("worker", "query")}
+WORKER_NEEDS: Mapping[str, tuple[Extra, ...]] = {
+    "connectors": ("connectors",),
+    "canary": ("worker", "query"),
+    "analysis": ("worker", "query"),
+}
 """The extras of the workers that need others than ``worker``."""
 
 

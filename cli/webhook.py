@@ -45,6 +45,9 @@ def add(
             "--source", metavar="SOURCE", help="Source; * matches any characters. Repeatable. Default: all sources."
         ),
     ] = None,
+    answers: Annotated[
+        bool, typer.Option("--answers", help="Also report which standing questions of the tenant are invalidated.")
+    ] = False,
     allow_private: Annotated[
         bool, typer.Option("--allow-private", help="Allow an address that is not public, and http.")
     ] = False,
@@ -67,7 +70,7 @@ def add(
     record("webhook.add", tenant=tenant, object=f"webhook:{name}")
 
     async def enrol(connection: Connection) -> None:
-        await webhooks.add(connection, name, tenant, source or [], url, secret, private=allow_private)
+        await webhooks.add(connection, name, tenant, source or [], url, secret, private=allow_private, answers=answers)
 
     _in_ledger(enrol)
     _show_secret(name, shown, {"tenant": tenant, "sources": source or [], "url": url}, json_output=json_output)

@@ -26,6 +26,7 @@ from query.rerank.guarded import open_reranker
 from query.retrieval.search import Search, Timeouts
 from query.retrieval.timeouts import TimeBudget, time_budget
 from query.settings import QuerySettings
+from query.standing.questions import StandingQuestions
 from query.telemetry import QueryMetrics
 
 GATHER_SECONDS = 10.0
@@ -47,6 +48,7 @@ class Service:
     shadow: Shadow
     search: Search
     answers: Answers
+    standing: StandingQuestions
     pipeline: PipelineView
     previews: Previews
     trail: Trail
@@ -111,6 +113,7 @@ async def open_service(
         )
         modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, metrics=metrics)
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)
+        standing = StandingQuestions(pool, search, most=query.serve.standing_questions, ledger_seconds=budget.ledger)
         view = PipelineView(pool, es, settings)
         previews = Previews(search, pool, es, embedders)
         following = GenerationFollower(pool, embedders, metrics)
@@ -132,6 +135,7 @@ async def open_service(
             shadow,
             search,
             answers,
+            standing,
             view,
             previews,
             trail,

@@ -146,6 +146,8 @@ class ServeSettings(Part):
     """A TOML file of the tenants' weights and daily budgets: ``[default]`` and ``[tenant.NAME]`` with ``weight``,
     ``requests_per_day``, ``tokens_per_day``, ``money_per_day``, and the same three budgets in ``caller`` for each
     caller. It is read again when it changes. None: there are no budgets."""
+    standing_questions: int = Field(100, ge=0)
+    """The most standing questions of one principal (docs/standing.md)."""
     search_seconds: float = Field(10.0, gt=0)
     """The time limit of a whole search, including reranking. Its parts get shares of it
     (query/retrieval/timeouts.py)."""

@@ -11,6 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from topics.codec import CE_TYPE_PREFIX, CONTENT_TYPE
 from topics.messages import MESSAGES, AnyMessage, ConflictChanged, ConversationMessage, DocumentMessage
 from topics.registry import (
+    ANSWERS_INVALIDATED,
     CONFLICTS,
     CONVERSATIONS,
     DEAD_LETTERS,
@@ -26,7 +27,7 @@ from topics.registry import (
 
 KAFKA_BINDING = "0.5.0"
 RECEIVES = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS, INDEX_LIVE, INDEX_BACKFILL)
-SENDS = (INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED, CONFLICTS, DEAD_LETTERS)
+SENDS = (INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED, CONFLICTS, ANSWERS_INVALIDATED, DEAD_LETTERS)
 """The topics that Penstock itself receives from and sends to. Connectors send to the first ones that it receives from;
 other teams read the announcements and dead letters."""
 

@@ -211,6 +211,26 @@ class ConflictChanged(Message):
         return f"{self.tenant}/{self.conflict_id}"
 
 
+class AnswerInvalidated(Message):
+    """A standing question whose answer no longer holds. It carries no text, no name and no id of a document: its asker
+    reads the answer, with the access of that moment. ``source`` is always ``standing``."""
+
+    kind: ClassVar[Literal["answer.invalidated.v1"]] = "answer.invalidated.v1"
+    question_id: UUID
+    change: Literal["changed", "deleted", "unreadable", "new"]
+    """The passages behind the sentences were changed, deleted, or may no longer be read by the asker; new: a passage
+    that the answer would be made from."""
+    sentences: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=10_000)]
+    """Numbers of the sentences concerned, from 1."""
+    asked_at: Instant
+    """When the answer was given. An event about an earlier answer than the one that you show has no meaning."""
+
+    @property
+    def key(self) -> str:
+        """The Kafka key ``tenant/question_id``: the events of one question stay in order."""
+        return f"{self.tenant}/{self.question_id}"
+
+
 class Pair(BaseModel):
     """A question and its answer."""
 
@@ -280,6 +300,7 @@ AnyMessage = (
     | IndexHint
     | DocumentIndexed
     | ConflictChanged
+    | AnswerInvalidated
     | ConversationRecorded
     | ConversationForgotten
 )
@@ -293,6 +314,7 @@ MESSAGES: dict[str, type[AnyMessage]] = {
         IndexHint,
         DocumentIndexed,
         ConflictChanged,
+        AnswerInvalidated,
         ConversationRecorded,
         ConversationForgotten,
     )

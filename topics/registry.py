@@ -62,6 +62,7 @@ INDEX_LIVE = Topic("index.live.v1", ("index.hint.v1",), "wakes the sinks, live",
 INDEX_BACKFILL = Topic("index.backfill.v1", ("index.hint.v1",), "wakes the sinks, backfill", retention_ms=3 * DAY_MS)
 DOCUMENTS_INDEXED = Topic("documents.indexed.v1", ("document.indexed.v1",), "what became searchable or was retired")
 CONFLICTS = Topic("conflicts.v1", ("conflict.changed.v1",), "passages that contradict or repeat each other")
+ANSWERS_INVALIDATED = Topic("answers.invalidated.v1", ("answer.invalidated.v1",), "kept answers that no longer hold")
 DEAD_LETTERS = Topic(
     "dead-letters.v1",
     (),
@@ -80,6 +81,7 @@ TOPICS = (
     INDEX_BACKFILL,
     DOCUMENTS_INDEXED,
     CONFLICTS,
+    ANSWERS_INVALIDATED,
     DEAD_LETTERS,
 )
 

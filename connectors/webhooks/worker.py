@@ -28,8 +28,8 @@ from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stores.leader import leading
 from pipeline.stores.postgres import WEBHOOKS_LOCK, Connection, Pool, translated
 from topics.codec import CE_TYPE_PREFIX, BadMessage, ce_source, decode, header_map
-from topics.messages import DocumentIndexed
-from topics.registry import DOCUMENTS_INDEXED
+from topics.messages import AnswerInvalidated, DocumentIndexed
+from topics.registry import ANSWERS_INVALIDATED, DOCUMENTS_INDEXED
 
 log = structlog.get_logger()
 
@@ -115,6 +115,7 @@ class Webhooks:
         """Raises KafkaError, Retryable."""
         consumer = AIOKafkaConsumer(
             f"{self._kafka.topic_prefix}{DOCUMENTS_INDEXED.name}",
+            f"{self._kafka.topic_prefix}{ANSWERS_INVALIDATED.name}",
             bootstrap_servers=self._kafka.bootstrap,
             group_id=f"{self._kafka.topic_prefix}{group(STAGE)}",
             enable_auto_commit=False,
@@ -264,8 +265,13 @@ def signing_secrets(endpoint: Endpoint, settings: WebhookSettings) -> list[bytes
     return [secret for secret in (newest, old) if secret is not None] if newest is not None else []
 
 
+INVALIDATED = "invalidated"
+"""The state of an event about a standing question; its document is the question."""
+
+
 def cloud_event(delivery: Delivery) -> bytes:
-    message = DocumentIndexed.model_validate_json(delivery.event)
+    kind = AnswerInvalidated if delivery.state == INVALIDATED else DocumentIndexed
+    message: AnswerInvalidated | DocumentIndexed = kind.model_validate_json(delivery.event)
     return core.cloud_event(
         id_=delivery.event_id,
         type_=f"{CE_TYPE_PREFIX}{message.kind}",
@@ -281,34 +287,35 @@ def _events(records: Sequence[ConsumerRecord], endpoints: Sequence[Endpoint]) ->
     for record in records:
         try:
             message = decode(record.value, record.headers)
-            if not isinstance(message, DocumentIndexed):
+            if not isinstance(message, AnswerInvalidated | DocumentIndexed):
                 continue
-            document, id_ = _ids(message, record)
+            of, id_ = _ids(message, record)
         except BadMessage as error:
             log.error("webhook_record_unreadable", code=error.code, partition=record.partition, offset=record.offset)
             continue
+        state = INVALIDATED if isinstance(message, AnswerInvalidated) else message.state
         events += [
-            Event(
-                endpoint.name,
-                message.tenant,
-                document,
-                message.state,
-                id_,
-                message.model_dump_json(),
-            )
+            Event(endpoint.name, message.tenant, of, state, id_, message.model_dump_json())
             for endpoint in endpoints
-            if endpoint.subscription.includes(message.tenant, message.source, message.observed_at)
+            if _includes(endpoint, message)
         ]
     return events
 
 
-def _ids(message: DocumentIndexed, record: ConsumerRecord) -> tuple[UUID, str]:
-    """The ids of the document and of the event. Raises BadMessage if Postgres or a header cannot hold one of them."""
+def _includes(endpoint: Endpoint, message: AnswerInvalidated | DocumentIndexed) -> bool:
+    if isinstance(message, AnswerInvalidated):
+        return endpoint.subscription.includes_answers(message.tenant, message.observed_at)
+    return endpoint.subscription.includes(message.tenant, message.source, message.observed_at)
+
+
+def _ids(message: AnswerInvalidated | DocumentIndexed, record: ConsumerRecord) -> tuple[UUID, str]:
+    """The ids of the document, or of the standing question, and of the event. Raises BadMessage if Postgres or a header
+    cannot hold one of them."""
     id_ = (header_map(record.headers).get("ce_id") or b"").decode("latin-1")
     try:
-        document = UUID(message.document_id)
+        of = message.question_id if isinstance(message, AnswerInvalidated) else UUID(message.document_id)
     except ValueError as error:
         raise BadMessage("invalid", "document_id is no UUID") from error
     if not core.EVENT_ID.fullmatch(id_):
         raise BadMessage("invalid", "header ce_id is empty, too long, or has other than visible ASCII characters")
-    return document, id_
+    return of, id_

@@ -40,6 +40,9 @@ from penstock.client.models import (
     SearchFilters,
     SearchResponse,
     SourcesEvent,
+    StandingAnswerResponse,
+    StandingListResponse,
+    StandingResponse,
     StoryResponse,
     Turn,
 )
@@ -125,12 +128,14 @@ def answer(
     at_least: str | None = None,
     wait_seconds: float = DEFAULT_WAIT_SECONDS,
     *,
+    keep: bool = False,
     stream: bool = False,
 ) -> Call[AnswerResponse]:
     body = _present(question=question, mode=mode, collection=collection, top=top)
     body |= _published(at_least, wait_seconds)
     body |= {"documents": [str(document) for document in documents], "history": history, "stream": stream}
     said = [turn.model_dump(mode="json", exclude_defaults=True) for turn in turns]
+    body |= {"keep": True} if keep else {}  # a service of before refuses the field
     body |= _filters(filters) | ({"turns": said} if said else {})  # a service of before refuses the field
     return Call("POST", "/v1/answers", _reader(AnswerResponse), json=body, idempotent=False)
 
@@ -172,6 +177,24 @@ def preview(source: str, documents: Iterable[ProposedDocument], folders: Iterabl
         folders=list(folders),
     )
     return Call("POST", "/v1/previews", _reader(PreviewResponse), json=body)
+
+
+def standing() -> Call[StandingListResponse]:
+    return Call("GET", "/v1/standing", _reader(StandingListResponse))
+
+
+def standing_question(question_id: UUID | str) -> Call[StandingResponse]:
+    return Call("GET", f"/v1/standing/{_segment(question_id)}", _reader(StandingResponse))
+
+
+def ask_standing(question_id: UUID | str) -> Call[StandingAnswerResponse]:
+    path = f"/v1/standing/{_segment(question_id)}/answer"
+    return Call("POST", path, _reader(StandingAnswerResponse), idempotent=False)
+
+
+def remove_standing(question_id: UUID | str) -> Call[None]:
+    """Not sent twice: the second time there is nothing left to remove."""
+    return Call("DELETE", f"/v1/standing/{_segment(question_id)}", _nothing, idempotent=False)
 
 
 def feedback(

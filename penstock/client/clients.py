@@ -34,6 +34,9 @@ from penstock.client.models import (
     SearchMode,
     SearchResponse,
     SearchSort,
+    StandingAnswerResponse,
+    StandingListResponse,
+    StandingResponse,
     StoryResponse,
     Turn,
 )
@@ -145,16 +148,20 @@ class Client:
         turns: Iterable[Turn] = (),
         at_least: str | None = None,
         wait_seconds: float = DEFAULT_WAIT_SECONDS,
+        keep: bool = False,
     ) -> AnswerResponse:
         """An answer from passages that the caller may read, with a citation for each claim.
 
         mode: by default the service chooses one. documents: answer from the whole text of these (at most 100).
         collection: answer from this source only. top: number of passages (1 to 50). history: also use the caller's own
         conversations. turns: the conversation so far, which the question may refer to (at most 10). at_least and
-        wait_seconds: as for ``search``. It is sent again only if the service has not begun to work on it.
+        wait_seconds: as for ``search``. keep: store it as a standing question, with the response's ``standing_id``.
+        It is sent again only if the service has not begun to work on it.
         """
         return self._send(
-            calls.answer(question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds)
+            calls.answer(
+                question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds, keep=keep
+            )
         )
 
     @contextmanager
@@ -171,6 +178,7 @@ class Client:
         turns: Iterable[Turn] = (),
         at_least: str | None = None,
         wait_seconds: float = DEFAULT_WAIT_SECONDS,
+        keep: bool = False,
     ) -> Iterator[Iterator[AnswerEvent]]:
         """An answer while it is written; the arguments are those of ``answer``.
 
@@ -179,7 +187,18 @@ class Client:
         raises ProblemError or Unreachable if the answer cannot be completed.
         """
         call = calls.answer(
-            question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds, stream=True
+            question,
+            mode,
+            documents,
+            collection,
+            filters,
+            top,
+            history,
+            turns,
+            at_least,
+            wait_seconds,
+            keep=keep,
+            stream=True,
         )
         response = self._again(call)(self._open, call)
         events = self._events(response)
@@ -229,6 +248,24 @@ class Client:
     def me(self) -> CallerResponse:
         """The authenticated caller."""
         return self._send(calls.me())
+
+    def standing(self) -> StandingListResponse:
+        """The caller's standing questions, the newest first, each with what has changed since its answer."""
+        return self._send(calls.standing())
+
+    def standing_question(self, question_id: UUID | str) -> StandingResponse:
+        """A standing question with its stored answer, without the sentences that the caller may no longer see. Raises
+        ProblemError with status 404 if the caller has no such question."""
+        return self._send(calls.standing_question(question_id))
+
+    def ask_standing(self, question_id: UUID | str) -> StandingAnswerResponse:
+        """Ask a standing question again. The answer replaces the stored one; ``difference`` compares them. Raises as
+        ``standing_question`` does."""
+        return self._send(calls.ask_standing(question_id))
+
+    def remove_standing(self, question_id: UUID | str) -> None:
+        """Remove a standing question. Raises as ``standing_question`` does."""
+        return self._send(calls.remove_standing(question_id))
 
     def feedback(
         self,
@@ -383,10 +420,13 @@ class AsyncClient:
         turns: Iterable[Turn] = (),
         at_least: str | None = None,
         wait_seconds: float = DEFAULT_WAIT_SECONDS,
+        keep: bool = False,
     ) -> AnswerResponse:
         """As ``Client.answer``."""
         return await self._send(
-            calls.answer(question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds)
+            calls.answer(
+                question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds, keep=keep
+            )
         )
 
     @asynccontextmanager
@@ -403,10 +443,22 @@ class AsyncClient:
         turns: Iterable[Turn] = (),
         at_least: str | None = None,
         wait_seconds: float = DEFAULT_WAIT_SECONDS,
+        keep: bool = False,
     ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
         """As ``Client.stream_answer``."""
         call = calls.answer(
-            question, mode, documents, collection, filters, top, history, turns, at_least, wait_seconds, stream=True
+            question,
+            mode,
+            documents,
+            collection,
+            filters,
+            top,
+            history,
+            turns,
+            at_least,
+            wait_seconds,
+            keep=keep,
+            stream=True,
         )
         response: httpx.Response = await self._again(call)(self._open, call)
         events = self._events(response)
@@ -453,6 +505,22 @@ class AsyncClient:
     async def me(self) -> CallerResponse:
         """As ``Client.me``."""
         return await self._send(calls.me())
+
+    async def standing(self) -> StandingListResponse:
+        """As ``Client.standing``."""
+        return await self._send(calls.standing())
+
+    async def standing_question(self, question_id: UUID | str) -> StandingResponse:
+        """As ``Client.standing_question``."""
+        return await self._send(calls.standing_question(question_id))
+
+    async def ask_standing(self, question_id: UUID | str) -> StandingAnswerResponse:
+        """As ``Client.ask_standing``."""
+        return await self._send(calls.ask_standing(question_id))
+
+    async def remove_standing(self, question_id: UUID | str) -> None:
+        """As ``Client.remove_standing``."""
+        return await self._send(calls.remove_standing(question_id))
 
     async def feedback(
         self,

@@ -220,6 +220,8 @@ class AnswerResponse(_Response):
     """Sentences that the cited passages do not support."""
     review: bool
     answer_id: str
+    standing_id: str | None = None
+    """The id of the standing question, if the answer was kept."""
     at_least: AtLeastResponse | None = None
     """None if the request named no publication."""
     freshness: list[SourceFreshness] = []
@@ -228,6 +230,73 @@ class AnswerResponse(_Response):
     def turn(self, question: str) -> Turn:
         """This answer to a question, for the ``turns`` of the next one."""
         return Turn(question=question, answer=self.answer, answer_id=UUID(self.answer_id))
+
+
+class StandingChange(_Response):
+    """A kind of change since the answer was given."""
+
+    kind: str
+    """``unreadable``, ``deleted`` or ``changed`` passages; ``new``: a passage that the answer would be made from."""
+    sentences: list[int]
+    """Numbers of the sentences concerned, from 1."""
+
+
+class StandingSummary(_Response):
+    """A standing question of the caller's."""
+
+    id: str
+    question: str
+    stored_at: datetime
+    asked_at: datetime
+    """When the stored answer was given."""
+    state: str
+    """``current``, ``invalidated``, or ``erased`` together with a document."""
+    changes: list[StandingChange]
+
+
+class StandingListResponse(_Response):
+    standing: list[StandingSummary]
+
+
+class StandingSentence(_Response):
+    n: int
+    text: str | None
+    """None while a passage behind it is deleted or not readable for the caller."""
+    passages: list[int]
+    changes: list[str]
+
+
+class StandingPassage(_Response):
+    n: int
+    """The number that ``[n]`` in a sentence refers to."""
+    chunk_id: str
+    document_id: str
+    change: str | None
+
+
+class StandingResponse(StandingSummary):
+    """A standing question with its stored answer."""
+
+    model: str | None
+    sentences: list[StandingSentence]
+    passages: list[StandingPassage]
+    new_documents: list[str]
+    """Documents with new passages that the caller may read."""
+
+
+class DifferenceLine(_Response):
+    """A sentence of the old or the new answer."""
+
+    change: str
+    """``same``, ``removed``, ``added`` or ``withheld``."""
+    text: str | None
+    """None for a sentence of the old answer that is withheld."""
+
+
+class StandingAnswerResponse(AnswerResponse):
+    """The answer to a standing question that was asked again. It replaces the stored one."""
+
+    difference: list[DifferenceLine]
 
 
 class SourcesEvent(_Response):

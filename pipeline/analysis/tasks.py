@@ -7,10 +7,11 @@ from importlib import import_module
 from typing import cast
 
 from pipeline.analysis.task import Services, Task
-from topics.registry import DOCUMENTS_INDEXED, Topic
+from topics.registry import DOCUMENTS_INDEXED, IDENTITIES, Topic
 
 TASKS: Mapping[str, tuple[tuple[Topic, ...], str]] = {
     "conflicts": ((DOCUMENTS_INDEXED,), "pipeline.analysis.conflicts:Conflicts"),
+    "standing": ((DOCUMENTS_INDEXED, IDENTITIES), "query.standing.task:StandingTask"),
 }
 """Name → the topics that the task reads, and ``module:class``. The class is constructed with the process's Services;
 its module is imported only where the task runs, because `penstock status` reads the names and topics alone."""

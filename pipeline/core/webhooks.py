@@ -103,6 +103,12 @@ class Subscription:
     """Patterns, in which ``*`` matches any characters. Empty: all sources."""
     since: datetime
     """When the endpoint was added."""
+    answers: bool = False
+    """Whether it also receives the news of standing questions, whose tenant it has; they have no source."""
+
+    def includes_answers(self, tenant: str, at: datetime) -> bool:
+        """Whether the news of a standing question are for this endpoint. at: when they were announced."""
+        return self.answers and tenant == self.tenant and at >= self.since - CLOCKS_DIFFER
 
     def includes(self, tenant: str, source: str, at: datetime) -> bool:
         """Whether an event is for this endpoint. at: when it was announced, by the clock of a worker."""

@@ -382,8 +382,8 @@ PLACES: tuple[Place, ...] = (
     Place(
         "webhooks",
         free=(
-            "name tenant sources url private salt salt_check old_salt old_salt_check old_until created_at paused_at "
-            "reason failing_since failures next_at delivered delivered_at"
+            "name tenant sources answers url private salt salt_check old_salt old_salt_check old_until created_at "
+            "paused_at reason failing_since failures next_at delivered delivered_at"
         ),
     ),
     Place(
@@ -453,6 +453,23 @@ PLACES: tuple[Place, ...] = (
     Place("conversation_floors", free="tenant subject forgotten_at"),
     Place("conversation_provenance", free="tenant answer_id documents"),
     Place("answer_provenance", free="tenant answer_id documents made_at"),
+    Place(
+        "standing_questions",
+        personal="principal question request sentences probe",
+        free="tenant id model generation stored_at asked_at probe_generation",
+        erase={
+            "document": "UPDATE standing_questions q SET sentences = '[]' WHERE q.tenant = %(tenant)s AND EXISTS ("
+            "SELECT FROM standing_passages p WHERE p.tenant = q.tenant AND p.question_id = q.id"
+            " AND p.document_id = ANY(%(ids)s::uuid[]))",
+            "tenant": f"DELETE FROM standing_questions {_OF_TENANT}",
+            "person": "DELETE FROM standing_questions WHERE tenant = %(tenant)s AND principal = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND principal = %(person)s",
+        left_out="probe",
+        age=Age("standing_days", _by_owner("standing_questions")),
+    ),
+    Place("standing_changes", free="tenant question_id kind chunk_id document_id asked_at noticed_at"),
+    Place("standing_passages", free="tenant question_id n chunk_id document_id content_hash"),
     Place(
         "answer_reviews",
         personal="question answer unsupported",

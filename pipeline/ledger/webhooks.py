@@ -27,6 +27,8 @@ class Endpoint:
     name: str
     tenant: str
     sources: tuple[str, ...]
+    answers: bool
+    """True: it also receives the news of standing questions."""
     url: str
     private: bool
     """It may have an address that is not public, and be reached without TLS."""
@@ -45,11 +47,11 @@ class Endpoint:
 
     @property
     def subscription(self) -> Subscription:
-        return Subscription(self.name, self.tenant, self.sources, self.created_at)
+        return Subscription(self.name, self.tenant, self.sources, self.created_at, answers=self.answers)
 
 
 _ENDPOINT = """
-    SELECT name, tenant, sources, url, private, salt, salt_check, old_salt, old_salt_check,
+    SELECT name, tenant, sources, answers, url, private, salt, salt_check, old_salt, old_salt_check,
         old_until > clock_timestamp() AS old_holds, created_at, paused_at, reason, failing_since, failures,
         greatest(0, extract(epoch FROM next_at - clock_timestamp()))::float8 AS wait_seconds, delivered, delivered_at
     FROM webhooks WHERE %(name)s::text IS NULL OR name = %(name)s ORDER BY name
@@ -78,13 +80,22 @@ def _endpoint(row: dict[str, Any]) -> Endpoint:
 
 
 async def add(
-    connection: Connection, name: str, tenant: str, sources: Sequence[str], url: str, secret: Secret, *, private: bool
+    connection: Connection,
+    name: str,
+    tenant: str,
+    sources: Sequence[str],
+    url: str,
+    secret: Secret,
+    *,
+    private: bool,
+    answers: bool = False,
 ) -> None:
-    """Add an endpoint. Raises Refused where the name is taken."""
+    """Add an endpoint. answers: it also receives the news of standing questions. Raises Refused where the name is
+    taken."""
     cursor = await connection.execute(
-        "INSERT INTO webhooks (name, tenant, sources, url, private, salt, salt_check)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
-        [name, tenant, list(sources), url, private, secret.salt, secret.check],
+        "INSERT INTO webhooks (name, tenant, sources, url, private, salt, salt_check, answers)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+        [name, tenant, list(sources), url, private, secret.salt, secret.check, answers],
     )
     if cursor.rowcount == 0:
         raise Refused(f"a webhook {name} exists: remove it first, or choose another name")
@@ -165,6 +176,7 @@ class Delivery:
 
     id: int
     event_id: str
+    state: str
     event: str
     attempts: int
     failing_seconds: float
@@ -184,7 +196,7 @@ async def due(connection: Connection, webhook: str, limit: int) -> list[Delivery
     """The deliveries to try now: of each document its oldest one, so that a document's events arrive in order."""
     async with connection.cursor(row_factory=class_row(Delivery)) as cursor:
         await cursor.execute(
-            "SELECT id, event_id, event, attempts,"
+            "SELECT id, event_id, state, event, attempts,"
             " coalesce(extract(epoch FROM clock_timestamp() - failed_at), 0)::float8 AS failing_seconds"
             " FROM webhook_deliveries d"
             " WHERE webhook = %(webhook)s AND parked_at IS NULL AND due_at <= clock_timestamp() AND NOT EXISTS ("

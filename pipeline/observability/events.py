@@ -109,6 +109,8 @@ LogEvent = Literal[
     "span_closed_elsewhere",
     "spans_lost",
     "spending_not_recorded",
+    "standing_question_not_embedded",
+    "standing_question_unreadable",
     "superseded_versions_forgotten",
     "sweep_failed",
     "tokenizer_replaced",

@@ -424,6 +424,12 @@ class Metrics:
             TaskLabels,
             registry=r,
         )
+        self.answers_invalidated = counter(
+            "penstock_answers_invalidated",
+            "Standing questions whose answer no longer holds, by what happened to its passages",
+            ChangeLabels,
+            registry=r,
+        )
         self.analysis_seconds = histogram(
             "penstock_analysis_seconds",
             "Time in which a task of the analysis worker handles up to 200 messages",

@@ -364,6 +364,8 @@ class RetentionSettings(Part):
     """Answers that wait for a review, and what reviewers decided."""
     feedback_days: Days = 30.0
     """Feedback about answers and passages."""
+    standing_days: Days = 365.0
+    """Standing questions, from when they were last asked."""
     budgets_days: Days = 30.0
     """Names of callers beside what they last used of their day's budget of requests."""
     golden_days: Days = 0.0

@@ -419,6 +419,7 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
         )
     )
     await connection.execute("SELECT divide_as_documents(to_regclass(%s))", [f'"{generation.chunk_table}"'])
+    await connection.execute("SELECT prepare_probes(%s, %s)", [generation.name, generation.dimensions])
     await connection.execute(  # "is this very text embedded already?" (eight bytes a row)
         sql.SQL("CREATE INDEX IF NOT EXISTS {name} ON {table} (hashtextextended(text, 0))").format(
             name=sql.Identifier(f"{generation.chunk_table}_text"), table=table

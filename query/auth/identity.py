@@ -15,7 +15,7 @@ _SALT = token_bytes(16)
 Scope = Literal["search", "answers", "history", "documents", "feedback", "previews", "mcp"]
 PATHS: Mapping[Scope, tuple[str, ...]] = {
     "search": ("/v1/search", "/v1/facets"),
-    "answers": ("/v1/answers",),
+    "answers": ("/v1/answers", "/v1/standing"),
     "documents": ("/v1/documents", "/v1/conflicts"),
     "feedback": ("/v1/feedback",),
     "previews": ("/v1/previews",),

@@ -8,15 +8,28 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from time import perf_counter
 from typing import Any
+from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from pipeline.core.errors import PenstockError
 from query import problems
 from query.access.callers import Caller
-from query.answers.model import Cited, Delta, Done, Failed, Sources, answer_json, sources_json
+from query.answers.model import (
+    Answer,
+    Cited,
+    Delta,
+    Done,
+    Failed,
+    NumberedPassage,
+    Sources,
+    answer_json,
+    sources_json,
+)
+from query.auth.identity import Identity
 from query.http.audit_trail import EVENT_STREAM, note
 from query.http.dependencies import (
     AtLeastHeader,
@@ -29,7 +42,8 @@ from query.http.dependencies import (
 )
 from query.http.schemas import ANSWER_EVENT, AnswerRequest, AnswerResponse
 from query.model import AnswerMode, AtLeast, CallerClass, SourceFreshness, shown_documents
-from query.modes.gather import SEARCHED, effective_filters
+from query.modes.filters import effective_filters
+from query.modes.gather import SEARCHED
 from query.modes.material import Question
 from query.service import Service
 
@@ -73,18 +87,44 @@ async def answers(
     if body.history and not identity.has("history"):
         raise problems.Problem("forbidden", "this service may not read people's conversations: see its scopes")
     question = body.to_question(identity.principal)
+    keeper = await _keeper(service, identity, question) if body.keep else None
     caller, seen = await wait_for_publication(request, service, caller, body.publications(at_least), body.wait_seconds)
     fresh = await service.search.freshness(caller, question.sources)
     if body.stream or EVENT_STREAM in request.headers.get("accept", ""):
-        return EventStream(_events(service, request, question, caller, identity.caller_class, seen, fresh))
+        return EventStream(_events(service, request, question, caller, identity.caller_class, seen, fresh, keeper))
+    answer, passages = await whole(service, request, question, caller, identity.caller_class)
+    standing = await service.standing.keep(caller, keeper, question, answer, passages) if keeper else None
+    return JSONResponse(with_consistency(answer_json(answer), seen, fresh) | _standing_id(standing))
+
+
+async def whole(
+    service: Service, request: Request, question: Question, caller: Caller, caller_class: CallerClass
+) -> tuple[Answer, Sequence[NumberedPassage]]:
+    """An answer within its time limit, and the passages that it is made from, noted for the audit trail."""
+    passages: list[NumberedPassage] = []
+
+    def take(sources: Sources) -> None:
+        _note_sources(request, sources)
+        passages.extend(sources.passages)
+
     async with asyncio.timeout(service.answer_seconds):
-        answer = await service.answers.whole(
-            question, caller, identity.caller_class, on_sources=lambda sources: _note_sources(request, sources)
-        )
+        answer = await service.answers.whole(question, caller, caller_class, on_sources=take)
     note(request, object=f"answer:{answer.answer_id}")
     note_mode(request, answer.mode)
     _shadow(service, question, caller, answer.mode)
-    return JSONResponse(_with_consistency(answer_json(answer), seen, fresh))
+    return answer, passages
+
+
+async def _keeper(service: Service, identity: Identity, question: Question) -> str:
+    """The principal that the standing question will belong to. Raises Problem and BadQuery."""
+    if identity.principal is None:
+        raise problems.Problem("forbidden", "only a person can keep a question: this API key has tags and no principal")
+    await service.standing.check_room(identity.tenant, identity.principal, question)
+    return identity.principal
+
+
+def _standing_id(standing: UUID | None) -> dict[str, Any]:
+    return {"standing_id": None if standing is None else str(standing)}
 
 
 async def _events(
@@ -95,8 +135,10 @@ async def _events(
     caller_class: CallerClass,
     seen: AtLeast | None,
     fresh: Sequence[SourceFreshness],
+    keeper: str | None,
 ) -> AsyncGenerator[Event, None]:
     began, first = perf_counter(), True
+    passages: Sequence[NumberedPassage] = ()
     service.metrics.streams.inc()
     try:
         async with (
@@ -106,6 +148,7 @@ async def _events(
             async for event in events:
                 match event:
                     case Sources():
+                        passages = event.passages
                         _note_sources(request, event)
                         note_mode(request, event.mode)
                         _shadow(service, question, caller, event.mode)
@@ -113,8 +156,13 @@ async def _events(
                         first = False
                         service.metrics.first_token.observe(perf_counter() - began)
                 name, data = _event(event)
-                yield name, _with_consistency(data, seen, fresh) if name == "done" else data
-    except TimeoutError as error:
+                if isinstance(event, Done):
+                    data = with_consistency(data, seen, fresh)
+                    if keeper is not None:
+                        standing_id = await service.standing.keep(caller, keeper, question, event.answer, passages)
+                        data |= _standing_id(standing_id)
+                yield name, data
+    except (TimeoutError, PenstockError) as error:
         yield "error", problems.of(error).as_json()
     finally:
         service.metrics.streams.dec()
@@ -129,7 +177,7 @@ def _note_sources(request: Request, sources: Sources) -> None:
     )
 
 
-def _with_consistency(answer: dict[str, Any], seen: AtLeast | None, fresh: Sequence[SourceFreshness]) -> dict[str, Any]:
+def with_consistency(answer: dict[str, Any], seen: AtLeast | None, fresh: Sequence[SourceFreshness]) -> dict[str, Any]:
     """An answer's JSON with what became of the changes that the request waited for, and with certificates from before
     its material was gathered."""
     notes = [seen.reason] if seen is not None and not seen.applied else []

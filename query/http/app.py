@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from pipeline.observability.traced_http import Traced
 from query.auth.authenticator import Authenticator
-from query.http import answers, conflicts, documents, feedback, health, previews, search
+from query.http import answers, conflicts, documents, feedback, health, previews, search, standing
 from query.http.audit_trail import Recorder
 from query.http.gate import QUIET, Gate
 from query.http.health import Health
@@ -90,7 +90,7 @@ def app(service: Service, authenticator: Authenticator, quotas: Quotas, meter: M
         application.add_middleware(
             CORSMiddleware,
             allow_origins=list(origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
             expose_headers=["Request-Id", "Retry-After", "Trace-Id"],
             max_age=600,
@@ -113,7 +113,7 @@ def describe_app() -> FastAPI:
     )
     application.include_router(health.routes)
     proofs = [Depends(_BEARER), Depends(_KEY)]  # only for the description: the gate checks them
-    for part in (search, documents, answers, conflicts, feedback, previews):
+    for part in (search, documents, answers, standing, conflicts, feedback, previews):
         application.include_router(part.routes, dependencies=proofs, responses=_PROBLEMS)
     application.include_router(page)
     application.add_exception_handler(HTTPException, _http_error)

@@ -22,6 +22,9 @@ from query.auth.identity import Identity
 ACTIONS = {
     "/v1/search": "search",
     "/v1/answers": "answer",
+    "/v1/standing": "standing.list",
+    "/v1/standing/{question_id}": "standing.read",
+    "/v1/standing/{question_id}/answer": "standing.ask",
     "/v1/documents/{document_id}": "document.read",
     "/v1/documents/{document_id}/why": "document.why",
     "/v1/previews": "preview",

@@ -210,6 +210,10 @@ class AnswerRequest(PublicationRequest):
         description="The conversation so far, in its order. A question that refers to it is completed before documents"
         " are searched; the step `follow_up` shows how.",
     )
+    keep: bool = Field(
+        False,
+        description="Keep the answer as a standing question: its changes are reported (see /v1/standing).",
+    )
     stream: bool = Field(False, description="Stream server-sent events, as with `Accept: text/event-stream`.")
 
     def to_question(self, principal: str | None) -> Question:
@@ -413,8 +417,67 @@ class AnswerResponse(BaseModel):
     unsupported: list[str] = Field(description="Sentences that the cited passages do not support.")
     review: bool
     answer_id: str
+    standing_id: str | None = Field(None, description="The id of the standing question, if the answer was kept.")
     at_least: AtLeastResponse | None = Field(None, description="Null if the request named no publication.")
     freshness: Freshness = []
+
+
+ChangeKind = Literal["unreadable", "deleted", "changed", "new"]
+
+
+class StandingChange(ResponseBody):
+    kind: ChangeKind = Field(
+        description="What became of passages: `unreadable` for the caller, `deleted`, `changed`; or `new`: a passage"
+        " that would be among those that the answer is made from."
+    )
+    sentences: list[int] = Field(description="Numbers of the sentences concerned, from 1.")
+
+
+class StandingSummary(ResponseBody):
+    id: str
+    question: str
+    stored_at: datetime
+    asked_at: datetime = Field(description="When the stored answer was given.")
+    state: Literal["current", "invalidated", "erased"]
+    changes: list[StandingChange] = Field(description="What happened since `asked_at`; empty while it is current.")
+
+
+class StandingListResponse(ResponseBody):
+    standing: list[StandingSummary] = Field(description="The caller's own, the newest first.")
+
+
+class StandingSentence(ResponseBody):
+    n: int
+    text: str | None = Field(description="Null while a passage behind it is deleted or not readable for the caller.")
+    passages: list[int] = Field(description="Numbers of the passages behind it.")
+    changes: list[ChangeKind]
+
+
+class StandingPassage(ResponseBody):
+    n: int = Field(description="The number that `[n]` in a sentence refers to.")
+    chunk_id: str
+    document_id: str
+    change: ChangeKind | None
+
+
+class StandingResponse(StandingSummary):
+    model: str | None
+    sentences: list[StandingSentence]
+    passages: list[StandingPassage]
+    new_documents: list[str] = Field(description="Documents with new passages that the caller may read.")
+
+
+class DifferenceLine(ResponseBody):
+    """A sentence of the old or the new answer."""
+
+    change: Literal["same", "removed", "added", "withheld"]
+    text: str | None = Field(description="Null for a sentence of the old answer that is withheld.")
+
+
+class StandingAnswerResponse(AnswerResponse):
+    """The answer to a standing question that was asked again. It replaces the stored one."""
+
+    difference: list[DifferenceLine] = Field(description="The old answer and the new one, sentence by sentence.")
 
 
 class NumberedResult(SearchResult):

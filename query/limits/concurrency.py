@@ -31,6 +31,8 @@ until its passages are retrieved; then it waits for the model."""
 SEARCH = COSTS["search"]
 SEARCHING = frozenset({"/v1/search", "/v1/facets", "/v1/previews", "/v1/pipeline", "/mcp"})
 ANSWERING = "/v1/answers"
+ASKING_AGAIN = ("/v1/standing/", "/answer")
+"""The beginning and the end of the path that asks a standing question again."""
 MIN_CONCURRENT_SEARCHES, MAX_CONCURRENT_SEARCHES = 2, 4
 """Bounds of the concurrent searches of one process, whose Python code runs on one processor: more would only make each
 of them slower."""
@@ -39,7 +41,7 @@ REMOTE_MODEL_FACTOR = 4
 
 
 def kind_of(path: str) -> Kind:
-    if path == ANSWERING:
+    if path == ANSWERING or (path.startswith(ASKING_AGAIN[0]) and path.endswith(ASKING_AGAIN[1])):
         return "answer"
     return "search" if path in SEARCHING else "read"
 

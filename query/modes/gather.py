@@ -15,9 +15,8 @@ from pipeline.embedding.tokens import byte_pairs
 from pipeline.ledger import generations
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, Pool, translated
-from query.access.callers import Caller, readable, storable
+from query.access.callers import Caller, readable
 from query.access.filters import Filters, require_declared
-from query.access.filters import check as check_filters
 from query.access.tenant_rows import rows_of
 from query.embedding.embedders import require_same
 from query.embedding.shared import Embedded
@@ -26,6 +25,7 @@ from query.modes import decide as deciding
 from query.modes.budget import HISTORY_SHARE, budget_tokens
 from query.modes.decide import Coverage, Decision, Known
 from query.modes.documents import WholeDocuments, read, read_whole, readable_ids
+from query.modes.filters import effective_filters
 from query.modes.history import History, history, needs_vector
 from query.modes.material import Material, Question
 from query.modes.recency import Recency, recency
@@ -369,32 +369,6 @@ class _Gathering:
         async with self._connection(doing) as connection, connection.transaction():
             await connection.execute(LOCAL_SETTINGS, [str(round(SURVEY_SECONDS * 1000))])
             yield connection
-
-
-MAX_DOCUMENTS_PER_QUESTION = 100
-"""The most documents that one question may name."""
-
-
-def effective_filters(question: Question) -> Filters:
-    """The filters of a question, including its collection and, in all but the focused mode, its documents. Raises
-    BadQuery if they exclude each other."""
-    if question.mode == "focused" and not question.documents:
-        raise BadQuery("mode is focused, but no document is named: set documents or another mode")
-    if len(question.documents) > MAX_DOCUMENTS_PER_QUESTION:
-        raise BadQuery(f"documents has {len(question.documents)} values; the maximum is {MAX_DOCUMENTS_PER_QUESTION}")
-    filters = question.filters
-    check_filters(filters)
-    if question.collection is not None:
-        if not storable([question.collection]):
-            raise BadQuery("the collection contains a character that no source name can contain")
-        if filters.sources and question.collection not in filters.sources:
-            raise BadQuery("the collection is not among the sources of the filter: no document can match both")
-        filters = replace(filters, sources=(question.collection,))
-    if question.documents and question.mode not in (None, "focused"):
-        if filters.documents:
-            raise BadQuery("documents are set in the question and in its filters: set them once")
-        filters = replace(filters, documents=question.documents)
-    return filters
 
 
 def _narrowed(filters: Filters, asks: Recency) -> Filters | None:

@@ -291,7 +291,7 @@ def test_help_of_every_command_needs_no_extra() -> None:
     [
         (("serve",), "query"),
         (("worker", "detect"), "worker"),
-        (("worker", "analysis"), "worker"),
+        (("worker", "analysis"), "worker,query"),
         (("worker", "connectors"), "connectors"),
         (("worker", "canary"), "worker,query"),
         (("migrate",), "worker"),

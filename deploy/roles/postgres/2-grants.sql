@@ -101,9 +101,9 @@ GRANT SELECT ON
 GRANT SELECT (run_id, document_id, store, kind, repaired) ON audit_differences TO penstock_query;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement,
-    conflict_decisions
+    conflict_decisions, standing_questions, standing_passages
     TO penstock_query;
-GRANT SELECT ON conflicts TO penstock_query;
+GRANT SELECT ON conflicts, standing_changes TO penstock_query;
 GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance, lead_query_service, golden_tenants TO penstock_query;
 -- `penstock why --as` reads what a person may read, with any login.
 GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
@@ -126,9 +126,10 @@ BEGIN
         REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM penstock_analysis;
         GRANT USAGE ON SCHEMA public TO penstock_analysis;
         GRANT SELECT ON
-            schema_migrations, fence, generations, documents, access_sets, manifests, index_state, memberships
+            schema_migrations, fence, generations, documents, access_sets, manifests, index_state, memberships,
+            standing_questions, standing_passages
             TO penstock_analysis;
-        GRANT SELECT, INSERT, UPDATE, DELETE ON conflicts, conflict_examined TO penstock_analysis;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON conflicts, conflict_examined, standing_changes TO penstock_analysis;
         GRANT EXECUTE ON FUNCTION readable_sets TO penstock_analysis;
         FOR chunks IN SELECT DISTINCT to_regclass(quote_ident(chunk_table)) FROM generations LOOP
             IF chunks IS NOT NULL THEN
@@ -176,13 +177,14 @@ BEGIN
             connector_memory, connector_differences, connector_publications, connector_freshness,
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_floors,
             conversation_provenance, answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements,
-            query_use, webhook_deliveries
+            query_use, webhook_deliveries, standing_questions, standing_passages, standing_changes
             TO penstock_operator;
+        GRANT UPDATE (sentences) ON standing_questions TO penstock_operator;
         GRANT DELETE ON
             access_sets, superseded, manifests, memberships, dead_letters, dead_letter_trail, audit_differences, uploads,
             connector_items, connector_asks, connector_groups, connector_principals, connector_memory, connector_differences,
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance,
-            answer_reviews, answer_feedback, eval_queries, query_use, webhook_deliveries
+            answer_reviews, answer_feedback, eval_queries, query_use, webhook_deliveries, standing_questions
             TO penstock_operator;
         GRANT UPDATE (external_id, title, source_url, author, source_modified_at, keys, erased_at, access_id) ON documents
             TO penstock_operator;

@@ -17,6 +17,9 @@ export type SearchResult = Schemas["SearchResult"];
 export type AnswerRequest = Schemas["AnswerRequest"];
 export type Turn = Schemas["Turn"];
 export type AnswerResponse = Schemas["AnswerResponse"];
+export type StandingListResponse = Schemas["StandingListResponse"];
+export type StandingResponse = Schemas["StandingResponse"];
+export type StandingAnswerResponse = Schemas["StandingAnswerResponse"];
 export type DocumentResponse = Schemas["DocumentResponse"];
 export type StoryResponse = Schemas["StoryResponse"];
 export type FacetsResponse = Schemas["FacetsResponse"];
@@ -207,6 +210,27 @@ export class Client {
   /** The authenticated caller. */
   async me(): Promise<CallerResponse> {
     return data(await this.#api.GET("/v1/me"));
+  }
+
+  /** The caller's standing questions, the newest first, each with what has changed since its answer. */
+  async standing(): Promise<StandingListResponse> {
+    return data(await this.#api.GET("/v1/standing"));
+  }
+
+  /** A standing question with its stored answer, without the sentences that the caller may no longer see. */
+  async standingQuestion(questionId: string): Promise<StandingResponse> {
+    return data(await this.#api.GET("/v1/standing/{question_id}", of({ question_id: questionId })));
+  }
+
+  /** Ask a standing question again. The answer replaces the stored one; `difference` compares them. */
+  async askStanding(questionId: string): Promise<StandingAnswerResponse> {
+    const path = of({ question_id: questionId });
+    return data(await this.#api.POST("/v1/standing/{question_id}/answer", path)) as StandingAnswerResponse;
+  }
+
+  /** Remove a standing question. */
+  async removeStanding(questionId: string): Promise<void> {
+    await this.#api.DELETE("/v1/standing/{question_id}", of({ question_id: questionId }));
   }
 
   /** Rate an answer (`answer_id`), or a passage (`chunk_id`) with its `query`. A later verdict replaces an earlier one. */

@@ -186,6 +186,72 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/standing": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Standing List
+         * @description The caller's standing questions with the state of each: whether its answer still holds, and what changed.
+         */
+        get: operations["standing_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/standing/{question_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Standing Show
+         * @description A standing question with its stored answer. A sentence is null while the caller may not read a passage behind
+         *     it.
+         */
+        get: operations["standing_show"];
+        put?: never;
+        post?: never;
+        /**
+         * Standing Remove
+         * @description Removes a standing question with its answer.
+         */
+        delete: operations["standing_remove"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/standing/{question_id}/answer": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Standing Answer
+         * @description Asks a standing question again, with the caller's present access. The answer replaces the stored one; the
+         *     difference is returned.
+         */
+        post: operations["standing_answer"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/conflicts": {
         parameters: {
             query?: never;
@@ -396,6 +462,12 @@ export interface components {
              */
             turns?: components["schemas"]["Turn"][];
             /**
+             * Keep
+             * @description Keep the answer as a standing question: its changes are reported (see /v1/standing).
+             * @default false
+             */
+            keep?: boolean;
+            /**
              * Stream
              * @description Stream server-sent events, as with `Accept: text/event-stream`.
              * @default false
@@ -441,6 +513,11 @@ export interface components {
             review: boolean;
             /** Answer Id */
             answer_id: string;
+            /**
+             * Standing Id
+             * @description The id of the standing question, if the answer was kept.
+             */
+            standing_id?: string | null;
             /** @description Null if the request named no publication. */
             at_least?: components["schemas"]["AtLeastResponse"] | null;
             /**
@@ -625,6 +702,22 @@ export interface components {
         ConflictsResponse: {
             /** Conflicts */
             conflicts: components["schemas"]["ConflictBody"][];
+        };
+        /**
+         * DifferenceLine
+         * @description A sentence of the old or the new answer.
+         */
+        DifferenceLine: {
+            /**
+             * Change
+             * @enum {string}
+             */
+            change: "same" | "removed" | "added" | "withheld";
+            /**
+             * Text
+             * @description Null for a sentence of the old answer that is withheld.
+             */
+            text: string | null;
         };
         /** DocumentResponse */
         DocumentResponse: {
@@ -1284,6 +1377,189 @@ export interface components {
              * @description Whether documents that could not be read are left out.
              */
             has_gaps: boolean;
+        };
+        /**
+         * StandingAnswerResponse
+         * @description The answer to a standing question that was asked again. It replaces the stored one.
+         */
+        StandingAnswerResponse: {
+            /** Answer */
+            answer: string;
+            /** Citations */
+            citations: components["schemas"]["Citation"][];
+            /** Steps */
+            steps: components["schemas"]["Step"][];
+            /**
+             * Grounded
+             * @description Whether every claim is supported by the passages that it cites.
+             */
+            grounded: boolean;
+            /**
+             * Mode
+             * @enum {string}
+             */
+            mode: "focused" | "long_context" | "semantic" | "hybrid" | "keyword" | "vector";
+            /**
+             * Notes
+             * @description What is missing: passages left out, failed parts, texts not yet embedded.
+             */
+            notes: string[];
+            /** Relevant */
+            relevant: boolean;
+            /**
+             * Model
+             * @description Null if no chat model is configured; the answer then consists of quotes.
+             */
+            model: string | null;
+            /**
+             * Unsupported
+             * @description Sentences that the cited passages do not support.
+             */
+            unsupported: string[];
+            /** Review */
+            review: boolean;
+            /** Answer Id */
+            answer_id: string;
+            /**
+             * Standing Id
+             * @description The id of the standing question, if the answer was kept.
+             */
+            standing_id?: string | null;
+            /** @description Null if the request named no publication. */
+            at_least?: components["schemas"]["AtLeastResponse"] | null;
+            /**
+             * Freshness
+             * @description For each searched source of which the caller can read a document.
+             * @default []
+             */
+            freshness?: components["schemas"]["SourceFreshness"][];
+            /**
+             * Difference
+             * @description The old answer and the new one, sentence by sentence.
+             */
+            difference: components["schemas"]["DifferenceLine"][];
+        } & {
+            [key: string]: unknown;
+        };
+        /** StandingChange */
+        StandingChange: {
+            /**
+             * Kind
+             * @description What became of passages: `unreadable` for the caller, `deleted`, `changed`; or `new`: a passage that would be among those that the answer is made from.
+             * @enum {string}
+             */
+            kind: "unreadable" | "deleted" | "changed" | "new";
+            /**
+             * Sentences
+             * @description Numbers of the sentences concerned, from 1.
+             */
+            sentences: number[];
+        };
+        /** StandingListResponse */
+        StandingListResponse: {
+            /**
+             * Standing
+             * @description The caller's own, the newest first.
+             */
+            standing: components["schemas"]["StandingSummary"][];
+        };
+        /** StandingPassage */
+        StandingPassage: {
+            /**
+             * N
+             * @description The number that `[n]` in a sentence refers to.
+             */
+            n: number;
+            /** Chunk Id */
+            chunk_id: string;
+            /** Document Id */
+            document_id: string;
+            /** Change */
+            change: ("unreadable" | "deleted" | "changed" | "new") | null;
+        };
+        /** StandingResponse */
+        StandingResponse: {
+            /** Id */
+            id: string;
+            /** Question */
+            question: string;
+            /**
+             * Stored At
+             * Format: date-time
+             */
+            stored_at: string;
+            /**
+             * Asked At
+             * Format: date-time
+             * @description When the stored answer was given.
+             */
+            asked_at: string;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "current" | "invalidated" | "erased";
+            /**
+             * Changes
+             * @description What happened since `asked_at`; empty while it is current.
+             */
+            changes: components["schemas"]["StandingChange"][];
+            /** Model */
+            model: string | null;
+            /** Sentences */
+            sentences: components["schemas"]["StandingSentence"][];
+            /** Passages */
+            passages: components["schemas"]["StandingPassage"][];
+            /**
+             * New Documents
+             * @description Documents with new passages that the caller may read.
+             */
+            new_documents: string[];
+        };
+        /** StandingSentence */
+        StandingSentence: {
+            /** N */
+            n: number;
+            /**
+             * Text
+             * @description Null while a passage behind it is deleted or not readable for the caller.
+             */
+            text: string | null;
+            /**
+             * Passages
+             * @description Numbers of the passages behind it.
+             */
+            passages: number[];
+            /** Changes */
+            changes: ("unreadable" | "deleted" | "changed" | "new")[];
+        };
+        /** StandingSummary */
+        StandingSummary: {
+            /** Id */
+            id: string;
+            /** Question */
+            question: string;
+            /**
+             * Stored At
+             * Format: date-time
+             */
+            stored_at: string;
+            /**
+             * Asked At
+             * Format: date-time
+             * @description When the stored answer was given.
+             */
+            asked_at: string;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "current" | "invalidated" | "erased";
+            /**
+             * Changes
+             * @description What happened since `asked_at`; empty while it is current.
+             */
+            changes: components["schemas"]["StandingChange"][];
         };
         /**
          * Step
@@ -2139,6 +2415,450 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["AnswerResponse"];
                     "text/event-stream": string;
+                };
+            };
+            /** @description Malformed request. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Missing or invalid token or API key. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Forbidden for this caller. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Not found, or not readable by this caller. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description The request body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request body too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Invalid request or query. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Rate limit, share or budget exceeded; see Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Service busy or unavailable; see Retry-After. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request timed out. */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+        };
+    };
+    standing_list: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StandingListResponse"];
+                };
+            };
+            /** @description Malformed request. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Missing or invalid token or API key. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Forbidden for this caller. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Not found, or not readable by this caller. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description The request body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request body too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Invalid request or query. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Rate limit, share or budget exceeded; see Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Service busy or unavailable; see Retry-After. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request timed out. */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+        };
+    };
+    standing_show: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                question_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StandingResponse"];
+                };
+            };
+            /** @description Malformed request. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Missing or invalid token or API key. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Forbidden for this caller. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Not found, or not readable by this caller. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description The request body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request body too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Invalid request or query. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Rate limit, share or budget exceeded; see Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Service busy or unavailable; see Retry-After. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request timed out. */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+        };
+    };
+    standing_remove: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                question_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Malformed request. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Missing or invalid token or API key. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Forbidden for this caller. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Not found, or not readable by this caller. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description The request body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request body too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Invalid request or query. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Rate limit, share or budget exceeded; see Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Service busy or unavailable; see Retry-After. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+            /** @description Request timed out. */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemResponse"];
+                };
+            };
+        };
+    };
+    standing_answer: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                question_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StandingAnswerResponse"];
                 };
             };
             /** @description Malformed request. */

@@ -151,3 +151,42 @@ async def test_penstock_ask_reports_an_unreachable_database_in_one_line(tmp_path
     assert (away.returncode, away.stdout) == (1, "")
     assert len(away.stderr.splitlines()) == 1
     assert away.stderr.startswith("error: ")
+
+
+async def test_a_stored_question_is_listed_shown_repeated_and_removed(stack: Stack, tmp_path: Path) -> None:
+    async with Library.create(stack, WordEmbedder()) as library:
+        tenant = "standing"
+        made = document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant, acl_tags=["user:ann"])
+        await library.put(made)
+        library.write_home(tmp_path)
+
+        async def run(*arguments: str) -> str:
+            who = ("--tenant", tenant, "--as", "ann")
+            done = await asyncio.to_thread(penstock, tmp_path, *arguments, *who)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        id_ = json.loads(await run("ask", QUESTION, "--mode", "keyword", "--keep", "--json"))["standing_id"]
+        await library.put(
+            made.model_copy(update={"version": made.version + 100, "content": "The reactor is cooled by three pumps."})
+        )
+        [listed] = json.loads(await run("standing", "list", "--json"))["standing"]
+        assert (listed["id"], listed["changes"]) == (id_, [{"kind": "changed", "sentences": [1]}])
+        assert "1. > The reactor is cooled by two pumps. [1]  [changed]" in await run("standing", "show", id_)
+        assert (await run("standing", "ask", id_)).splitlines() == [
+            "- > The reactor is cooled by two pumps. [1]",
+            "+ > The reactor is cooled by three pumps. [1]",
+        ]
+        actions = await library.execute(
+            "SELECT action, object FROM trail.records WHERE tenant = %s AND action LIKE 'standing%%' ORDER BY at",
+            tenant,
+        )
+        assert actions == [("standing.read", f"question:{id_}"), ("standing.ask", f"question:{id_}")]
+        assert json.loads(await run("standing", "remove", id_, "--json")) == {"removed": id_}
+        refused = await asyncio.to_thread(
+            penstock, tmp_path, "standing", "show", id_, "--tenant", tenant, "--as", "ann"
+        )
+        assert refused.returncode == 1
+        assert refused.stderr.splitlines()[-1].startswith("error: you have no such standing question")
+        several = await asyncio.to_thread(penstock, tmp_path, "ask", QUESTION, "--keep", "--tag", "staff")
+        assert (several.returncode, "needs one person" in several.stderr) == (2, True)

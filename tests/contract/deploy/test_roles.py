@@ -821,8 +821,9 @@ async def test_every_table_is_writable_by_exactly_one_role(place: Place) -> None
         "uploads",
         "webhook",
     }
-    assert {t.partition("_")[0] for t in written["penstock_query"]} == {"answer", "conflict", "eval", "shadow"}
-    assert written["penstock_analysis"] == {"conflicts", "conflict_examined"}
+    query = {"answer", "conflict", "eval", "shadow", "standing"}
+    assert {t.partition("_")[0] for t in written["penstock_query"]} == query
+    assert written["penstock_analysis"] == {"conflicts", "conflict_examined", "standing_changes"}
 
 
 @pytest.mark.parametrize(

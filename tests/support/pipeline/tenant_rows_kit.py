@@ -209,6 +209,18 @@ _TENANT = """
         VALUES (md5('golden' || %(tenant)s)::uuid, %(tenant)s, 'Q', '{ann}', '{}', 'A of ' || %(tenant)s);
     INSERT INTO eval_judgements (query_id, source, external_id, anchor, gain)
         VALUES (md5('golden' || %(tenant)s)::uuid, 'wiki', '1.md', 'Text of ' || %(tenant)s, 1);
+    INSERT INTO standing_questions (tenant, id, principal, question, request, sentences, generation)
+        SELECT %(tenant)s, md5('standing' || n)::uuid, 'ann', 'Q of ' || %(tenant)s, '{}',
+            jsonb_build_array(jsonb_build_object('text', 'A of ' || %(tenant)s, 'cites', jsonb_build_array(1))), 'g1'
+        FROM generate_series(1, 3) n;
+    INSERT INTO standing_passages (tenant, question_id, n, chunk_id, document_id)
+        SELECT %(tenant)s, md5('standing' || q)::uuid, 1000 + n, md5('chunk' || md5(of || n)::uuid)::uuid,
+            md5(of || n)::uuid
+        FROM generate_series(1, 2) q, generate_series(1, 4) n, unnest(ARRAY['anna', 'berta']) of;
+    INSERT INTO standing_changes (tenant, question_id, kind, chunk_id, document_id, asked_at)
+        SELECT %(tenant)s, q.id, 'new', md5('new' || of || n)::uuid, md5(of || n)::uuid, q.asked_at
+        FROM standing_questions q, generate_series(1, 4) n, unnest(ARRAY['anna', 'berta']) of
+        WHERE q.tenant = %(tenant)s AND q.id = md5('standing1')::uuid;
 """
 
 
@@ -243,6 +255,7 @@ async def empty(library: Library, tenant: str) -> None:
             "answer_feedback",
             "eval_queries",
             "connector_freshness",
+            "standing_questions",
         ):
             await connection.execute(f"DELETE FROM {table} WHERE tenant = %(tenant)s".encode(), {"tenant": tenant})
 

@@ -17,6 +17,7 @@ from topics.codec import decode, encode
 from topics.messages import (
     MESSAGES,
     AccessChanged,
+    AnswerInvalidated,
     AnyMessage,
     ConflictChanged,
     ConversationForgotten,
@@ -84,6 +85,15 @@ EXPECTED: dict[str, AnyMessage] = {
         tenant="acme", source="wiki", observed_at=OBSERVED, principal="ada@example.org", groups=["all-staff", "hr"]
     ),
     "index.hint.v1": IndexHint(**PAGE, document_id="5f3720d3-6c24-585e-9281-48cc4e727bbf", generation="g1"),
+    "answer.invalidated.v1": AnswerInvalidated(
+        tenant="acme",
+        source="standing",
+        observed_at=OBSERVED,
+        question_id=UUID("0f1e2d3c-4b5a-4978-8695-a4b3c2d1e0f1"),
+        change="changed",
+        sentences=[1, 3],
+        asked_at=datetime(2026, 2, 27, 8, 0, tzinfo=UTC),
+    ),
     "document.indexed.v1": DocumentIndexed(
         **PAGE,
         document_id="5f3720d3-6c24-585e-9281-48cc4e727bbf",

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -33,8 +33,8 @@ from pipeline.runtime.settings import WebhookSettings
 from tests.fakes.webhooks import FakeWebhook
 from tests.support.connectors.runner_kit import Bench
 from tests.support.hostile_server import sending
-from topics.messages import DocumentIndexed
-from topics.registry import DOCUMENTS_INDEXED
+from topics.messages import AnswerInvalidated, DocumentIndexed
+from topics.registry import ANSWERS_INVALIDATED, DOCUMENTS_INDEXED
 
 pytestmark = pytest.mark.stack
 
@@ -51,14 +51,29 @@ class Site:
     names: list[str] = field(default_factory=list)
 
     async def add(
-        self, receiver: FakeWebhook | str, *, sources: Sequence[str] = (), private: bool = True, tenant: str = ""
+        self,
+        receiver: FakeWebhook | str,
+        *,
+        sources: Sequence[str] = (),
+        private: bool = True,
+        tenant: str = "",
+        answers: bool = False,
     ) -> str:
         """An endpoint for the receiver, which gets its secret; its name."""
         name = f"w{uuid4().hex[:8]}"
         secret = core.Secret.new(KEY, os.urandom(core.SALT_BYTES))
         url = receiver if isinstance(receiver, str) else receiver.url
         async with self.bench.pool.connection() as connection:
-            await ledger.add(connection, name, tenant or self.bench.tenant, list(sources), url, secret, private=private)
+            await ledger.add(
+                connection,
+                name,
+                tenant or self.bench.tenant,
+                list(sources),
+                url,
+                secret,
+                private=private,
+                answers=answers,
+            )
         if isinstance(receiver, FakeWebhook):
             receiver.secrets.append(core.printed(secret.bytes_of(KEY) or b""))
         self.names.append(name)
@@ -87,6 +102,19 @@ class Site:
                 )
             )
         await deliver(self.bench.producer.send(DOCUMENTS_INDEXED, message) for message in messages)
+
+    async def invalidate(self, question: UUID) -> None:
+        """Publish the news of a standing question of the tenant."""
+        message = AnswerInvalidated(
+            tenant=self.bench.tenant,
+            source="standing",
+            observed_at=datetime.now(UTC),
+            question_id=question,
+            change="deleted",
+            sentences=[2],
+            asked_at=datetime.now(UTC),
+        )
+        await deliver([self.bench.producer.send(ANSWERS_INVALIDATED, message)])
 
     async def endpoint(self, name: str) -> Endpoint:
         async with self.bench.pool.connection() as connection:
@@ -174,6 +202,23 @@ async def test_an_endpoint_receives_its_tenants_and_sources_events_signed_and_in
         for name in site.names:
             await site.until_waiting(name, (0, 0))
         assert (await site.endpoint(site.names[0])).delivered == 6
+
+
+async def test_an_endpoint_receives_the_news_of_standing_questions_only_where_it_says_so(site: Site) -> None:
+    question = uuid4()
+    async with FakeWebhook() as receiver, FakeWebhook() as documents, FakeWebhook() as other, site.serving():
+        await site.add(receiver, answers=True, sources=["wiki"])
+        await site.add(documents)
+        await site.add(other, answers=True, tenant=f"other{site.bench.tenant}")
+        await site.invalidate(question)
+        await site.announce("after")
+        await until(receiver, 2)
+        await until(documents, 1)
+        [event] = [event for event in receiver.received if event["type"] == "io.penstock.answer.invalidated.v1"]
+        assert (event["data"]["question_id"], event["data"]["sentences"]) == (str(question), [2])
+        assert set(event["data"]) == set(AnswerInvalidated.model_fields), "nothing but what the topic carries"
+        assert [event["external_id"] for event in documents.events()] == ["after"]
+        assert other.events() == []
 
 
 async def test_errors_and_hanging_requests_are_tried_again_under_the_same_id_until_the_receiver_answers(

@@ -103,6 +103,9 @@ PLANTED = {
     " 'm', 'm', 0, 0, '{}', '{}', '{}')",
     "answer_feedback": "INSERT INTO answer_feedback (tenant, giver, subject, chunk_id, verdict, note, given_at) VALUES"
     " (%(tenant)s, '', '', gen_random_uuid(), 'up', 'Jane', now() - %(age)s)",
+    "standing_questions": "INSERT INTO standing_questions (tenant, id, principal, question, request, sentences,"
+    " generation, asked_at) VALUES (%(tenant)s, gen_random_uuid(), 'jane', 'Is Jane ill?', '{}', '[]', 'g1',"
+    " now() - %(age)s)",
     "eval_queries": "INSERT INTO eval_queries (id, tenant, text, principals, tags, added_at) VALUES (gen_random_uuid(),"
     " %(tenant)s, 'Is Jane ill?', '{}', '{}', now() - %(age)s)",
 }
@@ -135,15 +138,23 @@ async def test_reviews_feedback_memberships_and_dead_letters_are_erased_after_th
         " WHERE tenant = %s",
         tenant,
     )
-    await run_retention(library, golden_days=120)
+    await run_retention(library, golden_days=120, standing_days=120)
     assert await counts(library, tenant) == dict.fromkeys(PLANTED, left)
 
 
 async def test_erase_by_age_cannot_erase_rows_of_today(library: Library, tenant: str) -> None:
-    for kind in ("memberships", "connector_items", "answer_reviews", "answer_feedback", "eval_queries"):
+    kinds = (
+        "memberships",
+        "connector_items",
+        "answer_reviews",
+        "answer_feedback",
+        "eval_queries",
+        "standing_questions",
+    )
+    for kind in kinds:
         await insert_aged(library, PLANTED[kind], tenant, 0)
         await library.execute("SELECT FROM erase_by_age(%s, %s, 500)", kind, -9e3)
-    assert sum((await counts(library, tenant)).values()) == 5
+    assert sum((await counts(library, tenant)).values()) == 6
 
 
 async def test_rows_still_in_use_are_retained_whatever_their_age(library: Library, tenant: str) -> None:

@@ -6,13 +6,14 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from hashlib import md5, sha256
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 import pytest_asyncio
+from pgvector import HalfVector
 from structlog.testing import capture_logs
 
 from canary.telemetry import CanaryMetrics
@@ -55,6 +56,7 @@ from query.preview import overlaying
 from query.preview.model import Edit, ProposedDocument
 from query.retrieval import cache, vectors
 from query.retrieval.vectors import NeighbourQuery, Tuning
+from query.standing import table as standing
 from tests.support.deploy.roles_kit import logins, run_file
 from tests.support.pipeline.tenant_rows_kit import Ids, Mutating, connected, empty, fill, ids_of, sites
 from tests.support.query.library import Library, WordEmbedder, document
@@ -115,6 +117,16 @@ async def pool(place: Place) -> AsyncIterator[Pool]:
 # Every statement without its tenant condition
 
 
+STANDING = [UUID(md5(b"standing%d" % n, usedforsecurity=False).hexdigest()) for n in (1, 2, 3)]
+"""A question to read, one to write, and one to remove: what the first connection writes, the other would wait for."""
+
+
+def new_answer(ids: Ids) -> standing.NewAnswer:
+    """The standing question again, made from the documents of both tenants."""
+    chunks = [(n, chunk, document) for n, (chunk, document) in enumerate(ids.chunks.items(), 1)]
+    return standing.NewAnswer(STANDING[1], "ann", "Q", {}, [], None, "g1", chunks, None)
+
+
 async def statements(connection: Any, library: Library, ids: Ids, taken: str) -> None:
     """Everything that the query side asks about tenants' rows, with what belongs to both of them."""
     caller = Caller(HELD, frozenset({"wiki/staff", f"wiki/of-{HELD}"}))
@@ -151,6 +163,13 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         ),
         lambda: review.list_pending(connection, caller),
         lambda: review.list_feedback(connection, HELD),
+        lambda: standing.rows(connection, HELD, "ann"),
+        lambda: standing.count(connection, HELD, "ann"),
+        lambda: standing.sources(connection, caller, [STANDING[0]]),
+        lambda: standing._entered(connection, caller, [STANDING[0]]),
+        lambda: standing.embed_again(connection, HELD, STANDING[0], HalfVector([0.1] * 65), generation.name),
+        lambda: standing.store(connection, HELD, new_answer(ids)),
+        lambda: standing.remove(connection, HELD, "ann", STANDING[2]),
         lambda: published.pending(connection, caller, [publication.content(id_, 1) for id_ in ids.documents]),
         lambda: freshness.certificates(connection, HELD, may, (), generation.name),
         lambda: promotion.candidates(connection, promotion.Asker(HELD, tags=("staff",))),

@@ -109,7 +109,7 @@ def test_the_kafka_acls_name_exactly_the_existing_topics_groups_and_operations()
     said = json.loads((DEPLOY / "roles/kafka/acls.json").read_text())
     rules = [rule for rules in said.values() for rule in rules]
     assert {topic for rule in rules for topic in rule.get("topics", ())} == {topic.name for topic in TOPICS}
-    stages = ("detect", "identities", "conversations", "vectors", "keywords", "webhooks")
+    stages = ("detect", "identities", "conversations", "vectors", "keywords", "webhooks", "conflicts", "standing")
     assert {name for rule in rules for name in rule.get("groups", ())} == {group(stage) for stage in stages}
     assert {operation for rule in rules for operation in rule["may"]} == OPERATIONS.keys()
 
@@ -137,6 +137,7 @@ def test_each_topic_may_be_written_only_by_its_producers() -> None:
         "x.index.backfill.v1": {"detect"},
         "x.documents.indexed.v1": {"detect"} | sinks,
         "x.conflicts.v1": {"analyse"},
+        "x.answers.invalidated.v1": {"analyse"},
         "x.dead-letters.v1": {"detect"} | sinks,
     }
 

@@ -30,7 +30,8 @@ from query.modes.decide import (
     max_tokens,
 )
 from query.modes.documents import Packer, Part, parts
-from query.modes.gather import MAX_DOCUMENTS_PER_QUESTION, effective_filters, interleave
+from query.modes.filters import MAX_DOCUMENTS_PER_QUESTION, effective_filters
+from query.modes.gather import interleave
 from query.modes.material import Question
 from query.settings import ChatSettings, RetrievalSettings
 from tests.support.portion import portion

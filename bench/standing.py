@@ -1,0 +1,199 @@
+"""Measures the cost of an edit with many standing questions: ``python -m bench.standing --questions 100000``.
+
+It plants questions with random probes in an empty database of the local stack, then runs the analysis task's own
+statements for edited documents: the questions behind a passage, and those that a new chunk would invalidate. The times
+are the processor time of both processes: what others do at that time does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from statistics import median
+from time import perf_counter, process_time
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+import typer
+from pgvector import HalfVector
+
+from cli.stack import local_stack
+from pipeline.core.model import ChunkParams
+from pipeline.embedding.port import Embedded, Vectors
+from pipeline.runtime.settings import ElasticsearchSettings, PostgresSettings, load
+from query.evaluation.place import Place, empty
+from query.standing import task
+from query.standing.probe import make
+
+TENANT = "acme"
+PASSAGES = 8
+"""The passages behind one answer."""
+TOPICS = 1_000
+"""Questions and chunks lie around so many directions, as those of a real collection do."""
+
+
+class Directions:
+    """An embedder that embeds nothing: the rows are planted."""
+
+    model = "planted"
+    revision = "1"
+    input_window = 254
+    document_prefix = ""
+    query_prefix = ""
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+
+    def count_tokens(self, texts: Any) -> list[int]:
+        return [len(text.split()) for text in texts]
+
+    async def embed_documents(self, texts: Any) -> Embedded:
+        return Embedded(np.eye(len(texts), self.dimensions, dtype=np.float32))
+
+    async def embed_query(self, text: str) -> Vectors:
+        return np.eye(1, self.dimensions, dtype=np.float32)[0]
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def measure(questions: int, documents: int, dimensions: int, rounds: int) -> dict[str, Any]:
+    endpoints = local_stack().endpoints()
+    settings = load().model_copy(
+        update={
+            "postgres": PostgresSettings(dsn=endpoints["postgres"]["dsn"]),
+            "elasticsearch": ElasticsearchSettings(url=endpoints["elasticsearch"]["url"]),
+        }
+    )
+    name = f"s{uuid.uuid4().hex[:10]}"
+    async with empty(settings, Directions(dimensions), name, ChunkParams(200, 80, 254)) as place:
+        began = perf_counter()
+        vectors = await _plant(place, questions, documents, dimensions)
+        planted = perf_counter() - began
+        return {"questions": questions, "dimensions": dimensions, "planted_seconds": round(planted, 1)} | (
+            await _edits(place, vectors, documents, rounds)
+        )
+
+
+async def _plant(place: Place, questions: int, documents: int, dimensions: int) -> Any:
+    random = np.random.default_rng(7)
+    topics = random.standard_normal((TOPICS, dimensions))
+
+    def near(count: int) -> Any:
+        vectors = topics[random.integers(0, TOPICS, count)] + 0.8 * random.standard_normal((count, dimensions))
+        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+    async with place.pool.connection() as connection:
+        await connection.execute("SET statement_timeout = 0")
+        await connection.execute("SET idle_in_transaction_session_timeout = 0")
+        await connection.execute("SET maintenance_work_mem = '1GB'")
+        await connection.execute(
+            "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES (%s, 'x', '{wiki/user:u}', '{}')",
+            [TENANT],
+        )
+        await connection.execute(
+            "INSERT INTO documents (id, tenant, source, external_id, seq, version, access_id, content_hash, title,"
+            " media_type, received_at) SELECT md5('d' || n)::uuid, %s, 'wiki', n || '.md', n, 1, (SELECT max(id) FROM"
+            " access_sets), '\\x00', 't', 'text/plain', now() FROM generate_series(0, %s) n",
+            [TENANT, documents - 1],
+        )
+        await connection.execute("DROP INDEX standing_probes_g1")  # built at once below, which takes a minute, not ten
+        ids = [uuid.uuid4() for _ in range(questions)]
+        probes = near(questions)
+        floors = random.uniform(0.45, 0.75, questions)
+        async with connection.cursor().copy(
+            "COPY standing_questions (tenant, id, principal, question, request, sentences, generation, probe,"
+            " probe_generation) FROM STDIN"
+        ) as copy:
+            for id_, probe, floor in zip(ids, probes, floors, strict=True):
+                text = make(probe, floor).to_text()
+                sentences = json.dumps([{"text": "It is so.", "cites": [n]} for n in range(1, PASSAGES + 1)])
+                await copy.write_row([TENANT, id_, "u", "q", "{}", sentences, "g1", text, "g1"])
+        async with connection.cursor().copy(
+            "COPY standing_passages (tenant, question_id, n, chunk_id, document_id) FROM STDIN"
+        ) as copy:
+            for id_ in ids:
+                for n, of in enumerate(random.integers(0, documents, PASSAGES), 1):
+                    await copy.write_row([TENANT, id_, n, uuid.uuid4(), _document(int(of))])
+        chunks = near(documents)
+        async with connection.cursor().copy(
+            f"COPY {place.generation.chunk_table} (id, document_id, access_id, created_at, text, embedding) FROM STDIN"
+        ) as copy:
+            at = datetime.now(UTC) + timedelta(minutes=1)
+            for n, vector in enumerate(chunks):
+                await copy.write_row([_chunk(n), _document(n), 1, at, "t", HalfVector(vector).to_text()])
+        await connection.execute("SELECT prepare_probes('g1', %s)", [dimensions])
+        await connection.commit()
+        for table in ("standing_questions", "standing_passages", "documents", place.generation.chunk_table):
+            await connection.execute(f"ANALYZE {table}".encode())
+    return (probes, floors, chunks)
+
+
+def _document(n: int) -> uuid.UUID:
+    return uuid.UUID(hashlib.md5(f"d{n}".encode(), usedforsecurity=False).hexdigest())
+
+
+def _chunk(n: int) -> uuid.UUID:
+    return uuid.uuid5(_document(n), "chunk")
+
+
+async def _edits(place: Place, vectors: Any, documents: int, rounds: int) -> dict[str, Any]:
+    probes, floors, chunks = vectors
+    async with place.pool.connection() as connection:
+        server = psutil.Process(connection.info.backend_pid)
+
+        async def cpu(work: Callable[[int], Awaitable[Any]]) -> tuple[list[float], list[Any]]:
+            """The milliseconds of both processes for each edit, and what each returned."""
+            times, results = [], []
+            for n in range(rounds):
+                before = sum(server.cpu_times()[:2]) + process_time()
+                for _ in range(REPEATED):
+                    result = await work(n % documents)
+                times.append((sum(server.cpu_times()[:2]) + process_time() - before) * 1000 / REPEATED)
+                results.append(result)
+            return times, results
+
+        async def behind(n: int) -> Any:
+            return await task._questions(connection, task._BY_DOCUMENT, {"tenant": TENANT, "ids": [_document(n)]})
+
+        async def entered(n: int) -> Any:
+            return await task._nearest(connection, place.generation, TENANT, [(_chunk(n), _document(n))])
+
+        by_document, concerned = await cpu(behind)
+        by_probe, entering = await cpu(entered)
+    exact = [(probes @ chunks[n] > floors).sum() for n in range(rounds)]
+    return {
+        "passages_ms": _spread(by_document),
+        "questions_of_a_document": median(len(rows) for rows in concerned),
+        "new_chunk_ms": _spread(by_probe),
+        "questions_of_a_new_chunk": median(len(rows) for rows in entering),
+        "recall": round(sum(map(len, entering)) / max(1, sum(min(task.NEAREST, int(count)) for count in exact)), 3),
+    }
+
+
+REPEATED = 5
+"""The operating system counts processor time in hundredths of a second: each edit is measured so often."""
+
+
+def _spread(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {"p50": round(median(ordered), 2), "p95": round(ordered[int(0.95 * (len(ordered) - 1))], 2)}
+
+
+def main(
+    questions: Annotated[int, typer.Option(help="Number of standing questions.")] = 100_000,
+    documents: Annotated[int, typer.Option(help="Number of documents, each with one new chunk.")] = 20_000,
+    dimensions: Annotated[int, typer.Option(help="Dimensions of the vectors.")] = 384,
+    rounds: Annotated[int, typer.Option(help="Number of edits.")] = 50,
+) -> None:
+    """Measure what an edit costs with many standing questions, on the running local stack."""
+    typer.echo(json.dumps(asyncio.run(measure(questions, documents, dimensions, rounds)), indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,201 @@
+"""Standing questions, their sentences, and the difference between two answers. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import SequenceMatcher
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import TypeAdapter
+
+from pipeline.core.sentences import sentences
+from query.access.filters import Filters
+from query.answers.model import Answer, NumberedPassage
+from query.answers.support import cites, claims_of
+from query.modes.material import Question
+
+Kind = Literal["changed", "deleted", "unreadable", "new"]
+"""A change that invalidates an answer: a passage's text was changed, its document was deleted, the asker may no longer
+read it, or a new passage would be among those that the answer is made from."""
+LOST: tuple[Kind, ...] = ("deleted", "unreadable")
+"""Kinds after which the sentences made from a passage are withheld."""
+KINDS: tuple[Kind, ...] = ("unreadable", "deleted", "changed", "new")
+"""All kinds, the most serious first."""
+
+_SPACES = re.compile(r"\s+")
+_CITATION = re.compile(r"\s*\[\d+\]")
+_FILTERS = TypeAdapter(Filters)
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    text: str
+    cites: tuple[int, ...]
+    """The passages behind it. All of the answer's, where nothing says which: it cites none, or those that it cites do
+    not support it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A chunk behind an answer."""
+
+    n: int
+    chunk_id: UUID
+    document_id: UUID
+    change: Kind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A standing question with the state of its answer. The sentences are those that its reader may see."""
+
+    id: UUID
+    question: str
+    stored_at: datetime
+    asked_at: datetime
+    model: str | None
+    sentences: Sequence[Sentence | None]
+    """None: withheld, because a passage behind it was deleted or may no longer be read."""
+    erased: bool
+    """Whether the answer was erased together with a document that it was made from."""
+    sources: Sequence[Source]
+    entered: Sequence[UUID] = ()
+    """Documents with a new passage that would be in the context, which the reader may read now."""
+    behind: Sequence[tuple[int, ...]] = ()
+    """The passages behind each sentence, withheld or not."""
+
+    @property
+    def changes(self) -> dict[Kind, list[int]]:
+        """The kinds of change, each with the numbers of the sentences concerned, from 1. A new passage concerns all of
+        them."""
+        results = {kind: affected(self.behind, numbers) for kind, numbers in _by_kind(self.sources).items()}
+        if self.entered:
+            results["new"] = list(range(1, len(self.behind) + 1))
+        return {kind: results[kind] for kind in KINDS if kind in results}
+
+
+def _by_kind(sources: Sequence[Source]) -> dict[Kind, set[int]]:
+    numbers: dict[Kind, set[int]] = {}
+    for source in sources:
+        if source.change is not None:
+            numbers.setdefault(source.change, set()).add(source.n)
+    return numbers
+
+
+def affected(behind: Sequence[Sequence[int]], passages: set[int]) -> list[int]:
+    """The numbers, from 1, of the sentences that one of these passages is behind."""
+    return [number for number, of in enumerate(behind, 1) if passages & set(of)]
+
+
+def sentences_of(answer: Answer, passages: Sequence[NumberedPassage]) -> list[Sentence]:
+    """The sentences of an answer with the passages behind each. passages: all that the model read."""
+    everything = tuple(sorted(passage.n for passage in passages))
+    unsupported = set(answer.unsupported)
+    results = []
+    for paragraph in re.split(r"\n\s*\n", answer.text):
+        around = cites(paragraph)
+        for text in sentences(paragraph):
+            cited = cites(text) or around
+            unclear = any(claim.text in unsupported for claim in claims_of(text))
+            results.append(Sentence(text, cited if cited and not unclear else everything))
+    return results
+
+
+def readable(sentence: Sentence, lost: set[int]) -> Sentence | None:
+    """The sentence while none of the passages behind it is lost."""
+    return None if lost & set(sentence.cites) else sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the difference between two answers."""
+
+    change: Literal["same", "removed", "added", "withheld"]
+    text: str | None
+    """None: a sentence of the old answer is withheld."""
+
+
+def difference(before: Sequence[Sentence | None], after: Sequence[Sentence]) -> list[Line]:
+    """The difference, sentence by sentence. Citations and white space do not count: their numbers are each answer's."""
+    old = ["\0" if sentence is None else _plain(sentence.text) for sentence in before]
+    new = [_plain(sentence.text) for sentence in after]
+    lines = []
+    for _, a, until_a, b, until_b in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if old[a:until_a] == new[b:until_b]:
+            lines += [Line("same", sentence.text) for sentence in after[b:until_b]]
+            continue
+        lines += [Line("withheld", None) if s is None else Line("removed", s.text) for s in before[a:until_a]]
+        lines += [Line("added", sentence.text) for sentence in after[b:until_b]]
+    return lines
+
+
+def _plain(text: str) -> str:
+    return _SPACES.sub(" ", _CITATION.sub("", text)).strip()
+
+
+def request_json(question: Question) -> dict[str, Any]:
+    """How a question is to be asked again, besides its text."""
+    return {
+        "mode": question.mode,
+        "documents": [str(id_) for id_ in question.documents],
+        "collection": question.collection,
+        "top": question.top,
+        "filters": _FILTERS.dump_python(question.filters, mode="json"),
+    }
+
+
+def question_of(text: str, request: Mapping[str, Any]) -> Question:
+    """The question again. Raises pydantic.ValidationError and KeyError for a request of another form."""
+    return Question(
+        text,
+        request["mode"],
+        tuple(UUID(id_) for id_ in request["documents"]),
+        request["collection"],
+        _FILTERS.validate_python(request["filters"]),
+        request["top"],
+    )
+
+
+def as_json(standing: Standing, *, whole: bool) -> dict[str, Any]:
+    """A standing question for a response. whole: with its sentences and passages."""
+    changes = standing.changes
+    listed = {
+        "id": str(standing.id),
+        "question": standing.question,
+        "stored_at": standing.stored_at.isoformat(),
+        "asked_at": standing.asked_at.isoformat(),
+        "state": "erased" if standing.erased else "invalidated" if changes else "current",
+        "changes": [{"kind": kind, "sentences": numbers} for kind, numbers in changes.items()],
+    }
+    if not whole:
+        return listed
+    return listed | {
+        "model": standing.model,
+        "sentences": [
+            {
+                "n": number,
+                "text": sentence and sentence.text,
+                "passages": list(behind),
+                "changes": [kind for kind, numbers in changes.items() if number in numbers],
+            }
+            for number, (sentence, behind) in enumerate(zip(standing.sentences, standing.behind, strict=True), 1)
+        ],
+        "passages": [
+            {
+                "n": source.n,
+                "chunk_id": str(source.chunk_id),
+                "document_id": str(source.document_id),
+                "change": source.change,
+            }
+            for source in standing.sources
+        ],
+        "new_documents": [str(id_) for id_ in standing.entered],
+    }
+
+
+def lines_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    return [{"change": line.change, "text": line.text} for line in lines]

@@ -1,0 +1,172 @@
+"""Keeps answers as standing questions, shows them to their asker, and asks them again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from uuid import UUID, uuid4
+
+import structlog
+from pgvector import HalfVector
+
+from pipeline.core.errors import PenstockError
+from pipeline.core.model import Generation
+from pipeline.ledger import generations
+from pipeline.runtime.tasks import time_limit
+from pipeline.stores.postgres import Connection, Pool, translated
+from query.access.callers import Caller
+from query.access.tenant_rows import rows_of
+from query.answers.model import Answer, NumberedPassage
+from query.model import BadQuery
+from query.modes.material import Question
+from query.retrieval.search import Search
+from query.standing import table
+from query.standing.model import Line, Standing, difference, question_of, request_json, sentences_of
+from query.standing.probe import probe
+
+log = structlog.get_logger()
+
+
+class Unknown(PenstockError):
+    """The caller has no such standing question; the error does not reveal whether another one has."""
+
+    def __init__(self) -> None:
+        super().__init__("you have no such standing question: see `penstock standing list` or GET /v1/standing")
+
+
+class StandingQuestions:
+    """Standing questions belong to a principal of a tenant, and nobody else sees them. Safe to share between tasks.
+
+    Law: a sentence is returned only while its asker may read every passage behind it, by the ledger at that moment. All
+    methods raise Retryable when Postgres is away or slow.
+    """
+
+    def __init__(self, pool: Pool, search: Search, *, most: int, ledger_seconds: float) -> None:
+        """most: the most standing questions of one principal."""
+        self._pool = pool
+        self._search = search
+        self._most = most
+        self._seconds = ledger_seconds
+
+    async def check_room(self, tenant: str, principal: str, question: Question) -> None:
+        """Raises BadQuery where the principal may keep no further question, or not this one."""
+        if question.turns or question.member is not None:
+            raise BadQuery("a standing question stands alone: it cannot be entry with `turns` or `history`")
+        async with self._ledger(tenant) as connection:
+            if await table.count(connection, tenant, principal) >= self._most:
+                raise BadQuery(f"you have {self._most} standing questions, which is the most: remove one first")
+
+    async def keep(
+        self,
+        caller: Caller,
+        principal: str,
+        question: Question,
+        answer: Answer,
+        passages: Sequence[NumberedPassage],
+        *,
+        id_: UUID | None = None,
+    ) -> UUID:
+        """Keep an answer with the passages that the model read. id_: of the question that was asked again. Raises
+        Unknown where that was removed meanwhile."""
+        async with self._ledger(caller.tenant) as connection:
+            generation = await generations.active(connection)
+        chunks = [(p.n, chunk, p.result.passage.document_id) for p in passages for chunk in p.result.chunk_ids]
+        by_vector = [
+            chunk for p in passages if "vector" in p.result.ranks or not p.result.ranks for chunk in p.result.chunk_ids
+        ]
+        made = await self._probe(caller, question.text, generation, by_vector, [document for *_, document in chunks])
+        entry = table.NewAnswer(
+            id_ or uuid4(),
+            principal,
+            question.text,
+            request_json(question),
+            sentences_of(answer, passages),
+            answer.model,
+            generation.name,
+            chunks,
+            made,
+        )
+        async with self._ledger(caller.tenant) as connection:
+            if id_ is not None and not await table.rows(connection, caller.tenant, principal, id_=id_):
+                raise Unknown
+            if not await table.store(connection, caller.tenant, entry):
+                raise Unknown
+        return entry.id
+
+    async def every(self, caller: Caller, principal: str) -> list[Standing]:
+        async with self._ledger(caller.tenant) as connection:
+            return await table.read(connection, caller, await table.rows(connection, caller.tenant, principal))
+
+    async def show(self, caller: Caller, principal: str, id_: UUID) -> Standing:
+        """Raises Unknown."""
+        standing, _ = await self._one(caller, principal, id_)
+        return standing
+
+    async def question(self, caller: Caller, principal: str, id_: UUID) -> tuple[Standing, Question]:
+        """The standing question with what to ask again. Raises Unknown."""
+        standing, row = await self._one(caller, principal, id_)
+        return standing, question_of(row.question, row.request)
+
+    async def renew(
+        self,
+        caller: Caller,
+        principal: str,
+        before: Standing,
+        question: Question,
+        answer: Answer,
+        passages: Sequence[NumberedPassage],
+    ) -> list[Line]:
+        """Store the new answer in the place of the old one, and return the difference. Raises Unknown."""
+        await self.keep(caller, principal, question, answer, passages, id_=before.id)
+        return difference(before.sentences, sentences_of(answer, passages))
+
+    async def remove(self, tenant: str, principal: str, id_: UUID) -> None:
+        """Raises Unknown."""
+        async with self._ledger(tenant) as connection:
+            if not await table.remove(connection, tenant, principal, id_):
+                raise Unknown
+
+    async def _one(self, caller: Caller, principal: str, id_: UUID) -> tuple[Standing, table.Row]:
+        async with self._ledger(caller.tenant) as connection:
+            results = await table.rows(connection, caller.tenant, principal, id_=id_)
+            if not results:
+                raise Unknown
+            [standing] = await table.read(connection, caller, results)
+            active = await generations.active(connection)
+        if results[0].probe_generation != active.name:
+            await self._embed_again(caller, results[0], standing, active)
+        return standing, results[0]
+
+    async def _embed_again(self, caller: Caller, row: table.Row, standing: Standing, active: Generation) -> None:
+        """Embed a question by the model of a newer generation, or for the first time. A failing model changes nothing:
+        the next look tries it again."""
+        chunks = [source.chunk_id for source in standing.sources]
+        documents = [source.document_id for source in standing.sources]
+        made = await self._probe(caller, row.question, active, chunks, documents)
+        if made is not None:
+            async with self._ledger(caller.tenant) as connection:
+                await table.embed_again(connection, caller.tenant, row.id, made, active.name)
+
+    async def _probe(
+        self,
+        caller: Caller,
+        text: str,
+        generation: Generation,
+        chunks: Sequence[UUID],
+        documents: Sequence[UUID],
+    ) -> HalfVector | None:
+        """The question's probe; None while its model is away."""
+        try:
+            _, vector = await self._search.embed(text, caller, generation)
+        except PenstockError as error:
+            log.warning("standing_question_not_embedded", reason=str(error)[:200])
+            return None
+        async with self._ledger(caller.tenant) as connection:
+            return await probe(connection, generation, vector, chunks, documents)
+
+    @asynccontextmanager
+    async def _ledger(self, tenant: str) -> AsyncIterator[Connection]:
+        async with time_limit(self._seconds, "Postgres"):
+            with translated("standing questions"):
+                async with rows_of(self._pool, tenant) as connection:
+                    yield connection

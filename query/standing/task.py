@@ -1,0 +1,321 @@
+"""The task of the analysis worker that notices which standing questions a change invalidates, and announces it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import structlog
+from psycopg import sql
+from pydantic import ValidationError
+
+from pipeline.analysis.task import Services
+from pipeline.core.model import Generation
+from pipeline.kafka.client import deliver
+from pipeline.ledger import generations
+from pipeline.stores.postgres import Connection, translated
+from query.access.callers import identify
+from query.access.verify import verify
+from query.modes.filters import effective_filters
+from query.standing import table
+from query.standing.model import KINDS, Kind, Source, affected, question_of
+from query.standing.probe import ENTERS
+from topics.messages import AnswerInvalidated, DocumentIndexed, IdentityChanged, Message
+from topics.registry import ANSWERS_INVALIDATED, DOCUMENTS_INDEXED, IDENTITIES, Topic
+
+log = structlog.get_logger()
+
+SOURCE = "standing"
+"""The ``source`` of the events."""
+NEW_HOURS = 24
+"""A chunk counts as new if it was embedded so long before its document was announced, at most: each announcement names
+a document, and not which of its chunks are new. Embedding may lag behind by hours."""
+NEAREST = 100
+"""The most questions that one new chunk invalidates: those that it answers best."""
+CHUNKS_AT_ONCE = 50
+APPLY_SECONDS, APPLY_PAUSE_SECONDS = 30.0, 0.2
+"""How long a changed membership may take until the ledger has it. What was refused there is not waited for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A standing question, as far as the task needs it."""
+
+    tenant: str
+    id: UUID
+    principal: str
+    behind: Sequence[Sequence[int]]
+    """The passages behind each sentence."""
+    asked_at: datetime
+    text: str
+    request: Any
+
+
+class StandingTask:
+    """Law: what invalidates a standing question is announced at least once, and recorded in ``standing_changes`` after
+    that. A question is found by the documents of its passages, by its asker, or by its probe: the cost of a change
+    depends on the questions that it concerns, and not on their number."""
+
+    name = "standing"
+    topics: Sequence[Topic] = (DOCUMENTS_INDEXED, IDENTITIES)
+
+    def __init__(self, services: Services) -> None:
+        self._pool = services.pool
+        self._producer = services.producer
+        self._metrics = services.metrics
+
+    async def handle(self, messages: Sequence[Message]) -> None:
+        """Raises Retryable."""
+        changed = [message for message in messages if isinstance(message, DocumentIndexed)]
+        people = [message for message in messages if isinstance(message, IdentityChanged)]
+        for tenant in dict.fromkeys(message.tenant for message in (*changed, *people)):
+            with translated("standing questions"):
+                async with self._pool.connection() as connection:
+                    if not await _has_any(connection, tenant):
+                        continue
+            of_tenant = [message for message in changed if message.tenant == tenant]
+            await self._passages(tenant, {UUID(message.document_id) for message in of_tenant})
+            await self._people(tenant, [message for message in people if message.tenant == tenant])
+            searchable = {
+                UUID(message.document_id): message.observed_at
+                for message in of_tenant
+                if message.state in ("searchable", "partial")
+            }
+            await self._entered(tenant, searchable)
+
+    async def _passages(self, tenant: str, documents: Collection[UUID]) -> None:
+        """Questions with a passage of these documents."""
+        if not documents:
+            return
+        with translated("standing questions"):
+            async with self._pool.connection() as connection:
+                questions = await _questions(connection, _BY_DOCUMENT, {"tenant": tenant, "ids": list(documents)})
+        await self._compare(questions)
+
+    async def _people(self, tenant: str, changes: Sequence[IdentityChanged]) -> None:
+        """Questions of people whose groups have changed, once the ledger has the change."""
+        for principal in dict.fromkeys(change.principal for change in changes):
+            with translated("standing questions"):
+                async with self._pool.connection() as connection:
+                    questions = await _questions(connection, _BY_ASKER, {"tenant": tenant, "principal": principal})
+            if not questions:
+                continue
+            await self._until_applied([change for change in changes if change.principal == principal])
+            await self._compare(questions)
+
+    async def _until_applied(self, changes: Sequence[IdentityChanged]) -> None:
+        newest = max(changes, key=lambda change: change.observed_at)
+        until = newest.observed_at + timedelta(seconds=APPLY_SECONDS)
+        while datetime.now(UTC) < until:
+            with translated("standing questions"):
+                async with self._pool.connection() as connection:
+                    cursor = await connection.execute(
+                        "SELECT FROM memberships WHERE tenant = %s AND source = %s AND principal = %s"
+                        " AND observed_at >= %s",
+                        [newest.tenant, newest.source, newest.principal, newest.observed_at],
+                    )
+                    if await cursor.fetchone() is not None:
+                        return
+            await asyncio.sleep(APPLY_PAUSE_SECONDS)
+
+    async def _compare(self, questions: Sequence[Question]) -> None:
+        """Announce and record what became of the passages of these questions since the last look."""
+        for question in questions:
+            with translated("standing questions"):
+                async with self._pool.connection() as connection:
+                    caller = await identify(connection, question.tenant, principals=[question.principal])
+                    sources = (await table.sources(connection, caller, [question.id])).get(question.id, [])
+                    known = await _known(connection, question)
+            now = {(source.change, source.chunk_id): source for source in sources if source.change is not None}
+            fresh = [source for key, source in now.items() if key not in known]
+            over = [key for key in known if key not in now and key[0] != "new"]
+            await self._announce(question, fresh)
+            await self._record(question, fresh, over)
+
+    async def _entered(self, tenant: str, documents: dict[UUID, datetime]) -> None:
+        """Questions whose context a new chunk of these documents would enter."""
+        if not documents:
+            return
+        with translated("standing questions"):
+            async with self._pool.connection() as connection:
+                generation = await generations.active(connection)
+                since = min(documents.values()) - timedelta(hours=NEW_HOURS)
+                chunks = await _new_chunks(connection, generation, list(documents), since)
+        for n in range(0, len(chunks), CHUNKS_AT_ONCE):
+            with translated("standing questions"):
+                async with self._pool.connection() as connection:
+                    pairs = await _nearest(connection, generation, tenant, chunks[n : n + CHUNKS_AT_ONCE])
+            for question, source in pairs:
+                if await self._would_read(question, source, generation):
+                    await self._announce(question, [source])
+                    await self._record(question, [source], [])
+
+    async def _would_read(self, question: Question, source: Source, generation: Generation) -> bool:
+        """Whether the asker may read the chunk, and the question's filters let it in."""
+        try:
+            filters = effective_filters(question_of(question.text, question.request))
+        except (ValidationError, KeyError, TypeError, ValueError):  # a row that is not ours must not stop the others
+            log.warning("standing_question_unreadable", question=str(question.id))
+            return False
+        with translated("standing questions"):
+            async with self._pool.connection() as connection:
+                caller = await identify(connection, question.tenant, principals=[question.principal])
+                return bool(await verify(connection, generation.name, caller, [source], filters))
+
+    async def _announce(self, question: Question, sources: Iterable[Source]) -> None:
+        by_kind: dict[Kind, set[int]] = {}
+        for source in sources:
+            if source.change is not None:
+                by_kind.setdefault(source.change, set()).add(source.n)
+        everything = list(range(1, len(question.behind) + 1))
+        events = [
+            AnswerInvalidated(
+                tenant=question.tenant,
+                source=SOURCE,
+                observed_at=datetime.now(UTC),
+                question_id=question.id,
+                change=kind,
+                sentences=everything if kind == "new" else affected(question.behind, by_kind[kind]),
+                asked_at=question.asked_at,
+            )
+            for kind in KINDS
+            if kind in by_kind
+        ]
+        await deliver(self._producer.send(ANSWERS_INVALIDATED, event) for event in events)
+        for event in events:
+            self._metrics.answers_invalidated.labels(event.change).inc()
+
+    async def _record(self, question: Question, fresh: Sequence[Source], over: Sequence[tuple[Kind, UUID]]) -> None:
+        if not fresh and not over:
+            return
+        with translated("standing questions"):
+            async with self._pool.connection() as connection:
+                await connection.execute(
+                    _RECORD,
+                    {
+                        "tenant": question.tenant,
+                        "question": question.id,
+                        "asked_at": question.asked_at,
+                        "kinds": [source.change for source in fresh],
+                        "chunks": [source.chunk_id for source in fresh],
+                        "documents": [source.document_id for source in fresh],
+                    },
+                )
+                await connection.execute(
+                    "DELETE FROM standing_changes WHERE tenant = %s AND question_id = %s AND (asked_at < %s"
+                    " OR (kind, chunk_id) IN (SELECT * FROM unnest(%s::text[], %s::uuid[])))",
+                    [question.tenant, question.id, question.asked_at, [k for k, _ in over], [c for _, c in over]],
+                )
+
+
+async def _has_any(connection: Connection, tenant: str) -> bool:
+    cursor = await connection.execute("SELECT FROM standing_questions WHERE tenant = %s LIMIT 1", [tenant])
+    return await cursor.fetchone() is not None
+
+
+_QUESTION = """
+    q.tenant, q.id, q.principal,
+    (SELECT coalesce(jsonb_agg(s.value -> 'cites' ORDER BY s.ordinality), '[]')
+     FROM jsonb_array_elements(q.sentences) WITH ORDINALITY s),
+    q.asked_at, q.question, q.request
+"""
+_BY_DOCUMENT = f"""
+    SELECT {_QUESTION} FROM standing_questions q WHERE (q.tenant, q.id) IN (
+        SELECT p.tenant, p.question_id FROM standing_passages p
+        WHERE p.document_id = ANY(%(ids)s::uuid[]) AND p.tenant = %(tenant)s
+    ) ORDER BY q.id
+"""  # noqa: S608 — constants of this module
+_BY_ASKER = f"""
+    SELECT {_QUESTION} FROM standing_questions q WHERE q.tenant = %(tenant)s AND q.principal = %(principal)s
+    ORDER BY q.id
+"""  # noqa: S608 — constants of this module
+
+
+async def _questions(connection: Connection, statement: str, values: dict[str, Any]) -> list[Question]:
+    cursor = await connection.execute(statement.encode(), values)
+    return [Question(*row) for row in await cursor.fetchall()]
+
+
+async def _known(connection: Connection, question: Question) -> set[tuple[Kind, UUID]]:
+    """The changes of this answer that were announced before."""
+    cursor = await connection.execute(
+        "SELECT kind, chunk_id FROM standing_changes WHERE tenant = %s AND question_id = %s AND asked_at = %s",
+        [question.tenant, question.id, question.asked_at],
+    )
+    return set(await cursor.fetchall())
+
+
+_RECORD = """
+    INSERT INTO standing_changes AS c (tenant, question_id, kind, chunk_id, document_id, asked_at)
+    SELECT q.tenant, q.id, n.kind, n.chunk_id, n.document_id, %(asked_at)s
+    FROM unnest(%(kinds)s::text[], %(chunks)s::uuid[], %(documents)s::uuid[]) AS n (kind, chunk_id, document_id)
+    JOIN standing_questions q ON q.tenant = %(tenant)s AND q.id = %(question)s
+    ON CONFLICT (tenant, question_id, kind, chunk_id) DO UPDATE
+        SET asked_at = excluded.asked_at, document_id = excluded.document_id, noticed_at = clock_timestamp()
+        WHERE c.asked_at < excluded.asked_at
+"""
+"""A question that was removed meanwhile leaves nothing."""
+
+
+async def _new_chunks(
+    connection: Connection, generation: Generation, documents: Sequence[UUID], since: datetime
+) -> list[tuple[UUID, UUID]]:
+    """(chunk, document) of what was embedded since then."""
+    cursor = await connection.execute(
+        sql.SQL(
+            "SELECT id, document_id FROM {} WHERE document_id = ANY(%s::uuid[]) AND created_at >= %s"
+            " ORDER BY created_at"
+        ).format(sql.Identifier(generation.chunk_table)),
+        [list(documents), since],
+    )
+    return list(await cursor.fetchall())
+
+
+async def _nearest(
+    connection: Connection, generation: Generation, tenant: str, chunks: Sequence[tuple[UUID, UUID]]
+) -> list[tuple[Question, Source]]:
+    """The questions whose probe a chunk passes, the best first, without those that know it: it is one of their
+    passages, was announced before, or is older than their answer."""
+    dimensions = generation.dimensions + 1
+    async with connection.transaction():
+        await connection.execute("SET LOCAL hnsw.iterative_scan = 'strict_order'")
+        await connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(NEAREST)))
+        rows = []
+        for chunk, document in chunks:
+            cursor = await connection.execute(
+                sql.SQL("""
+                    WITH one AS MATERIALIZED (
+                        SELECT (c.embedding::real[] || 0::real)::halfvec({dimensions}) AS vector, c.created_at
+                        FROM {table} c WHERE c.id = %(chunk)s
+                    ), nearest AS MATERIALIZED (
+                        SELECT q.tenant, q.id, q.probe::halfvec({dimensions}) <-> (SELECT vector FROM one) AS distance
+                        FROM standing_questions q
+                        WHERE q.probe_generation = {generation} AND q.tenant = %(tenant)s
+                        ORDER BY q.probe::halfvec({dimensions}) <-> (SELECT vector FROM one) LIMIT %(most)s
+                    )
+                    SELECT {question} FROM nearest n JOIN standing_questions q ON q.tenant = n.tenant AND q.id = n.id
+                    WHERE n.distance < {enters} AND q.asked_at <= (SELECT created_at FROM one)
+                      AND NOT EXISTS (
+                        SELECT FROM standing_passages p
+                        WHERE p.tenant = q.tenant AND p.question_id = q.id AND p.chunk_id = %(chunk)s
+                      ) AND NOT EXISTS (
+                        SELECT FROM standing_changes c WHERE c.tenant = q.tenant AND c.question_id = q.id
+                          AND c.kind = 'new' AND c.chunk_id = %(chunk)s AND c.asked_at >= q.asked_at
+                      )
+                    ORDER BY n.distance
+                """).format(
+                    dimensions=sql.Literal(dimensions),
+                    enters=sql.Literal(ENTERS),
+                    table=sql.Identifier(generation.chunk_table),
+                    generation=sql.Literal(generation.name),
+                    question=sql.SQL(_QUESTION),
+                ),
+                {"chunk": chunk, "tenant": tenant, "most": NEAREST},
+                prepare=False,
+            )
+            rows += [(Question(*row), Source(0, chunk, document, "new")) for row in await cursor.fetchall()]
+    return rows

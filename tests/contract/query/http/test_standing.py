@@ -1,0 +1,206 @@
+"""Standing questions over HTTP on real stores: what invalidates an answer, and what its asker may still see."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.contract.query.http.test_http import assert_described
+from tests.support.query.http_kit import World, as_, problem, service_over
+from tests.support.query.library import access, deletion, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+DAM = "The reservoir of the dam feeds four turbines in the hall."
+QUESTION = "how many turbines does the reservoir of the dam feed"
+
+
+async def keep(world: World, tenant: str, who: str = "ann", question: str = QUESTION, **more: Any) -> dict[str, Any]:
+    answer = await world.client.post(
+        "/v1/answers", json={"question": question, "keep": True, **more}, headers=as_(who, tenant)
+    )
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+async def show(world: World, tenant: str, id_: str, who: str = "ann") -> dict[str, Any]:
+    answer = await world.client.get(f"/v1/standing/{id_}", headers=as_(who, tenant))
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    assert_described("/v1/standing/{question_id}", "get", body)
+    return body
+
+
+def texts(shown: dict[str, Any]) -> list[str | None]:
+    return [sentence["text"] for sentence in shown["sentences"]]
+
+
+async def put(world: World, tenant: str, text: str = DAM, **fields: Any) -> Any:
+    made = document("dam.md", text, tenant=tenant, **({"acl_tags": ["user:ann"]} | fields))
+    await world.library.put(made)
+    return made
+
+
+async def test_a_stored_answer_is_listed_and_stays_current_while_nothing_changes(world: World, tenant: str) -> None:
+    made = await put(world, tenant)
+    stored = await keep(world, tenant)
+    id_ = stored["standing_id"]
+    await world.library.put(made.model_copy(update={"version": made.version + 100, "title": "Another title"}))
+    listed = (await world.client.get("/v1/standing", headers=as_("ann", tenant))).json()
+    assert_described("/v1/standing", "get", listed)
+    [entry] = listed["standing"]
+    assert (entry["id"], entry["question"], entry["state"], entry["changes"]) == (id_, QUESTION, "current", [])
+    shown = await show(world, tenant, id_)
+    assert " ".join(text or "" for text in texts(shown)).split() == stored["answer"].split()
+    assert {p["change"] for p in shown["passages"]} == {None}
+    assert {p["document_id"] for p in shown["passages"]} == {str(await world.id(tenant, "dam.md"))}
+
+
+async def test_an_edit_of_a_passage_says_which_sentences_it_invalidates(world: World, tenant: str) -> None:
+    made = await put(world, tenant)
+    other = document("tea.md", "Boil the water for tea before the dam opens.", tenant=tenant, acl_tags=["user:ann"])
+    await world.library.put(other)
+    id_ = (await keep(world, tenant))["standing_id"]
+    before = await show(world, tenant, id_)
+    await world.library.put(
+        made.model_copy(update={"version": made.version + 100, "content": DAM.replace("four", "five")})
+    )
+    shown = await show(world, tenant, id_)
+    assert shown["state"] == "invalidated"
+    of_the_dam = {p["n"] for p in before["passages"] if p["document_id"] == str(await world.id(tenant, "dam.md"))}
+    expected = [s["n"] for s in before["sentences"] if of_the_dam & set(s["passages"])]
+    assert shown["changes"] == [{"kind": "changed", "sentences": expected}]
+    assert texts(shown) == texts(before), "its reader may read the page, and sees what it said"
+
+
+async def test_an_answer_repeated_replaces_the_old_one_and_shows_the_difference(world: World, tenant: str) -> None:
+    made = await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    five = DAM.replace("four", "five")
+    await world.library.put(made.model_copy(update={"version": made.version + 100, "content": five}))
+    answer = await world.client.post(f"/v1/standing/{id_}/answer", headers=as_("ann", tenant))
+    body = answer.json()
+    assert_described("/v1/standing/{question_id}/answer", "post", body)
+    lines = {(line["change"], (line["text"] or "").partition(" [")[0]) for line in body["difference"]}
+    assert any(change == "removed" and "four turbines" in text for change, text in lines), lines
+    assert any(change == "added" and "five turbines" in text for change, text in lines), lines
+    shown = await show(world, tenant, id_)
+    assert (shown["state"], "five" in " ".join(map(str, texts(shown)))) == ("current", True)
+    again = (await world.client.post(f"/v1/standing/{id_}/answer", headers=as_("ann", tenant))).json()
+    assert {line["change"] for line in again["difference"]} == {"same"}
+
+
+# What its asker may no longer read
+
+
+async def _revoked(world: World, tenant: str, made: Any) -> None:
+    await world.library.accept(access(made, ["user:bob"]))
+
+
+async def _left_the_group(world: World, tenant: str, made: Any) -> None:
+    await groups(world, tenant, "ann", [])
+
+
+async def _deleted(world: World, tenant: str, made: Any) -> None:
+    await world.library.accept(deletion(made))
+
+
+async def groups(world: World, tenant: str, principal: str, tags: list[str]) -> None:
+    await world.library.execute(
+        "INSERT INTO memberships VALUES (%s, 'wiki', %s, %s, %s) ON CONFLICT (tenant, principal, source)"
+        " DO UPDATE SET groups = excluded.groups, observed_at = excluded.observed_at",
+        tenant,
+        principal,
+        tags,
+        datetime.now(UTC),
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind"), [(_revoked, "unreadable"), (_left_the_group, "unreadable"), (_deleted, "deleted")]
+)
+async def test_sentences_are_withheld_once_their_passage_may_not_be_read(
+    world: World, tenant: str, loss: Any, kind: str
+) -> None:
+    await groups(world, tenant, "ann", ["crew"])
+    made = await put(world, tenant, acl_tags=["crew"])
+    id_ = (await keep(world, tenant))["standing_id"]
+    assert "turbines" in " ".join(map(str, texts(await show(world, tenant, id_))))
+    await loss(world, tenant, made)
+    shown = await show(world, tenant, id_)
+    assert set(texts(shown)) == {None}
+    assert [change["kind"] for change in shown["changes"]] == [kind]
+    answers = [
+        await world.client.get("/v1/standing", headers=as_("ann", tenant)),
+        await world.client.post(f"/v1/standing/{id_}/answer", headers=as_("ann", tenant)),
+        await world.client.get(f"/v1/standing/{id_}", headers=as_("ann", tenant)),
+    ]
+    question = QUESTION.split()
+    for answer in answers:
+        assert answer.status_code == 200
+        said = set(answer.text.lower().split()) - set(question)
+        assert not {"four", "hall", "hall.", "dam.md"} & {word.strip('",.') for word in said}, answer.text
+    assert {line["change"] for line in answers[1].json()["difference"]} == {"withheld", "added"}
+
+
+async def test_a_deleted_document_that_could_not_be_read_any_more_is_not_reported_as_deleted(
+    world: World, tenant: str
+) -> None:
+    made = await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    await _revoked(world, tenant, made)
+    await _deleted(world, tenant, made)
+    assert [change["kind"] for change in (await show(world, tenant, id_))["changes"]] == ["unreadable"]
+
+
+async def test_nobody_else_sees_asks_or_removes_a_standing_question(world: World, tenant: str) -> None:
+    await put(world, tenant, acl_tags=["user:ann", "user:eve"])
+    id_ = (await keep(world, tenant))["standing_id"]
+    for who in (as_("eve", tenant), as_("ann", f"{tenant}x")):
+        assert (await world.client.get("/v1/standing", headers=who)).json() == {"standing": []}
+        refused: list[httpx.Response] = [
+            await world.client.get(f"/v1/standing/{id_}", headers=who),
+            await world.client.post(f"/v1/standing/{id_}/answer", headers=who),
+            await world.client.delete(f"/v1/standing/{id_}", headers=who),
+        ]
+        assert [problem(answer) for answer in refused] == [(404, "not-found")] * 3
+    assert (await world.client.delete(f"/v1/standing/{id_}", headers=as_("ann", tenant))).status_code == 204
+    assert problem(await world.client.get(f"/v1/standing/{id_}", headers=as_("ann", tenant))) == (404, "not-found")
+
+
+# Limits
+
+
+async def test_a_principal_keeps_as_many_questions_as_the_setting_says(world: World, tenant: str) -> None:
+    await put(world, tenant)
+    async with service_over(world.library, serve={"standing_questions": 1}) as (client, _):
+        request = {"question": QUESTION, "keep": True}
+        first = await client.post("/v1/answers", json=request, headers=as_("ann", tenant))
+        assert first.status_code == 200
+        second = await client.post("/v1/answers", json=request, headers=as_("ann", tenant))
+        assert problem(second) == (422, "bad-query")
+        assert "you have 1 standing questions" in second.json()["detail"]
+        assert (await client.post("/v1/answers", json=request, headers=as_("bob", tenant))).status_code == 200
+
+
+async def test_an_answer_within_a_conversation_cannot_be_stored(world: World, tenant: str) -> None:
+    await put(world, tenant)
+    turns = [{"question": "what is a dam", "answer": "A wall."}]
+    for more in ({"turns": turns}, {"history": True}):
+        answer = await world.client.post(
+            "/v1/answers", json={"question": QUESTION, "keep": True, **more}, headers=as_("ann", tenant)
+        )
+        assert problem(answer) == (422, "bad-query")
+
+
+async def test_a_streamed_answer_is_stored_too_and_one_without_keep_is_not(world: World, tenant: str) -> None:
+    await put(world, tenant)
+    request = {"question": QUESTION, "stream": True}
+    answer = await world.client.post("/v1/answers", json=request | {"keep": True}, headers=as_("ann", tenant))
+    await world.client.post("/v1/answers", json=request, headers=as_("ann", tenant))
+    [entry] = (await world.client.get("/v1/standing", headers=as_("ann", tenant))).json()["standing"]
+    assert f'"standing_id": "{entry["id"]}"' in answer.text

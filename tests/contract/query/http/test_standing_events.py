@@ -1,0 +1,148 @@
+"""The events about standing questions, on real stores: they name the question, its sentences and what happened, and no
+content."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from pipeline.analysis.task import Services
+from pipeline.core.identity import document_id
+from query.standing.task import StandingTask
+from tests.contract.query.http.test_standing import DAM, QUESTION, groups, keep, put, show
+from tests.support.query.http_kit import World
+from tests.support.query.library import access, deletion, document
+from topics.messages import AnswerInvalidated, DocumentIndexed, IdentityChanged, Message
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+
+class Published:
+    """A producer that remembers its messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[AnswerInvalidated] = []
+
+    async def send(self, _: object, message: AnswerInvalidated) -> asyncio.Future[None]:
+        self.messages.append(message)
+        sent = asyncio.get_running_loop().create_future()
+        sent.set_result(None)
+        return sent
+
+
+async def events(world: World, *messages: Message) -> list[AnswerInvalidated]:
+    """The events that these messages cause, in one batch."""
+    library, published = world.library, Published()
+    task = StandingTask(Services(library.settings, library.pool, cast(Any, published), library.metrics))
+    await task.handle(messages)
+    return published.messages
+
+
+def announced(made: Any, state: str = "searchable") -> DocumentIndexed:
+    return DocumentIndexed(
+        tenant=made.tenant,
+        source=made.source,
+        external_id=made.external_id,
+        observed_at=datetime.now(UTC),
+        document_id=str(document_id(made.tenant, made.source, made.external_id)),
+        seq=1,
+        state=state,  # type: ignore[arg-type]
+        generation="g1",
+    )
+
+
+async def test_an_edit_is_announced_once_with_the_numbers_of_its_sentences(world: World, tenant: str) -> None:
+    made = await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    assert await events(world, announced(made)) == [], "nothing has changed"
+    await world.library.put(
+        made.model_copy(update={"version": made.version + 100, "content": DAM.replace("four", "five")})
+    )
+    changed = [event for event in await events(world, announced(made)) if event.change == "changed"]
+    [event] = changed
+    assert (str(event.question_id), event.tenant) == (id_, tenant)
+    shown = await show(world, tenant, id_)
+    assert {"kind": "changed", "sentences": event.sentences} in shown["changes"]
+    fields = {"tenant", "source", "observed_at", "question_id", "change", "sentences", "asked_at"}
+    assert set(event.model_dump()) == fields, "no content"
+    assert await events(world, announced(made)) == [], "announced before"
+
+
+@pytest.mark.parametrize(("state", "change"), [("revoked", "unreadable"), ("retired", "deleted")])
+async def test_a_revocation_and_a_deletion_are_announced(world: World, tenant: str, state: str, change: str) -> None:
+    made = await put(world, tenant)
+    await keep(world, tenant)
+    await keep(world, tenant, who="bob")
+    await world.library.accept(access(made, ["user:bob"]) if state == "revoked" else deletion(made))
+    assert [event.change for event in await events(world, announced(made, state))] == [change]
+
+
+async def test_an_edit_while_the_asker_could_not_read_is_announced_when_it_can_again(world: World, tenant: str) -> None:
+    made = await put(world, tenant)
+    await keep(world, tenant)
+    for tags, change in ((["user:bob"], "unreadable"), (["user:ann"], None), (["user:bob"], "unreadable")):
+        await world.library.accept(access(made, tags))
+        assert [event.change for event in await events(world, announced(made, "revoked"))] == [
+            *([change] if change else [])
+        ]
+
+
+async def test_a_removed_group_is_announced_to_its_members_alone(world: World, tenant: str) -> None:
+    for who in ("ann", "bob"):
+        await groups(world, tenant, who, ["crew"])
+    await put(world, tenant, acl_tags=["crew"])
+    id_ = (await keep(world, tenant))["standing_id"]
+    await keep(world, tenant, who="bob")
+    left = IdentityChanged(tenant=tenant, source="wiki", principal="ann", groups=[], observed_at=datetime.now(UTC))
+    handling = asyncio.create_task(events(world, left))
+    await asyncio.sleep(0.3)
+    assert not handling.done(), "the ledger does not have the change yet"
+    await groups(world, tenant, "ann", [])
+    assert [(str(event.question_id), event.change) for event in await handling] == [(id_, "unreadable")]
+
+
+# New passages
+
+
+async def test_a_new_passage_that_the_answer_would_be_made_from_is_announced(world: World, tenant: str) -> None:
+    await put(world, tenant, "The reservoir lies in the hills.")
+    id_ = (await keep(world, tenant))["standing_id"]
+    fits = document("new.md", DAM, tenant=tenant, acl_tags=["user:ann"])
+    unlike = document("tea.md", "Boil water for tea.", tenant=tenant, acl_tags=["user:ann"])
+    await world.library.put(fits, unlike)
+    [event] = await events(world, announced(unlike), announced(fits))
+    assert (str(event.question_id), event.change) == (id_, "new")
+    shown = await show(world, tenant, id_)
+    assert (shown["state"], shown["new_documents"]) == ("invalidated", [str(await world.id(tenant, "new.md"))])
+    assert await events(world, announced(fits)) == [], "announced before"
+    await world.library.accept(access(fits, ["user:bob"]))
+    assert (await show(world, tenant, id_))["new_documents"] == [], "its asker may not read it any more"
+
+
+async def test_a_question_without_an_answer_learns_of_the_first_passage_for_it(world: World, tenant: str) -> None:
+    await put(world, tenant, "Boil water for tea.")
+    await keep(world, tenant)
+    fits = document("new.md", DAM, tenant=tenant, acl_tags=["user:ann"])
+    await world.library.put(fits)
+    assert [event.change for event in await events(world, announced(fits))] == ["new"]
+
+
+@pytest.mark.parametrize("why", ["another reader", "another tenant", "another source"])
+async def test_a_new_passage_outside_of_a_questions_access_and_filters_is_not_announced(
+    world: World, tenant: str, why: str
+) -> None:
+    await put(world, tenant, "The reservoir lies in the hills.")
+    filters = {"filters": {"sources": ["wiki"]}} if why == "another source" else {}
+    await keep(world, tenant, question=QUESTION, **filters)
+    fits = document(
+        "new.md",
+        DAM,
+        tenant=f"{tenant}x" if why == "another tenant" else tenant,
+        source="mail" if why == "another source" else "wiki",
+        acl_tags=["user:bob" if why == "another reader" else "user:ann"],
+    )
+    await world.library.put(fits)
+    assert await events(world, announced(fits)) == []
