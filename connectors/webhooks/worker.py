@@ -17,6 +17,7 @@ from connectors.web.transport import Resolver, system_resolver
 from connectors.webhooks.send import GONE, PARALLEL, Answer, Receiver
 from pipeline.core import webhooks as core
 from pipeline.core.errors import PenstockError
+from pipeline.kafka.batches import POLL_BYTES, begin_poll
 from pipeline.kafka.client import security
 from pipeline.kafka.groups import group
 from pipeline.kafka.stopping import stop_consumer
@@ -125,6 +126,7 @@ class Webhooks:
         try:
             await consumer.start()
             while True:
+                begin_poll(POLL_BYTES)
                 batches = await consumer.getmany(timeout_ms=1_000, max_records=MAX_RECORDS)
                 records = [record for batch in batches.values() for record in batch]
                 if not records:

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from pipeline.analysis.task import Services, Task
 from pipeline.analysis.tasks import build
 from pipeline.core.errors import PenstockError
+from pipeline.kafka.batches import POLL_BYTES, begin_poll
 from pipeline.kafka.client import producer, security
 from pipeline.kafka.groups import group
 from pipeline.kafka.stopping import stop_consumer
@@ -121,6 +122,7 @@ class Loop:
             await consumer.start()
             self._is_following = True
             while True:
+                begin_poll(POLL_BYTES)
                 batches = await consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_RECORDS)
                 for partition, records in batches.items():
                     await self._handle(records)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from threading import local
 from typing import Any
 
 import cramjam
@@ -44,6 +44,8 @@ LARGE_BYTES = 2**20
 """The size from which a record that is read alone is fetched again rather than kept unpacked with its batch."""
 RECORD_OBJECT_BYTES, HEADER_OBJECT_BYTES = 1_024, 128
 """What a record and a header take in memory beyond their names and values."""
+POLL_BYTES = 16 * 2**20
+"""The size at which a poll takes no further record."""
 _FIRST_GUESS = 8
 """Buffers for unpacking begin at so many times the packed size, and grow by the same factor: texts rarely need a second
 one."""
@@ -227,20 +229,14 @@ _UNPACK: Mapping[int, Callable[[memoryview], bytes]] = {
 """By codec, as Kafka numbers them."""
 
 
-class _Poll(local):
-    """The poll that the consumer of this thread is making."""
-
-    room: int | None = None
-    """How many bytes of records it may still take; None: any number."""
-
-
-_poll = _Poll()
+_room: ContextVar[int | None] = ContextVar("room_of_poll", default=None)
+"""How many bytes of records the poll of this task may still take; None: any number."""
 
 
 def begin_poll(room: int) -> None:
-    """Let the consumers of this thread take records of about ``room`` bytes until the next call: the last record may
-    be larger."""
-    _poll.room = room
+    """Let the polls of this task take records of about ``room`` bytes until the next call: the last record may be
+    larger."""
+    _room.set(room)
 
 
 class Fetched(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has no types
@@ -265,21 +261,22 @@ class Fetched(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has no typ
         return record
 
     def getall(self, max_records: int | None = None) -> list[Any]:
-        if _poll.room is None:
+        if (room := _room.get()) is None:
             taken: list[Any] = super().getall(max_records)
             return taken
         records: list[Any] = []
         if not self.check_assignment(self._topic_partition) or not self.has_more():
             return records
-        if _poll.room <= 0:
+        if room <= 0:
             return records
         unpacked_records: Any = self._partition_records
-        while len(records) != max_records and _poll.room > 0:
+        while len(records) != max_records and room > 0:
             record = next(unpacked_records, None)
             if record is None:
                 break
             records.append(record)
-            _poll.room -= size_of(record)
+            room -= size_of(record)
+        _room.set(room)
         self._update_position()
         if len(records) != max_records:  # at the end, or without room: what is unpacked is fetched again
             _release(unpacked_records)

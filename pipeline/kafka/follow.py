@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.kafka.admin import TopicRefused, TopicsNotReady, topic_settings
+from pipeline.kafka.batches import POLL_BYTES, begin_poll
 from pipeline.kafka.client import refusal, security
 from pipeline.kafka.logs import identities
 from pipeline.kafka.stopping import stop_consumer
@@ -102,6 +103,7 @@ class Follower:
             consumer.seek(place, start)
             position, silent = start, 0.0
             while position < end:
+                begin_poll(POLL_BYTES)
                 batches = await consumer.getmany(place, timeout_ms=POLL_MS, max_records=MAX_RECORDS)
                 records = [
                     Followed(partition, record.offset, record.key, record.value)

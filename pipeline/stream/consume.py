@@ -32,7 +32,7 @@ from pipeline.core.errors import Retryable
 from pipeline.core.kafka_log import Witness, witness
 from pipeline.core.model import Lane
 from pipeline.core.progress import Progress
-from pipeline.kafka.batches import begin_poll, size_of
+from pipeline.kafka.batches import POLL_BYTES, begin_poll, size_of
 from pipeline.kafka.client import security
 from pipeline.ledger.kafka_marks import Place
 from pipeline.observability.metrics import Metrics
@@ -52,8 +52,6 @@ POLL_RECORDS = 20
 MAX_IN_FLIGHT_RECORDS = 10_000
 """The most records of one partition from the oldest unfinished one to the newest that was read. Tracking them takes
 about a megabyte."""
-POLL_BYTES = 16 * 2**20
-"""The size at which a poll takes no further record."""
 MAX_HELD_BYTES = 256 * 2**20
 """The size at which no more records of a topic are read until some are done: the largest record for each of the eight
 lanes, which may be parked there, and one poll. Packed, the largest record may have a kilobyte."""

@@ -22,6 +22,10 @@ from connectors.set_aside import SetAside
 from connectors.source import Context, Cursor, CursorExpired, Document, Entry, Gone, Unreadable
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.kafka.batches import POLL_BYTES
+from pipeline.kafka.follow import Follower
+from pipeline.runtime.settings import KafkaSettings
+from tests.support.pipeline import hostile_batches
 
 pytestmark = pytest.mark.stack
 
@@ -398,3 +402,15 @@ async def test_what_only_an_operator_can_correct(desk: Desk) -> None:
     await desk.send({"id": 1}, b"\x00\x00\x00\x00\x01avro")
     with pytest.raises(Misconfigured, match="JsonConverter"):
         await listing(desk.source())
+
+
+async def test_a_topic_of_very_large_records_is_read_a_few_at_a_time(desk: Desk) -> None:
+    """Packed, each takes a kilobyte: five hundred in one poll would fill the memory of all connectors."""
+    await desk.create()
+    for _ in range(4):
+        await hostile_batches.send(desk.producer, desk.topic, 0, hostile_batches.bomb(POLL_BYTES))
+    topic = Follower(KafkaSettings(bootstrap=desk.bootstrap), desk.topic)
+    try:
+        assert [len(records) async for records, _ in topic.read(0, 0, 4) if records] == [1, 1, 1, 1]
+    finally:
+        await topic.close()
