@@ -125,18 +125,22 @@ def _folders(proposal: Proposal, root: Path | None) -> list[str]:
 
 
 def _by_service(url: str, token: str | None, token_file: Path | None, body: dict[str, Any]) -> dict[str, Any]:
-    from penstock.client import Client, ClientError, ProblemError, ProposedDocument
+    """By a query service. Raises PenstockError."""
+    import httpx
 
-    documents = [ProposedDocument(**document) for document in body["documents"]]
     try:
-        with Client(url, token_file or token, timeout_seconds=CLIENT_SECONDS) as client:
-            return client.preview(body["source"], documents, body["folders"]).model_dump(mode="json")
-    except ProblemError as error:
-        if error.status == 422:
-            _refuse(str(error))
-        raise PenstockError(str(error)) from error
-    except (ClientError, ValueError) as error:
-        raise PenstockError(str(error)) from error
+        key = token_file.read_text("utf-8").strip() if token_file is not None else token
+        with httpx.Client(timeout=CLIENT_SECONDS, headers={"Authorization": f"Bearer {key}"} if key else {}) as client:
+            response = client.post(f"{url.rstrip('/')}/v1/previews", json=body)
+            answer = response.json()
+    except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
+        raise PenstockError(f"{url} gave no preview: {type(error).__name__}: {error}") from error
+    if response.status_code == 200:
+        return dict(answer)
+    reason = f"{url} responded with {response.status_code}: {answer.get('detail', '')}"
+    if response.status_code == 422:
+        _refuse(reason)
+    raise PenstockError(reason)
 
 
 def _here(

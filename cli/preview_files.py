@@ -61,8 +61,8 @@ def in_folders(paths: Sequence[Path], root: Path | None) -> Proposal:
 
 
 def since_revision(paths: Sequence[Path], root: Path | None, revision: str) -> Proposal:
-    """What differs between the working tree and the commit at which it left ``revision``. root: the folder that paths
-    are relative to; None: the top of the repository. Raises BadPath."""
+    """The files that differ between the working tree and the commit at which it left ``revision``. root: the folder
+    that paths are relative to; None: the top of the repository. Raises BadPath."""
     if revision.startswith("-"):
         raise BadPath(f"{revision} is no revision")
     folder = paths[0] if paths[0].is_dir() else paths[0].parent

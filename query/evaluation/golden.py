@@ -170,9 +170,9 @@ async def _load(connection: Connection, tenant: str) -> list[Golden]:
 async def promoted(connection: Connection, tenant: str) -> set[UUID]:
     """The golden questions that were promoted from what people asked. Raises psycopg.Error."""
     cursor = await connection.execute(
-        "SELECT id FROM eval_queries WHERE tenant = %s AND (answers IS NOT NULL OR givers IS NOT NULL)", [tenant]
+        "SELECT id, answers IS NOT NULL OR givers IS NOT NULL FROM eval_queries WHERE tenant = %s", [tenant]
     )
-    return {id_ for (id_,) in await cursor.fetchall()}
+    return {id_ for id_, is_promoted in await cursor.fetchall() if is_promoted}
 
 
 async def current(connection: Connection, golden: Sequence[Golden]) -> tuple[list[Golden], int]:

@@ -23,8 +23,8 @@ routes = APIRouter()
 async def previews(
     body: PreviewRequest, request: Request, service: Serving, identity: Authenticated, caller: Reader
 ) -> dict[str, Any]:
-    """Which answers a proposed edit would change. The golden questions whose judged documents the caller may read are
-    asked twice: of the index as it is, and as if the edit were published. Nothing is stored."""
+    """The answers that a proposed edit would change. The golden questions whose judged documents the caller may read
+    are asked twice: of the index as it is, and as if the edit were published. Nothing is stored."""
     if service.previewing.locked():
         raise Problem("busy", "another preview is running: retry later", headers={"Retry-After": "10"})
     # It takes long: it asks one question after the other, without the slot of a search.

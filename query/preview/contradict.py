@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from uuid import UUID
 
-from pipeline.core.conflicts import CONTRADICTIONS, Pair, examine
+from pipeline.core.conflicts import Kind, Pair, examine
 from pipeline.core.conflicts import passage as read
 from pipeline.core.statements import Statement
 from query.answers.visible import visible
 from query.model import Result
 from query.preview.model import Cited, Contradiction
 
-Known = tuple[UUID, object, object]
-"""A document, and two statements that contradict each other: one of an edited document, and one of this document."""
+NO_CONTRADICTIONS: frozenset[Kind] = frozenset({"duplicate", "outdated"})
+"""Kinds of comparison of which neither passage is wrong."""
 
 
 def contradictions(before: Sequence[Result], after: Sequence[Result], new: Set[UUID]) -> tuple[Contradiction, ...]:
@@ -52,7 +52,7 @@ def _pairs(results: Sequence[Result], of: Sequence[Result]) -> Iterator[tuple[Re
         compared = examine(passages[result.passage.chunk_id], [passages[other.passage.chunk_id] for other in others])
         for other, comparison in zip(others, compared, strict=True):
             for pair in comparison.pairs if comparison is not None else ():
-                if pair.kind in CONTRADICTIONS:
+                if pair.kind not in NO_CONTRADICTIONS:
                     yield result, other, pair
 
 

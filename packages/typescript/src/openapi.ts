@@ -385,8 +385,8 @@ export interface paths {
         put?: never;
         /**
          * Previews
-         * @description Which answers a proposed edit would change. The golden questions whose judged documents the caller may read are
-         *     asked twice: of the index as it is, and as if the edit were published. Nothing is stored.
+         * @description The answers that a proposed edit would change. The golden questions whose judged documents the caller may read
+         *     are asked twice: of the index as it is, and as if the edit were published. Nothing is stored.
          */
         post: operations["previews"];
         delete?: never;

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +16,7 @@ from cli import preview
 from cli.main import app
 from cli.preview_files import BadPath, Proposal, in_folders, since_revision
 from cli.preview_show import as_markdown, as_text
+from pipeline.core.errors import PenstockError
 
 PASSAGE = {"document_id": "1", "external_id": "a.md", "source": "wiki", "title": "A", "source_url": None}
 MOVED = {"source": "wiki", "external_id": "a.md", "anchor": "ninety days", "before": 1, "after": None}
@@ -64,7 +67,7 @@ def described(proposal: Proposal) -> dict[str, tuple[str, bool]]:
     return {file.path: (file.title, file.content is None) for file in proposal.files}
 
 
-def test_with_git_the_files_are_those_that_differ(repository: Path) -> None:
+def test_with_git_only_files_that_differ_are_read(repository: Path) -> None:
     assert described(since_revision([repository], None, "main")) == {
         "docs/changed.md": ("Changed", False),
         "docs/deleted.md": ("", True),
@@ -148,3 +151,51 @@ def test_a_comment_contains_no_markup_of_the_documents() -> None:
 def test_options_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
     for options in (["--json", "--markdown"], ["--url", "http://127.0.0.1:1", "--as", "ann"]):
         assert CliRunner().invoke(app, ["preview", str(tmp_path), *options]).exit_code == 2
+
+
+class Service(BaseHTTPRequestHandler):
+    """A query service that answers every request in the same way."""
+
+    status, body = 200, b"{}"
+    requests: ClassVar[list[tuple[str, str | None, dict[str, Any]]]] = []
+
+    def do_POST(self) -> None:
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.requests.append((self.path, self.headers["Authorization"], sent))
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (200, report(), 0),
+        (200, report(finding()), 1),
+        (422, {"detail": "no"}, 2),
+        (503, {"detail": "busy"}, 1),
+        (502, "", 1),
+    ],
+)
+def test_a_service_makes_the_preview_with_the_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, body: Any, code: int
+) -> None:
+    monkeypatch.setattr(Service, "status", status)
+    monkeypatch.setattr(Service, "body", json.dumps(body).encode() if body else b"<html>")
+    monkeypatch.setattr(Service, "requests", [])
+    (tmp_path / "a.md").write_text("# A\n\nThe text.\n")
+    with HTTPServer(("127.0.0.1", 0), Service) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        ended = CliRunner().invoke(
+            app, ["preview", str(tmp_path / "a.md"), "--url", url, "--json"], env={"PENSTOCK_TOKEN": "secret-token"}
+        )
+    assert isinstance(ended.exception, PenstockError) == (code == 1 and status != 200)
+    assert ended.exit_code == code
+    assert "secret-token" not in f"{ended.output}{ended.exception}"
+    [(path, authorization, sent)] = Service.requests
+    assert (path, authorization) == ("/v1/previews", "Bearer secret-token")
+    assert sent["documents"][0]["content"] == "# A\n\nThe text.\n"

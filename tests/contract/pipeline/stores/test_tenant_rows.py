@@ -148,6 +148,7 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         lambda: connection.execute(*survey.build_coverage(scope, max(ids.documents))),
         lambda: whole.read(connection, scope, ids.documents, budget_tokens=100),
         lambda: whole.readable_ids(connection, scope, ids.documents),
+        lambda: golden.promoted(connection, HELD),
         lambda: overlaying.read(
             connection, caller, generation, Edit("wiki", [ProposedDocument(f"{HELD}.md"), ProposedDocument("a")], [""])
         ),
