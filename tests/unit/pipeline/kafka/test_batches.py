@@ -18,7 +18,7 @@ from tests.support.pipeline.hostile_batches import PACK, batch, record
 
 
 class Consumed(NamedTuple):
-    """What a consumer has of a record."""
+    """A record as a consumer has it."""
 
     key: bytes | None
     value: bytes | None
