@@ -33,7 +33,7 @@ MAX_TINY_RECORDS, MIN_PACKED_BYTES = 1_000, 2
 signature takes 64; records that are all alike would be 3.5 million in a batch of one kilobyte, each a dead letter."""
 MAX_BATCH_RECORDS = 100_000
 MAX_HEADERS = 1_000
-"""Of a record in a batch of more than LARGE_BYTES. Two bytes make a header, and reading one takes 64."""
+"""The most headers of a record in a batch of more than LARGE_BYTES. Two bytes make a header that takes 64."""
 HEADER_BYTES = 61
 COUNT = slice(57, 61)
 ATTRIBUTES = slice(21, 23)
@@ -43,7 +43,7 @@ MAX_SNAPPY_BLOCKS = MAX_BATCH_BYTES // 1024
 LARGE_BYTES = 2**20
 """The size from which a record that is read alone is fetched again rather than kept unpacked with its batch."""
 RECORD_OBJECT_BYTES, HEADER_OBJECT_BYTES = 1_024, 128
-"""What a record and a header take in memory beyond their names and values."""
+"""The memory that a record and a header take beyond their names and values."""
 POLL_BYTES = 16 * 2**20
 """The size at which a poll takes no further record."""
 _FIRST_GUESS = 8
