@@ -141,16 +141,20 @@ async def test_operators_review_unsupported_answers(tabs: Tabs, lived: Site) -> 
 async def test_operators_decide_on_contradictions_that_they_may_read(tabs: Tabs, lived: Site) -> None:
     [(conflict,)] = await lived.library.execute(
         "INSERT INTO conflicts (id, tenant, generation, kind, document_a, document_b, chunk_a, chunk_b, places)"
-        " SELECT gen_random_uuid(), a.tenant, 'g1', 'number', a.id, b.id, m.chunk_ids[1], n.chunk_ids[1],"
-        " '[[\"number\", [0, 4], [0, 4]]]'"
-        " FROM documents a JOIN documents b ON b.access_id = a.access_id AND b.id > a.id"
-        " JOIN manifests m ON m.document_id = a.id JOIN manifests n ON n.document_id = b.id"
-        " WHERE a.deleted_at IS NULL AND b.deleted_at IS NULL AND a.access_id ="
-        " (SELECT access_id FROM documents GROUP BY 1 ORDER BY count(*) DESC LIMIT 1) LIMIT 1 RETURNING id"
+        " SELECT gen_random_uuid(), a.tenant, m.generation, 'number', a.id, b.id, m.chunk_ids[1], n.chunk_ids[1],"
+        " '[[\"number\", [0, 4], [0, 4]]]' FROM documents a JOIN documents b ON b.access_id = a.access_id"
+        " JOIN access_sets s ON s.id = a.access_id AND s.acl_tags = ARRAY[a.source || '/staff']"
+        " JOIN generations g ON g.state = 'active'"
+        " JOIN manifests m ON m.document_id = a.id AND m.generation = g.name AND cardinality(m.chunk_ids) > 0"
+        " JOIN manifests n ON n.document_id = b.id AND n.generation = g.name AND cardinality(n.chunk_ids) > 0"
+        " WHERE a.tenant = 'acme' AND b.id > a.id AND a.deleted_at IS NULL AND b.deleted_at IS NULL"
+        " AND s.required_tags = '{}' LIMIT 1 RETURNING id"
     )
     tab = await tabs.new(who=None)
     await tab.open("?view=pipeline")
     entry = tab.page.locator(".reviews > li:has-text('Different numbers')")
+    await tab.page.wait_for_selector(".tile")
+    assert await entry.count() == 1, await tab.page.inner_text("#view-pipeline")
     await entry.locator("summary").click()
     assert len((await entry.locator(".prose").first.inner_text()).split()) > 3
     await entry.get_by_text("Dismiss", exact=True).click()
