@@ -3,7 +3,7 @@
 CREATE TABLE standing_changes (
     tenant      text        NOT NULL,
     question_id uuid        NOT NULL,
-    kind        text        NOT NULL CHECK (kind IN ('changed', 'deleted', 'unreadable', 'new')),
+    kind        text        NOT NULL CHECK (octet_length(kind) <= 20),
     chunk_id    uuid        NOT NULL,
     document_id uuid        NOT NULL,
     asked_at    timestamptz NOT NULL,

@@ -216,7 +216,10 @@ async def test_a_statement_without_its_tenant_condition_shows_and_changes_no_row
 ) -> None:
     """Each is asked without its conditions in a transaction of one tenant, first beside another one's rows, then
     without those: nobody could tell which."""
-    known = sorted(sites("query"), key=lambda site: (site.file, site.text))
+    of_the_worker = "query/standing/task.py"  # the analysis worker, whose login is not held to a tenant, runs it
+    known = sorted(
+        (site for site in sites("query") if site.file != of_the_worker), key=lambda site: (site.file, site.text)
+    )
     library, ids = place.library, await ids_of(place.library)
     seen: list[list[tuple[str, Any]]] = []
     async with connected(place.query) as held, connected(library.settings.postgres.dsn.get_secret_value()) as free:
