@@ -104,7 +104,7 @@ class Subscription:
     since: datetime
     """When the endpoint was added."""
     answers: bool = False
-    """Whether it also receives the news of standing questions, whose tenant it has; they have no source."""
+    """True if it also receives the news of standing questions, whose tenant it has; they have no source."""
 
     def includes_answers(self, tenant: str, at: datetime) -> bool:
         """Whether the news of a standing question are for this endpoint. at: when they were announced."""
