@@ -131,7 +131,6 @@ class Loop:
                 await self._measure(consumer)
         finally:
             self._is_following = False
-            self._metrics.analysis_backlog.labels(self.task.name).set(0)
             await stop_consumer(consumer)
 
     async def _handle(self, records: list[ConsumerRecord]) -> None:
