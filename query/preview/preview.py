@@ -6,6 +6,7 @@ that it would get. Nothing is written to a store.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -89,7 +90,8 @@ class Previews:
                 continue
             affected += 1
             after = await _ask(edited, golden, caller, known.generation, embedded)
-            if finding := compare(golden, _first(before), _first(after), laid.new.keys()):
+            # In a thread: texts that are made for it take a second, during which nobody else would be served.
+            if finding := await asyncio.to_thread(compare, golden, _first(before), _first(after), laid.new.keys()):
                 findings.append(finding)
         return Report(
             documents,

@@ -8,6 +8,7 @@ constants for identifiers. What is left out: terms that share a position.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -145,6 +146,29 @@ def sloppy_frequency(terms: Sequence[str], positions: Positions, slop: int = PHR
 
 
 @dataclass(frozen=True, slots=True)
+class Gained:
+    """The statistics that the entries of an edit add to those of the index. They are counted once: an edit may have a
+    thousand entries, and each is scored for every question."""
+
+    statistics: Mapping[str, FieldStatistics] = field(default_factory=dict)
+    frequencies: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Field → term → how many of the entries have it there."""
+
+
+def gained(entries: Iterable[AnalysedEntry]) -> Gained:
+    """The statistics of these entries."""
+    statistics: dict[str, FieldStatistics] = {}
+    frequencies: dict[str, Counter[str]] = {}
+    for entry in entries:
+        for name, terms in entry.text.positions.items():
+            if length := entry.text.length(name):
+                known = statistics.get(name, FieldStatistics())
+                statistics[name] = FieldStatistics(known.entries + 1, known.terms + length)
+                frequencies.setdefault(name, Counter()).update(term for term, places in terms.items() if places)
+    return Gained(statistics, frequencies)
+
+
+@dataclass(frozen=True, slots=True)
 class KeywordQuery:
     """A query as the index analysed it, with the statistics to score by."""
 
@@ -156,9 +180,8 @@ class KeywordQuery:
     """Words that match a part of an identifier."""
     identifiers: Sequence[str]
 
-    def score(self, entry: AnalysedEntry, new: Sequence[AnalysedEntry]) -> float | None:
-        """The entry's score; None if it does not match. new: all entries that the index would gain, which count in
-        the statistics."""
+    def score(self, entry: AnalysedEntry, new: Gained) -> float | None:
+        """The entry's score; None if it does not match. new: of all entries that the index would gain."""
         matches = False
         total = 0.0
         own = sum(_combined(entry, prefix, query, new) for prefix, query in self.words)
@@ -177,7 +200,7 @@ class KeywordQuery:
         return total if matches else None
 
 
-def _combined(entry: AnalysedEntry, prefix: str, query: Analysed, new: Sequence[AnalysedEntry]) -> float:
+def _combined(entry: AnalysedEntry, prefix: str, query: Analysed, new: Gained) -> float:
     """BM25F: the fields are one field, in which each occurrence counts with its field's weight."""
     weights = {f"{prefix}{name}": weight for name, weight in WEIGHTS.items()}
     terms = query.positions.get(f"{prefix}text", {})
@@ -199,7 +222,7 @@ def _combined(entry: AnalysedEntry, prefix: str, query: Analysed, new: Sequence[
     return total
 
 
-def _phrase(entry: AnalysedEntry, query: Analysed, new: Sequence[AnalysedEntry]) -> float:
+def _phrase(entry: AnalysedEntry, query: Analysed, new: Gained) -> float:
     places = sorted((at, term) for term, positions in query.positions.get(EXACT, {}).items() for at in positions)
     terms = [term for _, term in places]
     statistics = _statistics(query, EXACT, new)
@@ -211,7 +234,7 @@ def _phrase(entry: AnalysedEntry, query: Analysed, new: Sequence[AnalysedEntry])
     return saturated(weight, frequency, length, statistics.terms / statistics.entries)
 
 
-def _plain(entry: AnalysedEntry, name: str, query: Analysed, new: Sequence[AnalysedEntry]) -> float:
+def _plain(entry: AnalysedEntry, name: str, query: Analysed, new: Gained) -> float:
     statistics = _statistics(query, name, new)
     if not statistics.entries:
         return 0.0
@@ -227,14 +250,14 @@ def _plain(entry: AnalysedEntry, name: str, query: Analysed, new: Sequence[Analy
     )
 
 
-def _statistics(query: Analysed, name: str, new: Sequence[AnalysedEntry]) -> FieldStatistics:
+def _statistics(query: Analysed, name: str, new: Gained) -> FieldStatistics:
     known = query.statistics.get(name, FieldStatistics())
-    lengths = [length for entry in new if (length := entry.text.length(name))]
-    return FieldStatistics(known.entries + len(lengths), known.terms + sum(lengths))
+    more = new.statistics.get(name, FieldStatistics())
+    return FieldStatistics(known.entries + more.entries, known.terms + more.terms)
 
 
-def _having(query: Analysed, name: str, term: str, new: Sequence[AnalysedEntry]) -> int:
-    return query.frequencies.get(name, {}).get(term, 0) + sum(entry.text.count(name, term) > 0 for entry in new)
+def _having(query: Analysed, name: str, term: str, new: Gained) -> int:
+    return query.frequencies.get(name, {}).get(term, 0) + new.frequencies.get(name, {}).get(term, 0)
 
 
 # Elasticsearch

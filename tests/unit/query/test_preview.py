@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -10,7 +13,19 @@ from pipeline.core.model import Manifest
 from query.model import BadQuery, Passage
 from query.preview.model import Edit, ProposedDocument
 from query.preview.overlaying import LedgerDocument, match
-from query.retrieval.scoring import sloppy_frequency, stored_length
+from query.retrieval import overlay as overlays
+from query.retrieval.overlay import OverlaidStores, Overlay
+from query.retrieval.scoring import (
+    Analysed,
+    AnalysedEntry,
+    FieldStatistics,
+    Gained,
+    KeywordQuery,
+    gained,
+    sloppy_frequency,
+    stored_length,
+)
+from query.retrieval.stores import Timeouts
 
 
 def known(external_id: str, path: str | None = None) -> LedgerDocument:
@@ -75,3 +90,65 @@ def test_a_word_that_a_phrase_repeats_needs_as_many_places() -> None:
 
 def test_a_length_is_stored_in_one_byte() -> None:
     assert [stored_length(n) for n in (0, 23, 39, 40, 41, 42, 100, 1_000)] == [0, 23, 39, 40, 40, 42, 96, 984]
+
+
+def entry(text: str) -> AnalysedEntry:
+    words = text.split()
+    positions = {word: [n for n, other in enumerate(words) if other == word] for word in words}
+    return AnalysedEntry(uuid4(), Analysed({"text": positions, "text.exact": positions}), frozenset())
+
+
+def keywords(text: str) -> KeywordQuery:
+    positions = {word: [n] for n, word in enumerate(text.split())}
+    statistics = dict.fromkeys(("text", "text.exact"), FieldStatistics(10, 100))
+    query = Analysed({"text": positions, "text.exact": positions}, statistics)
+    return KeywordQuery([("", query)], [], frozenset(), [])
+
+
+def test_all_entries_of_an_edit_count_in_the_statistics() -> None:
+    first, second = entry("red fox"), entry("red red hen")
+    of_both = gained([first, second])
+    assert of_both.statistics["text"] == FieldStatistics(2, 5)
+    assert of_both.frequencies["text"] == {"red": 2, "fox": 1, "hen": 1}
+    query = keywords("fox")
+    assert (query.score(first, Gained()) or 0) > (query.score(first, of_both) or 0) > 0, "another entry has the word"
+    assert query.score(second, of_both) is None
+
+
+def test_an_edit_of_twice_as_many_chunks_takes_twice_as_long_to_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    length = Analysed.length
+
+    def counted(self: Analysed, name: str) -> int:
+        nonlocal calls
+        calls += 1
+        return length(self, name)
+
+    def steps(count: int) -> int:
+        nonlocal calls
+        calls = 0
+        entries = [entry("the red fox") for _ in range(count)]
+        new, query = gained(entries), keywords("red fox")
+        for chunk in entries:
+            query.score(chunk, new)
+        return calls
+
+    monkeypatch.setattr(Analysed, "length", counted)
+    assert steps(200) == 2 * steps(100)
+
+
+async def test_other_requests_are_served_while_a_large_edit_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def query(*_: object) -> KeywordQuery:
+        return keywords("red fox")
+
+    monkeypatch.setattr(overlays, "keyword_query", query)
+    es = SimpleNamespace(options=lambda **_: None)
+    live = SimpleNamespace(_pool=None, _es=es, timeouts=Timeouts(), _tuning=None)
+    stores = OverlaidStores(cast(Any, live), Overlay(entries=[entry("red fox") for _ in range(50)]))
+    scoring = asyncio.create_task(stores._scores(cast(Any, SimpleNamespace(generation=None)), "red fox"))
+    turns = 0
+    while not scoring.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(scoring.result()) == 50
+    assert turns >= 50

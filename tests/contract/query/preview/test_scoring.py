@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.model import Span
 from pipeline.ledger.entry import content_fields, cut
 from query.retrieval.keywords import bm25_scores
-from query.retrieval.scoring import analyse, keyword_query
+from query.retrieval.scoring import Gained, analyse, keyword_query
 from tests.support.query.library import Library, document
 from tests.support.query.questions import QUESTIONS
 
@@ -55,7 +55,7 @@ async def test_a_text_scores_as_it_does_in_the_index(library: Library, tenant: s
         for more in ({}, {"loop": 0.7, "Datei": 0.3}):
             expected = await bm25_scores(library.es, library.generation, list(known), question, more)
             query = await keyword_query(library.es, library.generation, question, more)
-            scores = {entry.chunk_id: score for entry in texts if (score := query.score(entry, ())) is not None}
+            scores = {entry.chunk_id: score for entry in texts if (score := query.score(entry, Gained())) is not None}
             assert scores.keys() == expected.keys(), question
             for id_, score in scores.items():
                 assert score == pytest.approx(expected[id_], rel=1e-3), (question, more, known[id_]["title"])
