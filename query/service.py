@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from query.embedding.generations import GenerationFollower
 from query.evaluation.shadow import Shadow, open_shadow
 from query.modes.gather import Modes
 from query.preview.preview import Previews
+from query.preview.turns import Turns
 from query.rerank.guarded import open_reranker
 from query.retrieval.search import Search, Timeouts
 from query.retrieval.timeouts import TimeBudget, time_budget
@@ -52,8 +52,8 @@ class Service:
     pipeline: PipelineView
     previews: Previews
     trail: Trail
-    previewing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the preview that runs: one at a time, because each asks hundreds of questions."""
+    previewing: Turns = field(default_factory=Turns)
+    """One preview runs at a time, because each asks hundreds of questions."""
 
     @property
     def uses_remote_models(self) -> bool:

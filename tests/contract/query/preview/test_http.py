@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from query.evaluation import golden as judgements
@@ -72,10 +74,18 @@ async def test_a_question_of_a_person_is_shown_to_operators_only(world: World, t
 
 
 async def test_a_second_preview_at_once_is_refused(world: World, tenant: str) -> None:
-    async with world.service.previewing:
+    async with world.service.previewing.of(tenant, 1):
         answer = await world.client.post("/v1/previews", json=EDIT, headers=as_("ann", tenant))
     assert problem(answer) == (503, "busy")
     assert "Retry-After" in answer.headers
+
+
+async def test_a_preview_waits_for_that_of_another_tenant(world: World, tenant: str) -> None:
+    async with world.service.previewing.of("another", 1):
+        waiting = asyncio.create_task(world.client.post("/v1/previews", json=EDIT, headers=as_("ann", tenant)))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+    assert (await waiting).status_code == 200
 
 
 @pytest.mark.parametrize("documents", [[{"path": ""}], [{"path": "a", "acl_tags": ["staff"]}], [{"path": "a"}] * 201])
