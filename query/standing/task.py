@@ -38,7 +38,8 @@ NEAREST = 100
 """The most questions that one new chunk invalidates: those that it answers best."""
 CHUNKS_AT_ONCE = 50
 APPLY_SECONDS, APPLY_PAUSE_SECONDS = 30.0, 0.2
-"""How long a changed membership may take until the ledger has it. What was refused there is not waited for longer."""
+"""How long a changed membership may take until the ledger has it. What was refused there is not waited for longer, nor
+do several in one batch take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class StandingTask:
 
     async def handle(self, messages: Sequence[Message]) -> None:
         """Raises Retryable."""
+        until = datetime.now(UTC) + timedelta(seconds=APPLY_SECONDS)
         changed = [message for message in messages if isinstance(message, DocumentIndexed)]
         people = [message for message in messages if isinstance(message, IdentityChanged)]
         for tenant in dict.fromkeys(message.tenant for message in (*changed, *people)):
@@ -79,7 +81,7 @@ class StandingTask:
                         continue
             of_tenant = [message for message in changed if message.tenant == tenant]
             await self._passages(tenant, {UUID(message.document_id) for message in of_tenant})
-            await self._people(tenant, [message for message in people if message.tenant == tenant])
+            await self._people(tenant, [message for message in people if message.tenant == tenant], until)
             searchable = {
                 UUID(message.document_id): message.observed_at
                 for message in of_tenant
@@ -96,20 +98,21 @@ class StandingTask:
                 questions = await _questions(connection, _BY_DOCUMENT, {"tenant": tenant, "ids": list(documents)})
         await self._compare(questions)
 
-    async def _people(self, tenant: str, changes: Sequence[IdentityChanged]) -> None:
-        """Questions of people whose groups have changed, once the ledger has the change."""
+    async def _people(self, tenant: str, changes: Sequence[IdentityChanged], until: datetime) -> None:
+        """Questions of people whose groups have changed, once the ledger has the change, but not after ``until``: what
+        a record says of its time is its producer's, and the ledger may refuse it."""
         for principal in dict.fromkeys(change.principal for change in changes):
             with translated("standing questions"):
                 async with self._pool.connection() as connection:
                     questions = await _questions(connection, _BY_ASKER, {"tenant": tenant, "principal": principal})
             if not questions:
                 continue
-            await self._until_applied([change for change in changes if change.principal == principal])
+            await self._until_applied([change for change in changes if change.principal == principal], until)
             await self._compare(questions)
 
-    async def _until_applied(self, changes: Sequence[IdentityChanged]) -> None:
+    async def _until_applied(self, changes: Sequence[IdentityChanged], until: datetime) -> None:
         newest = max(changes, key=lambda change: change.observed_at)
-        until = newest.observed_at + timedelta(seconds=APPLY_SECONDS)
+        until = min(until, newest.observed_at + timedelta(seconds=APPLY_SECONDS))
         while datetime.now(UTC) < until:
             with translated("standing questions"):
                 async with self._pool.connection() as connection:

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.analysis.task import Services
 from pipeline.core.identity import document_id
+from query.standing import task
 from query.standing.task import StandingTask
 from tests.contract.query.http.test_standing import DAM, QUESTION, groups, keep, put, show
 from tests.support.query.http_kit import World
@@ -36,8 +37,8 @@ class Published:
 async def events(world: World, *messages: Message) -> list[AnswerInvalidated]:
     """The events that these messages cause, in one batch."""
     library, published = world.library, Published()
-    task = StandingTask(Services(library.settings, library.pool, cast(Any, published), library.metrics))
-    await task.handle(messages)
+    standing = StandingTask(Services(library.settings, library.pool, cast(Any, published), library.metrics))
+    await standing.handle(messages)
     return published.messages
 
 
@@ -102,6 +103,23 @@ async def test_a_removed_group_is_announced_to_its_members_alone(world: World, t
     assert not handling.done(), "the ledger does not have the change yet"
     await groups(world, tenant, "ann", [])
     assert [(str(event.question_id), event.change) for event in await handling] == [(id_, "unreadable")]
+
+
+async def test_a_record_of_a_later_year_delays_the_events_of_others_no_longer_than_any_other(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger refuses it, so that its membership never comes."""
+    monkeypatch.setattr(task, "APPLY_SECONDS", 0.5)
+    made = await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    later = datetime.now(UTC).replace(year=9998)
+    forged = [
+        IdentityChanged(tenant=tenant, source=f"s{n}", principal="ann", groups=[], observed_at=later) for n in range(3)
+    ]
+    await world.library.accept(deletion(made))
+    async with asyncio.timeout(60):
+        handled = await events(world, *forged, announced(made, "retired"))
+    assert [(str(event.question_id), event.change) for event in handled] == [(id_, "deleted")]
 
 
 # New passages
