@@ -41,5 +41,6 @@ class Task(Protocol):
 
     async def handle(self, messages: Sequence[Message]) -> None:
         """Analyse messages of one partition, at most ``worker.MAX_RECORDS`` of them, in their order. Whatever it raises
-        delays this task alone: the same messages are given to it again after a pause."""
+        delays this task alone: the same messages are given to it again after a pause, except for ``OF_ONE_MESSAGE``:
+        then they are given to it one by one, and one that raises such an error again is passed over."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -37,6 +38,8 @@ MAX_RECORDS = 200
 """The messages that a task gets at once. A batch is repeated as a whole after a crash."""
 LATE_SECONDS = 300.0
 """A task's poll interval: a batch that takes longer costs the consumer its place in its group."""
+OF_ONE_MESSAGE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+"""Errors of Python that come of what a message says, and of nothing that is away for a while."""
 
 
 async def run(settings: Settings) -> None:
@@ -134,22 +137,36 @@ class Loop:
             await stop_consumer(consumer)
 
     async def _handle(self, records: list[ConsumerRecord]) -> None:
-        messages: list[Message] = []
+        readable: list[tuple[ConsumerRecord, Message]] = []
         for record in records:
             try:
-                messages.append(decode(record.value, record.headers))
+                readable.append((record, decode(record.value, record.headers)))
             except BadMessage as error:
-                log.error(
-                    "analysis_record_unreadable", code=error.code, partition=record.partition, offset=record.offset
-                )
-        if messages:
-            self._in_flight = len(messages)
+                self._passed_over(record, error.code)
+        if readable:
+            self._in_flight = len(readable)
             try:
                 with self._metrics.analysis_seconds.labels(self.task.name).time():
-                    await self.task.handle(messages)
+                    await self._analyse(readable)
             finally:
                 self._in_flight = 0
-        self._metrics.analysis_messages.labels(self.task.name).inc(len(messages))
+        self._metrics.analysis_messages.labels(self.task.name).inc(len(readable))
+
+    async def _analyse(self, readable: Sequence[tuple[ConsumerRecord, Message]]) -> None:
+        """Give the task these messages. One that it cannot compute with, now or ever, is found and passed over: a
+        field of its record, or a text, was made for that, and the messages of all tenants are behind it."""
+        try:
+            await self.task.handle([message for _, message in readable])
+        except OF_ONE_MESSAGE as error:
+            if len(readable) == 1:
+                self._metrics.analysis_failures.labels(self.task.name).inc()
+                self._passed_over(readable[0][0], type(error).__name__)
+                return
+            for single in readable:
+                await self._analyse([single])
+
+    def _passed_over(self, record: ConsumerRecord, code: str) -> None:
+        log.error("analysis_record_unreadable", code=code, partition=record.partition, offset=record.offset)
 
     async def _measure(self, consumer: AIOKafkaConsumer) -> None:
         """Count the records of this process's partitions that it has not handled: as of its last fetch, for free."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from prometheus_client import generate_latest
@@ -35,7 +35,8 @@ class Seen:
     seen: list[str] = field(default_factory=list)
 
     async def handle(self, messages: Sequence[Message]) -> None:
-        mine = [m.external_id for m in messages if isinstance(m, DocumentIndexed) and m.tenant == self.tenant]
+        announced = [m for m in messages if isinstance(m, DocumentIndexed) and m.tenant == self.tenant]
+        mine = [str(UUID(m.document_id)) and m.external_id for m in announced]
         if mine and self.failures:
             self.failures -= 1
             raise Retryable("the database is away", service="postgres")
@@ -64,7 +65,7 @@ async def running(bench: Bench, task: Seen, metrics: Metrics | None = None) -> A
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def announce(bench: Bench, *external_ids: str) -> None:
+async def announce(bench: Bench, *external_ids: str, document_id: str | None = None) -> None:
     await deliver(
         bench.producer.send(
             DOCUMENTS_INDEXED,
@@ -73,7 +74,7 @@ async def announce(bench: Bench, *external_ids: str) -> None:
                 source="wiki",
                 external_id=external_id,
                 observed_at=datetime.now(UTC),
-                document_id=str(uuid4()),
+                document_id=document_id or str(uuid4()),
                 seq=1,
                 state="searchable",
                 generation="g1",
@@ -131,3 +132,16 @@ async def test_an_unreadable_record_is_passed_over(bench: Bench) -> None:
     await announce(bench, "page")
     async with running(bench, task):
         await task.until("page")
+
+
+async def test_a_message_that_no_task_can_compute_with_is_passed_over_and_no_other(bench: Bench) -> None:
+    task, metrics = Seen(bench.tenant), Metrics()
+    await announce(bench, "same")
+    await announce(bench, "same", document_id="hostile")
+    await announce(bench, "same")
+    async with running(bench, task, metrics):
+        await task.until("same", "same")
+        await announce(bench, "next")
+        await task.until("next")
+    assert task.seen == ["same", "same", "next"]
+    assert f'penstock_analysis_failures_total{{task="{task.name}"}} 1.0' in generate_latest(metrics.registry).decode()
