@@ -619,16 +619,25 @@ async def test_a_connectors_login_that_is_bound_to_tenants_reaches_nothing_of_an
 
     lacks = f"SELECT FROM ledger_lacks(ARRAY['{theirs}'::uuid])"
     assert not await reaches(lacks)
+    # Whether the ledger has a version of another tenant's document, recorded as one of its own.
+    await place.library.execute(
+        "INSERT INTO connector_publications (tenant, source, document_id, kind, observed_at)"
+        " VALUES ('mine', 'wiki', %s, 'content', '-infinity')",
+        theirs,
+    )
+    applied = "SELECT FROM forget_applied_publications('mine', 'wiki', 10) f WHERE f > 0"
+    assert await reaches(applied)
     await place.library.execute("SELECT bind_connectors(%s, 'mine', 'more')", login)
     try:
         assert [statement for statement in REACHES_OTHERS if await reaches(statement)] == []
         assert await reaches(lacks)
+        assert not await reaches(applied)
         mine = [statement.replace("theirs", "mine") for statement in REACHES_OTHERS]
         assert [statement for statement in mine if not await reaches(statement)] == mine[-3:]
     finally:
         await place.library.execute("SELECT unbind_connectors(%s)", login)
     assert [statement for statement in REACHES_OTHERS if not await reaches(statement)] == list(REACHES_OTHERS[-2:])
-    for refused in ("penstock_owner", "penstock_worker", "penstock_operator"):
+    for refused in ("penstock_owner", "penstock_worker", "penstock_operator", "penstock_analysis", "penstock_query"):
         with pytest.raises(psycopg.errors.RaiseException, match="of every tenant"):
             await place.library.execute(
                 "SELECT bind_connectors(%s, 'mine')", conninfo_to_dict(place.logins[refused])["user"]
