@@ -7,7 +7,8 @@ rule was tried on: a seeded program changes a number, version, date, unit, name 
 negative, says the same in other words, another order, another form or other markup. An edited passage is a copy of a
 whole chunk, or an excerpt of the sentence with its neighbours; its nearest neighbours among all chunks, by the bundled
 model, are what it is compared with. It counts as detected if the changed sentence is reported; every other report is a
-false alarm. The program shares no code with what it measures.
+false alarm. The program shares no code with what it measures. Dates and most units are planted in sentences that it
+adds to the documentation first, which has hardly any.
 
 False alarms in unmodified text are counted in the same documentation, and in that of the library's other modules, which
 nobody looked at. ``python -m bench.judged`` writes the tables of docs/conflicts.md.
@@ -49,6 +50,15 @@ NEIGHBOURS = 6
 BATCH = 64
 PARAMS = ChunkParams(200, 80, 254)
 WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
+GENERATED = (
+    "This part of {topic} was last reviewed by its authors on {date}.",
+    "A reader of {topic} reported a mistake in this section on {date}.",
+    "The examples of {topic} were run again on {date}.",
+    "Questions about {topic} are answered within {amount} {unit}.",
+    "Drafts of {topic} are kept for {amount} {unit} and then deleted.",
+    "Checking every example of {topic} takes {amount} {unit} on a small machine.",
+)
+"""Sentences that are added to passages of the documentation, at most once to each document."""
 
 
 class Piece(NamedTuple):
@@ -165,8 +175,10 @@ def version(sentence: str, dice: random.Random, names: Sequence[str]) -> str | N
 def date(sentence: str, dice: random.Random, names: Sequence[str]) -> str | None:
     def other(old: str) -> str:
         year = re.search(r"(?:19|20)\d\d", old)
-        if year:
+        if year and dice.random() < 0.5:
             return old.replace(year[0], str(int(year[0]) + dice.choice((-2, -1, 1, 3))))
+        if year:
+            return re.sub(r"(?<=-)\d\d$|\b\d{1,2}(?=,)", lambda day: f"{int(day[0]) % 27 + 1:02}", old)
         return re.sub(r"\d+", lambda day: str(int(day[0]) % 27 + 1), old)
 
     return _substitute(_YEAR_OR_DATE, sentence, dice, other)
@@ -232,6 +244,33 @@ REORDERED = "reordered"
 
 def is_held_out(document: str) -> bool:
     return hashlib.sha256(document.encode()).digest()[0] % 2 == 1
+
+
+def with_generated(pieces: Sequence[Piece]) -> list[Piece]:
+    """Add sentences with a date or a unit to passages of the documents in which edits are planted."""
+    dice = random.Random(SEED)
+    results = list(pieces)
+    by_document: dict[str, list[int]] = {}
+    for n, piece in enumerate(pieces):
+        if is_held_out(piece.document) and _SENTENCE.search(piece.text):
+            by_document.setdefault(piece.document, []).append(n)
+    for document, places in by_document.items():
+        chosen = dice.sample(places, min(len(places), len(GENERATED)))
+        for n, template in zip(chosen, dice.sample(GENERATED, len(chosen)), strict=True):
+            text = results[n].text
+            end = dice.choice(list(_SENTENCE.finditer(text))).end()
+            results[n] = results[n]._replace(text=f"{text[:end]} {_generated(template, document, dice)}{text[end:]}")
+    return results
+
+
+def _generated(template: str, document: str, dice: random.Random) -> str:
+    day = datetime(2019, 1, 1, tzinfo=UTC) + timedelta(days=dice.randrange(2_500))
+    return template.format(
+        topic=document.removeprefix("topic."),
+        date=dice.choice((f"{day:%Y-%m-%d}", f"{day:%B} {day.day}, {day.year}")),
+        amount=dice.randint(2, 90),
+        unit=dice.choice(("seconds", "minutes", "hours", "days")),
+    )
 
 
 def plant(pieces: Sequence[Piece]) -> list[Edit]:
@@ -397,12 +436,16 @@ async def run() -> dict[str, Any]:
     embedded = await vectors(model, [piece.text for piece in pieces])
     others = cut(documented_members(sorted(sys.stdlib_module_names - set(MODULES))), model)
     others_embedded = await vectors(model, [piece.text for piece in others])
-    edits = plant(pieces)
+    extended = with_generated(pieces)
+    changed = [n for n, piece in enumerate(pieces) if piece != extended[n]]
+    around = embedded.copy()
+    around[changed] = await vectors(model, [extended[n].text for n in changed])
+    edits = plant(extended)
     planted = await vectors(model, [edit.text for edit in edits])
     await model.aclose()
-    nearest = np.argsort(-(planted @ embedded.T), axis=1)[:, :NEIGHBOURS]
+    nearest = np.argsort(-(planted @ around.T), axis=1)[:, :NEIGHBOURS]
     return {
-        "planted": detect(edits, nearest, [read(piece) for piece in pieces]),
+        "planted": detect(edits, nearest, [read(piece) for piece in extended]),
         "unmodified": {
             "documentation": unmodified(pieces, embedded),
             "other modules": unmodified(others, others_embedded),
