@@ -48,6 +48,9 @@ def add(
     answers: Annotated[
         bool, typer.Option("--answers", help="Also report which standing questions of the tenant are invalidated.")
     ] = False,
+    conflicts: Annotated[
+        bool, typer.Option("--conflicts", help="Also report which passages of the tenant contradict or repeat others.")
+    ] = False,
     allow_private: Annotated[
         bool, typer.Option("--allow-private", help="Allow an address that is not public, and http.")
     ] = False,
@@ -70,7 +73,17 @@ def add(
     record("webhook.add", tenant=tenant, object=f"webhook:{name}")
 
     async def enrol(connection: Connection) -> None:
-        await webhooks.add(connection, name, tenant, source or [], url, secret, private=allow_private, answers=answers)
+        await webhooks.add(
+            connection,
+            name,
+            tenant,
+            source or [],
+            url,
+            secret,
+            private=allow_private,
+            answers=answers,
+            conflicts=conflicts,
+        )
 
     _in_ledger(enrol)
     _show_secret(name, shown, {"tenant": tenant, "sources": source or [], "url": url}, json_output=json_output)
@@ -188,7 +201,8 @@ def deliveries(
         return
     for entry in listed:
         when = "parked" if entry["parked_at"] else f"next attempt {entry['next_at']:%Y-%m-%d %H:%M:%S} UTC"
-        line = f"{entry['webhook']}  {entry['state']}  {entry['external_id']}  {entry['attempts']} attempts, {when}"
+        of = entry["external_id"] or entry["document_id"]
+        line = f"{entry['webhook']}  {entry['state']}  {of}  {entry['attempts']} attempts, {when}"
         line += f": {entry['reason']}" if entry["reason"] else ""
         stdout.print(printable(line), soft_wrap=True, markup=False)
     if not listed:
@@ -287,6 +301,8 @@ def _json(endpoint: Endpoint, waiting: tuple[int, int, float]) -> dict[str, Any]
         "webhook": endpoint.name,
         "tenant": endpoint.tenant,
         "sources": list(endpoint.sources),
+        "answers": endpoint.answers,
+        "conflicts": endpoint.conflicts,
         "url": endpoint.url,
         "private": endpoint.private,
         "state": _state(endpoint),

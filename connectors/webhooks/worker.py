@@ -29,8 +29,8 @@ from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stores.leader import leading
 from pipeline.stores.postgres import WEBHOOKS_LOCK, Connection, Pool, translated
 from topics.codec import CE_TYPE_PREFIX, BadMessage, ce_source, decode, header_map
-from topics.messages import AnswerInvalidated, DocumentIndexed
-from topics.registry import ANSWERS_INVALIDATED, DOCUMENTS_INDEXED
+from topics.messages import AnswerInvalidated, ConflictChanged, DocumentIndexed
+from topics.registry import ANSWERS_INVALIDATED, CONFLICTS, DOCUMENTS_INDEXED
 
 log = structlog.get_logger()
 
@@ -115,8 +115,10 @@ class Webhooks:
     async def _copy_all(self) -> None:
         """Raises KafkaError, Retryable."""
         consumer = AIOKafkaConsumer(
-            f"{self._kafka.topic_prefix}{DOCUMENTS_INDEXED.name}",
-            f"{self._kafka.topic_prefix}{ANSWERS_INVALIDATED.name}",
+            *(
+                f"{self._kafka.topic_prefix}{topic.name}"
+                for topic in (DOCUMENTS_INDEXED, CONFLICTS, ANSWERS_INVALIDATED)
+            ),
             bootstrap_servers=self._kafka.bootstrap,
             group_id=f"{self._kafka.topic_prefix}{group(STAGE)}",
             enable_auto_commit=False,
@@ -267,13 +269,22 @@ def signing_secrets(endpoint: Endpoint, settings: WebhookSettings) -> list[bytes
     return [secret for secret in (newest, old) if secret is not None] if newest is not None else []
 
 
+Announced = AnswerInvalidated | ConflictChanged | DocumentIndexed
+
 INVALIDATED = "invalidated"
 """The state of an event about a standing question; its document is the question."""
+CONFLICT_STATES = ("open", "ended")
+"""The states of an event about a contradiction; its document is the contradiction."""
 
 
 def cloud_event(delivery: Delivery) -> bytes:
-    kind = AnswerInvalidated if delivery.state == INVALIDATED else DocumentIndexed
-    message: AnswerInvalidated | DocumentIndexed = kind.model_validate_json(delivery.event)
+    message: Announced
+    if delivery.state == INVALIDATED:
+        message = AnswerInvalidated.model_validate_json(delivery.event)
+    elif delivery.state in CONFLICT_STATES:
+        message = ConflictChanged.model_validate_json(delivery.event)
+    else:
+        message = DocumentIndexed.model_validate_json(delivery.event)
     return core.cloud_event(
         id_=delivery.event_id,
         type_=f"{CE_TYPE_PREFIX}{message.kind}",
@@ -289,7 +300,7 @@ def _events(records: Sequence[ConsumerRecord], endpoints: Sequence[Endpoint]) ->
     for record in records:
         try:
             message = decode(record.value, record.headers)
-            if not isinstance(message, AnswerInvalidated | DocumentIndexed):
+            if not isinstance(message, Announced):
                 continue
             of, id_ = _ids(message, record)
         except BadMessage as error:
@@ -304,20 +315,35 @@ def _events(records: Sequence[ConsumerRecord], endpoints: Sequence[Endpoint]) ->
     return events
 
 
-def _includes(endpoint: Endpoint, message: AnswerInvalidated | DocumentIndexed) -> bool:
-    if isinstance(message, AnswerInvalidated):
-        return endpoint.subscription.includes_answers(message.tenant, message.observed_at)
-    return endpoint.subscription.includes(message.tenant, message.source, message.observed_at)
+def _includes(endpoint: Endpoint, message: Announced) -> bool:
+    match message:
+        case AnswerInvalidated():
+            return endpoint.subscription.includes_answers(message.tenant, message.observed_at)
+        case ConflictChanged():
+            return endpoint.subscription.includes_conflicts(message.tenant, message.observed_at)
+        case DocumentIndexed():
+            return endpoint.subscription.includes(message.tenant, message.source, message.observed_at)
 
 
-def _ids(message: AnswerInvalidated | DocumentIndexed, record: ConsumerRecord) -> tuple[UUID, str]:
-    """The ids of the document, or of the standing question, and of the event. Raises BadMessage if Postgres or a header
-    cannot hold one of them."""
+def _ids(message: Announced, record: ConsumerRecord) -> tuple[UUID, str]:
+    """The ids of the document, standing question or contradiction, and of the event. Raises BadMessage if Postgres or a
+    header cannot hold one of them."""
     id_ = (header_map(record.headers).get("ce_id") or b"").decode("latin-1")
     try:
-        of = message.question_id if isinstance(message, AnswerInvalidated) else UUID(message.document_id)
+        of = _subject(message)
     except ValueError as error:
         raise BadMessage("invalid", "document_id is no UUID") from error
     if not core.EVENT_ID.fullmatch(id_):
         raise BadMessage("invalid", "header ce_id is empty, too long, or has other than visible ASCII characters")
     return of, id_
+
+
+def _subject(message: Announced) -> UUID:
+    """Raises ValueError where a document's id is no UUID."""
+    match message:
+        case AnswerInvalidated():
+            return message.question_id
+        case ConflictChanged():
+            return message.conflict_id
+        case DocumentIndexed():
+            return UUID(message.document_id)

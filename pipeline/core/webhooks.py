@@ -105,16 +105,26 @@ class Subscription:
     """When the endpoint was added."""
     answers: bool = False
     """True if it also receives the news of standing questions, whose tenant it has; they have no source."""
+    conflicts: bool = False
+    """True if it also receives the news of contradictions, whose tenant it has; their documents may be of two
+    sources."""
 
     def includes_answers(self, tenant: str, at: datetime) -> bool:
         """Whether the news of a standing question are for this endpoint. at: when they were announced."""
-        return self.answers and tenant == self.tenant and at >= self.since - CLOCKS_DIFFER
+        return self.answers and self._is_served(tenant, at)
+
+    def includes_conflicts(self, tenant: str, at: datetime) -> bool:
+        """Whether the news of a contradiction are for this endpoint. at: when they were announced."""
+        return self.conflicts and self._is_served(tenant, at)
 
     def includes(self, tenant: str, source: str, at: datetime) -> bool:
-        """Whether an event is for this endpoint. at: when it was announced, by the clock of a worker."""
-        if tenant != self.tenant or at < self.since - CLOCKS_DIFFER:
+        """Whether an event of a document is for this endpoint. at: when it was announced, by the clock of a worker."""
+        if not self._is_served(tenant, at):
             return False
         return not self.sources or any(matches(pattern, source) for pattern in self.sources)
+
+    def _is_served(self, tenant: str, at: datetime) -> bool:
+        return tenant == self.tenant and at >= self.since - CLOCKS_DIFFER
 
 
 CLOCKS_DIFFER = timedelta(minutes=5)

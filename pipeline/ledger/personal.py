@@ -382,8 +382,8 @@ PLACES: tuple[Place, ...] = (
     Place(
         "webhooks",
         free=(
-            "name tenant sources answers url private salt salt_check old_salt old_salt_check old_until created_at "
-            "paused_at reason failing_since failures next_at delivered delivered_at"
+            "name tenant sources answers conflicts url private salt salt_check old_salt old_salt_check old_until "
+            "created_at paused_at reason failing_since failures next_at delivered delivered_at"
         ),
     ),
     Place(

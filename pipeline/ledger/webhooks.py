@@ -29,6 +29,8 @@ class Endpoint:
     sources: tuple[str, ...]
     answers: bool
     """True: it also receives the news of standing questions."""
+    conflicts: bool
+    """True: it also receives the news of contradictions."""
     url: str
     private: bool
     """It may have an address that is not public, and be reached without TLS."""
@@ -47,11 +49,13 @@ class Endpoint:
 
     @property
     def subscription(self) -> Subscription:
-        return Subscription(self.name, self.tenant, self.sources, self.created_at, answers=self.answers)
+        return Subscription(
+            self.name, self.tenant, self.sources, self.created_at, answers=self.answers, conflicts=self.conflicts
+        )
 
 
 _ENDPOINT = """
-    SELECT name, tenant, sources, answers, url, private, salt, salt_check, old_salt, old_salt_check,
+    SELECT name, tenant, sources, answers, conflicts, url, private, salt, salt_check, old_salt, old_salt_check,
         old_until > clock_timestamp() AS old_holds, created_at, paused_at, reason, failing_since, failures,
         greatest(0, extract(epoch FROM next_at - clock_timestamp()))::float8 AS wait_seconds, delivered, delivered_at
     FROM webhooks WHERE %(name)s::text IS NULL OR name = %(name)s ORDER BY name
@@ -89,13 +93,14 @@ async def add(
     *,
     private: bool,
     answers: bool = False,
+    conflicts: bool = False,
 ) -> None:
-    """Add an endpoint. answers: it also receives the news of standing questions. Raises Refused where the name is
-    taken."""
+    """Add an endpoint. answers, conflicts: it also receives the news of standing questions, or of contradictions.
+    Raises Refused where the name is taken."""
     cursor = await connection.execute(
-        "INSERT INTO webhooks (name, tenant, sources, url, private, salt, salt_check, answers)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
-        [name, tenant, list(sources), url, private, secret.salt, secret.check, answers],
+        "INSERT INTO webhooks (name, tenant, sources, url, private, salt, salt_check, answers, conflicts)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+        [name, tenant, list(sources), url, private, secret.salt, secret.check, answers, conflicts],
     )
     if cursor.rowcount == 0:
         raise Refused(f"a webhook {name} exists: remove it first, or choose another name")
@@ -159,11 +164,12 @@ async def _changed(connection: Connection, name: str, statement: Any, **values: 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of ``documents.indexed.v1`` for an endpoint."""
+    """An event of a topic for an endpoint."""
 
     webhook: str
     tenant: str
     document_id: UUID
+    """The document, standing question or contradiction whose events arrive in order."""
     state: str
     event_id: str
     event: str
@@ -294,5 +300,5 @@ async def listed(connection: Connection, webhook: str | None, limit: int) -> lis
             {"webhook": webhook, "limit": limit},
         )
         rows = await cursor.fetchall()
-    # Not by Postgres, which refuses JSON with U+0000 anywhere in it.
-    return [{**row, "external_id": json.loads(row.pop("event"))["external_id"]} for row in rows]
+    # Not by Postgres, which refuses JSON with U+0000 anywhere in it. Only events of documents have an external id.
+    return [{**row, "external_id": json.loads(row.pop("event")).get("external_id")} for row in rows]

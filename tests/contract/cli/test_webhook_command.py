@@ -37,7 +37,9 @@ async def answer(*arguments: str) -> Any:
 
 async def test_a_receiver_from_its_addition_to_its_removal(operator: None) -> None:
     async with FakeWebhook() as receiver:
-        added = await answer("add", "shop", receiver.url, "--tenant", "acme", "--source", "wiki*", "--allow-private")
+        added = await answer(
+            "add", "shop", receiver.url, "--tenant", "acme", "--source", "wiki*", "--allow-private", "--conflicts"
+        )
         assert (added["webhook"], added["tenant"], added["sources"]) == ("shop", "acme", ["wiki*"])
         assert added["secret"].startswith("whsec_")
         receiver.secrets.append(added["secret"])
@@ -50,6 +52,7 @@ async def test_a_receiver_from_its_addition_to_its_removal(operator: None) -> No
         assert (await answer("test", "shop"))["delivered"], "both secrets verify it"
         [listed] = await answer("list")
         assert (listed["state"], listed["rotating"], listed["url"]) == ("working", True, receiver.url)
+        assert (listed["answers"], listed["conflicts"]) == (False, True)
         assert not any(secret in json.dumps(listed) for secret in receiver.secrets)
         await answer("pause", "shop")
         shown = await typed("list")

@@ -33,8 +33,8 @@ from pipeline.runtime.settings import WebhookSettings
 from tests.fakes.webhooks import FakeWebhook
 from tests.support.connectors.runner_kit import Bench
 from tests.support.hostile_server import sending
-from topics.messages import AnswerInvalidated, DocumentIndexed
-from topics.registry import ANSWERS_INVALIDATED, DOCUMENTS_INDEXED
+from topics.messages import AnswerInvalidated, ConflictChanged, DocumentIndexed
+from topics.registry import ANSWERS_INVALIDATED, CONFLICTS, DOCUMENTS_INDEXED
 
 pytestmark = pytest.mark.stack
 
@@ -58,6 +58,7 @@ class Site:
         private: bool = True,
         tenant: str = "",
         answers: bool = False,
+        conflicts: bool = False,
     ) -> str:
         """An endpoint for the receiver, which gets its secret; its name."""
         name = f"w{uuid4().hex[:8]}"
@@ -73,6 +74,7 @@ class Site:
                 secret,
                 private=private,
                 answers=answers,
+                conflicts=conflicts,
             )
         if isinstance(receiver, FakeWebhook):
             receiver.secrets.append(core.printed(secret.bytes_of(KEY) or b""))
@@ -115,6 +117,23 @@ class Site:
             asked_at=datetime.now(UTC),
         )
         await deliver([self.bench.producer.send(ANSWERS_INVALIDATED, message)])
+
+    async def contradict(self, conflict: UUID, *states: str) -> None:
+        """Publish the news of a contradiction of the tenant, in this order."""
+        messages = [
+            ConflictChanged(
+                tenant=self.bench.tenant,
+                source="drive",
+                observed_at=datetime.now(UTC),
+                conflict_id=conflict,
+                state=state,
+                difference="number",
+                documents=[uuid4(), uuid4()],
+                passages=[uuid4(), uuid4()],
+            )
+            for state in states
+        ]
+        await deliver(self.bench.producer.send(CONFLICTS, message) for message in messages)
 
     async def endpoint(self, name: str) -> Endpoint:
         async with self.bench.pool.connection() as connection:
@@ -219,6 +238,36 @@ async def test_an_endpoint_receives_the_news_of_standing_questions_only_where_it
         assert set(event["data"]) == set(AnswerInvalidated.model_fields), "nothing but what the topic carries"
         assert [event["external_id"] for event in documents.events()] == ["after"]
         assert other.events() == []
+
+
+async def test_an_endpoint_receives_the_news_of_contradictions_in_order_only_where_it_says_so(site: Site) -> None:
+    conflict, kind = uuid4(), "io.penstock.conflict.changed.v1"
+    async with FakeWebhook() as receiver, FakeWebhook() as documents, FakeWebhook() as other, site.serving():
+        await site.add(receiver, conflicts=True, sources=["wiki"])
+        await site.add(documents, answers=True)
+        await site.add(other, conflicts=True, tenant=f"other{site.bench.tenant}")
+        await site.contradict(conflict, "open", "ended", "open")
+        await site.announce("after")
+        await until(receiver, 4)
+        await until(documents, 1)
+        events = [event for event in receiver.received if event["type"] == kind]
+        assert [event["data"]["state"] for event in events] == ["open", "ended", "open"]
+        assert {event["data"]["conflict_id"] for event in events} == {str(conflict)}
+        assert set(events[0]["data"]) == set(ConflictChanged.model_fields), "nothing but what the topic carries"
+        assert [event["external_id"] for event in documents.events()] == ["after"]
+        assert other.events() == []
+
+
+async def test_what_waits_is_listed_also_where_it_is_not_of_a_document(site: Site) -> None:
+    conflict = uuid4()
+    async with FakeWebhook() as receiver, site.serving():
+        receiver.faults.errors = 1_000_000
+        name = await site.add(receiver, conflicts=True)
+        await site.contradict(conflict, "open")
+        await site.until_waiting(name, (1, 0))
+        async with site.bench.pool.connection() as connection:
+            [entry] = await ledger.listed(connection, name, 10)
+        assert (entry["document_id"], entry["state"], entry["external_id"]) == (str(conflict), "open", None)
 
 
 async def test_errors_and_hanging_requests_are_tried_again_under_the_same_id_until_the_receiver_answers(
