@@ -29,6 +29,7 @@ from tests.fakes.issuer import Issuer, bearer, issuing
 from tests.support.query.http_kit import service_over, write_keys
 from tests.support.query.leak_paths import Paths
 from tests.support.query.leaks import Asker, DocumentKey, Living, Model, World, may_read
+from tests.support.query.planted_conflicts import Planted, check_conflicts, plant
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -122,8 +123,9 @@ class Asking:
         self.paths_by_id = cycle(("/v1/documents/{}", "/v1/documents/{}/why"))
         self.missing: dict[str, bytes] = {}
         """By path: the response for a document that does not exist."""
-        self.passage_count = self.finding_count = 0
+        self.passage_count = self.finding_count = self.conflict_count = 0
         self.judged: dict[int, DocumentKey] = {}
+        self.planted: dict[int, list[Planted]] = {}
 
     async def learn(self, part: str) -> list[UUID]:
         for world in self.worlds:
@@ -145,6 +147,7 @@ class Asking:
                 await self._by_id(caller, now)
                 await self._facets(caller, now)
                 await self._preview(caller, now)
+                await self._conflicts(caller, now, exactly=exactly)
             except AssertionError as error:
                 raise AssertionError(f"{state}, {caller.world}, {caller.asker}: {error}") from error
 
@@ -197,6 +200,24 @@ class Asking:
         assert set(response["sources"]) == {source for _, source, _ in now}
         assert set(response["media_types"]) == ({"text/markdown"} if now else set())
 
+    async def contradict(self) -> None:
+        """Store conflicts between documents of each world, whoever may read them."""
+        for world in self.worlds:
+            living = list(self.models[id(world)].living())
+            self.planted[id(world)] = await plant(self.paths.library, living, self.dice)
+
+    async def _conflicts(self, caller: HttpCaller, now: dict[DocumentKey, Living], *, exactly: bool) -> None:
+        """Check the list, and that a conflict can be decided on only by whom it is shown to."""
+        planted = self.planted[id(caller.world)]
+        response = await request_ok(self.client, "GET", "/v1/conflicts?limit=200", caller)
+        check_conflicts(response["conflicts"], planted, now, exactly=exactly)
+        shown = {conflict["id"] for conflict in response["conflicts"]}
+        for conflict in self.dice.sample(planted, LOOKED_UP):
+            path = f"/v1/conflicts/{conflict.id}"
+            answer = await self.client.post(path, json={"decision": "open"}, headers=caller.headers)
+            assert answer.status_code == (204 if str(conflict.id) in shown else 404), conflict
+        self.conflict_count += len(shown)
+
     async def judge(self) -> None:
         """Store a golden question for one document of each world."""
         for world in self.worlds:
@@ -245,6 +266,7 @@ async def test_every_http_response_shows_only_what_a_plain_access_filter_allows(
     async with open_asking(paths, tmp_path, drawn) as asking:
         await paths.library.converge(*await asking.learn("first"))
         await asking.judge()
+        await asking.contradict()
         await asking.check("settled")
         before = deepcopy(asking.models)
         moved = await asking.learn("then")
@@ -253,3 +275,4 @@ async def test_every_http_response_shows_only_what_a_plain_access_filter_allows(
         await asking.check("settled again")
         assert asking.passage_count > 50, "worlds in which nobody reads anything prove nothing"
         assert asking.finding_count > 0
+        assert asking.conflict_count > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tests.support.query.leak_paths import Paths
 from tests.support.query.leaks import COMMON, Asker, DocumentKey, Living, Model, World, may_read
 from tests.support.query.library import access, deletion, document
 from tests.support.query.mcp_kit import WAY_IN, Bearer, call, connected, refused
+from tests.support.query.planted_conflicts import Planted, check_conflicts, plant
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -75,7 +77,8 @@ def ids(response: dict[str, object]) -> set[str]:
 
 async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(served: Served) -> None:
     models = [Model() for _ in served.worlds]
-    request_count = count = fetched = 0
+    planted: list[list[Planted]] = []
+    request_count = count = fetched = conflict_count = 0
     for part in ("first", "then"):
         for world, model in zip(served.worlds, models, strict=True):
             model.learn(*getattr(world, part))
@@ -85,7 +88,10 @@ async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(s
                 await served.paths.library.converge(*moved)
             elif part == "first":
                 continue  # nothing is in the stores yet
-            for world, model in zip(served.worlds, models, strict=True):
+            if not planted:
+                dice = random.Random(served.worlds[0].seed)
+                planted = [await plant(served.paths.library, list(model.living()), dice) for model in models]
+            for world, model, conflicts in zip(served.worlds, models, planted, strict=True):
                 every = {key: str(document_id(*key)) for key in (document.key for document in model.living())}
                 missing = None
                 for proof, asker in served.askers(world):
@@ -93,6 +99,9 @@ async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(s
                     async with connected(served.address, auth=Bearer(proof)) as client:
                         answer = await call(client, "search", query=world.question(), limit=50)
                         shown = ids(answer)
+                        listed = (await call(client, "conflicts", limit=50))["conflicts"]
+                        check_conflicts(listed, conflicts, now, exactly=follow)
+                        conflict_count += len(listed)
                         assert shown <= {every[key] for key in now}, (world, asker)
                         if follow:
                             assert bool(shown) == bool(now), (world, asker)
@@ -103,6 +112,7 @@ async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(s
     assert request_count > 40
     assert count > 40, "worlds in which nobody reads anything prove nothing"
     assert fetched > 20
+    assert conflict_count > 5
 
 
 async def check_fetches(client, every: dict[DocumentKey, str], now: dict[DocumentKey, Living], missing: str) -> int:
