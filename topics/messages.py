@@ -198,7 +198,7 @@ class ConflictChanged(Message):
     kind: ClassVar[Literal["conflict.changed.v1"]] = "conflict.changed.v1"
     conflict_id: UUID
     state: Literal["open", "ended"]
-    """ended: a passage was changed or deleted."""
+    """ended: a passage was changed or deleted, or nobody may read both any more."""
     difference: Literal["number", "date", "version", "unit", "name", "negation", "duplicate", "outdated"]
     """The values that differ in otherwise equal statements; or duplicate, or outdated: a copy of an older edition."""
     documents: Annotated[list[UUID], Field(min_length=2, max_length=2)]

@@ -1,7 +1,8 @@
 """Task ``conflicts``: compares each new passage with its nearest neighbours, and stores what contradicts or repeats it.
 
 Neighbours are passages of the same tenant that share a possible reader with it. A document's conflicts end when its
-passages do. The task is paced (``SHARE``), so that a first load is not slowed by it: it lags behind instead.
+passages do, or when nobody may read both any more. With another access set, all of its passages are compared again. The
+task is paced (``SHARE``), so that a first load is not slowed by it: it lags behind instead.
 """
 
 from __future__ import annotations
@@ -86,6 +87,9 @@ class Conflicts:
                 if document is None:
                     return
                 ended = await conflicts.close(connection, generation.name, document_id, document.chunk_ids)
+                ended += await conflicts.close_unread(
+                    connection, document_id, await self._with_common_reader(connection, document_id, document)
+                )
                 await self._announce(document, ended, "ended")
             self._metrics.conflicts_closed.inc(len(ended))
             done = [chunk for chunk in document.chunk_ids if chunk not in set(document.new_chunk_ids)]
@@ -96,8 +100,15 @@ class Conflicts:
                     await self._compare(connection, generation, document, some)
                     # With them, because a long document may take longer than the consumer may be silent.
                     done += some
-                    await conflicts.record_examined(connection, generation.name, document_id, document.tenant, done)
+                    await conflicts.record_examined(connection, generation.name, document_id, document, done)
                 await asyncio.sleep((monotonic() - began) * (1 / SHARE - 1))
+
+    async def _with_common_reader(self, connection: Connection, document_id: UUID, document: Examined) -> set[int]:
+        """The access sets, of documents in conflict with this one, that share a possible reader with it."""
+        others = await conflicts.other_access(connection, document_id)
+        if document.access_id is None or not others:
+            return set()
+        return await sharing_readers(connection, document.tenant, document.access_id, others)
 
     async def _compare(
         self, connection: Connection, generation: Generation, document: Examined, chunk_ids: Sequence[UUID]

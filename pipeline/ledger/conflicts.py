@@ -60,20 +60,23 @@ class Examined:
     tenant: str
     source: str
     searchable: bool
+    access_id: int | None
+    """Its access set. None: it has none, and nobody may read it."""
     chunk_ids: tuple[UUID, ...]
     """Its desired chunks in the generation; empty where it is not searchable."""
     new_chunk_ids: tuple[UUID, ...]
-    """Those that were not compared with their neighbours yet."""
+    """Those that were not compared with their neighbours yet, as readers of this access set."""
 
 
 async def examined(connection: Connection, generation: str, document_id: UUID) -> Examined | None:
     """The document's desired chunks, and which of them are new. None: there is no such document."""
     cursor = await connection.execute(
         """
-        SELECT d.tenant, d.source, d.deleted_at IS NULL AND d.version IS NOT NULL, m.chunk_ids, e.chunk_ids
+        SELECT d.tenant, d.source, d.deleted_at IS NULL AND d.version IS NOT NULL, d.access_id, m.chunk_ids, e.chunk_ids
         FROM documents d
         LEFT JOIN manifests m ON m.document_id = d.id AND m.generation = %(generation)s
-        LEFT JOIN conflict_examined e ON e.document_id = d.id AND e.generation = %(generation)s
+        LEFT JOIN conflict_examined e
+            ON e.document_id = d.id AND e.generation = %(generation)s AND e.access_id = d.access_id
         WHERE d.id = %(document)s
         """,
         {"document": document_id, "generation": generation},
@@ -81,22 +84,30 @@ async def examined(connection: Connection, generation: str, document_id: UUID) -
     row = await cursor.fetchone()
     if row is None:
         return None
-    tenant, source, alive, chunk_ids, before = row
+    tenant, source, alive, access_id, chunk_ids, before = row
     chunks = tuple(dict.fromkeys(chunk_ids or ())) if alive else ()
-    return Examined(tenant, source, alive, chunks, tuple(chunk for chunk in chunks if chunk not in set(before or ())))
+    new_chunks = tuple(chunk for chunk in chunks if chunk not in set(before or ()))
+    return Examined(tenant, source, alive, access_id, chunks, new_chunks)
 
 
 async def record_examined(
-    connection: Connection, generation: str, document_id: UUID, tenant: str, chunk_ids: Sequence[UUID]
+    connection: Connection, generation: str, document_id: UUID, of: Examined, chunk_ids: Sequence[UUID]
 ) -> None:
     """Record that these chunks of the document, and no others, were compared with their neighbours."""
     await connection.execute(
         """
-        INSERT INTO conflict_examined (document_id, tenant, generation, chunk_ids)
-        VALUES (%(document)s, %(tenant)s, %(generation)s, %(chunks)s)
-        ON CONFLICT (document_id) DO UPDATE SET generation = excluded.generation, chunk_ids = excluded.chunk_ids
+        INSERT INTO conflict_examined (document_id, tenant, generation, chunk_ids, access_id)
+        VALUES (%(document)s, %(tenant)s, %(generation)s, %(chunks)s, %(access)s)
+        ON CONFLICT (document_id) DO UPDATE
+        SET generation = excluded.generation, chunk_ids = excluded.chunk_ids, access_id = excluded.access_id
         """,
-        {"document": document_id, "tenant": tenant, "generation": generation, "chunks": list(chunk_ids)},
+        {
+            "document": document_id,
+            "tenant": of.tenant,
+            "generation": generation,
+            "chunks": list(chunk_ids),
+            "access": of.access_id,
+        },
     )
 
 
@@ -151,10 +162,40 @@ async def close(
         """,
         {"document": document_id, "generation": generation, "chunks": list(chunk_ids)},
     )
-    return [
-        Conflict(id_, kind, Side(document_a, chunk_a), Side(document_b, chunk_b), older, ())
-        for id_, kind, document_a, chunk_a, document_b, chunk_b, older in await cursor.fetchall()
-    ]
+    return [_conflict(row) for row in await cursor.fetchall()]
+
+
+async def other_access(connection: Connection, document_id: UUID) -> set[int]:
+    """The access sets of the documents that this one has conflicts with."""
+    cursor = await connection.execute(
+        """
+        SELECT DISTINCT o.access_id FROM conflicts c
+        JOIN documents o ON o.id = CASE c.document_a WHEN %(document)s THEN c.document_b ELSE c.document_a END
+        WHERE (c.document_a = %(document)s OR c.document_b = %(document)s) AND o.access_id IS NOT NULL
+        """,
+        {"document": document_id},
+    )
+    return {access_id for (access_id,) in await cursor.fetchall()}
+
+
+async def close_unread(connection: Connection, document_id: UUID, access_ids: Collection[int]) -> list[Conflict]:
+    """Delete the conflicts of a document with documents of other access sets than these, and return them."""
+    cursor = await connection.execute(
+        """
+        DELETE FROM conflicts c USING documents o
+        WHERE (c.document_a = %(document)s OR c.document_b = %(document)s)
+          AND o.id = CASE c.document_a WHEN %(document)s THEN c.document_b ELSE c.document_a END
+          AND (o.access_id IS NULL OR o.access_id <> ALL(%(access_ids)s::bigint[]))
+        RETURNING c.id, c.kind, c.document_a, c.chunk_a, c.document_b, c.chunk_b, c.older
+        """,
+        {"document": document_id, "access_ids": list(access_ids)},
+    )
+    return [_conflict(row) for row in await cursor.fetchall()]
+
+
+def _conflict(row: Sequence[Any]) -> Conflict:
+    id_, kind, document_a, chunk_a, document_b, chunk_b, older = row
+    return Conflict(id_, kind, Side(document_a, chunk_a), Side(document_b, chunk_b), older, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,7 +370,7 @@ PLACES: tuple[Place, ...] = (
         free="id tenant generation kind document_a document_b chunk_a chunk_b older places at",
     ),
     Place("conflict_decisions", free="conflict_id tenant state at"),
-    Place("conflict_examined", free="document_id tenant generation chunk_ids"),
+    Place("conflict_examined", free="document_id tenant generation chunk_ids access_id"),
     Place("connector_publications", free="tenant source document_id kind observed_at since"),
     Place(
         "connector_freshness",

@@ -209,6 +209,38 @@ async def test_a_conflict_is_hidden_as_soon_as_a_side_may_not_be_read(library: L
     assert len(await seen(library, "staff", "board")) == 1
 
 
+@pytest.mark.parametrize("tags", [["board"], []])
+async def test_a_conflict_ends_with_its_last_common_reader_and_returns_with_one(
+    library: Library, tags: list[str]
+) -> None:
+    one, other = document("a.md", DAYS_30), document("b.md", DAYS_90)
+    await indexed(library, one, other)
+    await library.accept(access(other, tags))
+    await examine(library, other)  # somebody who could read it no longer may: announced before the stores follow
+    assert await stored(library) == 0
+    assert [message.state for message in sent] == ["open", "ended"]
+    await indexed(library, access(other, ["staff"]))
+    assert len(await seen(library, "staff")) == 1
+    assert [message.state for message in sent] == ["open", "ended", "open"]
+    assert len({message.key for message in sent}) == 1
+
+
+async def test_a_conflict_that_other_readers_share_stands(library: Library) -> None:
+    one, other = document("a.md", DAYS_30, acl_tags=["staff", "board"]), document("b.md", DAYS_90)
+    await indexed(library, one, other)
+    await indexed(library, access(other, ["board"]))
+    assert len(await seen(library, "board")) == 1
+    assert [message.state for message in sent] == ["open"]
+
+
+async def test_passages_that_get_a_common_reader_later_are_compared_then(library: Library) -> None:
+    other = document("b.md", DAYS_90)
+    await indexed(library, document("a.md", DAYS_30, acl_tags=["board"]), other)
+    assert await stored(library) == 0
+    await indexed(library, access(other, ["staff", "board"]))
+    assert len(await seen(library, "board")) == 1
+
+
 async def test_a_required_tag_hides_it_too(library: Library) -> None:
     await indexed(library, document("a.md", DAYS_30), document("b.md", DAYS_90, required_tags=["cleared"]))
     assert await seen(library, "staff") == []
