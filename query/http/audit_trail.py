@@ -35,6 +35,8 @@ ACTIONS = {
     "/v1/review/{answer_id}": "review.resolve",
 }
 """The recorded actions, by the route's path."""
+REMOVALS = {"/v1/standing/{question_id}": "standing.remove"}
+"""The recorded actions of DELETE, where a path is read with other methods."""
 UNRECORDED = frozenset({"/v1/facets", "/v1/me", "/v1/pipeline"})
 """Routes that return no document: filter values, the caller's identity, and counts. The tools under /mcp record their
 own calls."""
@@ -173,7 +175,10 @@ class Recorder:
 
 
 def _action(scope: Scope) -> str:
-    return ACTIONS.get(getattr(scope.get("route"), "path", ""), "")
+    path = getattr(scope.get("route"), "path", "")
+    if scope.get("method") == "DELETE" and path in REMOVALS:
+        return REMOVALS[path]
+    return ACTIONS.get(path, "")
 
 
 def _record(

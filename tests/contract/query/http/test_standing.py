@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -170,6 +171,20 @@ async def test_nobody_else_sees_asks_or_removes_a_standing_question(world: World
         assert [problem(answer) for answer in refused] == [(404, "not-found")] * 3
     assert (await world.client.delete(f"/v1/standing/{id_}", headers=as_("ann", tenant))).status_code == 204
     assert problem(await world.client.get(f"/v1/standing/{id_}", headers=as_("ann", tenant))) == (404, "not-found")
+
+
+async def test_a_removal_is_recorded_as_one(world: World, tenant: str) -> None:
+    await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    removed = await world.client.delete(f"/v1/standing/{id_}", headers=as_("ann", tenant))
+    async with asyncio.timeout(20):
+        while not (
+            recorded := await world.library.execute(
+                "SELECT action, object FROM trail.records WHERE request = %s", removed.headers["request-id"]
+            )
+        ):
+            await asyncio.sleep(0.05)
+    assert recorded == [("standing.remove", f"question:{id_}")]
 
 
 # Limits
