@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import structlog
@@ -31,32 +31,42 @@ from query import problems
 from query.access.callers import Caller
 from query.http.audit_trail import ToolCall
 from query.http.schemas import AtLeastResponse, PublicationRequest
-from query.mcp import tools
+from query.mcp import standing, tools
 from query.mcp.shapes import (
     NOTICE,
     ConflictsArguments,
     ConflictsOutput,
     FetchArguments,
     FetchOutput,
+    NoArguments,
     SearchArguments,
     SearchOutput,
+    StandingAnswerOutput,
+    StandingArguments,
+    StandingKeepArguments,
+    StandingListOutput,
+    StandingOutput,
+    StandingRemoveOutput,
 )
+from query.mcp.standing import Asker, NotAPerson, Outcome
 from query.model import AtLeast
 from query.service import Service
+from query.standing.questions import Unknown
 
 log = structlog.get_logger()
 
 Context = ServerRequestContext[dict[str, Any], Any]
-Identify = Callable[[Context, Sequence[Publication], float], Awaitable[tuple[Caller, AtLeast | None]]]
-"""Waits at most so many seconds until the caller of a tool call can see these changes. Returns the caller with its
-current access, and what it can see of the changes. It runs at every call, not once for each session."""
+Identify = Callable[[Context, Sequence[Publication], float], Awaitable[Asker]]
+"""Waits at most so many seconds until the user of a tool call can see these changes. Returns the user with its current
+access, and what it can see of the changes. It runs at every call, not once for each session."""
 
 Note = Callable[[Context, ToolCall], Awaitable[None]]
 """Records a tool call in the audit trail. It runs before the result is returned."""
 
 INSTRUCTIONS = f"""\
 Search this organisation's documents, restricted to those that your user may read. `search` returns matching passages;
-`fetch` returns a whole document by the id of a result. Cite the url. {NOTICE}"""
+`fetch` returns a whole document by the id of a result. Cite the url. `standing` lists questions whose answers your user
+has stored, and what has changed since. {NOTICE}"""
 
 
 @dataclass(frozen=True)
@@ -66,9 +76,9 @@ class _Tool:
     description: str
     arguments: type[BaseModel]
     output: type[BaseModel]
-    run: Callable[[Service, Caller, Any], Awaitable[BaseModel]]
-    documents_in: Callable[[Any], Sequence[UUID]]
-    """The documents in an output."""
+    run: Callable[[Service, Asker, Any], Awaitable[Outcome]]
+    changes: Literal["nothing", "adds", "replaces"] = "nothing"
+    """How it changes the user's standing questions."""
 
     def declaration(self) -> Tool:
         return Tool(
@@ -79,12 +89,24 @@ class _Tool:
             output_schema=self.output.model_json_schema(),
             annotations=ToolAnnotations(
                 title=self.title,
-                read_only_hint=True,
-                destructive_hint=False,
-                idempotent_hint=True,
+                read_only_hint=self.changes == "nothing",
+                destructive_hint=self.changes == "replaces",
+                idempotent_hint=self.changes != "adds",
                 open_world_hint=False,
             ),
         )
+
+
+def _reading(
+    run: Callable[[Service, Caller, Any], Awaitable[BaseModel]], documents_in: Callable[[Any], Sequence[UUID]]
+) -> Callable[[Service, Asker, Any], Awaitable[Outcome]]:
+    """A tool that needs the user's access alone. documents_in: the documents in an output."""
+
+    async def read(service: Service, asker: Asker, arguments: BaseModel) -> Outcome:
+        output = await run(service, asker.caller, arguments)
+        return Outcome(output, documents_in(output))
+
+    return read
 
 
 TOOLS = (
@@ -96,8 +118,7 @@ TOOLS = (
         f" Only documents that your user may read are returned. {NOTICE}",
         SearchArguments,
         SearchOutput,
-        tools.search,
-        tools.shown_documents,
+        _reading(tools.search, tools.shown_documents),
     ),
     _Tool(
         "fetch",
@@ -105,8 +126,7 @@ TOOLS = (
         f"Return the text of one document by the id of a search result, a long document in parts. {NOTICE}",
         FetchArguments,
         FetchOutput,
-        tools.fetch,
-        lambda output: [UUID(output.id)],
+        _reading(tools.fetch, lambda output: [UUID(output.id)]),
     ),
     _Tool(
         "conflicts",
@@ -116,8 +136,54 @@ TOOLS = (
         f" read both passages. {NOTICE}",
         ConflictsArguments,
         ConflictsOutput,
-        tools.conflicts,
-        tools.conflicting_documents,
+        _reading(tools.conflicts, tools.conflicting_documents),
+    ),
+    _Tool(
+        "standing",
+        "List standing questions",
+        "List your user's standing questions: questions whose answer was stored, each with what has changed since then"
+        f" in the documents behind it. {NOTICE}",
+        NoArguments,
+        StandingListOutput,
+        standing.list_all,
+    ),
+    _Tool(
+        "standing_show",
+        "Show a stored answer",
+        "Return a standing question with its stored answer, and what has changed behind each sentence. A sentence is"
+        f" null while your user may not read a passage behind it. {NOTICE}",
+        StandingArguments,
+        StandingOutput,
+        standing.show,
+    ),
+    _Tool(
+        "standing_keep",
+        "Store an answer",
+        "Answer a question from the documents that your user may read, and store the answer as a standing question, so"
+        f" that its changes are reported. Only when your user wants that. {NOTICE}",
+        StandingKeepArguments,
+        StandingAnswerOutput,
+        standing.keep,
+        "adds",
+    ),
+    _Tool(
+        "standing_ask",
+        "Ask a standing question again",
+        "Answer a standing question again. The new answer replaces the stored one; the difference is returned, sentence"
+        f" by sentence. {NOTICE}",
+        StandingArguments,
+        StandingAnswerOutput,
+        standing.ask,
+        "replaces",
+    ),
+    _Tool(
+        "standing_remove",
+        "Remove a standing question",
+        f"Remove one of your user's standing questions with its answer. Only when your user wants that. {NOTICE}",
+        StandingArguments,
+        StandingRemoveOutput,
+        standing.remove,
+        "replaces",
     ),
 )
 
@@ -140,12 +206,16 @@ def server(service: Service, identify: Identify, note: Note) -> Server[dict[str,
         attributes = {"mcp.method.name": "tools/call", "gen_ai.tool.name": tool.name}
         with tracing.begin(f"tools/call {tool.name}", "server", attributes=attributes) as span:
             try:
-                caller, seen = await identify(context, *_publications(arguments))
-                output = _with_at_least(await tool.run(service, caller, arguments), seen)
-                await note(context, ToolCall(tool.name, "allowed", documents=tool.documents_in(output)))
-            except tools.DocumentUnavailable as error:
+                asker = await identify(context, *_publications(arguments))
+                outcome = await tool.run(service, asker, arguments)
+                output = _with_at_least(outcome.output, asker.seen)
+                if not outcome.is_recorded:
+                    call = ToolCall(tool.name, "allowed", object=outcome.object, documents=outcome.documents)
+                    await note(context, call)
+            except (tools.DocumentUnavailable, Unknown, NotAPerson) as error:
                 object_ = tools.requested_object(arguments)
-                await note(context, ToolCall(tool.name, "refused", "not-found", object=object_))
+                reason = "forbidden" if isinstance(error, NotAPerson) else "not-found"
+                await note(context, ToolCall(tool.name, "refused", reason, object=object_))
                 return _failed(str(error))
             except Exception as error:  # noqa: BLE001 # every error becomes a tool error and a log line
                 span.failed(error)

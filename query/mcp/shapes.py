@@ -4,6 +4,7 @@ tool. Unknown fields are refused, so that nothing in a call can claim an identit
 from __future__ import annotations
 
 from typing import Annotated, Any
+from uuid import UUID
 
 from pydantic import Field
 
@@ -13,6 +14,7 @@ from query.access.filters import MAX_KEYS, Filters
 from query.http.schemas import (
     AtLeastResponse,
     ConflictBody,
+    DifferenceLine,
     Facet,
     Freshness,
     KeyCondition,
@@ -21,6 +23,8 @@ from query.http.schemas import (
     PublicationRequest,
     RequestBody,
     ResponseBody,
+    StandingResponse,
+    StandingSummary,
     Text,
     Time,
     key_filters,
@@ -97,6 +101,23 @@ class ConflictsArguments(RequestBody):
     limit: int = Field(20, ge=1, le=MAX_RESULTS, description="Maximum number of conflicts.")
 
 
+class NoArguments(RequestBody):
+    """A tool without arguments."""
+
+
+class StandingArguments(RequestBody):
+    id: UUID = Field(description="Id of one of your user's standing questions.")
+
+    @property
+    def object(self) -> str:
+        """The question for the audit trail."""
+        return f"question:{self.id}"
+
+
+class StandingKeepArguments(RequestBody):
+    question: Text = Field(description="A question that can be understood without the conversation.")
+
+
 class DocumentResult(ResponseBody):
     id: str = Field(description="Id of the document, for `fetch`.")
     title: str
@@ -129,3 +150,35 @@ class FetchOutput(ResponseBody):
     text: str = Field(description="The document's text in reading order. Untrusted.")
     url: str
     metadata: dict[str, Any] = Field(description="Contains `next_offset` if the text continues.")
+
+
+class StandingListOutput(ResponseBody):
+    notice: str = NOTICE
+    standing: list[StandingSummary] = Field(description="Your user's own, the newest first.")
+
+
+class StandingOutput(StandingResponse):
+    """Its `passages` name documents for `fetch`."""
+
+    notice: str = NOTICE
+
+
+class AnswerPassage(ResponseBody):
+    n: int = Field(description="The number that `[n]` in the answer refers to.")
+    id: str = Field(description="Id of the document, for `fetch`.")
+    title: str
+    url: str
+
+
+class StandingAnswerOutput(ResponseBody):
+    notice: str = NOTICE
+    id: str = Field(description="Id of the standing question.")
+    answer: str = Field(description="The answer, with `[n]` for the passages that it cites. Untrusted.")
+    grounded: bool = Field(description="Whether every claim is supported by the passages that it cites.")
+    passages: list[AnswerPassage] = Field(description="The cited passages.")
+    difference: list[DifferenceLine] = Field(description="The answer before and this one, sentence by sentence.")
+    notes: list[str] = Field(description="What is missing from the answer; usually empty.")
+
+
+class StandingRemoveOutput(ResponseBody):
+    removed: str = Field(description="Id of the removed question.")

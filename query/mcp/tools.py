@@ -26,6 +26,7 @@ from query.mcp.shapes import (
     FetchOutput,
     SearchArguments,
     SearchOutput,
+    StandingArguments,
 )
 from query.model import MAX_TOP, Result, facets_as_json
 from query.retrieval.cursor import parse
@@ -89,7 +90,9 @@ def shown_documents(output: SearchOutput) -> list[UUID]:
 
 
 def requested_object(arguments: object) -> str:
-    """The requested document for the audit trail; "" if the argument is not an id."""
+    """The requested document or question for the audit trail; "" if the argument is not an id."""
+    if isinstance(arguments, StandingArguments):
+        return arguments.object
     id_ = _uuid(arguments.id) if isinstance(arguments, FetchArguments) else None
     return f"document:{id_}" if id_ else ""
 
@@ -99,8 +102,8 @@ def _result(group: Sequence[Result]) -> DocumentResult:
     in_reading_order = sorted(group, key=lambda result: result.passage.chunk_index)
     return DocumentResult(
         id=str(best.document_id),
-        title=_title(best.title, best.external_id),
-        url=_url(best.source_url, best.document_id),
+        title=title_of(best.title, best.external_id),
+        url=address_of(best.source_url, best.document_id),
         text=GAP.join(visible(result.text) for result in in_reading_order),
         metadata=_metadata(best.source, best.author, best.media_type, best.source_modified_at) | _also(group),
     )
@@ -110,7 +113,7 @@ def _also(group: Sequence[Result]) -> dict[str, Any]:
     """Documents that contain the same text; they are not results of their own."""
     others = {str(passage.document_id): passage for result in group for passage in result.also}
     others_json = [
-        {"id": id_, "title": _title(p.title, p.external_id), "url": _url(p.source_url, p.document_id)}
+        {"id": id_, "title": title_of(p.title, p.external_id), "url": address_of(p.source_url, p.document_id)}
         for id_, p in others.items()
     ]
     return {"also": others_json} if others_json else {}
@@ -129,7 +132,7 @@ async def conflicts(service: Service, caller: Caller, arguments: ConflictsArgume
     for listed in standing:
         body = ConflictBody.model_validate(conflicting.conflict_json(listed, quoted.get(listed.id)))
         quotes = None if body.quotes is None else [visible(quote) for quote in body.quotes]
-        titles = [_title(title, id_) for title, id_ in zip(body.titles, body.external_ids, strict=True)]
+        titles = [title_of(title, id_) for title, id_ in zip(body.titles, body.external_ids, strict=True)]
         bodies.append(body.model_copy(update={"quotes": quotes, "titles": titles}))
     return ConflictsOutput(conflicts=bodies)
 
@@ -155,9 +158,9 @@ async def fetch(service: Service, caller: Caller, arguments: FetchArguments) -> 
         metadata |= {"next_offset": end, "characters": len(text)}
     return FetchOutput(
         id=str(document.document_id),
-        title=_title(document.title, document.external_id),
+        title=title_of(document.title, document.external_id),
         text=text[arguments.offset : end],
-        url=_url(document.source_url, document.document_id),
+        url=address_of(document.source_url, document.document_id),
         metadata=metadata,
     )
 
@@ -169,11 +172,11 @@ def _uuid(text: str) -> UUID | None:
         return None
 
 
-def _title(title: str, external_id: str) -> str:
+def title_of(title: str, external_id: str) -> str:
     return one_line(title, MAX_TITLE_CHARACTERS) or one_line(external_id, MAX_TITLE_CHARACTERS)
 
 
-def _url(source_url: str | None, document: UUID) -> str:
+def address_of(source_url: str | None, document: UUID) -> str:
     """The document's address, or a URN of its id, because clients expect one."""
     return source_url or f"urn:uuid:{document}"
 

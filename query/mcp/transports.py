@@ -14,13 +14,12 @@ from starlette.types import ASGIApp
 from pipeline.core.errors import Misconfigured
 from pipeline.core.publication import Publication
 from pipeline.trail import access, recorded
-from query.access.callers import Caller
 from query.auth.authenticator import LOOPBACK_NAMES
 from query.auth.identity import Identity
-from query.http.audit_trail import ToolCall, note_call
-from query.http.dependencies import wait_for_publication
+from query.http.audit_trail import ToolCall, note_call, record_change
+from query.http.dependencies import release_search, wait_for_publication
 from query.mcp.server import Context, server
-from query.model import AtLeast
+from query.mcp.standing import Asker
 from query.service import Service
 from query.settings import ServeSettings
 
@@ -29,15 +28,21 @@ from query.settings import ServeSettings
 async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
     """Yields the ASGI application for requests that ``query.http.gate`` has authenticated."""
 
-    async def identify(
-        context: Context, publications: Sequence[Publication], seconds: float
-    ) -> tuple[Caller, AtLeast | None]:
+    async def identify(context: Context, publications: Sequence[Publication], seconds: float) -> Asker:
         identity = getattr(context.request and context.request.state, "identity", None)
-        if identity is None or context.request is None:
+        request = context.request
+        if identity is None or request is None:
             raise Misconfigured("the MCP endpoint is not behind the gate")
         known = cast(Identity, identity)
         caller = await service.search.identify(known.tenant, principals=known.principals, tags=known.tags)
-        return await wait_for_publication(context.request, service, caller, publications, seconds)
+        caller, seen = await wait_for_publication(request, service, caller, publications, seconds)
+
+        async def record(call: ToolCall) -> None:
+            note_call(request, call)
+            await record_change(request, 200)
+
+        principal = known.principal if known.has("answers") else None
+        return Asker(caller, principal, known.caller_class, seen, lambda: release_search(request), record)
 
     async def note(context: Context, call: ToolCall) -> None:
         assert context.request is not None
@@ -71,12 +76,13 @@ def security(serve: ServeSettings) -> TransportSecuritySettings:
 async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tags: Sequence[str]) -> None:
     """Serve until stdin ends. The access of these principals and tags is looked up at every call."""
 
-    async def identify(
-        _: Context, publications: Sequence[Publication], seconds: float
-    ) -> tuple[Caller, AtLeast | None]:
+    person = principals[0] if len(principals) == 1 and not tags else None
+
+    async def identify(context: Context, publications: Sequence[Publication], seconds: float) -> Asker:
         search = service.search
         seen = await search.wait_for(publications, tenant, principals=principals, tags=tags, seconds=seconds)
-        return await search.identify(tenant, principals=principals, tags=tags), seen
+        caller = await search.identify(tenant, principals=principals, tags=tags)
+        return Asker(caller, person, "standard", seen, lambda: None, lambda call: note(context, call))
 
     async def note(_: Context, call: ToolCall) -> None:
         record = recorded(

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from penstock.client import AsyncClient, ProblemError
 from tests.support.query.http_kit import World, service_over, write_keys
 from tests.support.query.library import document
+from tests.support.query.mcp_kit import Person, call, refused
 from topics.messages import IdentityChanged
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -50,6 +51,14 @@ class Bot:
         return sorted(result["external_id"] for result in response.json()["results"])
 
 
+def acting(tmp_path: Path, tenant: str, *scopes: str) -> Path:
+    """A file of keys with a service that acts for people within these scopes."""
+    keys = write_keys(tmp_path / "keys.toml", bot={"key": "bot-key", "tenant": tenant, "tags": ["wiki/bots"]})
+    delegation = f"[bot.acts_for]\nissuer = 'bot'\npublic_key = '''{PEM}'''\nscopes = {list(scopes)}\n"
+    keys.write_text(keys.read_text() + delegation)
+    return keys
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def bot(world: World, tenant: str, tmp_path: Path) -> AsyncIterator[Bot]:
     await world.library.put(
@@ -59,10 +68,7 @@ async def bot(world: World, tenant: str, tmp_path: Path) -> AsyncIterator[Bot]:
         document("bot.md", "The harbour of bots.", tenant=tenant, acl_tags=["bots"]),
         document("other.md", "The harbour of another tenant.", tenant=f"{tenant}-other", acl_tags=["user:ann"]),
     )
-    keys = write_keys(tmp_path / "keys.toml", bot={"key": "bot-key", "tenant": tenant, "tags": ["wiki/bots"]})
-    delegation = f"[bot.acts_for]\nissuer = 'bot'\npublic_key = '''{PEM}'''\nscopes = ['search']\n"
-    keys.write_text(keys.read_text() + delegation)
-    async with service_over(world.library, auth={"keys_file": keys}) as (client, _):
+    async with service_over(world.library, auth={"keys_file": acting(tmp_path, tenant, "search")}) as (client, _):
         yield Bot(client, world, tenant)
 
 
@@ -135,3 +141,21 @@ async def test_conversations_need_a_scope_of_their_own(bot: Bot, tmp_path: Path)
     response = await bot.client.post("/v1/answers", json=question, headers=bot.headers("ann"))
     assert response.status_code == 403
     assert "conversations" in response.json()["detail"]
+
+
+async def test_a_service_needs_the_scope_of_answers_for_a_persons_standing_questions_over_mcp(
+    world: World, tenant: str, tmp_path: Path
+) -> None:
+    for scopes in (["mcp"], ["mcp", "answers"]):
+        keys = acting(tmp_path, tenant, *scopes)
+        async with service_over(world.library, auth={"keys_file": keys}) as (client, _):
+            address = str(client.base_url).rstrip("/")
+            key = {"X-Api-Key": "bot-key"}
+            alone = Person(address, key)
+            person = Person(address, key | {"X-Penstock-On-Behalf-Of": vouch("ann")})
+            refusing = [alone] if "answers" in scopes else [alone, person]
+            for caller in refusing:
+                for tool, arguments in (("standing", {}), ("standing_keep", {"question": "harbour?"})):
+                    assert (await refused(caller, tool, **arguments)).startswith("only a person has standing questions")
+            if "answers" in scopes:
+                assert (await call(person, "standing"))["standing"] == []

@@ -28,6 +28,9 @@ from tests.support.query.mcp_kit import CANARY, HOSTILE, SEARCH, WAY_IN, Person,
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
+STANDING = {"standing", "standing_show", "standing_keep", "standing_ask", "standing_remove"}
+NAMES = {"search", "fetch", "conflicts"} | STANDING
+
 
 @dataclass
 class Served:
@@ -74,10 +77,12 @@ async def test_the_tools_have_schemas_annotations_and_the_notice(served: Served)
     async with connected(served.address, headers=as_("ann")) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert NOTICE in (client.instructions or "")
-    assert set(tools) == {"search", "fetch", "conflicts"}
+    assert set(tools) == NAMES
+    changing = {"standing_keep": (False, False), "standing_ask": (False, True), "standing_remove": (False, True)}
     for tool in tools.values():
         assert tool.annotations is not None
-        assert (tool.annotations.read_only_hint, tool.annotations.destructive_hint) == (True, False)
+        hints = (tool.annotations.read_only_hint, tool.annotations.destructive_hint)
+        assert hints == changing.get(tool.name, (True, False))
         assert NOTICE in (tool.description or "")
         jsonschema.Draft202012Validator.check_schema(tool.input_schema)
         assert tool.input_schema["additionalProperties"] is False
@@ -272,6 +277,72 @@ async def test_a_client_that_left_leaves_no_task_or_connection_behind(served: Se
         await connection.rollback()
 
 
+# Standing questions
+
+CAPSTAN = "Which rope does the capstan of the slipway pull?"
+
+
+async def test_a_stored_question_is_listed_shown_repeated_and_removed_by_the_tools(served: Served, ann: Person) -> None:
+    import jsonschema  # here, because it takes a second
+
+    made = document("capstan.md", "The capstan of the slipway pulls the green rope.", acl_tags=["user:ann"])
+    await served.library.put(made)
+    stored = await call(ann, "standing_keep", question=CAPSTAN)
+    id_ = stored["id"]
+    assert "the green rope" in stored["answer"]
+    assert doc("capstan.md") in {passage["id"] for passage in stored["passages"]}
+    [listed] = (await call(ann, "standing"))["standing"]
+    assert (listed["id"], listed["question"], listed["state"]) == (id_, CAPSTAN, "current")
+    red = "The capstan of the slipway pulls the red rope."
+    await served.library.put(made.model_copy(update={"version": made.version + 100, "content": red}))
+    shown = await call(ann, "standing_show", id=id_)
+    assert [change["kind"] for change in shown["changes"]] == ["changed"]
+    assert "the green rope" in " ".join(sentence["text"] for sentence in shown["sentences"])
+    again = await call(ann, "standing_ask", id=id_)
+    lines = {(line["change"], line["text"].partition(" [")[0].removeprefix("> ")) for line in again["difference"]}
+    assert {("removed", made.content), ("added", red)} <= lines
+    assert (await call(ann, "standing_show", id=id_))["state"] == "current"
+    removed = await call(ann, "standing_remove", id=id_)
+    assert removed == {"removed": id_}
+    assert (await call(ann, "standing"))["standing"] == []
+    async with connected(served.address, headers=as_("ann")) as client:
+        schemas = {tool.name: tool.output_schema or {} for tool in (await client.list_tools()).tools}
+    for tool, output in (("standing_show", shown), ("standing_ask", again), ("standing_remove", removed)):
+        jsonschema.validate(output, schemas[tool])
+    capstan = document_id("acme", "wiki", "capstan.md")
+    expected = [("keep", True), ("show", True), ("ask", True), ("show", True), ("remove", False)]
+    async with asyncio.timeout(20):
+        while len(
+            recorded := await served.library.execute(
+                "SELECT action, %s = ANY(documents) FROM trail.records WHERE object = %s ORDER BY at, number",
+                capstan,
+                f"question:{id_}",
+            )
+        ) < len(expected):
+            await asyncio.sleep(0.05)
+    assert recorded == [(f"mcp.standing_{name}", has_it) for name, has_it in expected]
+
+
+async def test_the_tools_show_no_sentence_that_the_user_may_not_read_and_nobody_elses_question(
+    served: Served, ann: Person
+) -> None:
+    made = document("winch4.md", "The windlass of the slipway weighs 4812 pounds.", acl_tags=["user:ann", "user:eve"])
+    await served.library.put(made)
+    id_ = (await call(ann, "standing_keep", question="How many pounds does the windlass of the slipway weigh?"))["id"]
+    assert "4812" in json.dumps(await call(ann, "standing_show", id=id_))
+    others = (Person(served.address, as_("eve")), Person(served.address, as_("ann", "beta")))
+    for other in others:
+        assert (await call(other, "standing"))["standing"] == []
+        for tool in ("standing_show", "standing_ask", "standing_remove"):
+            assert await refused(other, tool, id=id_) == await refused(other, tool, id=str(uuid4()))
+    await served.library.accept(access(made, ["user:eve"]))  # the stores have not followed
+    for tool in ("standing_show", "standing_ask"):
+        output = await call(ann, tool, id=id_)
+        assert "4812" not in json.dumps(output), tool
+        assert "winch4" not in json.dumps(output), tool
+    await call(ann, "standing_remove", id=id_)
+
+
 # The transport
 
 
@@ -286,7 +357,7 @@ async def test_each_mcp_request_is_stateless(served: Served) -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("application/json")
     assert "mcp-session-id" not in answer.headers
-    assert {tool["name"] for tool in answer.json()["result"]["tools"]} == {"search", "fetch", "conflicts"}
+    assert {tool["name"] for tool in answer.json()["result"]["tools"]} == NAMES
     for method in ("GET", "DELETE", "PUT"):
         refusal = await served.http.request(method, "/mcp", headers={"Accept": "text/event-stream"})
         assert (refusal.status_code, refusal.headers["allow"]) == (405, "POST")

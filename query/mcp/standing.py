@@ -1,0 +1,170 @@
+"""The tools for standing questions: those of the user, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from pipeline.core.errors import PenstockError
+from pipeline.runtime.tasks import time_limit
+from pipeline.stores.postgres import translated
+from query.access.callers import Caller
+from query.access.tenant_rows import rows_of
+from query.answers.model import Answer, NumberedPassage, Sources
+from query.answers.visible import visible
+from query.http.audit_trail import ToolCall
+from query.http.schemas import DifferenceLine, StandingSummary
+from query.mcp.shapes import (
+    AnswerPassage,
+    NoArguments,
+    StandingAnswerOutput,
+    StandingArguments,
+    StandingKeepArguments,
+    StandingListOutput,
+    StandingOutput,
+    StandingRemoveOutput,
+)
+from query.mcp.tools import address_of, title_of
+from query.model import AtLeast, CallerClass, shown_documents
+from query.modes.material import Question
+from query.service import Service
+from query.standing import table
+from query.standing.model import LOST, Line, Standing, as_json
+from query.standing.questions import Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The user of a tool call."""
+
+    caller: Caller
+    """With its access at this call."""
+    principal: str | None
+    """The owner of standing questions. None: the user has none, because it is a service of fixed tags, or one that may
+    not use answers on behalf of this person."""
+    caller_class: CallerClass
+    seen: AtLeast | None
+    """The published changes that it can see, of those that the call named."""
+    release_search: Callable[[], None]
+    """Releases the slot of a search while a model writes."""
+    record: Callable[[ToolCall], Awaitable[None]]
+    """Writes the record of a change to the audit trail before it is committed. Raises Retryable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The output of a tool, and what the audit trail records of it."""
+
+    output: BaseModel
+    documents: Sequence[UUID] = ()
+    object: str = ""
+    is_recorded: bool = False
+    """Whether the record is already written, because the call is a change."""
+
+
+class NotAPerson(PenstockError):
+    """The user cannot have standing questions."""
+
+    def __init__(self) -> None:
+        super().__init__("only a person has standing questions, and a service needs the scope `answers` to use them")
+
+
+async def list_all(service: Service, asker: Asker, _: NoArguments) -> Outcome:
+    """The user's standing questions. Raises NotAPerson and Retryable."""
+    results = await service.standing.every(asker.caller, _principal(asker))
+    summaries = [StandingSummary.model_validate(as_json(standing, whole=False)) for standing in results]
+    return Outcome(StandingListOutput(standing=summaries))
+
+
+async def show(service: Service, asker: Asker, arguments: StandingArguments) -> Outcome:
+    """A stored answer. Raises NotAPerson, Unknown and Retryable."""
+    standing = await service.standing.show(asker.caller, _principal(asker), arguments.id)
+    output = StandingOutput.model_validate(as_json(standing, whole=True))
+    for sentence in output.sentences:
+        sentence.text = None if sentence.text is None else visible(sentence.text)
+    return Outcome(output, _unique(_readable(standing)), arguments.object)
+
+
+async def keep(service: Service, asker: Asker, arguments: StandingKeepArguments) -> Outcome:
+    """Answer a question and store the answer. Raises NotAPerson, BadQuery, Retryable and TimeoutError."""
+    principal, question = _principal(asker), Question(arguments.question)
+    await service.standing.check_room(asker.caller.tenant, principal, question)
+    answer, passages = await _answer(service, asker, question)
+    id_ = await service.standing.keep(asker.caller, principal, question, answer, passages)
+    documents = shown_documents(passage.result for passage in passages)
+    return Outcome(_output(id_, answer, passages, []), _unique(documents), f"question:{id_}")
+
+
+async def ask(service: Service, asker: Asker, arguments: StandingArguments) -> Outcome:
+    """Ask again, and store the new answer. Raises NotAPerson, Unknown, Retryable and TimeoutError."""
+    principal = _principal(asker)
+    before, question = await service.standing.question(asker.caller, principal, arguments.id)
+    answer, passages = await _answer(service, asker, question)
+    lines = await service.standing.renew(asker.caller, principal, before, question, answer, passages)
+    documents = [*_readable(before), *shown_documents(passage.result for passage in passages)]
+    return Outcome(_output(before.id, answer, passages, lines), _unique(documents), arguments.object)
+
+
+async def remove(service: Service, asker: Asker, arguments: StandingArguments) -> Outcome:
+    """Remove a question with its answer, once the removal is recorded. Raises NotAPerson, Unknown and Retryable."""
+    principal, tenant = _principal(asker), asker.caller.tenant
+    async with time_limit(service.budget.ledger, "Postgres"):
+        with translated("standing questions"):
+            async with rows_of(service.pool, tenant) as connection:
+                if not await table.remove(connection, tenant, principal, arguments.id):
+                    raise Unknown
+                await asker.record(ToolCall("standing_remove", "allowed", object=arguments.object))
+    return Outcome(StandingRemoveOutput(removed=str(arguments.id)), is_recorded=True)
+
+
+def _principal(asker: Asker) -> str:
+    if asker.principal is None:
+        raise NotAPerson
+    return asker.principal
+
+
+async def _answer(service: Service, asker: Asker, question: Question) -> tuple[Answer, list[NumberedPassage]]:
+    passages: list[NumberedPassage] = []
+
+    def take(sources: Sources) -> None:
+        asker.release_search()
+        passages.extend(sources.passages)
+
+    async with asyncio.timeout(service.answer_seconds):
+        answer = await service.answers.whole(question, asker.caller, asker.caller_class, on_sources=take)
+    return answer, passages
+
+
+def _output(id_: UUID, answer: Answer, passages: Iterable[NumberedPassage], lines: Iterable[Line]) -> BaseModel:
+    cited = {passage.n for passage in answer.cited}
+    return StandingAnswerOutput(
+        id=str(id_),
+        answer=visible(answer.text),
+        grounded=answer.grounded,
+        passages=[_passage(passage) for passage in passages if passage.n in cited],
+        difference=[DifferenceLine(change=line.change, text=line.text and visible(line.text)) for line in lines],
+        notes=list(answer.notes),
+    )
+
+
+def _passage(passage: NumberedPassage) -> AnswerPassage:
+    cited = passage.result.passage
+    return AnswerPassage(
+        n=passage.n,
+        id=str(cited.document_id),
+        title=title_of(cited.title, cited.external_id),
+        url=address_of(cited.source_url, cited.document_id),
+    )
+
+
+def _readable(standing: Standing) -> list[UUID]:
+    """The documents that the shown sentences were made from."""
+    return [source.document_id for source in standing.sources if source.change not in LOST]
+
+
+def _unique(documents: Iterable[UUID]) -> list[UUID]:
+    return list(dict.fromkeys(documents))
