@@ -80,6 +80,8 @@ export async function post(path, body, signal) {
   return response.status === 204 ? null : response.json();
 }
 
+export const remove = async (path) => void (await request(path, { method: "DELETE" }));
+
 /** Yield the server-sent events of a POST as {event, data}, with parsed data, until the stream ends. */
 export async function* events(path, body, signal) {
   const response = await request(path, { method: "POST", body, signal, accept: "text/event-stream" });

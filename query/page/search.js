@@ -4,6 +4,7 @@ import { post } from "./api.js";
 import { $, el, plural, announce, time, visible } from "./dom.js";
 import { sources } from "./filters.js";
 import { resultCard } from "./results.js";
+import * as standing from "./standing.js";
 import { filters, order } from "./state.js";
 import { queryStems } from "./words.js";
 
@@ -81,6 +82,7 @@ export function clear() {
   clearTimeout(timer);
   running?.abort();
   running = last = null;
+  standing.forget();
   for (const id of ["results", "empty", "notices", "steps", "status"]) $(id).replaceChildren();
   $("results").removeAttribute("aria-busy");
   $("how").hidden = $("more-results").hidden = true;
@@ -121,7 +123,7 @@ export function showPassages(passages, query, open) {
   $("status").textContent = passages.length ? "The passages of this answer" : "";
 }
 
-/** Shown without a query: which sources can be searched. */
+/** Shown without a query: which sources can be searched, and the reader's standing questions. */
 function showLandingPage() {
   $("results").replaceChildren();
   $("results").removeAttribute("aria-busy");
@@ -129,12 +131,15 @@ function showLandingPage() {
   $("how").hidden = $("more-results").hidden = true;
   showNotices([]);
   const readable = sources();
+  const below = el("div", {});
   $("empty").replaceChildren(
     el("div", { class: "landing" },
       el("h2", {}, "What would you like to know?"),
       el("p", {}, "Results appear while you type. ", el("kbd", {}, "Ctrl"), " ", el("kbd", {}, "Enter"), " writes an answer from them, with its sources."),
       readable.length > 0 && el("p", { class: "quiet-text" }, "You can search ", readable.slice(0, 8).map((source, n) => [n ? " · " : null, el("strong", {}, source.value)]), readable.length > 8 && ` and ${readable.length - 8} more`)),
+    below,
   );
+  standing.addTo(below);
 }
 
 function renderEmpty(response, state) {
