@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 from uuid import UUID
 
 import typer
@@ -34,6 +34,16 @@ Tags = Annotated[
 ]
 
 
+class Which(NamedTuple):
+    """The conflicts to list; None: all of them, or of any."""
+
+    state: State | None
+    kinds: Sequence[Kind] | None
+    sources: Sequence[str] | None
+    document: str | None
+    limit: int
+
+
 @conflicts.command("list")
 def list_conflicts(
     tenant: Tenant = "default",
@@ -50,6 +60,14 @@ def list_conflicts(
             help="Only this kind: number, date, version, unit, name, negation, duplicate or outdated. Repeatable.",
         ),
     ] = None,
+    sources: Annotated[
+        list[str] | None,
+        typer.Option("--source", metavar="SOURCE", help="Only conflicts with a document of this source. Repeatable."),
+    ] = None,
+    document: Annotated[
+        str | None,
+        typer.Option("--document", metavar="ID", help="Only conflicts of the document with this external id, or id."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of conflicts.")] = 100,
     json_output: Json = False,
 ) -> None:
@@ -58,7 +76,7 @@ def list_conflicts(
     With --as or --tag: those of which that reader may read both passages, with what they say. Without: all of the
     tenant, without any text.
 
-    Example: penstock conflicts list --as ann@example.org --kind number --kind negation
+    Example: penstock conflicts list --as ann@example.org --kind number --kind negation --source wiki
     """
     from pipeline.core.conflicts import KINDS
 
@@ -66,9 +84,8 @@ def list_conflicts(
         raise typer.BadParameter(f"--kind {sorted(unknown)[0]}: must be one of {', '.join(KINDS)}")
     record("conflicts.list", tenant=tenant, principals=principals or (), tags=tags or ())
     chosen: State | None = None if state == "all" else state
-    rows, quoted = asyncio.run(
-        _list(tenant, principals or [], tags or [], chosen, cast("list[Kind] | None", kinds), limit)
-    )
+    which = Which(chosen, cast("list[Kind] | None", kinds), sources, document, limit)
+    rows, quoted = asyncio.run(_list(tenant, principals or [], tags or [], which))
     from query.conflicts import conflict_json
 
     if json_output:
@@ -120,9 +137,7 @@ async def _list(
     tenant: str,
     principals: Sequence[str],
     tags: Sequence[str],
-    state: State | None,
-    kinds: Sequence[Kind] | None,
-    limit: int,
+    which: Which,
 ) -> tuple[list[Listed], Quotes]:
     from pipeline.ledger.conflicts import standing
     from pipeline.runtime.settings import load
@@ -135,10 +150,10 @@ async def _list(
         with translated("conflicts"):
             async with rows_of(pool, tenant) as connection:
                 if not principals and not tags:
-                    rows = await standing(connection, tenant, access_ids=None, state=state, kinds=kinds, limit=limit)
+                    rows = await standing(connection, tenant, access_ids=None, **which._asdict())
                     return rows, {}
                 caller = await identify(connection, tenant, principals=principals, tags=tags)
-                rows = await visible(connection, caller, state=state, kinds=kinds, limit=limit)
+                rows = await visible(connection, caller, **which._asdict())
                 return rows, await quotes(connection, rows)
 
 

@@ -28,6 +28,8 @@ async def visible(
     *,
     state: State | None = "open",
     kinds: Sequence[Kind] | None = None,
+    sources: Sequence[str] | None = None,
+    document: str | None = None,
     id_: UUID | None = None,
     limit: int = 50,
 ) -> list[Listed]:
@@ -36,7 +38,15 @@ async def visible(
     if not access_ids:
         return []
     return await conflicts.standing(
-        connection, caller.tenant, access_ids=access_ids, state=state, kinds=kinds, id_=id_, limit=limit
+        connection,
+        caller.tenant,
+        access_ids=access_ids,
+        state=state,
+        kinds=kinds,
+        sources=sources,
+        document=document,
+        id_=id_,
+        limit=limit,
     )
 
 

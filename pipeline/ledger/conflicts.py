@@ -242,6 +242,8 @@ _STANDING = """
       AND (%(id)s::uuid IS NULL OR c.id = %(id)s)
       AND (%(state)s::text IS NULL OR coalesce(k.state, 'open') = %(state)s)
       AND (%(kinds)s::text[] IS NULL OR c.kind = ANY(%(kinds)s))
+      AND (%(sources)s::text[] IS NULL OR a.source = ANY(%(sources)s) OR b.source = ANY(%(sources)s))
+      AND (%(document)s::text IS NULL OR %(document)s IN (a.external_id, b.external_id, a.id::text, b.id::text))
     ORDER BY c.at DESC, c.id LIMIT %(limit)s
 """
 
@@ -253,11 +255,14 @@ async def standing(
     access_ids: Sequence[int] | None,
     state: State | None = "open",
     kinds: Sequence[Kind] | None = None,
+    sources: Sequence[str] | None = None,
+    document: str | None = None,
     id_: UUID | None = None,
     limit: int = 100,
 ) -> list[Listed]:
     """The tenant's conflicts whose passages both stand, the newest first. access_ids: the access sets that the caller
-    satisfies now, so that it sees only what it may read both sides of; None for an operator, who sees no text."""
+    satisfies now, so that it sees only what it may read both sides of; None for an operator, who sees no text. sources,
+    document: one of the passages is of such a source, or of the document with this id or external id."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(
             _STANDING,
@@ -266,6 +271,8 @@ async def standing(
                 "access_ids": None if access_ids is None else list(access_ids),
                 "state": state,
                 "kinds": None if kinds is None else list(kinds),
+                "sources": None if sources is None else list(sources),
+                "document": document,
                 "id": id_,
                 "limit": limit,
             },

@@ -305,6 +305,29 @@ async def test_the_command_lists_and_decides_conflicts(library: Library, tmp_pat
     assert (await penstock(tmp_path, "list", "--kind", "colour")).exit_code == 2
 
 
+async def test_the_command_lists_the_conflicts_of_a_source_or_document(library: Library, tmp_path: Path) -> None:
+    library.write_home(tmp_path)
+    await indexed(
+        library,
+        document("a.md", DAYS_30),
+        document("b.md", DAYS_90),
+        document("c.md", "Backups are encrypted before they leave the office.", source="drive"),
+        document("d.md", "Backups are not encrypted before they leave the office.", source="drive"),
+    )
+    assert sorted(conflict["kind"] for conflict in await listed(tmp_path)) == ["negation", "number"]
+    named = str(document_id("acme", "drive", "d.md"))
+    for options, kinds in (
+        (("--source", "drive"), ["negation"]),
+        (("--source", "wiki", "--source", "mail"), ["number"]),
+        (("--source", "mail"), []),
+        (("--document", "a.md"), ["number"]),
+        (("--document", named), ["negation"]),
+        (("--document", "a.md", "--tag", "staff"), ["number"]),
+        (("--document", "a.md", "--source", "drive"), []),
+    ):
+        assert [conflict["kind"] for conflict in await listed(tmp_path, *options)] == kinds, options
+
+
 async def test_over_http_a_reader_of_both_passages_lists_and_decides(library: Library) -> None:
     await indexed(
         library,
