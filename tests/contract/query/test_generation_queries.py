@@ -32,9 +32,10 @@ from query.modes.material import Question
 from query.retrieval.search import Search
 from query.settings import ChatSettings, RetrievalSettings
 from query.telemetry import QueryMetrics
+from tests.contract.query.http.test_standing_events import announced, events
 from tests.support.query.generation_query_kit import Site, names
 from tests.support.query.http_kit import as_
-from tests.support.query.library import document
+from tests.support.query.library import deletion, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -193,6 +194,23 @@ async def test_the_next_query_after_a_cut_over_uses_the_new_generation(site: Sit
     assert (TEXTS[name] in texts["g1"], TEXTS[third] in texts["g1"]) == (True, True)
     assert set(texts["g3"]) == {TEXTS[other], TEXTS[name], TEXTS[third]}, "the third one on the chance of no change"
     assert texts["g2"] == []
+
+
+async def test_a_standing_question_that_is_read_after_a_cut_over_learns_of_new_passages_again(site: Site) -> None:
+    """Its probe was of the model before, whose vectors cannot be compared with new chunks."""
+    text, fits = TEXTS["0.md"], "The lock gates were renewed."
+    site.models["g3"].near[fits] = text
+    async with site.service() as (client, _):
+        question = {"question": text, "mode": "vector", "keep": True}
+        id_ = (await client.post("/v1/answers", json=question, headers=as_("ann"))).json()["standing_id"]
+        await site.cut_over()
+        shown = (await client.get(f"/v1/standing/{id_}", headers=as_("ann"))).json()
+        assert shown["state"] == "current", "the texts are the same"
+        made = document("renewed.md", fits, acl_tags=["user:ann"])
+        await site.put(made)
+        [event] = await events(site, announced(made))
+        assert (str(event.question_id), event.change) == (id_, "new")
+    await site.put(deletion(made))
 
 
 async def test_the_models_of_all_generations_are_warmed_up_before_a_query_needs_them(site: Site) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pipeline.ledger.personal import Scope, erase
 from tests.contract.query.http.test_http import assert_described
 from tests.support.query.http_kit import World, as_, problem, service_over
 from tests.support.query.library import access, deletion, document
@@ -156,6 +157,24 @@ async def test_a_deleted_document_that_could_not_be_read_any_more_is_not_reporte
     await _revoked(world, tenant, made)
     await _deleted(world, tenant, made)
     assert [change["kind"] for change in (await show(world, tenant, id_))["changes"]] == ["unreadable"]
+
+
+async def test_an_answer_is_erased_with_a_forgotten_document_and_its_question_can_be_asked_again(
+    world: World, tenant: str
+) -> None:
+    made = await put(world, tenant)
+    id_ = (await keep(world, tenant))["standing_id"]
+    await _deleted(world, tenant, made)
+    async with world.library.pool.connection() as connection:
+        scope = Scope(tenant, made.source, ids=[await world.id(tenant, "dam.md")], names=["dam.md"])
+        assert (await erase(connection, "document", scope))["standing_questions"] == 1
+    [(left,)] = await world.library.execute("SELECT sentences FROM standing_questions WHERE tenant = %s", tenant)
+    assert left == []
+    shown = await show(world, tenant, id_)
+    assert (shown["state"], shown["sentences"], shown["question"]) == ("erased", [], QUESTION)
+    again = await world.client.post(f"/v1/standing/{id_}/answer", headers=as_("ann", tenant))
+    assert {line["change"] for line in again.json()["difference"]} == {"added"}
+    assert (await show(world, tenant, id_))["state"] == "current"
 
 
 async def test_nobody_else_sees_asks_or_removes_a_standing_question(world: World, tenant: str) -> None:

@@ -14,6 +14,7 @@ from pipeline.core.identity import document_id
 from query.standing import task
 from query.standing.task import StandingTask
 from tests.contract.query.http.test_standing import DAM, QUESTION, groups, keep, put, show
+from tests.support.query.generation_query_kit import Site
 from tests.support.query.http_kit import World
 from tests.support.query.library import access, deletion, document
 from topics.messages import AnswerInvalidated, DocumentIndexed, IdentityChanged, Message
@@ -34,7 +35,7 @@ class Published:
         return sent
 
 
-async def events(world: World, *messages: Message) -> list[AnswerInvalidated]:
+async def events(world: World | Site, *messages: Message) -> list[AnswerInvalidated]:
     """The events that these messages cause, in one batch."""
     library, published = world.library, Published()
     standing = StandingTask(Services(library.settings, library.pool, cast(Any, published), library.metrics))
