@@ -159,7 +159,7 @@ async def test_a_deleted_document_that_could_not_be_read_any_more_is_not_reporte
     assert [change["kind"] for change in (await show(world, tenant, id_))["changes"]] == ["unreadable"]
 
 
-async def test_an_answer_is_erased_with_a_forgotten_document_and_its_question_can_be_asked_again(
+async def test_an_answer_is_erased_with_a_forgotten_document_and_its_question_can_be_repeated(
     world: World, tenant: str
 ) -> None:
     made = await put(world, tenant)
