@@ -296,6 +296,7 @@ def render(status: Status) -> dict[str, Any]:
         "metadata": upload.metadata,
         "received_at": upload.received_at.isoformat(),
         "version": upload.version,
+        "token": status.token,
     }
 
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from connectors.uploads.options import UploadsQuota
 from connectors.uploads.store import Incoming, Properties, QuotaReached, Store, Table, Upload, Usage
+from pipeline.core import publication
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 from pipeline.ledger.arrivals import Arrival, arrivals
@@ -43,16 +44,26 @@ class Status:
     reason: str | None = None
     """One line that says what is wrong and what to do."""
     code: str | None = None
+    token: str | None = None
+    """Names what was published of it, for searches that wait until they see it; None while nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """The runner's state of a document (``connector_items``)."""
+    """The runner's state of a document (``connector_items``), and its newest events that may not be in both stores
+    yet (``connector_publications``)."""
 
     version: int | None
     revision: str | None
     problem_code: str | None
     problem: str | None
+    gone: bool
+    access_sent_at: datetime | None
+    deletion_sent_at: datetime | None
+
+    def holds(self, upload: Upload) -> bool:
+        """Whether this version of the upload was handled: published, or found unreadable."""
+        return not self.gone and self.revision is not None and int(self.revision.partition(".")[0]) == upload.version
 
 
 def revision_of(upload: Upload, extractor: int) -> str:
@@ -67,7 +78,7 @@ def status_from(upload: Upload, item: Item | None, arrival: Arrival | None) -> S
         return Status(upload, _OWN_STATES.get(upload.problem_code, "failed"), upload.problem, upload.problem_code)
     if upload.extracted_at is None:
         return Status(upload, "received" if upload.extracting_at is None else "extracting")
-    if item is None or item.revision is None or int(item.revision.partition(".")[0]) != upload.version:
+    if item is None or not item.holds(upload):
         return Status(upload, "extracting")
     if item.problem_code is not None:  # its properties cannot be published
         return Status(upload, "failed", item.problem, item.problem_code)
@@ -79,6 +90,36 @@ def status_from(upload: Upload, item: Item | None, arrival: Arrival | None) -> S
     return Status(upload, "published", reason)
 
 
+def token_of(id_: UUID, upload: Upload, item: Item | None, arrival: Arrival | None) -> str | None:
+    """Name what was published of an upload: its text, and its access or its deletion. An event of these two that is no
+    longer recorded is in both stores already. id_: of its document."""
+    if item is None:
+        return None
+    if upload.deleted_at is not None:
+        floor = item.deletion_sent_at or (arrival and arrival.deleted_floor)
+        return publication.token([publication.deletion(id_, floor)]) if item.gone and floor else None
+    if not item.holds(upload) or item.version is None:
+        return None
+    changes = [publication.content(id_, item.version)]
+    if item.access_sent_at is not None:
+        changes.append(publication.access(id_, item.access_sent_at))
+    return publication.token(changes)
+
+
+_ITEMS = """
+    SELECT i.external_id, i.version, i.revision, i.problem_code, i.problem_message, i.gone, p.access, p.deletion
+    FROM unnest(%(names)s::text[], %(ids)s::uuid[]) AS given (name, id)
+    JOIN connector_items i ON i.tenant = %(tenant)s AND i.source = %(source)s AND i.external_id = given.name
+    CROSS JOIN LATERAL (
+        SELECT max(observed_at) FILTER (WHERE kind = 'access') AS access,
+            max(observed_at) FILTER (WHERE kind = 'deletion') AS deletion
+        FROM connector_publications p
+        WHERE p.tenant = %(tenant)s AND p.source = %(source)s AND p.document_id = given.id
+    ) p
+"""
+"""One statement: an event is recorded before the row that it leads to, and a token must not miss it."""
+
+
 async def status_of(table: Table, uploads: Sequence[Upload]) -> list[Status]:
     """Look up the status of each upload. Raises Retryable."""
     tenant, source = table.instance
@@ -86,14 +127,14 @@ async def status_of(table: Table, uploads: Sequence[Upload]) -> list[Status]:
     with translated("uploads"):
         async with table.pool.connection() as connection:
             cursor = await connection.execute(
-                "SELECT external_id, version, revision, problem_code, problem_message FROM connector_items"
-                " WHERE tenant = %s AND source = %s AND external_id = ANY(%s) AND NOT gone",
-                [tenant, source, list(keys)],
+                _ITEMS, {"tenant": tenant, "source": source, "names": list(keys), "ids": list(keys.values())}
             )
             items = {id_: Item(*rest) for id_, *rest in await cursor.fetchall()}
             stored = await arrivals(connection, list(keys.values()))
+    rows = [(upload, items.get(upload.external_id), stored.get(keys[upload.external_id])) for upload in uploads]
     return [
-        status_from(upload, items.get(upload.external_id), stored.get(keys[upload.external_id])) for upload in uploads
+        replace(status_from(upload, item, arrival), token=token_of(keys[upload.external_id], upload, item, arrival))
+        for upload, item, arrival in rows
     ]
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from connectors.uploads.intake import sanitise_name
-from tests.support.connectors.pdf_files import Line, Sheet, typeset
+from pipeline.core.identity import document_id
+from pipeline.core.publication import access, content, deletion, publications_of
+from tests.support.connectors.pdf_files import Line, Sheet, encrypted_pdf, typeset
 from tests.support.connectors.uploads_kit import Office, an_office, is_newer, upserts
 from tests.support.space import Space
 from tests.support.waiting import until
-from topics.messages import AccessChanged, DocumentUpserted, IdentityChanged
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IdentityChanged
 
 pytestmark = pytest.mark.stack
 
@@ -101,6 +103,49 @@ async def test_an_identical_upload_publishes_nothing_and_changed_access_only_acc
     last = (await office.messages())[-1]
     assert isinstance(last, DocumentUpserted)
     assert (last.content, last.acl_tags) == ("other words", ["board"])  # what was not said anew stays
+
+
+async def test_the_token_of_an_upload_names_exactly_what_was_published_of_it(office: Office) -> None:
+    office.declare()
+    await office.start()
+    id_ = await office.upload(b"some words", external_id="x")
+    document = document_id("acme", "files", "x")
+    before = await office.ended(id_)
+    text = content(document, before["version"])
+    assert publications_of(before["token"]) == (text,)
+
+    await office.client.put(f"/v1/uploads/{id_}", data={"acl_tags": "board"})
+    await until(lambda: is_newer(office, id_, before["version"]))
+    shown = await office.ended(id_)
+    [*_, changed] = await office.messages()
+    assert isinstance(changed, AccessChanged)
+    assert shown["version"] > before["version"], "a change of access alone has no version at the ledger"
+    assert set(publications_of(shown["token"])) == {text, access(document, changed.observed_at)}
+
+    await office.client.put(f"/v1/uploads/{id_}", files={"file": ("a.pdf", encrypted_pdf())})
+    unreadable = await office.ended(id_, as_="encrypted")
+    assert unreadable["token"] in (None, shown["token"]), "the text before it stays"
+
+    await office.client.delete(f"/v1/uploads/{id_}")
+
+    async def named() -> bool:
+        return (await office.status(id_))["token"] is not None
+
+    await until(named)
+    [*_, deleted] = await office.messages()
+    assert isinstance(deleted, DocumentDeleted)
+    assert publications_of((await office.status(id_))["token"]) == (deletion(document, deleted.observed_at),)
+
+
+async def test_an_upload_has_no_token_before_it_is_published_nor_if_it_never_was(office: Office) -> None:
+    office.declare()
+    await office.start()
+    unreadable = await office.ended(await office.upload(encrypted_pdf(), "a.pdf"), as_="encrypted")
+    assert unreadable["token"] is None
+    id_ = await office.upload(b"some words")
+    await office.ended(id_)
+    await office.space.execute("UPDATE connector_items SET revision = '1.1' WHERE external_id = %s", id_)
+    assert (await office.status(id_))["token"] is None, "what was published is an older version"
 
 
 INVALID_FIELDS: Sequence[tuple[dict[str, Any], str]] = (

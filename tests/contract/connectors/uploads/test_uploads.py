@@ -49,11 +49,17 @@ async def test_an_upload_becomes_searchable_can_be_replaced_and_is_deleted(offic
     assert not [result for result in await search(space, "trains planes") if "Trains" in result["text"]]
     assert (await office.client.delete(f"/v1/uploads/{id_}")).status_code == 202
 
-    async def gone() -> bool:
-        return not await search(space, "ships")
+    async def named() -> bool:
+        return (await office.status(id_))["token"] is not None
 
-    await until(gone)
-    assert (await office.status(id_))["state"] == "deleted"
+    await until(named)
+    deleted = await office.status(id_)
+    assert deleted["state"] == "deleted"
+    code, response = await space.penstock(
+        *("search", "ships", "--tenant", "acme", "--tag", "staff", "--json"),
+        *("--at-least", deleted["token"], "--wait-seconds", "30"),
+    )
+    assert (code, response["at_least"]["applied"], response["results"]) == (0, True, [])
     assert [path for path in (office.home / "files" / "originals").rglob("*") if path.is_file()] == []
 
 
