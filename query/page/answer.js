@@ -3,6 +3,7 @@
 import { events } from "./api.js";
 import { $, el, plural, announce } from "./dom.js";
 import { renderText, locateSentences } from "./format.js";
+import { freshnessLine } from "./freshness.js";
 import { feedbackButtons } from "./results.js";
 
 const MODES = {
@@ -154,7 +155,8 @@ function createCard({ question, turns = [] }, close, cancel) {
       for (const sentence of missing) addNotes(["doubt", `Not supported: ${sentence}`]);
       if (done.grounded === false && !doubtful && !noInformation && done.model) addNotes(["doubt", "This answer has no citations: read the passages before you rely on it."]);
       if (noInformation) addNotes(["note", "Try other words or fewer filters, or ask a colleague with access to more documents."]);
-      foot.prepend(el("p", { class: "by" }, done.model ? `Written by ${done.model}` : "Quotations, not written by a model", done.review ? " · marked for review" : null));
+      const freshness = freshnessLine(done.freshness ?? []);
+      foot.prepend(el("p", { class: "by" }, done.model ? `Written by ${done.model}` : "Quotations, not written by a model", done.review ? " · marked for review" : null, freshness && [" · ", freshness]));
       if (done.answer_id) foot.append(feedbackButtons({ answer_id: done.answer_id, query: question }, "this answer"));
       announce(noInformation ? "Nothing relevant was found." : `The answer is complete, with ${plural(cited.size, "citation")}.`);
     },

@@ -1,8 +1,9 @@
 // Live results: searched while the user types. A new search cancels the previous one, whose results stay until it completes.
 
 import { post } from "./api.js";
-import { $, el, plural, announce, time, visible } from "./dom.js";
+import { $, el, plural, announce } from "./dom.js";
 import { sources } from "./filters.js";
+import { freshnessLine } from "./freshness.js";
 import { resultCard } from "./results.js";
 import * as standing from "./standing.js";
 import { filters, order } from "./state.js";
@@ -94,23 +95,13 @@ function renderResults(response, state, open) {
   $("results").dataset.of = state.q.trim();
   $("results").replaceChildren(...results.map((result) => resultCard(result, { stems, query: state.q.trim(), open })));
   $("status").textContent = results.length ? `${plural(results.length, "passage")} · ${Math.round(response.took_ms)} ms` : "";
-  showFreshness(response.freshness ?? []);
+  const freshness = freshnessLine(response.freshness ?? []);
+  if (freshness) $("status").append(results.length ? " · " : "", freshness);
   $("more-results").hidden = !response.cursor;
   showNotices(response.degraded ?? []);
   renderEmpty(response, state);
   renderSteps(response);
   announce(results.length ? `${plural(results.length, "passage")} found.` : "Nothing found.");
-}
-
-/** Up to when the sources are complete, if that is known of any: the oldest of their times, and all of them on hover. */
-function showFreshness(certificates) {
-  const known = certificates.filter((source) => source.complete_until);
-  $("status").title = "";
-  if (!known.length) return;
-  const oldest = known.map((source) => source.complete_until).reduce((a, b) => (Date.parse(a) < Date.parse(b) ? a : b));
-  const unknown = certificates.length - known.length;
-  $("status").append(" · complete until ", time(oldest), unknown ? `, unknown for ${plural(unknown, "source")}` : "");
-  $("status").title = certificates.map((source) => `${visible(source.source)}: ${source.complete_until ?? "unknown"}`).join("\n");
 }
 
 /** Show the passages of an answer in place of the results. */

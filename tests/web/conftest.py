@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,21 @@ class Site:
     library: Library
     service: Service
     chat: FakeChat
+
+    @asynccontextmanager
+    async def certified(self, until: str) -> AsyncIterator[None]:
+        """While entered, the source ``wiki`` is complete up to this time."""
+        await self.library.execute(
+            "INSERT INTO connector_freshness (tenant, source, epoch, tracked_since, every_seconds, listed_at,"
+            " complete_until, access_until, generation) SELECT 'acme', 'wiki', 1, now(), 600, t, t, t, %s"
+            " FROM (VALUES (%s::timestamptz)) v (t)",
+            self.library.generation.name,
+            until,
+        )
+        try:
+            yield
+        finally:
+            await self.library.execute("DELETE FROM connector_freshness WHERE tenant = 'acme'")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -41,6 +41,16 @@ async def test_an_answer_is_streamed_and_its_citations_lead_to_their_passage(tab
     assert await tab.page.locator(f"#passage-{number}").is_visible()
 
 
+async def test_the_line_below_an_answer_says_up_to_when_sources_are_complete(tab: Tab, site: Site) -> None:
+    async with site.certified("2026-01-02 03:04:05Z"):
+        await tab.open(ADDRESS)
+        line = await tab.page.wait_for_selector(WRITTEN)
+        assert line is not None
+        assert "complete until" in await line.inner_text()
+        shown = tab.page.locator("#answer .by time")
+        assert str(await shown.get_attribute("datetime")).startswith("2026-01-02T03:04:05")
+
+
 async def test_a_sentence_that_no_passage_supports_is_marked(tabs: Tabs) -> None:
     async with httpx.AsyncClient(base_url=tabs.site.url, headers=as_("ann"), timeout=30) as client:
         first = (await client.post("/v1/answers", json={"question": QUESTION, "stream": True})).text

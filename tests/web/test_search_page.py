@@ -29,20 +29,12 @@ async def test_results_appear_while_typing_with_matching_words_marked(tab: Tab) 
 
 
 async def test_the_line_above_the_results_says_up_to_when_sources_are_complete(tab: Tab, site: Site) -> None:
-    await site.library.execute(
-        "INSERT INTO connector_freshness (tenant, source, epoch, tracked_since, every_seconds, listed_at,"
-        " complete_until, access_until, generation) SELECT DISTINCT 'acme', source, 1, now(), 600, t, t, t, %s"
-        " FROM documents, (VALUES ('2026-01-02 03:04:05Z'::timestamptz)) v (t) WHERE source = 'wiki'",
-        site.library.generation.name,
-    )
-    try:
+    async with site.certified("2026-01-02 03:04:05Z"):
         await tab.open("?q=undo+a+hard+reset")
         await tab.results()
         shown = tab.page.locator("#status time")
         assert str(await shown.get_attribute("datetime")).startswith("2026-01-02T03:04:05")
         assert "complete until" in await tab.page.inner_text("#status")
-    finally:
-        await site.library.execute("DELETE FROM connector_freshness WHERE tenant = 'acme'")
 
 
 async def test_a_result_shows_its_ranks_its_duplicates_and_its_origin(tab: Tab) -> None:
