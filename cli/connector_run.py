@@ -9,7 +9,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 from cli.output import progress_bars, stderr
-from connectors.operate import Action, cancel_command, command_outcome, condition, send_command, summarize
+from connectors.operate import (
+    Action,
+    cancel_command,
+    command_outcome,
+    condition,
+    send_command,
+    summarize,
+    unapplied_token,
+)
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
 from connectors.worker import FOLDER
@@ -29,8 +37,9 @@ EVERYTHING: Sequence[Sequence[Action]] = (("load",), ("changes", "groups", "swee
 async def run_once(
     settings: Settings, plan: Plan, actions: Sequence[tuple[str, str | None]], *, follow: bool, quiet: bool
 ) -> dict[str, Any]:
-    """``{"connector", "where", "ok", "outcomes": {action: counts | {"error"}}, "problems"}``. Raises Misconfigured
-    when the instance cannot even start."""
+    """``{"connector", "where", "ok", "outcomes": {action: counts | {"error"}}, "problems", "token"}``. The token names
+    what the connector has published, in this run or before, and what may not be in both stores yet; None: too much for
+    one. Raises Misconfigured when the instance cannot even start."""
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings.postgres))
         if (await summarize(pool, plan)).state == "removed":
@@ -70,6 +79,7 @@ async def run_once(
             "ok": ok,
             "outcomes": outcomes,
             "problems": problems,
+            "token": await unapplied_token(pool, plan),
         }
 
 

@@ -12,7 +12,10 @@ from rich.table import Table
 from cli.console import SafeConsole
 from cli.output import printable, stderr, stdout
 from connectors.operate import Summary
+from pipeline.core.publication import publications_of
 
+MAX_PRINTED_CHANGES = 30
+"""The most changes that a token names which is printed for people; it then has 1,002 characters."""
 COLOURS = {
     "following": "green",
     "first load": "cyan",
@@ -102,6 +105,18 @@ def show_outcome(result: Mapping[str, Any]) -> None:
     for message in result["problems"]:
         stderr.print("[red]problem[/]", end=": ")
         stderr.print(message, markup=False, soft_wrap=True)
+    stdout.print(_token_line(result["token"]), markup=False, soft_wrap=True)
+
+
+def _token_line(token: str | None) -> str:
+    if token is None:
+        return "no token: more was published and is not in both stores yet than one can name"
+    changes = len(publications_of(token))
+    if not changes:
+        return "everything that was published is in both stores"
+    if changes > MAX_PRINTED_CHANGES:
+        return f"token: of {changes} changes; --json prints it"
+    return f"token: {token}"
 
 
 def _quota(uploads: Mapping[str, Mapping[str, int]]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 from psycopg.rows import class_row
 
@@ -19,7 +20,9 @@ from connectors.runner.state import PostgresMemory
 from connectors.source import CREDENTIAL, Context
 from connectors.uploads.options import UploadsQuota
 from connectors.uploads.store import usage_of
+from pipeline.core import publication
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.publication import MAX_PUBLICATIONS, Publication, PublicationKind
 from pipeline.diagnosis.connector_status import State as Condition
 from pipeline.diagnosis.connector_status import connector_state
 from pipeline.runtime.settings import PostgresSettings
@@ -206,6 +209,39 @@ async def command_outcome(pool: Pool, number: int) -> Mapping[str, Any] | None:
                 await connection.execute("SELECT outcome FROM connector_asks WHERE id = %s", [number])
             ).fetchone()
             return row[0] if row else {"error": "the connector was removed"}
+
+
+_UNAPPLIED = """
+    SELECT p.document_id, p.kind, p.observed_at, p.version FROM connector_publications p
+    WHERE p.tenant = %s AND p.source = %s AND NOT EXISTS (
+        SELECT FROM connector_publications d WHERE d.tenant = p.tenant AND d.source = p.source
+            AND d.document_id = p.document_id AND d.kind = 'deletion' AND p.kind <> d.kind
+            AND p.observed_at <= d.observed_at
+    ) LIMIT %s
+"""
+"""A deleted document is waited for by its deletion alone: its text will never be seen."""
+
+
+async def unapplied_token(pool: Pool, plan: Plan) -> str | None:
+    """Name everything that an instance has published and that may not be in both stores yet, for searches that wait
+    until they see it. None if that is more than a token names, or was recorded before there were versions."""
+    with translated("connector_publications"):
+        async with pool.connection() as connection:
+            cursor = await connection.execute(_UNAPPLIED, [plan.tenant, plan.name, MAX_PUBLICATIONS + 1])
+            rows = await cursor.fetchall()
+    if len(rows) > MAX_PUBLICATIONS or any(kind == "content" and version is None for _, kind, _, version in rows):
+        return None
+    return publication.token(_publication(*row) for row in rows)
+
+
+def _publication(id_: UUID, kind: PublicationKind, observed_at: datetime, version: int) -> Publication:
+    match kind:
+        case "content":
+            return publication.content(id_, version)
+        case "access":
+            return publication.access(id_, observed_at)
+        case "deletion":
+            return publication.deletion(id_, observed_at)
 
 
 async def cancel_command(pool: Pool, number: int) -> None:

@@ -125,9 +125,7 @@ class Rows:
         stamp: the newest observed_at among the events. A version of Penstock that does not know ``in_doubt_since``
         reads such a row as published and to be published again.
         """
-        recorded = {
-            (document_id(*self._me, event.external_id), _KINDS[type(event)]): event.observed_at for event in events
-        }
+        recorded = {(document_id(*self._me, event.external_id), _KINDS[type(event)]): event for event in events}
         with translated("connector_items"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
@@ -144,16 +142,19 @@ class Rows:
                     [*self._me, stamp, [row.external_id for row in rows], [row.version or 0 for row in rows]],
                 )
                 await connection.execute(
-                    "INSERT INTO connector_publications AS mine (tenant, source, document_id, kind, observed_at)"
-                    " SELECT %s, %s, given.* FROM unnest(%s::uuid[], %s::text[], %s::timestamptz[])"
-                    " AS given (document_id, kind, observed_at)"
+                    "INSERT INTO connector_publications AS mine"
+                    " (tenant, source, document_id, kind, observed_at, version)"
+                    " SELECT %s, %s, given.* FROM unnest(%s::uuid[], %s::text[], %s::timestamptz[], %s::bigint[])"
+                    " AS given (document_id, kind, observed_at, version)"
                     " ON CONFLICT (tenant, source, document_id, kind) DO UPDATE SET"
-                    " observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
+                    " observed_at = greatest(mine.observed_at, EXCLUDED.observed_at),"
+                    " version = greatest(mine.version, EXCLUDED.version)",
                     [
                         *self._me,
                         [id_ for id_, _ in recorded],
                         [kind for _, kind in recorded],
-                        list(recorded.values()),
+                        [event.observed_at for event in recorded.values()],
+                        [event.version if isinstance(event, DocumentUpserted) else None for event in recorded.values()],
                     ],
                 )
 

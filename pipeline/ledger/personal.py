@@ -371,7 +371,7 @@ PLACES: tuple[Place, ...] = (
     ),
     Place("conflict_decisions", free="conflict_id tenant state at"),
     Place("conflict_examined", free="document_id tenant generation chunk_ids access_id"),
-    Place("connector_publications", free="tenant source document_id kind observed_at since"),
+    Place("connector_publications", free="tenant source document_id kind observed_at since version"),
     Place(
         "connector_freshness",
         free=(

@@ -22,6 +22,7 @@ from connectors.declared import VARIABLE
 from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
+from pipeline.core.publication import publications_of
 from pipeline.kafka.stopping import stop_consumer
 from pipeline.runtime.http_server import served
 from tests.support.space import KEY_ENDS, PROJECT, Space
@@ -239,6 +240,7 @@ async def test_connector_commands_run_locally_or_through_the_running_worker(desk
     assert (await desk.penstock("check", "small"))[0] == 0
     code, result = await desk.penstock("run", "small")
     assert (code, result["where"], result["ok"]) == (0, "here", True)
+    assert len(publications_of(result["token"])) == 40, "nobody has accepted them"
     assert (await desk.penstock("list"))[1][0]["state"] == "not running"
     code, [status] = await desk.penstock("status", "small")
     assert (code, status["documents"], status["published"]["upserted"]) == (1, 40, 40)

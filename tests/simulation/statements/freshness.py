@@ -30,10 +30,11 @@ NEW: Row = {
 @statement("INSERT INTO connector_publications AS mine")
 async def _record(tx: Transaction, p: Any) -> int:
     tenant, source, *columns = p
-    for id_, kind, observed_at in zip(*columns, strict=True):
+    for id_, kind, observed_at, version in zip(*columns, strict=True):
         key = tenant, source, id_, kind
-        row = await tx.lock(PUBLICATIONS, *key) or {"observed_at": None, "since": tx.now()}
-        await tx.put(PUBLICATIONS, changed(row, observed_at=greatest(row["observed_at"], observed_at)), *key)
+        row = await tx.lock(PUBLICATIONS, *key) or {"observed_at": None, "since": tx.now(), "version": None}
+        newest = greatest(row["observed_at"], observed_at), greatest(row["version"], version)
+        await tx.put(PUBLICATIONS, changed(row, observed_at=newest[0], version=newest[1]), *key)
     return len(columns[0])
 
 

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from connectors import operate
+from connectors.operate import unapplied_token
 from connectors.runner import freshness
 from connectors.runner.freshness import Freshness, Listing
 from connectors.runner.instance import Instance
 from connectors.runner.rows import Holder
+from pipeline.core import publication
 from pipeline.core.fold import Access, Delete, State, Upsert, fold
 from pipeline.core.identity import document_id, qualify
 from tests.support.connectors.runner_kit import Bench
@@ -309,3 +312,48 @@ async def test_after_a_cut_over_the_other_stores_have_to_settle_first(pipeline: 
     certificate = await pipeline.certificate()
     assert certificate["complete_until"] > first
     assert certificate["generation"] == GENERATION
+
+
+async def test_the_token_of_a_connector_names_what_was_published_until_both_stores_have_it(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = pipeline.bench
+    bench.world.fill(3)
+    async with compared(pipeline) as instance:
+        await applied(pipeline, instance)
+        bench.world.write("d000", "edited")
+        bench.world.silently("d001", acl_tags=["board"])
+        bench.world.write("d002", "edited, and then deleted")
+        await bench.ask("sweep")
+        bench.world.remove("d002")
+        await bench.ask("sweep")
+        await pipeline.receive()
+        expected = set()
+        for message in pipeline.waiting:
+            id_ = document_id(bench.tenant, bench.name, message.external_id)
+            match message:
+                case DocumentUpserted(external_id="d000"):
+                    expected.add(publication.content(id_, message.version))
+                case AccessChanged():
+                    expected.add(publication.access(id_, message.observed_at))
+                case DocumentDeleted():
+                    expected.add(publication.deletion(id_, message.observed_at))
+        token = await unapplied_token(bench.pool, instance.plan)
+        assert token is not None
+        assert set(publication.publications_of(token)) == expected
+        assert {change.kind for change in expected} == {"content", "access", "deletion"}
+
+        monkeypatch.setattr(operate, "MAX_PUBLICATIONS", 2)
+        assert await unapplied_token(bench.pool, instance.plan) is None, "one token cannot name as many"
+        monkeypatch.undo()
+        await bench.query("UPDATE connector_publications SET version = NULL WHERE tenant = %s", bench.tenant)
+        assert await unapplied_token(bench.pool, instance.plan) is None, "recorded before there were versions"
+        await pipeline.finish()
+        await applied(pipeline, instance)
+
+
+async def applied(pipeline: Pipeline, instance: Instance) -> None:
+    """Wait until nothing that the instance has published waits for a store."""
+    async with asyncio.timeout(20):
+        while await unapplied_token(pipeline.bench.pool, instance.plan) != publication.token([]):
+            await asyncio.sleep(0.05)
