@@ -41,10 +41,12 @@ class Inhibition:
 
 
 FRESHNESS = ("FreshnessBurnsFast", "FreshnessBurns", "FreshnessBurnsSlowly")
+LATE = (*FRESHNESS, "CertificateOld")
+"""They follow from whatever keeps changes from the stores."""
 QUERY_ERRORS = ("QueryErrorsBurnsFast", "QueryErrorsBurns", "QueryErrorsBurnsSlowly")
 LATENCY = ("SearchLatencyBurnsFast", "SearchLatencyBurns", "SearchLatencyBurnsSlowly")
 WITHOUT_LEDGER = (
-    *("OldestPending", "ConsumerLag", "CanaryLate", "CanaryIdle", *FRESHNESS, *QUERY_ERRORS, *LATENCY),
+    *("OldestPending", "ConsumerLag", "CanaryLate", "CanaryIdle", *LATE, *QUERY_ERRORS, *LATENCY),
     *("ConnectorSilent", "AccessOld", "ConnectorNotWorking", "EvalStale"),
 )
 """They follow from a ledger that cannot be read or written. ``TrailLost`` is missing: of that somebody has to know."""
@@ -56,12 +58,12 @@ INHIBITIONS = (
         for consequence in (alerts(*WITHOUT_LEDGER), alerts("BreakerOpen", service="postgres"))
     ),
     Inhibition(alerts("Outage", service="postgres"), alerts("VitalsMissing", "TrailNotWritten")),
-    Inhibition(alerts("Outage", service="kafka"), alerts("CanaryLate", "ConnectorNotWorking", *FRESHNESS)),
+    Inhibition(alerts("Outage", service="kafka"), alerts("CanaryLate", "ConnectorNotWorking", *LATE)),
     Inhibition(alerts("Outage", service="kafka"), alerts("BreakerOpen", service="kafka")),
     Inhibition(alerts("WorkerAbsent"), alerts("WorkerDown"), equal=("worker",)),
     Inhibition(
         alerts("WorkerAbsent", worker="detect"),
-        alerts("VitalsMissing", "CanaryLate", "ConnectorSilent", *FRESHNESS),
+        alerts("VitalsMissing", "CanaryLate", "ConnectorSilent", *LATE),
     ),
     *(
         Inhibition(cause, consequence)
@@ -70,16 +72,18 @@ INHIBITIONS = (
         for consequence in (
             alerts("OldestPending", "CanaryLate", store=store),
             alerts("ConsumerLag", stage=store),
-            alerts(*FRESHNESS),
+            alerts(*LATE),
         )
     ),
-    Inhibition(alerts("BreakerOpen", stage="detect"), alerts("CanaryLate", *FRESHNESS)),
+    Inhibition(alerts("BreakerOpen", stage="detect"), alerts("CanaryLate", *LATE)),
     Inhibition(alerts("BreakerOpen", stage="detect"), alerts("ConsumerLag", stage="detect")),
     Inhibition(alerts("BreakerOpen", service="embedding"), alerts("AnswersDegraded", part="vectors")),
     Inhibition(alerts("BreakerOpen", service="elasticsearch"), alerts("AnswersDegraded", part="keywords")),
-    Inhibition(alerts("ConnectorSilent"), alerts("AccessOld", "ConnectorNotWorking"), equal=("source",)),
+    Inhibition(
+        alerts("ConnectorSilent"), alerts("AccessOld", "ConnectorNotWorking", "CertificateOld"), equal=("source",)
+    ),
     Inhibition(alerts("ConnectorSilent"), alerts("WorkerDown", worker="connectors")),
-    Inhibition(alerts("AccessOld"), alerts("ConnectorNotWorking"), equal=("source",)),
+    Inhibition(alerts("AccessOld"), alerts("ConnectorNotWorking", "CertificateOld"), equal=("source",)),
     Inhibition(alerts("CanaryAbsent"), alerts("WorkerDown", worker="canary")),
     Inhibition(alerts("DeadLetterFlood"), alerts("DeadLetters")),
     Inhibition(alerts("RerankFallback"), alerts("AnswersDegraded", part="rerank")),
