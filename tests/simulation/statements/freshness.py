@@ -128,10 +128,11 @@ async def _hold(tx: Transaction, p: Any) -> int:
 
 @statement("UPDATE connector_freshness SET equal_at = NULL")
 async def _forget_all(tx: Transaction, _p: Any) -> int:
-    for key, _ in list(tx.rows(FRESHNESS)):
+    keys = [key for key, _ in tx.rows(FRESHNESS)]
+    for key in keys:
         row = await tx.lock(FRESHNESS, *key)
         await tx.put(FRESHNESS, changed(row, equal_at=None, reopened_at=tx.now()), *key)
-    return 1
+    return len(keys)
 
 
 @written_for("UPDATE connector_freshness SET")
