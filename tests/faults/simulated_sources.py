@@ -52,7 +52,7 @@ class _Folder:
         (self._play.root / name / ".penstock.toml").unlink(missing_ok=True)
 
     async def join(self) -> None:
-        self._play._write_members(self._play.inside)
+        self._play._write_members([self._play.inside])
 
 
 class _Git:
