@@ -89,7 +89,7 @@ async def test_penstock_status_reports_every_part(town: tuple[Space, Pool]) -> N
     assert is_ready(report)
     lag = {stage["stage"]: (stage["members"], stage["lag"]) for stage in report["stages"]}
     assert lag["detect"] == (0, {"live": 0, "backfill": 3})
-    assert set(lag) == {"detect", "identities", "conversations", "vectors", "keywords"}
+    assert set(lag) == {"detect", "identities", "conversations", "vectors", "keywords", "conflicts", "standing"}
     assert [
         (generation["name"], generation["state"], generation["waiting"]) for generation in report["generations"]
     ] == [("g1", "active", 1)]
