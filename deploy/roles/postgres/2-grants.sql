@@ -180,6 +180,7 @@ BEGIN
             query_use, webhook_deliveries, standing_questions, standing_passages, standing_changes
             TO penstock_operator;
         GRANT UPDATE (sentences) ON standing_questions TO penstock_operator;
+        GRANT UPDATE (reopened_at) ON connector_freshness TO penstock_operator;
         GRANT DELETE ON
             access_sets, superseded, manifests, memberships, dead_letters, dead_letter_trail, audit_differences, uploads,
             connector_items, connector_asks, connector_groups, connector_principals, connector_memory, connector_differences,
