@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from random import Random
 from typing import Any
 
@@ -15,9 +16,10 @@ import psycopg
 from query.embedding.embedders import QueryEmbedder
 from query.http.serve import serving
 from query.model import MODES
-from query.settings import AuthSettings, QuerySettings, ServeSettings
+from query.settings import AuthSettings, QuerySettings, RetrievalSettings, ServeSettings
 from tests.faults import tally
-from tests.faults.history import History, Query, Revocation
+from tests.faults.history import Certificate, History, Query, Revocation
+from tests.faults.marker import markers_in
 from tests.faults.simulated_sources import CLOSED_BY_MEMBERSHIP, TENANT
 from tests.faults.world import World
 from tests.support.query.http_kit import DEVELOPMENT, as_
@@ -52,7 +54,11 @@ class QueryClient:
 
     async def search(self, person: str, query: str, mode: str = "hybrid") -> dict[str, dict[str, Any]]:
         """Search over HTTP. Returns by key what is shown of each document; for one that is only listed as a duplicate,
-        its source and external id.
+        its source and external id. Raises httpx.HTTPError as ``respond`` does."""
+        return shown_in(await self.respond(person, query, mode))
+
+    async def respond(self, person: str, query: str, mode: str) -> dict[str, Any]:
+        """Search over HTTP. Returns the response.
 
         Raises httpx.HTTPError if the service cannot answer, or answers with only one of its stores.
         """
@@ -65,11 +71,7 @@ class QueryClient:
         answer = response.json()
         if answer["degraded"]:
             raise httpx.TransportError("; ".join(answer["degraded"]))
-        shown: dict[str, dict[str, Any]] = {}
-        for result in answer["results"]:
-            for place in result["also"]:
-                shown.setdefault(_key(place), place)
-        return shown | {_key(result): result for result in answer["results"]}
+        return dict(answer)
 
     async def document(self, person: str, id_: str) -> dict[str, Any]:
         """Fetch a whole document over HTTP. Raises httpx.HTTPError."""
@@ -99,9 +101,20 @@ class QueryClient:
         return shown
 
 
+def shown_in(response: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return by key what a response shows of each document."""
+    shown: dict[str, dict[str, Any]] = {}
+    for result in response["results"]:
+        for place in result["also"]:
+            shown.setdefault(_key(place), place)
+    return shown | {_key(result): result for result in response["results"]}
+
+
 @asynccontextmanager
 async def query_client(space: Space, embedders: QueryEmbedder) -> AsyncIterator[QueryClient]:
     settings = QuerySettings(
+        # The cosines of made-up vectors mean nothing, and a worker that calibrates would let them turn questions away.
+        retrieval=RetrievalSettings(cosine_floor=-1),
         serve=ServeSettings(port=0, requests_per_minute=1_000_000, search_seconds=SEARCH_SECONDS, **DEVELOPMENT),
         auth=AuthSettings(),
     )
@@ -131,13 +144,25 @@ class QueryLoop:
             person, mode = rng.choice(self._persons), rng.choice(MODES)
             start = time.monotonic()
             try:
-                shown = await self._client.search(person, self._word, mode)
+                response = await self._client.respond(person, self._word, mode)
             except httpx.HTTPError:
                 tally.DONE["questions asked while nothing could answer"] += 1
             else:
                 tally.DONE["queries"] += 1
-                self._history.queries.append(Query(person, f"HTTP, {mode}", start, time.monotonic(), frozenset(shown)))
+                end, shown = time.monotonic(), shown_in(response)
+                markers = {key: markers_in(str(result.get("text", ""))) for key, result in shown.items()}
+                texts = {key: next(iter(named)) for key, named in markers.items() if len(named) == 1}
+                certificates = {of["source"]: self._certificate(of) for of in response["freshness"]}
+                self._history.queries.append(
+                    Query(person, f"HTTP, {mode}", start, end, frozenset(shown), texts, certificates)
+                )
             await asyncio.sleep(PAUSE_SECONDS)
+
+    def _certificate(self, shown: Mapping[str, Any]) -> Certificate:
+        times = [shown[name] and datetime.fromisoformat(shown[name]) for name in ("complete_until", "access_until")]
+        complete, access = (time and time.timestamp() - self._clock_offset for time in times)
+        tally.DONE["certificates with a time"] += complete is not None
+        return Certificate(complete, access)
 
     async def _note_acceptances(self) -> None:
         """Record the accepted revocations: those that are older than the ledger's stamp of what they concern. Stamps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import httpx
 from pipeline.core.normalise import normalise
 from query.model import MODES
 from tests.faults import tally
+from tests.faults.marker import marker_of
 from tests.faults.model import outcome
 from tests.faults.query_client import QueryClient
 from tests.faults.simulated_sources import GROUPS_SECONDS, POLL_SECONDS, SWEEP_SECONDS, SimulatedSources
@@ -89,7 +89,7 @@ def _compare(where: str, shown: Mapping[str, str], expected: Mapping[str, str], 
     differences = [f"lost: {key} is not shown to {where}" for key in sorted(own - shown.keys())]
     differences += [f"leaked or undead: {key} is shown to {where}" for key in sorted(shown.keys() - expected.keys())]
     for key in sorted(shown.keys() & expected.keys()):
-        if shown[key] and _marker(expected[key]) not in shown[key]:
+        if shown[key] and marker_of(expected[key]) not in shown[key]:
             differences.append(f"stale: {key} is shown to {where} as it was before")
     return differences
 
@@ -97,9 +97,9 @@ def _compare(where: str, shown: Mapping[str, str], expected: Mapping[str, str], 
 def _compare_texts(where: str, shown: Sequence[str], expected: Mapping[str, str], word: str) -> list[str]:
     """Return the differences as ``_compare`` does, for results over MCP, which are recognised by the marker of each
     text."""
-    markers = {_marker(text) for text in expected.values()}
-    own = {_marker(text) for text in expected.values() if word in text.split()}
-    seen = {_marker(text) for text in shown}
+    markers = {marker_of(text) for text in expected.values()}
+    own = {marker_of(text) for text in expected.values() if word in text.split()}
+    seen = {marker_of(text) for text in shown}
     return [f"lost: {marker} is not shown to {where}" for marker in sorted(own - seen)] + [
         f"leaked, undead or stale: {marker} is shown to {where}" for marker in sorted(seen - markers)
     ]
@@ -168,19 +168,6 @@ def _same(key: str, shown: Mapping[str, Any], expected: Mapping[str, Any]) -> No
     assert not wrong, f"{key}: " + "; ".join(
         f"{name} is shown as {shown[name]!r}, not {expected[name]!r}" for name in wrong
     )
-
-
-_MARKER = re.compile(r"\bmark\w+x\d+\b")
-
-
-def text_with_marker(word: str, number: int) -> str:
-    """Return a paragraph that is short enough to be one chunk. word: occurs in every document of the scenario."""
-    return f"{word} notes on matter {number} with the marker mark{word}x{number} and nothing else to say."
-
-
-def _marker(text: str) -> str:
-    [marker] = set(_MARKER.findall(text))
-    return str(marker)
 
 
 def _report(differences: list[str], world: World) -> str:

@@ -35,11 +35,12 @@ from tests.faults.breakage import (
     stop_and_continue,
     swallow,
 )
-from tests.faults.history import History
+from tests.faults.history import History, Write
 from tests.faults.ingest import Ingest
+from tests.faults.marker import marker_of, text_with_marker
 from tests.faults.query_client import QueryClient, QueryLoop, query_client
 from tests.faults.scenario import Scenario, ended, later, replay, report, rounds
-from tests.faults.shown import text_with_marker, wait_until_shown_as_expected
+from tests.faults.shown import wait_until_shown_as_expected
 from tests.faults.simulated_sources import SimulatedSource, SimulatedSources, simulated_sources
 from tests.faults.world import WORKERS, World
 
@@ -180,6 +181,8 @@ async def _round(world: World, sources: SimulatedSources, client: QueryClient, s
     violations = history.violations()
     tally.VIOLATIONS["leaked"] += len(violations)
     assert not violations, violations[:5]
+    overclaims = history.overclaims()
+    assert not overclaims, overclaims[:5]
     letters = await world.space.query("SELECT stage, code, message FROM dead_letters")
     assert not letters, f"unexpected dead letters: {letters[:3]}"
     again = world.rescued_hints() - rescued
@@ -214,7 +217,7 @@ class SourceOperator:
             for name in self._names[:2]:
                 for source in self._sources.sources.values():
                     async with self._turn:
-                        await source.do("write", name, self._text())
+                        await self._write(source, "write", name)
             enough = rng.randint(*OPERATIONS)
             for done in range(MAX_OPERATIONS):
                 if done >= enough and all(task.done() for task in breaking):
@@ -247,10 +250,19 @@ class SourceOperator:
         invoked = time.monotonic()
         if operation in GRANTING:
             self._history.grant(registers, invoked)
-        await source.do(operation, name, self._text())
+        await self._write(source, operation, name)
         tally.DONE[f"source operations: {operation}"] += 1
         if operation in REVOKING:
             self._history.revoke(registers, operation, invoked, time.monotonic())
+
+    async def _write(self, source: SimulatedSource, operation: str, name: str) -> None:
+        """Operate, and record the text of the document if the operation gives it one."""
+        invoked = time.monotonic()
+        await source.do(operation, name, self._text())
+        if operation in ("write", "revert"):
+            page = source.pages[name]
+            write = Write(source.key(page), marker_of(page.text), invoked, time.monotonic())
+            self._history.writes.append(write)
 
     def _text(self) -> str:
         return text_with_marker(self._scenario.word, next(self._texts))

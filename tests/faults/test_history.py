@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.history import History, Query, Revocation
+from tests.faults.history import Certificate, History, Query, Revocation, Write
 from tests.faults.query_client import is_accepted
 
 ANN = ("plan.md", "ann")
+PAGE = "wiki/plan.md"
 
 
 def history(*, accepted: float | None = 2.0, granted_again: float | None = None) -> History:
@@ -56,6 +57,45 @@ def test_queries_after_a_second_revocation_are_reported_again() -> None:
     recorded.revoke([ANN], "deletion", invoked=4.0, completed=4.1)
     recorded.revocations[1].accepted = 5.0
     assert len(query(recorded, 5.5, 5.6, "plan.md")) == 1
+
+
+def certified(complete: float | None, access: float | None, *, end: float = 9.0, text: str = "old") -> list[str]:
+    """The claims that a query of the history contradicts: the page was rewritten at 2.1, and bob lost it at 1.1."""
+    recorded = history(accepted=None)
+    recorded.revocations[0].register = PAGE, "bob"
+    for number, marker in enumerate(("older", "old", "new")):
+        recorded.writes.append(Write(PAGE, marker, number, number + 0.1))
+    certificates = {"wiki": Certificate(complete, access)}
+    recorded.queries.append(Query("bob", "http", end - 0.1, end, frozenset([PAGE]), {PAGE: text}, certificates))
+    return recorded.overclaims()
+
+
+@pytest.mark.parametrize(
+    ("complete", "access", "text", "count"),
+    [
+        (None, None, "older", 0),
+        (2.0, 1.0, "old", 0),
+        (2.2, 1.0, "old", 1),  # "new" was written before the source was said to be complete
+        (2.2, 1.0, "new", 0),
+        (2.2, 1.2, "old", 2),
+        (None, 1.2, "new", 1),  # the revocation was completed before access was said to be verified
+    ],
+)
+def test_a_certificate_that_claims_more_than_the_query_shows_is_reported(
+    complete: float | None, access: float | None, text: str, count: int
+) -> None:
+    assert len(certified(complete, access, text=text)) == count
+
+
+def test_a_text_that_was_written_again_is_not_reported_as_replaced() -> None:
+    recorded = History()
+    for number, marker in enumerate(("a", "b", "a")):
+        recorded.writes.append(Write(PAGE, marker, number, number + 0.1))
+    claims = {"wiki": Certificate(9.0, None)}
+    recorded.queries.append(Query("bob", "http", 8.0, 9.5, frozenset([PAGE]), {PAGE: "a"}, claims))
+    assert recorded.overclaims() == []
+    recorded.queries.append(Query("bob", "http", 8.0, 9.5, frozenset([PAGE]), {PAGE: "b"}, claims))
+    assert len(recorded.overclaims()) == 1
 
 
 @pytest.mark.parametrize(("members", "accepted"), [(9.0, False), (10.5, True)])
