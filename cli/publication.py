@@ -13,7 +13,10 @@ def _token(text: str) -> str:
     try:
         publications_of(text)
     except ValueError as error:
-        raise typer.BadParameter(f'{error}: give the "token" of `penstock ingest --json` or of a producer') from error
+        raise typer.BadParameter(
+            f'{error}: give the "token" of `penstock ingest --json`, `penstock connector run --json`, an upload or a'
+            " producer"
+        ) from error
     return text
 
 

@@ -34,7 +34,8 @@ class RetrievalSettings(Part):
     """The least cosine of the nearest passage to a question that is answered. None: the floor that was calibrated for
     the generation (docs/generations.md); -1: every question is answered from whatever is nearest."""
     coverage_floor: float = Field(0.75, gt=0)
-    """A passage with this share of the question's words is relevant at any cosine; above 1: words do not count."""
+    """A passage with this share of the question's words is relevant, unless its cosine is that of most unrelated
+    questions; above 1: words do not count."""
     personal_sources: frozenset[str] = frozenset()
     """Sources that hold one person's own documents, which are searched by meaning and by time."""
 
