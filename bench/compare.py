@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import exp
 from pathlib import Path
 
@@ -38,8 +39,7 @@ from bench import processors
 from bench.ingest import CHUNKS, Run, edit, write
 from bench.machine import moment
 from bench.prose import WORDS_A_CHUNK, sentences, text
-from bench.running import PENSTOCK
-from bench.zero_cost import zero_cost
+from bench.running import started
 from pipeline.runtime.settings import home
 from query.evaluation.measures import interval, randomisation_test
 
@@ -115,15 +115,9 @@ class Side(Run):
         self.code = code
         self.environment |= {"PYTHONPATH": str(code), "PENSTOCK_QUERY_CACHED_QUERIES": "0"}
 
-    def command(self, *arguments: str) -> None:
-        subprocess.run([PENSTOCK, *arguments], env=self.environment, cwd=self.code, check=True, stdout=sys.stderr)
-
     def all_processes(self) -> dict[str, int]:
         """Return the pid of each worker, of the query service and of each server."""
-        status = self.penstock("status")
-        named = {worker["name"]: worker["pid"] for worker in status["workers"] if worker["pid"]}
-        named |= {name: service["pid"] for name, service in status["services"].items() if service["pid"]}
-        return named | {"query": status["query"]["pid"]}
+        return self.workers_and_servers() | {"query": self.penstock("status")["query"]["pid"]}
 
 
 def round_of(side: Side, number: int, documents: int) -> dict[str, float]:
@@ -195,21 +189,6 @@ def git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-@contextmanager
-def up(name: str, code: Path) -> Iterator[Side]:
-    folder = home() / f"bench-compare-{name}"
-    shutil.rmtree(folder, ignore_errors=True)
-    with zero_cost() as address:
-        side = Side(folder, address, code)
-        try:
-            side.command("up")
-            side.library.mkdir(parents=True)
-            yield side
-        finally:
-            side.command("down")
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def compare(commit: str, minutes: float, documents: int) -> tuple[list[Verdict], int]:
     """Return the verdict of each measure, and the number of rounds."""
     began = time.monotonic()
@@ -218,8 +197,8 @@ def compare(commit: str, minutes: float, documents: int) -> tuple[list[Verdict],
         task = progress.add_task("starting both versions", total=minutes * 60)
         before = stack.enter_context(checkout(commit, home() / "bench-compare-code"))
         sides = {
-            "before": stack.enter_context(up("before", before)),
-            "after": stack.enter_context(up("after", PROJECT)),
+            name: stack.enter_context(started(f"bench-compare-{name}", partial(Side, code=code)))
+            for name, code in (("before", before), ("after", PROJECT))
         }
         for name, side in sides.items():
             round_of(side, 0, documents)  # compiles code, fills caches, makes connections

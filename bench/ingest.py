@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,9 +26,7 @@ from rich.table import Table
 
 from bench import processors
 from bench.prose import WORDS_A_CHUNK, text
-from bench.running import PENSTOCK, Running, machine
-from bench.zero_cost import zero_cost
-from pipeline.runtime.settings import home
+from bench.running import Running, machine, started
 
 RESULTS = Path(__file__).parent / "results" / "ingest.json"
 CHUNKS = 9
@@ -56,13 +52,16 @@ class Run(Running):
         report = self.penstock("ingest", str(self.library), "--acl", "staff", "--wait")
         return {**report, "whole_s": round(time.perf_counter() - began, 2)}
 
-    def processes(self) -> dict[str, int]:
-        """Return the pid of each worker and server by name, including the model's."""
+    def workers_and_servers(self) -> dict[str, int]:
+        """Return the pid of each worker and server by name."""
         status = self.penstock("status")
         named = {worker["name"]: worker["pid"] for worker in status["workers"] if worker["pid"]}
-        named |= {name: service["pid"] for name, service in status["services"].items() if service["pid"]}
+        return named | {name: service["pid"] for name, service in status["services"].items() if service["pid"]}
+
+    def processes(self) -> dict[str, int]:
+        """Return the pid of each worker and server by name, including the model's."""
         model = [child.pid for child in psutil.Process().children() if "bench.zero_cost" in child.cmdline()]
-        return named | dict(zip(["model"], model, strict=True))
+        return self.workers_and_servers() | dict(zip(["model"], model, strict=True))
 
 
 def write(path: Path, text: str) -> None:
@@ -78,7 +77,6 @@ def edit(path: Path) -> None:
 
 
 def measure(run: Run, documents: int) -> dict[str, Any]:
-    run.library.mkdir(parents=True)
     for n in range(documents):
         write(run.library / f"{n:05}.md", text(n, CHUNKS * WORDS_A_CHUNK))
     result: dict[str, Any] = {}
@@ -127,16 +125,8 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=1_000)
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
-    folder = home() / "bench"
-    shutil.rmtree(folder, ignore_errors=True)
-    with zero_cost() as address:
-        run = Run(folder, address)
-        subprocess.run([PENSTOCK, "up"], env=run.environment, check=True)
-        try:
-            result = measure(run, options.documents)
-        finally:
-            subprocess.run([PENSTOCK, "down"], env=run.environment, check=True)
-            shutil.rmtree(folder, ignore_errors=True)
+    with started("bench", Run) as run:
+        result = measure(run, options.documents)
     table = Table(title=f"{options.documents} documents", show_header=False)
     for key, value in result.items():
         if key == "memory":

@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import psycopg
@@ -46,6 +47,13 @@ class Running:
             "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000",
             **(more or {}),
         }
+
+    code: Path | None = None
+    """The folder in which commands, and so workers, run; None: the current one."""
+
+    def command(self, *arguments: str) -> None:
+        """Run a command of ``penstock`` whose output is for people."""
+        subprocess.run([PENSTOCK, *arguments], env=self.environment, cwd=self.code, check=True, stdout=sys.stderr)
 
     def penstock(self, *arguments: str) -> Any:
         process = subprocess.run(
@@ -105,19 +113,30 @@ class Running:
         }
 
 
+R = TypeVar("R", bound=Running)
+
+
 @contextmanager
 def running(name: str, more: Mapping[str, str] | None = None) -> Iterator[Running]:
     """Run an empty system while the block runs, and remove it afterwards. more: further settings."""
+    with started(name, partial(Running, more=more)) as run:
+        yield run
+
+
+@contextmanager
+def started(name: str, make: Callable[[Path, str], R]) -> Iterator[R]:
+    """Run an empty system while the block runs, and remove it afterwards. make: describes it, given its folder and the
+    address of its model."""
     folder = home() / name
     shutil.rmtree(folder, ignore_errors=True)
     with zero_cost() as address:
-        run = Running(folder, address, more)
-        subprocess.run([PENSTOCK, "up"], env=run.environment, check=True, stdout=sys.stderr)
+        run = make(folder, address)
         try:
+            run.command("up")
             run.library.mkdir(parents=True)
             yield run
         finally:
-            subprocess.run([PENSTOCK, "down"], env=run.environment, check=True, stdout=sys.stderr)
+            run.command("down")
             shutil.rmtree(folder, ignore_errors=True)
 
 

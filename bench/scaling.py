@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,10 +29,8 @@ from rich.table import Table
 from bench import processors
 from bench.ingest import CHUNKS, Run, write
 from bench.prose import WORDS_A_CHUNK, text
-from bench.running import PENSTOCK
-from bench.zero_cost import zero_cost
+from bench.running import started
 from deploy.local import workers
-from pipeline.runtime.settings import home
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
 STORES = ("vectors", "keywords")
@@ -95,7 +91,6 @@ def measure(run: Run, servers: Mapping[str, int], store: str, count: int, batch:
 
 
 def compare(run: Run, documents: int) -> dict[str, Any]:
-    run.library.mkdir(parents=True)
     # Read first: later some workers are stopped, and `penstock status` exits with 1.
     servers = {name: pid for name, pid in run.processes().items() if name not in STORES}
     result: dict[str, Any] = {}
@@ -119,17 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     options = parser.parse_args(arguments)
     documents = 100 if options.quick else options.documents
-    folder = home() / "bench-scaling"
-    shutil.rmtree(folder, ignore_errors=True)
     load = os.getloadavg()[0]
-    with zero_cost() as address:
-        run = Run(folder, address)
-        subprocess.run([PENSTOCK, "up"], env=run.environment, check=True)
-        try:
-            result = compare(run, documents)
-        finally:
-            subprocess.run([PENSTOCK, "down"], env=run.environment, check=True)
-            shutil.rmtree(folder, ignore_errors=True)
+    with started("bench-scaling", Run) as run:
+        result = compare(run, documents)
     table = Table("store", "workers", "chunks/s", "ratio", title=f"{documents} documents, {os.cpu_count()} processors")
     for store, of in result.items():
         for row in of["runs"]:

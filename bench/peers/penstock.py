@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def main() -> None:
     task = read_task()
     run = Run(task.state / "home", task.embedding.removesuffix("/v1"))
     run.library = task.library
-    command(run, "up")
+    run.command("up")
     try:
         dsn = json.loads((run.folder / "endpoints.json").read_text())["postgres"]["dsn"]
         workers = [worker["pid"] for worker in run.penstock("status")["workers"]]
@@ -43,7 +42,7 @@ def main() -> None:
             )
         )
     finally:
-        command(run, "down")
+        run.command("down")
 
 
 def sync(run: Run, task: Task) -> float:
@@ -74,10 +73,6 @@ def write_policies(task: Task) -> None:
         text = f'acl = ["{tag}"]\n'
         if folder != task.library and not others and (not policy.exists() or policy.read_text() != text):
             policy.write_text(text)
-
-
-def command(run: Run, verb: str) -> None:
-    subprocess.run([PENSTOCK, verb], env=run.environment, stdout=sys.stderr, check=True)
 
 
 if __name__ == "__main__":
