@@ -186,7 +186,7 @@ class Search:
         embedding = None if likely is None else self._embedding(question, caller, likely, steps, embedded)
         self._active_searches += 1
         try:
-            scope = await steps.timed("access", self._pin(caller, filters, generation))
+            scope = await steps.timed("access", self._pin(caller, filters, generation, certify=True))
             if scope.generation != likely:
                 await _cancel(embedding)
                 embedding = self._embedding(question, caller, scope.generation, steps)
@@ -251,12 +251,13 @@ class Search:
     ) -> tuple[dict[UUID, float], dict[UUID, float]]:
         """The cosine and the BM25 of chunks that are verified already; those that a store lacks, or that have no word
         of the query, are absent. Raises Retryable and Misconfigured."""
-        scope = await self._pin(caller, NONE, generation)
+        scope = await self._pin(caller, NONE, generation, certify=False)
         embeddings = await self._stores.embeddings(scope, ids)
         bm25 = await self._stores.bm25_scores(scope, ids, query, {})
         return {id_: float(embedding @ embedded[1]) for id_, embedding in embeddings.items()}, bm25
 
-    async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None) -> Scope:
+    async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None, *, certify: bool) -> Scope:
+        """certify: whether freshness certificates are read, too."""
         async with self._stores.connection(self._stores.timeouts.ledger, "search", caller.tenant) as connection:
             access = await readable(connection, caller)
             await require_declared(connection, caller.tenant, filters)
@@ -264,7 +265,8 @@ class Search:
             needed = Caller(caller.tenant, frozenset({*access.acl_tags, *access.required_tags}))
             pinned = generation or await generations.active(connection)
             before = await snapshot(connection)
-            fresh = await certificates(connection, caller.tenant, access, filters.sources, pinned.name)
+            sources = filters.sources
+            fresh = await certificates(connection, caller.tenant, access, sources, pinned.name) if certify else ()
         return Scope(pinned, needed, access, filters, before, access_digest(access), fresh)
 
     # The cache
