@@ -173,11 +173,10 @@ async def _record_decision(id_: UUID, tenant: str, state: State) -> bool:
 
 
 def _show(listed: Listed, quoted: tuple[str, str] | None) -> None:
-    older = {"a": 0, "b": 1, None: None}[listed.older]
     stdout.print(f"{listed.kind}  {listed.id}  {listed.state}  {listed.at:%Y-%m-%d %H:%M}", markup=False)
     sides = [(listed.source_a, listed.external_id_a), (listed.source_b, listed.external_id_b)]
     for side, (source, external_id) in enumerate(sides):
-        note = "  (older)" if side == older else ""
+        note = "  (older)" if side == listed.older_side else ""
         stdout.print(f"  {printable(source)}/{printable(external_id)}{note}", markup=False, soft_wrap=True)
         if quoted is not None:
             stdout.print(f"    {printable(' '.join(quoted[side].split()))}", markup=False, soft_wrap=True)

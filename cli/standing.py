@@ -80,12 +80,11 @@ def show(id_: Id, tenant: Tenant = "default", principal: Principal = None, json_
 
     Example: penstock standing show 0f1e2d3c-4b5a-4978-8695-a4b3c2d1e0f1
     """
-    from query.standing.model import LOST, as_json
+    from query.standing.model import as_json
 
     async def read(reader: Reader) -> Standing:
         row = await reader.service.standing.show(reader.caller, reader.principal, id_)
-        documents = [source.document_id for source in row.sources if source.change not in LOST]
-        await reader.record("standing.read", list(dict.fromkeys(documents)), object=f"question:{id_}")
+        await reader.record("standing.read", row.shown_documents, object=f"question:{id_}")
         return row
 
     row = _run(read, tenant, principal)
@@ -110,7 +109,7 @@ def ask(id_: Id, tenant: Tenant = "default", principal: Principal = None, json_o
     """
     from query.answers.model import answer_json
     from query.model import shown_documents
-    from query.standing.model import LOST, lines_json
+    from query.standing.model import lines_json
 
     async def again(reader: Reader) -> tuple[Any, Any]:
         service, who = reader.service, reader.principal
@@ -118,8 +117,7 @@ def ask(id_: Id, tenant: Tenant = "default", principal: Principal = None, json_o
         sources: list[Sources] = []
         answer = await service.answers.whole(question, reader.caller, on_sources=sources.append)
         passages = [passage for event in sources for passage in event.passages]
-        documents = [source.document_id for source in before.sources if source.change not in LOST]
-        documents += shown_documents(passage.result for passage in passages)
+        documents = before.shown_documents + shown_documents(passage.result for passage in passages)
         await reader.record("standing.ask", list(dict.fromkeys(documents)), object=f"question:{id_}")
         return answer, await service.standing.renew(reader.caller, who, before, question, answer, passages)
 

@@ -83,7 +83,6 @@ async def decide(connection: Connection, caller: Caller, id_: UUID, state: State
 
 def conflict_json(listed: Listed, quoted: tuple[str, str] | None = None) -> dict[str, Any]:
     """A conflict as HTTP, MCP and the command line show it."""
-    older = {"a": 0, "b": 1, None: None}[listed.older]
     return {
         "id": str(listed.id),
         "kind": listed.kind,
@@ -94,7 +93,7 @@ def conflict_json(listed: Listed, quoted: tuple[str, str] | None = None) -> dict
         "external_ids": [listed.external_id_a, listed.external_id_b],
         "titles": [listed.title_a, listed.title_b],
         "source_urls": [listed.source_url_a, listed.source_url_b],
-        "older": older,
+        "older": listed.older_side,
         "places": [{"kind": kind, "spans": [of_a, of_b]} for kind, of_a, of_b in listed.places],
         "quotes": None if quoted is None else list(quoted),
         "at": listed.at.isoformat(),

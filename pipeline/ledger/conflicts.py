@@ -221,6 +221,11 @@ class Listed:
     source_url_b: str | None
     places: list[Any]
 
+    @property
+    def older_side(self) -> int | None:
+        """The passage whose document is older: 0 or 1. None: not known."""
+        return {"a": 0, "b": 1, None: None}[self.older]
+
 
 _STANDING = """
     SELECT c.id, c.kind, coalesce(k.state, 'open') AS state, c.at, c.older, c.document_a, c.document_b, c.chunk_a,

@@ -12,11 +12,10 @@ from query.answers.model import answer_json
 from query.auth.identity import Identity
 from query.http.answers import whole, with_consistency
 from query.http.audit_trail import note, record_change
-from query.http.dependencies import Authenticated, Reader, Serving, ledger
+from query.http.dependencies import Authenticated, Reader, Serving
 from query.http.schemas import StandingAnswerResponse, StandingListResponse, StandingResponse
 from query.problems import Problem
-from query.standing import table
-from query.standing.model import LOST, Standing, as_json, lines_json
+from query.standing.model import as_json, lines_json
 from query.standing.questions import Unknown
 
 routes = APIRouter()
@@ -39,7 +38,7 @@ async def standing_show(
         standing = await service.standing.show(caller, _principal(identity), question_id)
     except Unknown as error:
         raise Problem("not-found", str(error)) from error
-    note(request, _shown(standing), object=f"question:{question_id}")
+    note(request, standing.shown_documents, object=f"question:{question_id}")
     return as_json(standing, whole=True)
 
 
@@ -54,7 +53,7 @@ async def standing_answer(
         before, question = await service.standing.question(caller, principal, question_id)
         fresh = await service.search.freshness(caller, question.sources)
         answer, passages = await whole(service, request, question, caller, identity.caller_class)
-        note(request, _shown(before))
+        note(request, before.shown_documents)
         lines = await service.standing.renew(caller, principal, before, question, answer, passages)
     except Unknown as error:
         raise Problem("not-found", str(error)) from error
@@ -67,18 +66,15 @@ async def standing_answer(
 @routes.delete("/v1/standing/{question_id}", status_code=204, response_model=None, tags=["answers"])
 async def standing_remove(question_id: UUID, request: Request, service: Serving, identity: Authenticated) -> None:
     """Removes a standing question with its answer."""
-    async with ledger(service, "standing questions", identity.tenant) as connection:
-        if not await table.remove(connection, identity.tenant, _principal(identity), question_id):
-            raise Problem("not-found", str(Unknown()))
-        await record_change(request, 204)
+    try:
+        await service.standing.remove(
+            identity.tenant, _principal(identity), question_id, record=lambda: record_change(request, 204)
+        )
+    except Unknown as error:
+        raise Problem("not-found", str(error)) from error
 
 
 def _principal(identity: Identity) -> str:
     if identity.principal is None:
         raise Problem("forbidden", "only a person has standing questions: this API key has tags and no principal")
     return identity.principal
-
-
-def _shown(standing: Standing) -> list[UUID]:
-    """The documents that the shown sentences were made from."""
-    return list(dict.fromkeys(source.document_id for source in standing.sources if source.change not in LOST))

@@ -10,10 +10,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from pipeline.core.errors import PenstockError
-from pipeline.runtime.tasks import time_limit
-from pipeline.stores.postgres import translated
 from query.access.callers import Caller
-from query.access.tenant_rows import rows_of
 from query.answers.model import Answer, NumberedPassage, Sources
 from query.answers.visible import visible
 from query.http.audit_trail import ToolCall
@@ -32,9 +29,7 @@ from query.mcp.tools import address_of, title_of
 from query.model import AtLeast, CallerClass, shown_documents
 from query.modes.material import Question
 from query.service import Service
-from query.standing import table
-from query.standing.model import LOST, Line, Standing, as_json
-from query.standing.questions import Unknown
+from query.standing.model import Line, as_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ async def show(service: Service, asker: Asker, arguments: StandingArguments) -> 
     output = StandingOutput.model_validate(as_json(standing, whole=True))
     for sentence in output.sentences:
         sentence.text = None if sentence.text is None else visible(sentence.text)
-    return Outcome(output, _unique(_readable(standing)), arguments.object)
+    return Outcome(output, standing.shown_documents, arguments.object)
 
 
 async def keep(service: Service, asker: Asker, arguments: StandingKeepArguments) -> Outcome:
@@ -105,19 +100,16 @@ async def ask(service: Service, asker: Asker, arguments: StandingArguments) -> O
     before, question = await service.standing.question(asker.caller, principal, arguments.id)
     answer, passages = await _answer(service, asker, question)
     lines = await service.standing.renew(asker.caller, principal, before, question, answer, passages)
-    documents = [*_readable(before), *shown_documents(passage.result for passage in passages)]
+    documents = [*before.shown_documents, *shown_documents(passage.result for passage in passages)]
     return Outcome(_output(before.id, answer, passages, lines), _unique(documents), arguments.object)
 
 
 async def remove(service: Service, asker: Asker, arguments: StandingArguments) -> Outcome:
     """Remove a question with its answer, once the removal is recorded. Raises NotAPerson, Unknown and Retryable."""
-    principal, tenant = _principal(asker), asker.caller.tenant
-    async with time_limit(service.budget.ledger, "Postgres"):
-        with translated("standing questions"):
-            async with rows_of(service.pool, tenant) as connection:
-                if not await table.remove(connection, tenant, principal, arguments.id):
-                    raise Unknown
-                await asker.record(ToolCall("standing_remove", "allowed", object=arguments.object))
+    call = ToolCall("standing_remove", "allowed", object=arguments.object)
+    await service.standing.remove(
+        asker.caller.tenant, _principal(asker), arguments.id, record=lambda: asker.record(call)
+    )
     return Outcome(StandingRemoveOutput(removed=str(arguments.id)), is_recorded=True)
 
 
@@ -159,11 +151,6 @@ def _passage(passage: NumberedPassage) -> AnswerPassage:
         title=title_of(cited.title, cited.external_id),
         url=address_of(cited.source_url, cited.document_id),
     )
-
-
-def _readable(standing: Standing) -> list[UUID]:
-    """The documents that the shown sentences were made from."""
-    return [source.document_id for source in standing.sources if source.change not in LOST]
 
 
 def _unique(documents: Iterable[UUID]) -> list[UUID]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import SequenceMatcher
@@ -72,13 +72,19 @@ class Standing:
     def changes(self) -> dict[Kind, list[int]]:
         """The kinds of change, each with the numbers of the sentences concerned, from 1. A new passage concerns all of
         them."""
-        results = {kind: affected(self.behind, numbers) for kind, numbers in _by_kind(self.sources).items()}
+        results = {kind: affected(self.behind, numbers) for kind, numbers in by_kind(self.sources).items()}
         if self.entered:
             results["new"] = list(range(1, len(self.behind) + 1))
         return {kind: results[kind] for kind in KINDS if kind in results}
 
+    @property
+    def shown_documents(self) -> list[UUID]:
+        """The documents that the shown sentences were made from, each once."""
+        return list(dict.fromkeys(source.document_id for source in self.sources if source.change not in LOST))
 
-def _by_kind(sources: Sequence[Source]) -> dict[Kind, set[int]]:
+
+def by_kind(sources: Iterable[Source]) -> dict[Kind, set[int]]:
+    """The numbers of the passages with each kind of change."""
     numbers: dict[Kind, set[int]] = {}
     for source in sources:
         if source.change is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID, uuid4
 
@@ -51,7 +51,7 @@ class StandingQuestions:
     async def check_room(self, tenant: str, principal: str, question: Question) -> None:
         """Raises BadQuery where the principal may keep no further question, or not this one."""
         if question.turns or question.member is not None:
-            raise BadQuery("a standing question stands alone: it cannot be entry with `turns` or `history`")
+            raise BadQuery("a standing question stands alone: it cannot be kept with `turns` or `history`")
         async with self._ledger(tenant) as connection:
             if await table.count(connection, tenant, principal) >= self._most:
                 raise BadQuery(f"you have {self._most} standing questions, which is the most: remove one first")
@@ -120,11 +120,16 @@ class StandingQuestions:
         await self.keep(caller, principal, question, answer, passages, id_=before.id)
         return difference(before.sentences, sentences_of(answer, passages))
 
-    async def remove(self, tenant: str, principal: str, id_: UUID) -> None:
-        """Raises Unknown."""
+    async def remove(
+        self, tenant: str, principal: str, id_: UUID, *, record: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Remove a question with its answer. record: writes the removal to the audit trail before it is committed.
+        Raises Unknown, and whatever ``record`` raises."""
         async with self._ledger(tenant) as connection:
             if not await table.remove(connection, tenant, principal, id_):
                 raise Unknown
+            if record is not None:
+                await record()
 
     async def _one(self, caller: Caller, principal: str, id_: UUID) -> tuple[Standing, table.Row]:
         async with self._ledger(caller.tenant) as connection:

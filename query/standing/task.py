@@ -22,7 +22,7 @@ from query.access.callers import identify
 from query.access.verify import verify
 from query.modes.filters import effective_filters
 from query.standing import table
-from query.standing.model import KINDS, Kind, Source, affected, question_of
+from query.standing.model import KINDS, Kind, Source, affected, by_kind, question_of
 from query.standing.probe import ENTERS
 from topics.messages import AnswerInvalidated, DocumentIndexed, IdentityChanged, Message
 from topics.registry import ANSWERS_INVALIDATED, DOCUMENTS_INDEXED, IDENTITIES, Topic
@@ -170,10 +170,7 @@ class StandingTask:
                 return bool(await verify(connection, generation.name, caller, [source], filters))
 
     async def _announce(self, question: Question, sources: Iterable[Source]) -> None:
-        by_kind: dict[Kind, set[int]] = {}
-        for source in sources:
-            if source.change is not None:
-                by_kind.setdefault(source.change, set()).add(source.n)
+        changed = by_kind(sources)
         everything = list(range(1, len(question.behind) + 1))
         events = [
             AnswerInvalidated(
@@ -182,11 +179,11 @@ class StandingTask:
                 observed_at=datetime.now(UTC),
                 question_id=question.id,
                 change=kind,
-                sentences=everything if kind == "new" else affected(question.behind, by_kind[kind]),
+                sentences=everything if kind == "new" else affected(question.behind, changed[kind]),
                 asked_at=question.asked_at,
             )
             for kind in KINDS
-            if kind in by_kind
+            if kind in changed
         ]
         await deliver(self._producer.send(ANSWERS_INVALIDATED, event) for event in events)
         for event in events:
