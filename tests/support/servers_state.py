@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MEMORY = Path("/dev/shm")
+from deploy.local.postgres import SHARED_MEMORY
+
 FREE_BYTES = 6 << 30
 """Three workers' servers use less than 1 GiB; a container has 64 MiB by default, which is too little."""
 PREFIX = "penstock-tests-"
@@ -23,13 +24,13 @@ def servers_state(folder: Path) -> Iterator[Path]:
     thirds of the processor time of an ordinary contract test."""
     _remove_abandoned()
     try:
-        enough = shutil.disk_usage(MEMORY).free >= FREE_BYTES and os.access(MEMORY, os.W_OK)
+        enough = shutil.disk_usage(SHARED_MEMORY).free >= FREE_BYTES and os.access(SHARED_MEMORY, os.W_OK)
     except OSError:
         enough = False
     if not enough:
         yield folder
         return
-    memory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=MEMORY))
+    memory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=SHARED_MEMORY))
     try:
         yield memory
     finally:
@@ -38,7 +39,7 @@ def servers_state(folder: Path) -> Iterator[Path]:
 
 def _remove_abandoned() -> None:
     """Removes what processes that were killed could not."""
-    for folder in MEMORY.glob(f"{PREFIX}*-*"):
+    for folder in SHARED_MEMORY.glob(f"{PREFIX}*-*"):
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)

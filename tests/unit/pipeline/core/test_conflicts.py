@@ -1,4 +1,4 @@
-"""Contradictions, duplicates and outdated copies are told apart, in several languages."""
+"""Contradictions, duplicates and outdated copies are distinguished, in several languages."""
 
 from __future__ import annotations
 
