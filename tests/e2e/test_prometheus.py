@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.stack import Stack
+from tests.fakes.webhooks import FakeWebhook
 from tests.support.deploy.prometheus_kit import page, watched
 from tests.support.space import PROJECT
 from tests.unit.deploy.test_alerts import alerts, filled, panels
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 @pytest.mark.timeout(600)
 async def test_every_panel_query_of_a_running_system_returns_values(stack: Stack, tmp_path: Path) -> None:
-    async with watched(stack, tmp_path) as world:
+    async with FakeWebhook() as receiver, watched(stack, tmp_path) as world:
         empty = {filled(target["expr"]): title for title, panel in panels() for target in panel.get("targets", ())}
         assert len(empty) > 60
         await world.use()
@@ -42,6 +43,14 @@ async def test_every_panel_query_of_a_running_system_returns_values(stack: Stack
             cwd=PROJECT,
         )
         assert await importing.wait() == 0
+        add = ("webhook", "add", "--allow-private", "--json")
+        # One that takes what is sent to it, and one that is paused: each has panels of its own.
+        for name in ("taking", "paused"):
+            code, added = await world.space.penstock(*add, name, receiver.url)
+            assert code == 0, added
+            receiver.secrets.append(added["secret"])
+        code, _ = await world.space.penstock("webhook", "pause", "paused", "--json")
+        assert code == 0
         try:
             async with asyncio.timeout(150), world.in_use():
                 while empty:
@@ -51,6 +60,8 @@ async def test_every_panel_query_of_a_running_system_returns_values(stack: Stack
                             del empty[expression]
         except TimeoutError:
             pytest.fail(f"nothing to show: {json.dumps(empty, indent=1)}")
+        code, _ = await world.space.penstock("webhook", "resume", "paused", "--json")
+        assert code == 0
         for alert in alerts():
             await world.values(alert["expr"])
         await world.fires()

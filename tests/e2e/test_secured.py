@@ -356,7 +356,7 @@ async def test_the_kafka_users_step_creates_users_and_applies_changed_passwords(
     await knock_at_kafka(site)  # the others are who they were
     code, _, errors = site.make_kafka_users({})
     assert code == 1
-    assert "no file is named as one of penstock_ask" in errors.splitlines()[-1]
+    assert "no file is named as one of penstock_analyse, penstock_ask" in errors.splitlines()[-1]
 
 
 @pytest.mark.slow

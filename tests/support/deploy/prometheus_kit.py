@@ -33,7 +33,7 @@ from tests.support.space import PROJECT, Space, now
 from topics.messages import DocumentUpserted
 
 RULES = PROJECT / "deploy" / "prometheus"
-WORKERS = ("detect", "vectors", "keywords", "connectors", "canary")
+WORKERS = ("detect", "vectors", "keywords", "analysis", "connectors", "canary")
 FASTER = 60
 """The factor by which time is shortened: an hour passes in a minute."""
 LEAST_FOR, LEAST_WINDOW, LEAST_AGE = 4, 15, 20
@@ -47,6 +47,7 @@ SETTINGS = {
     "PENSTOCK_AUDIT_DOCUMENTS_PER_SECOND": "500",
     "PENSTOCK_CANARY_EVERY_SECONDS": "1",
     "PENSTOCK_EVAL_EVERY_SECONDS": "5",
+    "PENSTOCK_WEBHOOKS_KEY": "a key of thirty-two characters and more",
 }
 
 
