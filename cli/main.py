@@ -173,17 +173,29 @@ def root(
 
 
 @app.command()
-def migrate() -> None:
+def migrate(
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1000,
+            help="How many partitions the topics of the stages have at least. They can be added while workers run, and"
+            " never be removed.",
+        ),
+    ] = None,
+) -> None:
     """Create or update what the workers need: the database schema, the topics, the first generation and its index.
 
     Running it again is harmless.
+
+    Example: penstock migrate --partitions 16
     """
     require("worker")
     import asyncio
 
     from cli.setup import prepare
 
-    for line in asyncio.run(prepare()) or ["Everything is up to date."]:
+    for line in asyncio.run(prepare(partitions=partitions)) or ["Everything is up to date."]:
         typer.echo(line)
 
 

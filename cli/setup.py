@@ -14,16 +14,20 @@ from pipeline.stores.elasticsearch import connect, create_index, extend_index
 from pipeline.stores.postgres import divide_rows, migrate, translated
 
 
-async def prepare(settings: Settings | None = None) -> list[str]:
-    """Migrations, topics, generation, index. Repeats are harmless. Returns one line for each thing that was done or
-    that differs from what this version wants."""
+async def prepare(settings: Settings | None = None, *, partitions: int | None = None) -> list[str]:
+    """Migrations, topics, generation, index. partitions: see ``ensure_topics``. Repeats are harmless. Returns one line
+    for each thing that was done or that differs from what this version wants."""
     settings = settings or load()
     lines = [f"migration {name}" for name in await migrate(settings.postgres)]
     lines += await divide_rows(settings.postgres)
     kafka = settings.kafka
     try:
         lines += await ensure_topics(
-            kafka.bootstrap, prefix=kafka.topic_prefix, replication=kafka.replication, security=security(kafka)
+            kafka.bootstrap,
+            prefix=kafka.topic_prefix,
+            replication=kafka.replication,
+            partitions=partitions,
+            security=security(kafka),
         )
     except TopicsNotReady as error:
         raise await refusal(kafka) or Retryable(str(error)) from error

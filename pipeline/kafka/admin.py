@@ -1,19 +1,24 @@
-"""Creates missing topics, and reports where existing ones differ from the registry."""
+"""Creates missing topics, adds partitions on request, and reports where topics differ from the registry."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import InvalidPartitionsError, KafkaError, NoError, TopicAlreadyExistsError, for_code
 
 from topics.registry import COPARTITIONED, TOPICS, Topic
 
 LEADER_SECONDS = 30.0
 REQUEST_TIMEOUT_MS = 30_000
+
+SHARED = tuple(topic for pair in COPARTITIONED for topic in pair)
+"""The topics whose partitions the workers of a stage share: their number is how many workers can work at once."""
 
 Partitions = Sequence[Mapping[str, Any]]
 
@@ -28,20 +33,31 @@ class TopicRefused(Exception):
 
 
 async def ensure_topics(
-    bootstrap: str, *, prefix: str = "", replication: int = 1, security: Mapping[str, object] | None = None
+    bootstrap: str,
+    *,
+    prefix: str = "",
+    replication: int = 1,
+    partitions: int | None = None,
+    security: Mapping[str, object] | None = None,
 ) -> list[str]:
-    """Make every topic of the registry exist. Returns one line for each topic created and for each difference found.
+    """Make every topic of the registry exist. Returns one line for each topic that was created or got partitions, and
+    for each difference that is left.
 
-    An existing topic is never changed: what differs is for the operator to decide. Repeats are harmless, and any
-    number of processes may do it at once. Returns when every partition has a leader. Raises TopicsNotReady or
-    TopicRefused.
+    partitions: the least number of partitions of the topics in COPARTITIONED, which may be added while workers run
+    (ADR 97). Nothing else of an existing topic is changed: what differs is for the operator to decide. Repeats are
+    harmless, and any number of processes may do it at once. Returns when every partition has a leader. Raises
+    TopicsNotReady or TopicRefused.
     """
+    desired = {
+        f"{prefix}{topic.name}": replace(topic, partitions=partitions) if partitions and topic in SHARED else topic
+        for topic in TOPICS
+    }
     admin = AIOKafkaAdminClient(
         bootstrap_servers=bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS, **dict(security or {})
     )
     try:
         await admin.start()
-        return await _ensure(admin, {f"{prefix}{topic.name}": topic for topic in TOPICS}, replication)
+        return await _ensure(admin, desired, replication, may_add=partitions is not None)
     except (KafkaError, TimeoutError, OSError) as error:
         raise TopicsNotReady(
             f"Kafka at {bootstrap}: {type(error).__name__}; check that it is running and reachable"
@@ -76,13 +92,14 @@ async def topic_settings(admin: Any, topic: str, names: Iterable[str]) -> dict[s
     return (await _configs(admin, {topic: dict.fromkeys(names, "")}))[topic]
 
 
-async def _ensure(admin: Any, topics: Mapping[str, Topic], replication: int) -> list[str]:
+async def _ensure(admin: Any, topics: Mapping[str, Topic], replication: int, *, may_add: bool) -> list[str]:
     before = await _partitions(admin, topics)
     missing = [name for name in topics if name not in before]
     created = await _create(admin, {name: topics[name] for name in missing}, replication)
+    added = await _add_partitions(admin, topics, before) if may_add else []
     existing = {name: topic for name, topic in topics.items() if name not in created}
     partitions = await _partitions_with_leaders(admin, topics)
-    lines = [f"topic {name}: created ({topics[name].partitions} partitions)" for name in created]
+    lines = [f"topic {name}: created ({topics[name].partitions} partitions)" for name in created] + added
     for name, topic in existing.items():
         lines += differing_partitions(name, topic, partitions[name], replication)
     lines += unequal_counts({topic.name: (name, len(partitions[name])) for name, topic in topics.items()})
@@ -117,6 +134,32 @@ async def _create(admin: Any, topics: Mapping[str, Topic], replication: int) -> 
         elif kind is not TopicAlreadyExistsError:
             _refuse(f"topic {name} cannot be created", kind, message)
     return created
+
+
+async def _add_partitions(admin: Any, topics: Mapping[str, Topic], before: Mapping[str, Partitions]) -> list[str]:
+    """Add partitions to those topics of SHARED that have fewer than desired. Returns a line for each."""
+    grow = {
+        name: topic.partitions
+        for name, topic in topics.items()
+        if topic.name in {shared.name for shared in SHARED} and len(before.get(name, ())) in range(1, topic.partitions)
+    }
+    refused: dict[str, KafkaError] = {}
+    for name, count in grow.items():
+        try:
+            await admin.create_partitions({name: NewPartitions(count)})
+        except InvalidPartitionsError as error:  # unless another process has added them since
+            refused[name] = error
+        except KafkaError as error:
+            _refuse(f"topic {name} cannot get {count} partitions", type(error), str(error))
+    # Brokers learn of new partitions a little late, like of new topics.
+    deadline = time.monotonic() + LEADER_SECONDS
+    while few := [name for name, has in (await _partitions(admin, grow)).items() if len(has) < grow[name]]:
+        if time.monotonic() > deadline:
+            if reason := refused.get(few[0]):
+                _refuse(f"topic {few[0]} cannot get {grow[few[0]]} partitions", type(reason), str(reason))
+            raise TopicsNotReady(f"after {LEADER_SECONDS:.0f} s the new partitions of {', '.join(few)} are not there")
+        await asyncio.sleep(0.2)
+    return [f"topic {name}: {len(before[name])} partitions are now {count}" for name, count in grow.items()]
 
 
 async def _partitions_with_leaders(admin: Any, names: Iterable[str]) -> dict[str, Partitions]:
@@ -182,8 +225,8 @@ def differing_partitions(name: str, topic: Topic, partitions: Partitions, replic
     lines = []
     if len(partitions) < topic.partitions:
         lines.append(
-            f"topic {name}: {len(partitions)} partitions, this version wants {topic.partitions}; adding some moves"
-            " keys, so first let all workers catch up and stop them"
+            f"topic {name}: {len(partitions)} partitions, this version wants {topic.partitions};"
+            f" `penstock migrate --partitions {topic.partitions}` adds them, also while workers run"
         )
     replicas = min(len(partition["replicas"]) for partition in partitions)
     if replicas < replication:
@@ -199,7 +242,7 @@ def unequal_counts(counts: Mapping[str, tuple[str, int]]) -> list[str]:
         (name, n), (other, m) = counts[first.name], counts[second.name]
         if n != m:
             lines.append(
-                f"topics {name} ({n} partitions) and {other} ({m}) must have equally many: a document's events would"
-                " be handled by two workers at once"
+                f"topics {name} ({n} partitions) and {other} ({m}) must have equally many, or a document's events are"
+                f" handled by two workers at once: run `penstock migrate --partitions {max(n, m)}`"
             )
     return lines

@@ -49,6 +49,9 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 POLL_RECORDS = 20
+ASSIGNED_PARTITIONS = 32
+"""The most partitions of a topic that a worker can be assigned without live records waiting for backfill (see
+``stream_buffer_maxsize``). More than the registry creates, because partitions are added while workers run."""
 MAX_IN_FLIGHT_RECORDS = 10_000
 """The most records of one partition from the oldest unfinished one to the newest that was read. Tracking them takes
 about a megabyte."""
@@ -87,7 +90,7 @@ def _options(kafka: KafkaSettings, stream: StreamSettings, stage: Stage) -> dict
         "value_serializer": "raw",
         # faust pauses a partition when its topic's buffer is four fifths full; until then each partition may add one
         # poll. If those did not fit, faust's only loop would wait for room in backfill, and live records with it.
-        "stream_buffer_maxsize": 5 * POLL_RECORDS * max(t.partitions for t in stage.topics.values()),
+        "stream_buffer_maxsize": 5 * POLL_RECORDS * ASSIGNED_PARTITIONS,
         "broker_max_poll_records": POLL_RECORDS,
         "datadir": str(Path(tempfile.gettempdir()) / "penstock-faust"),
         "consumer_max_fetch_size": MAX_MESSAGE_BYTES + 2**20,

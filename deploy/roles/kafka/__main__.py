@@ -29,7 +29,7 @@ from pipeline.kafka.client import refusal, security
 from pipeline.runtime.settings import KafkaSettings, load
 
 # Kafka's AclOperation, ResourceType, PatternType and AclPermissionType
-OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}
+OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Alter": 7, "Describe": 8, "DescribeConfigs": 10}
 KINDS = {"topics": 2, "groups": 3}
 NAMES = {number: kind.removesuffix("s") for kind, number in KINDS.items()}
 ANY, LITERAL, ALLOW, EVERYWHERE, EVERY = 1, 3, 3, "*", "*"

@@ -21,7 +21,7 @@ from pipeline.kafka.producer import Producer
 from pipeline.kafka.stopping import stop_consumer
 from topics.codec import decode, encode
 from topics.messages import MAX_CONTENT_BYTES, DocumentUpserted
-from topics.registry import DOCUMENTS_LIVE, IDENTITIES, TOPICS
+from topics.registry import COPARTITIONED, DOCUMENTS_LIVE, IDENTITIES, INTAKE, TOPICS
 
 pytestmark = pytest.mark.stack
 
@@ -106,6 +106,23 @@ async def test_a_topic_with_other_settings_is_reported_and_left_unchanged(
         assert len(lines) == 4
     topics = {t["topic"]: len(t["partitions"]) for t in await admin.describe_topics(None)}
     assert (topics[live], topics[identities]) == (2, 32)
+
+
+async def test_partitions_are_added_to_the_topics_that_workers_share_by_several_processes_at_once(
+    bootstrap: str, prefix: str, admin: Any
+) -> None:
+    await ensure_topics(bootstrap, prefix=prefix)
+    results = await asyncio.gather(*(ensure_topics(bootstrap, prefix=prefix, partitions=11) for _ in range(3)))
+    shared = {f"{prefix}{topic.name}" for pair in COPARTITIONED for topic in pair}
+    lines = {line for lines in results for line in lines}
+    assert lines == {f"topic {name}: 8 partitions are now 11" for name in shared}
+    counts = {t["topic"]: len(t["partitions"]) for t in await admin.describe_topics(None)}
+    assert {name for name, count in counts.items() if name.startswith(prefix) and count == 11} == shared
+    # Fewer are not requested by anybody who did not say so, and more are left.
+    assert await ensure_topics(bootstrap, prefix=prefix) == []
+    assert await ensure_topics(bootstrap, prefix=prefix, partitions=9) == []
+    created = await ensure_topics(bootstrap, prefix=f"{prefix}2.", partitions=12)
+    assert {f"topic {prefix}2.{t.name}: created (12 partitions)" for t in INTAKE[:2]} < set(created)
 
 
 async def test_more_replicas_than_brokers_are_rejected(bootstrap: str, prefix: str, admin: Any) -> None:

@@ -114,11 +114,12 @@ def test_the_kafka_acls_name_exactly_the_existing_topics_groups_and_operations()
     assert {operation for rule in rules for operation in rule["may"]} == OPERATIONS.keys()
 
 
-def test_only_migrate_may_create_topics_and_no_login_may_delete_or_alter_them() -> None:
+def test_only_migrate_may_create_topics_or_add_partitions_and_no_login_may_delete_or_configure_them() -> None:
     said = json.loads((DEPLOY / "roles/kafka/acls.json").read_text())
     may = {login: {operation for rule in rules for operation in rule["may"]} for login, rules in said.items()}
-    assert {login for login, operations in may.items() if "Create" in operations} == {"penstock_migrate"}
-    assert set.union(*may.values()) == {"Create", "Describe", "DescribeConfigs", "Read", "Write"}
+    for operation in ("Create", "Alter"):  # of a topic, Alter is to add partitions; its settings are AlterConfigs
+        assert {login for login, operations in may.items() if operation in operations} == {"penstock_migrate"}
+    assert set.union(*may.values()) == {"Alter", "Create", "Describe", "DescribeConfigs", "Read", "Write"}
 
 
 def test_each_topic_may_be_written_only_by_its_producers() -> None:
