@@ -23,6 +23,7 @@ from tests.faults.breakage import (
     kill_at_an_await,
     kill_postgres,
     model_fails,
+    more_partitions,
     one_way,
     postgres_full,
     rebuild,
@@ -42,6 +43,7 @@ FIXED: tuple[Sequence[Fault], ...] = (
     [stop_and_continue, swallow, kill],
     [elasticsearch_full, postgres_full, model_fails],
     [freeze_a_server, one_way, rebuild],
+    [more_partitions, kill, more_partitions],
 )
 
 
