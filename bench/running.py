@@ -124,12 +124,12 @@ def running(name: str, more: Mapping[str, str] | None = None) -> Iterator[Runnin
 
 
 @contextmanager
-def started(name: str, make: Callable[[Path, str], R]) -> Iterator[R]:
+def started(name: str, make: Callable[[Path, str], R], *, latency_ms: float = 0.0) -> Iterator[R]:
     """Run an empty system while the block runs, and remove it afterwards. make: describes it, given its folder and the
-    address of its model."""
+    address of its model. latency_ms: the time that the model takes for a request."""
     folder = home() / name
     shutil.rmtree(folder, ignore_errors=True)
-    with zero_cost() as address:
+    with zero_cost(latency_ms) as address:
         run = make(folder, address)
         try:
             run.command("up")
