@@ -236,7 +236,7 @@ def worker(
         asyncio.run(canary.run(load()))
         return
     if name == "analysis":
-        from pipeline.analysis import worker as analysis
+        from cli import analysis
 
         asyncio.run(analysis.run(load()))
         return

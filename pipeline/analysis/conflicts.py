@@ -18,6 +18,7 @@ from uuid import UUID
 from psycopg import sql
 
 from pipeline.analysis.task import Services
+from pipeline.analysis.tasks import TOPICS
 from pipeline.core.conflicts import Passage, examine, passage
 from pipeline.core.identity import OWN_TAG
 from pipeline.core.model import Generation
@@ -26,7 +27,7 @@ from pipeline.ledger import conflicts, generations
 from pipeline.ledger.conflicts import Conflict, Examined, Side
 from pipeline.stores.postgres import Connection, translated
 from topics.messages import ConflictChanged, DocumentIndexed, Message
-from topics.registry import CONFLICTS, DOCUMENTS_INDEXED, Topic
+from topics.registry import CONFLICTS
 
 NEIGHBOURS = 6
 """How many neighbours a passage is compared with: as many as where detection was measured (docs/conflicts.md)."""
@@ -66,7 +67,7 @@ class Conflicts:
     """Follows ``documents.indexed.v1``."""
 
     name = "conflicts"
-    topics: Sequence[Topic] = (DOCUMENTS_INDEXED,)
+    topics = TOPICS[name]
 
     def __init__(self, services: Services) -> None:
         self._pool = services.pool

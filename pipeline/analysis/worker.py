@@ -1,11 +1,11 @@
-"""The process ``penstock worker analysis``: runs every task, each with its own consumer."""
+"""The process ``penstock worker analysis``: runs its tasks, each with its own consumer."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,6 @@ import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
 
 from pipeline.analysis.task import Services, Task
-from pipeline.analysis.tasks import build
 from pipeline.core.errors import PenstockError
 from pipeline.kafka.batches import POLL_BYTES, begin_poll
 from pipeline.kafka.client import producer, security
@@ -42,8 +41,8 @@ OF_ONE_MESSAGE = (ValueError, TypeError, LookupError, ArithmeticError, Recursion
 """Errors of Python that come of what a message says, and of nothing that is away for a while."""
 
 
-async def run(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT. Raises Misconfigured when the settings make the work impossible."""
+async def run(settings: Settings, tasks: Sequence[Callable[[Services], Task]]) -> None:
+    """Run these tasks until SIGTERM or SIGINT. Raises Misconfigured when the settings make the work impossible."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -58,7 +57,8 @@ async def run(settings: Settings) -> None:
         )
         pool = await stack.enter_async_context(open_pool(settings.postgres, on_fence=metrics.ledger_fenced.set))
         kafka = await stack.enter_async_context(producer(settings.kafka))
-        loops += [Loop(task, settings.kafka, metrics) for task in build(Services(settings, pool, kafka, metrics))]
+        services = Services(settings, pool, kafka, metrics)
+        loops += [Loop(make(services), settings.kafka, metrics) for make in tasks]
         running = [asyncio.create_task(loop.run(), name=loop.task.name) for loop in loops]
         gc.freeze()  # the modules are not garbage
         ready.set()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from elasticsearch import AuthorizationException
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.analysis.tasks import TASKS
+from pipeline.analysis.tasks import TOPICS
 from pipeline.conversations.record import Conversations
 from pipeline.core.errors import PenstockError
 from pipeline.diagnosis.connector_status import Schedule
@@ -136,7 +136,7 @@ def _address(settings: Settings, service: str) -> str:
 async def _stages(settings: Settings) -> list[dict[str, Any]]:
     """For each stage, and each task of the analysis: the workers in its group, their hosts, and its lag by lane."""
     stages: StageTopics = {stage.name: stage.topics for stage in STAGES} | {
-        task: {"live": topics[0]} for task, (topics, _) in TASKS.items()
+        task: {"live": topics[0]} for task, topics in TOPICS.items()
     }
     progress = await read_progress(settings.kafka, stages, members=True)
     return [

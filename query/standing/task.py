@@ -14,6 +14,7 @@ from psycopg import sql
 from pydantic import ValidationError
 
 from pipeline.analysis.task import Services
+from pipeline.analysis.tasks import TOPICS
 from pipeline.core.model import Generation
 from pipeline.kafka.client import deliver
 from pipeline.ledger import generations
@@ -25,7 +26,7 @@ from query.standing import table
 from query.standing.model import KINDS, Kind, Source, affected, by_kind, question_of
 from query.standing.probe import ENTERS
 from topics.messages import AnswerInvalidated, DocumentIndexed, IdentityChanged, Message
-from topics.registry import ANSWERS_INVALIDATED, DOCUMENTS_INDEXED, IDENTITIES, Topic
+from topics.registry import ANSWERS_INVALIDATED
 
 log = structlog.get_logger()
 
@@ -62,7 +63,7 @@ class StandingTask:
     depends on the questions that it concerns, and not on their number."""
 
     name = "standing"
-    topics: Sequence[Topic] = (DOCUMENTS_INDEXED, IDENTITIES)
+    topics = TOPICS[name]
 
     def __init__(self, services: Services) -> None:
         self._pool = services.pool

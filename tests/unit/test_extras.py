@@ -32,8 +32,14 @@ PARTS = {
         "cli.main",
         *(f"cli.{command.partition(':')[0]}" for command in COMMANDS.values()),
     ),
-    "worker": ("pipeline.stream.worker", "pipeline.analysis.worker", "cli.setup"),
-    "query": ("query.http.serve", "query.mcp.transports", "query.service", "pipeline.embedding.choose"),
+    "worker": ("pipeline.stream.worker", "pipeline.analysis.worker", "pipeline.analysis.conflicts", "cli.setup"),
+    "query": (
+        "query.http.serve",
+        "query.mcp.transports",
+        "query.service",
+        "query.standing.task",
+        "pipeline.embedding.choose",
+    ),
     "connectors": (
         "connectors.worker",
         "connectors.extraction.service",
