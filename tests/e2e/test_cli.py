@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,21 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.space import PROJECT, Space
+from tests.support.processes import run_penstock
+from tests.support.space import Space
 
 WORKERS = ("detect", "vectors", "keywords")
 
 
 def run(space: Space, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        env=space.environment,
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return run_penstock(*arguments, env=space.environment)
 
 
 def answer(space: Space, *arguments: str) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.core.publication import publications_of
 from pipeline.kafka.stopping import stop_consumer
 from pipeline.runtime.http_server import served
+from tests.support.processes import run_penstock
 from tests.support.space import KEY_ENDS, PROJECT, Space
 from tests.support.waiting import until
 
@@ -279,19 +280,8 @@ async def test_connector_commands_run_locally_or_through_the_running_worker(desk
 
 
 async def run_command(space: Space, *arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        *arguments,
-        env=space.environment,
-        cwd=PROJECT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, errors = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), errors.decode()
+    done = await asyncio.to_thread(partial(run_penstock, *arguments, env=space.environment))
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.slow

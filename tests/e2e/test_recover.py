@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,24 +18,13 @@ from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.keywords import Keywords, Write
+from tests.e2e.test_cli import run
 from tests.support.pipeline.oracle import assert_equal
-from tests.support.space import PROJECT, Space, now
+from tests.support.space import Space, now
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IdentityChanged
 from topics.registry import DOCUMENTS_BACKFILL, IDENTITIES
 
 WORKERS = ("detect", "vectors", "keywords")
-
-
-def run(space: Space, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        env=space.environment,
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 async def answer(space: Space, *arguments: str) -> Any:

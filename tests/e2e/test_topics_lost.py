@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
+from tests.support.processes import run_penstock
 from tests.support.space import PROJECT, Space
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -32,16 +34,8 @@ async def lose_kafka(space: Space) -> None:
     while [t for t in await admin.list_topics() if t.startswith(prefix)]:
         await asyncio.sleep(0.2)
     await admin.close()
-    done = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        "migrate",
-        env=space.environment,
-        cwd=PROJECT,
-        stdout=asyncio.subprocess.DEVNULL,
-    )
-    assert await done.wait() == 0
+    done = await asyncio.to_thread(partial(run_penstock, "migrate", env=space.environment))
+    assert done.returncode == 0, done.stderr
 
 
 async def living_documents(space: Space) -> dict[str, tuple[str, tuple[str, ...]]]:

@@ -8,8 +8,6 @@ import hashlib
 import json
 import re
 import secrets
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -28,9 +26,10 @@ from pipeline.runtime.http_server import served
 from tests.fakes.chat import FakeChat
 from tests.fakes.collector import CollectedSpan, FakeCollector
 from tests.fakes.server import serving as embedding_server
+from tests.support.processes import serving
 from tests.support.query.http_kit import bearer
 from tests.support.query.mcp_kit import WAY_IN
-from tests.support.space import PROJECT, Space
+from tests.support.space import Space
 from tests.support.waiting import until
 from topics.registry import DEAD_LETTERS, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE
 
@@ -97,31 +96,14 @@ async def house(stack: Stack, tmp_path: Path) -> AsyncIterator[House]:
 
 
 @asynccontextmanager
-async def serving(space: Space) -> AsyncIterator[httpx.AsyncClient]:
-    """The query service, its log where the workers' logs are."""
+async def query_client(space: Space) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the query service, whose log is where the workers' logs are."""
     with (space.home / "query.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "cli.main",
-            "serve",
-            "--port",
-            "0",
-            cwd=PROJECT,
-            stdout=PIPE,
-            stderr=log,
-            env=space.environment,
-        )
-    assert process.stdout is not None
-    try:
-        address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
-        async with httpx.AsyncClient(
-            base_url=address, headers=ASKS | bearer(space.home / DEVELOPMENT_FILE), timeout=60
-        ) as client:
-            yield client
-    finally:
-        process.terminate()
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        async with serving(space.environment, log) as (address, process):
+            headers = ASKS | bearer(space.home / DEVELOPMENT_FILE)
+            async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
+                yield client
+    assert process.returncode == 0
 
 
 async def records(space: Space) -> list[tuple[str, dict[str, bytes]]]:
@@ -202,7 +184,7 @@ async def test_a_document_and_each_request_have_one_trace_without_any_content(ho
     assert collector.above(letter)[0].parent == parent
 
     # A question through both stores, in the caller's trace; an answer; a tool of a language model's client
-    async with serving(space) as client:
+    async with query_client(space) as client:
         mine = secrets.token_hex(16)
         answer = await client.post(
             "/v1/search",

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -14,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -37,7 +37,8 @@ from pipeline.runtime.settings import (
 )
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import open_pool
-from tests.support.processes import PROJECT, Processes
+from tests.support.processes import PROJECT as PROJECT
+from tests.support.processes import Process, Processes, run_penstock
 from tests.support.waiting import PATIENCE_SECONDS
 from topics.messages import AnyMessage, DocumentUpserted
 from topics.registry import DOCUMENTS_LIVE, Topic
@@ -48,7 +49,7 @@ class Space(Processes):
     settings: Settings
     home: Path
     environment: dict[str, str]
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -189,20 +190,10 @@ class Space(Processes):
 
     async def penstock(self, *arguments: str, within_seconds: float = 180) -> tuple[int, Any]:
         """The real command in a process of its own: exit code and the JSON document that it printed."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "cli.main",
-            *arguments,
-            env=self.environment,
-            cwd=PROJECT,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, errors = await asyncio.wait_for(process.communicate(), within_seconds)
-        assert process.returncode is not None
-        assert out, errors.decode()[-3000:]
-        return process.returncode, json.loads(out)
+        run = partial(run_penstock, *arguments, env=self.environment, within_seconds=within_seconds)
+        done = await asyncio.to_thread(run)
+        assert done.stdout, done.stderr[-3000:]
+        return done.returncode, json.loads(done.stdout)
 
     async def entries(self) -> dict[UUID, dict[str, Any]]:
         """Every entry that Elasticsearch returns, by chunk id."""

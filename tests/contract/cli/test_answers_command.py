@@ -7,7 +7,6 @@ import getpass
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from uuid import UUID
 
@@ -17,6 +16,7 @@ from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from tests.fakes.chat import FakeChat
 from tests.fakes.collector import FakeCollector
+from tests.support.processes import run_penstock
 from tests.support.query.library import Library, WordEmbedder, document
 
 pytestmark = pytest.mark.stack
@@ -25,14 +25,7 @@ QUESTION = "How is the reactor cooled by its pumps?"
 
 
 def penstock(home: Path, *arguments: str, typed: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home), **environment},
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_penstock(*arguments, env={**os.environ, "PENSTOCK_HOME": str(home), **environment}, typed=typed)
 
 
 async def test_penstock_ask_prints_answers_as_text_and_json(stack: Stack, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,7 +10,8 @@ from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.identity import document_id
 from pipeline.stores.elasticsearch import connect
-from tests.support.space import PROJECT, Space
+from tests.support.processes import run_penstock
+from tests.support.space import Space
 from topics.messages import DocumentUpserted
 
 pytestmark = pytest.mark.stack
@@ -20,15 +19,7 @@ pytestmark = pytest.mark.stack
 
 def penstock(space: Space, *arguments: str) -> tuple[int, str, str]:
     """(exit code, stdout, stderr)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        env=space.environment,
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = run_penstock(*arguments, env=space.environment)
     return done.returncode, done.stdout, done.stderr
 
 

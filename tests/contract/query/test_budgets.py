@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,6 +26,7 @@ from query.limits.budgets import NO_AMOUNTS, Amounts, PostgresLedger, Subject
 from query.settings import ChatSettings
 from tests.fakes.chat import FakeChat
 from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.processes import serving
 from tests.support.query.http_kit import as_, problem, service_over, write_keys
 from tests.support.query.library import Library, WordEmbedder, document
 from tests.support.query.mcp_kit import call, connected
@@ -238,29 +237,8 @@ async def process(
         "PENSTOCK_EMBEDDING_API_KEY": "none",
         **env,
     }
-    started = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        "serve",
-        "--port",
-        "0",
-        env=given,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        assert started.stdout is not None
-        async with asyncio.timeout(120):
-            address = ""
-            while not address.startswith("http"):
-                address = (await started.stdout.readline()).decode().strip()
-        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
-            yield client, psutil.Process(started.pid)
-    finally:
-        if started.returncode is None:
-            started.send_signal(signal.SIGTERM)
-        await started.wait()
+    async with serving(given) as (address, started), httpx.AsyncClient(base_url=address, timeout=60) as client:
+        yield client, psutil.Process(started.pid)
 
 
 async def test_processes_share_a_budget_and_a_restarted_one_continues_with_it(

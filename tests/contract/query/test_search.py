@@ -8,7 +8,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import combinations, product
@@ -39,6 +38,7 @@ from query.retrieval import vectors
 from query.retrieval.search import Search, Timeouts
 from query.retrieval.vectors import NeighbourQuery, Tuning
 from tests.faults.worker_harness import Outbox
+from tests.support.processes import run_penstock
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 from tests.support.query.questions import QUESTIONS
 from topics.codec import encode
@@ -698,13 +698,7 @@ async def test_the_right_topic_is_among_the_first_five_results_for_most_question
 
 
 def penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_penstock(*arguments, env={**os.environ, "PENSTOCK_HOME": str(home)})
 
 
 async def test_penstock_search_prints_results_as_text_and_json(library: Library, tenant: str, tmp_path: Path) -> None:

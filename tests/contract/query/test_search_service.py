@@ -6,7 +6,7 @@ import asyncio
 import getpass
 import json
 import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from deploy.local.stack import Stack
 from pipeline.runtime.home import DEVELOPMENT_FILE
+from tests.support.processes import run_penstock
 from tests.support.query.http_kit import service_over
 from tests.support.query.library import Library, WordEmbedder, document
 
@@ -21,22 +22,11 @@ from tests.support.query.library import Library, WordEmbedder, document
 async def search(home: Path, *arguments: str, **more: str) -> dict[str, Any]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "OTEL_"))}
     dist = {name: os.environ[name] for name in ("PENSTOCK_DIST",) if name in os.environ}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        "search",
-        "kestrels",
-        "--mode",
-        "keyword",
-        "--json",
-        *arguments,
-        env={**kept, **dist, "PENSTOCK_HOME": str(home), **more},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    response: dict[str, Any] = json.loads(output)
+    env = {**kept, **dist, "PENSTOCK_HOME": str(home), **more}
+    run = partial(run_penstock, "search", "kestrels", "--mode", "keyword", "--json", *arguments, env=env)
+    done = await asyncio.to_thread(run)
+    assert done.returncode == 0, done.stderr
+    response: dict[str, Any] = json.loads(done.stdout)
     return response
 
 

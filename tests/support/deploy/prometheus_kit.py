@@ -8,8 +8,6 @@ import json
 import math
 import re
 import socket
-import sys
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from query.auth.authenticator import AS
 from tests.fakes.chat import FakeChat
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.rerank import FakeRerank
+from tests.support.processes import serving
 from tests.support.query.http_kit import bearer
 from tests.support.space import PROJECT, Space, now
 from topics.messages import DocumentUpserted
@@ -216,7 +215,8 @@ async def watched(
             "PENSTOCK_CHAT_BASE_URL": chat.url,
             "PENSTOCK_CHAT_MODEL": chat.model,
         }
-        url = await open_.enter_async_context(_serving(space, outside))
+        serve = {"PENSTOCK_SERVE_DEVELOPMENT": "true", "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000"}
+        url, _ = await open_.enter_async_context(serving({**space.environment, **outside, **serve}))
         query = await open_.enter_async_context(
             httpx.AsyncClient(
                 base_url=url,
@@ -233,33 +233,6 @@ async def watched(
             while await world.values(f'sum(up{{job="{JOB}"}})') != [len(targets)]:
                 await asyncio.sleep(0.2)
         yield world
-
-
-@asynccontextmanager
-async def _serving(space: Space, outside: Mapping[str, str]) -> AsyncIterator[str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        "serve",
-        "--port",
-        "0",
-        cwd=PROJECT,
-        stdout=PIPE,
-        stderr=DEVNULL,
-        env={
-            **space.environment,
-            **outside,
-            "PENSTOCK_SERVE_DEVELOPMENT": "true",
-            "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000",
-        },
-    )
-    assert process.stdout is not None
-    try:
-        yield (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
-    finally:
-        process.terminate()
-        await asyncio.wait_for(process.wait(), 30)
 
 
 def write_targets(folder: Path, targets: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ import httpx
 import psycopg
 
 from deploy.local.secured import ADMIN, OWNER, Secured
-from tests.support.processes import PROJECT, Processes
+from tests.support.processes import PROJECT, Processes, run_penstock
 from tests.support.space import KEY_ENDS
 
 ROLES = PROJECT / "deploy" / "roles"
@@ -105,7 +105,9 @@ class Site(Processes):
 
     def penstock(self, login: str, *arguments: str, within_seconds: float = 120, **more: str) -> tuple[int, str, str]:
         """The real command as this login: exit code, stdout, stderr."""
-        return self.run(login, "-m", "cli.main", *arguments, within_seconds=within_seconds, **more)
+        env = self.environment(login, **more)
+        done = run_penstock(*arguments, env=env, within_seconds=within_seconds)
+        return done.returncode, done.stdout, done.stderr
 
     def run(self, login: str, *argv: str, within_seconds: float = 120, **more: str) -> tuple[int, str, str]:
         done = subprocess.run(

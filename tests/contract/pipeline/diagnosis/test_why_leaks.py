@@ -7,7 +7,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +23,7 @@ from pipeline.stages.stage import Incoming
 from query.access.callers import Caller
 from query.access.verify import verify
 from query.model import Candidate
+from tests.support.processes import run_penstock
 from tests.support.query.leak_paths import Paths
 from tests.support.query.leaks import World
 from tests.support.query.library import Library, access, deletion, document
@@ -40,13 +40,7 @@ async def paths(stack: Stack) -> AsyncIterator[Paths]:
 
 
 def penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_penstock(*arguments, env={**os.environ, "PENSTOCK_HOME": str(home)})
 
 
 async def test_a_candidate_with_a_forged_document_id_is_not_returned(paths: Paths) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,6 +39,7 @@ from query.retrieval import search as retrieval
 from query.retrieval.search import Search
 from query.settings import ChatSettings, EvalSettings, RetrievalSettings
 from tests.fakes.chat import FakeChat
+from tests.support.processes import run_penstock
 from tests.support.query import cross_encoder_kit
 from tests.support.query.library import Library, WordEmbedder, deletion, document
 
@@ -153,13 +153,7 @@ async def test_penstock_eval_prints_one_json_document(stack: Stack, tmp_path: Pa
 
 
 def _penstock(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        env={**os.environ, **settings, "PENSTOCK_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return run_penstock(*arguments, env={**os.environ, **settings, "PENSTOCK_HOME": str(home)})
 
 
 async def test_penstock_golden_adds_exports_imports_and_removes_judgements(library: Library, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,9 @@ from deploy.local.stack import Stack
 from query.evaluation import golden
 from query.evaluation.generations import compare
 from query.evaluation.golden import Golden, Judged
+from tests.support.processes import run_penstock
 from tests.support.query.generation_query_kit import Site
 from tests.support.query.library import document
-from tests.support.space import PROJECT
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -56,30 +56,19 @@ async def judge(site: Site) -> None:
 async def cutover(site: Site, home: Path, *options: str, **environment: str) -> tuple[int, str, list[str]]:
     """Exit code, stdout, the lines on stderr. Nothing but the last line is an error, and where there is one, nothing
     was switched."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        "generation",
-        "cutover",
-        *options,
-        cwd=PROJECT,
-        env={**os.environ, **site.environment(home), **environment},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, errors = await asyncio.wait_for(process.communicate(), 180)
-    lines = errors.decode().splitlines()
+    env = {**os.environ, **site.environment(home), **environment}
+    done = await asyncio.to_thread(partial(run_penstock, "generation", "cutover", *options, env=env))
+    lines = done.stderr.splitlines()
     said = [line.startswith("error: ") for line in lines]
     states = dict(await site.library.execute("SELECT name, state FROM generations WHERE name <> 'g2'"))
-    if process.returncode == 0:
+    if done.returncode == 0:
         assert not any(said), lines
         assert states == {"g1": "previous", "g3": "active"}
     else:
         assert said == [False] * (len(lines) - 1) + [True], lines
-        assert out == b""
+        assert done.stdout == ""
         assert states == {"g1": "active", "g3": "building"}
-    return process.returncode or 0, out.decode(), lines
+    return done.returncode, done.stdout, lines
 
 
 async def test_a_cut_over_to_a_worse_generation_is_refused_with_both_measures_unless_forced(
@@ -153,28 +142,16 @@ async def test_retiring_a_generation_succeeds_though_a_store_could_not_be_cleare
     site: Site, stack: Stack, tmp_path: Path
 ) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        "generation",
-        "retire",
-        "g3",
-        "--json",
-        cwd=PROJECT,
-        env={
-            **os.environ,
-            **site.environment(tmp_path),
-            "PENSTOCK_ELASTICSEARCH_URL": nobody,
-            "PENSTOCK_KAFKA_BOOTSTRAP": stack.endpoints()["kafka"]["bootstrap"],
-        },
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, errors = await asyncio.wait_for(process.communicate(), 180)
-    lines = errors.decode().splitlines()
-    assert process.returncode == 0, lines
-    assert json.loads(out) == {"retired": "g3", "cleared": False}
+    env = {
+        **os.environ,
+        **site.environment(tmp_path),
+        "PENSTOCK_ELASTICSEARCH_URL": nobody,
+        "PENSTOCK_KAFKA_BOOTSTRAP": stack.endpoints()["kafka"]["bootstrap"],
+    }
+    done = await asyncio.to_thread(partial(run_penstock, "generation", "retire", "g3", "--json", env=env))
+    lines = done.stderr.splitlines()
+    assert done.returncode == 0, lines
+    assert json.loads(done.stdout) == {"retired": "g3", "cleared": False}
     assert lines[-1].startswith(
         "Generation g3 is retired. What is left of it is removed by the next build, or by `penstock generation retire"
         " g3`: "

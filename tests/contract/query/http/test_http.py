@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +17,7 @@ import pytest
 
 from query.http.app import describe_app
 from query.settings import FeedbackSettings
+from tests.support.processes import run_penstock
 from tests.support.query.http_kit import FEEDBACK_KEY, World, as_, problem, service_over, write_keys
 from tests.support.query.library import Library, access, document
 
@@ -221,19 +222,9 @@ async def test_feedback_sent_with_an_api_key_is_included_in_the_persons_export(
         for body in (judged, {**judged, "chunk_id": str(uuid4())}):
             assert (await client.post("/v1/feedback", json=body, headers=headers)).status_code == 204
     world.library.write_home(tmp_path)
-    exporting = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        "export",
-        "ann",
-        "--tenant",
-        tenant,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PENSTOCK_HOME": str(tmp_path), "PENSTOCK_FEEDBACK_KEYS": FEEDBACK_KEY},
-    )
-    output, _ = await exporting.communicate()
-    [row] = json.loads(output)["postgres"]["answer_feedback"]
+    env = {**os.environ, "PENSTOCK_HOME": str(tmp_path), "PENSTOCK_FEEDBACK_KEYS": FEEDBACK_KEY}
+    done = await asyncio.to_thread(partial(run_penstock, "export", "ann", "--tenant", tenant, env=env))
+    [row] = json.loads(done.stdout)["postgres"]["answer_feedback"]
     assert (row["note"], row["verdict"]) == ("too early for me", "down")
 
 

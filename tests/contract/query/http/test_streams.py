@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pipeline.runtime.home import DEVELOPMENT_FILE
 from query.service import Service
 from query.settings import ChatSettings
 from tests.fakes.chat import FakeChat
+from tests.support.processes import run_penstock
 from tests.support.query.http_kit import as_, bearer, service_over
 from tests.support.query.library import Library, WordEmbedder, document
 
@@ -206,20 +207,9 @@ async def test_a_service_with_missing_or_unsafe_authentication_does_not_start(
     library: Library, tmp_path: Path, arguments: list[str], env: dict[str, str], says: str
 ) -> None:
     library.write_home(tmp_path)
-    serving = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cli.main",
-        "serve",
-        "--port",
-        "0",
-        *arguments,
-        env={**os.environ, **env, "PENSTOCK_HOME": str(tmp_path)},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(60):
-        _, output = await serving.communicate()
-    assert serving.returncode == 1
-    *_, last = output.decode().splitlines()
+    env = {**os.environ, **env, "PENSTOCK_HOME": str(tmp_path)}
+    done = await asyncio.to_thread(partial(run_penstock, "serve", "--port", "0", *arguments, env=env))
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
     assert last.startswith("error: ")
     assert says in last
