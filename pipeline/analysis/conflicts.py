@@ -2,7 +2,7 @@
 
 Neighbours are passages of the same tenant that share a possible reader with it. A document's conflicts end when its
 passages do, or when nobody may read both any more. With another access set, all of its passages are compared again. The
-task is paced (``SHARE``), so that a first load is not slowed by it: it lags behind instead.
+task is paced (``SHARE``), so that a first load is not slowed by it: it lags behind instead. Tenants share its pace.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CANDIDATES = 24
 LEAST_SIMILAR = 0.4
 """The least cosine of a neighbour. Passages below share no statement."""
 SHARE = 0.25
-"""The share of its time that the task works, and leaves the database to others otherwise."""
+"""The share of its time that the task works, for all tenants, and leaves the database to others otherwise."""
 READ_AT_ONCE = 32
 MOST_TUPLES = 20_000
 """The most rows that a walk through the graph visits, where a tenant has few of a table's rows."""
@@ -73,12 +73,18 @@ class Conflicts:
         self._pool = services.pool
         self._metrics = services.metrics
         self._producer = services.producer
+        self._active = 0
+        """How many tenants' messages are handled at the moment."""
 
     async def handle(self, messages: Sequence[Message]) -> None:
         """Examine the documents of these messages, each once. Raises Retryable when Postgres is away."""
         documents = dict.fromkeys(UUID(m.document_id) for m in messages if isinstance(m, DocumentIndexed))
-        for document_id in documents:
-            await self._examine(document_id)
+        self._active += 1
+        try:
+            for document_id in documents:
+                await self._examine(document_id)
+        finally:
+            self._active -= 1
 
     async def _examine(self, document_id: UUID) -> None:
         with translated("conflicts"):
@@ -99,10 +105,10 @@ class Conflicts:
                 began = monotonic()
                 async with self._pool.connection() as connection:
                     await self._compare(connection, generation, document, some)
-                    # With them, because a long document may take longer than the consumer may be silent.
+                    # With them, because a long document takes minutes, and a process may end.
                     done += some
                     await conflicts.record_examined(connection, generation.name, document_id, document, done)
-                await asyncio.sleep((monotonic() - began) * (1 / SHARE - 1))
+                await asyncio.sleep((monotonic() - began) * (self._active / SHARE - 1))
 
     async def _with_common_reader(self, connection: Connection, document_id: UUID, document: Examined) -> set[int]:
         """The access sets, of documents in conflict with this one, that share a possible reader with it."""

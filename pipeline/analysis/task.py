@@ -40,7 +40,8 @@ class Task(Protocol):
     def topics(self) -> Sequence[Topic]: ...
 
     async def handle(self, messages: Sequence[Message]) -> None:
-        """Analyse messages of one partition, at most ``worker.MAX_RECORDS`` of them, in their order. Whatever it raises
-        delays this task alone: the same messages are given to it again after a pause, except for ``OF_ONE_MESSAGE``:
-        then they are given to it one by one, and one that raises such an error again is passed over."""
+        """Analyse messages of one tenant, at most ``loop.MAX_RECORDS`` of them, in their order. Whatever it raises
+        delays this tenant alone: the same messages are given to it again after a pause, except for ``OF_ONE_MESSAGE``:
+        then they are given to it one by one, and one that raises such an error again is passed over. Messages of
+        several tenants are handled at the same time."""
         ...

@@ -141,7 +141,8 @@ class StandingTask:
             await self._record(question, fresh, over)
 
     async def _entered(self, tenant: str, documents: dict[UUID, datetime]) -> None:
-        """Questions whose context a new chunk of these documents would enter."""
+        """Questions whose context a new chunk of these documents would enter: of a long document, the first that
+        does."""
         if not documents:
             return
         with translated("standing questions"):
@@ -149,11 +150,16 @@ class StandingTask:
                 generation = await generations.active(connection)
                 since = min(documents.values()) - timedelta(hours=NEW_HOURS)
                 chunks = await _new_chunks(connection, generation, list(documents), since)
+        decided = set[tuple[UUID, UUID]]()
         for n in range(0, len(chunks), CHUNKS_AT_ONCE):
             with translated("standing questions"):
                 async with self._pool.connection() as connection:
                     pairs = await _nearest(connection, generation, tenant, chunks[n : n + CHUNKS_AT_ONCE])
             for question, source in pairs:
+                key = question.id, source.document_id
+                if key in decided:
+                    continue
+                decided.add(key)
                 if await self._would_read(question, source, generation):
                     await self._announce(question, [source])
                     await self._record(question, [source], [])
@@ -265,13 +271,14 @@ _RECORD = """
 async def _new_chunks(
     connection: Connection, generation: Generation, documents: Sequence[UUID], since: datetime
 ) -> list[tuple[UUID, UUID]]:
-    """(chunk, document) of what was embedded since then."""
+    """(chunk, document) of what was embedded since then, and is still in its document."""
     cursor = await connection.execute(
         sql.SQL(
-            "SELECT id, document_id FROM {} WHERE document_id = ANY(%s::uuid[]) AND created_at >= %s"
-            " ORDER BY created_at"
+            "SELECT c.id, c.document_id FROM manifests m CROSS JOIN unnest(m.chunk_ids) of (id)"
+            " JOIN {} c ON c.id = of.id"
+            " WHERE m.document_id = ANY(%s::uuid[]) AND m.generation = %s AND c.created_at >= %s ORDER BY c.created_at"
         ).format(sql.Identifier(generation.chunk_table)),
-        [list(documents), since],
+        [list(documents), generation.name, since],
     )
     return list(await cursor.fetchall())
 
@@ -280,7 +287,7 @@ async def _nearest(
     connection: Connection, generation: Generation, tenant: str, chunks: Sequence[tuple[UUID, UUID]]
 ) -> list[tuple[Question, Source]]:
     """The questions whose probe a chunk passes, the best first, without those that know it: it is one of their
-    passages, was announced before, or is older than their answer."""
+    passages, is older than their answer, or another chunk of its document was announced before."""
     dimensions = generation.dimensions + 1
     async with connection.transaction():
         await connection.execute("SET LOCAL hnsw.iterative_scan = 'strict_order'")
@@ -305,7 +312,7 @@ async def _nearest(
                         WHERE p.tenant = q.tenant AND p.question_id = q.id AND p.chunk_id = %(chunk)s
                       ) AND NOT EXISTS (
                         SELECT FROM standing_changes c WHERE c.tenant = q.tenant AND c.question_id = q.id
-                          AND c.kind = 'new' AND c.chunk_id = %(chunk)s AND c.asked_at >= q.asked_at
+                          AND c.kind = 'new' AND c.document_id = %(document)s AND c.asked_at >= q.asked_at
                       )
                     ORDER BY n.distance
                 """).format(
@@ -315,7 +322,7 @@ async def _nearest(
                     generation=sql.Literal(generation.name),
                     question=sql.SQL(_QUESTION),
                 ),
-                {"chunk": chunk, "tenant": tenant, "most": NEAREST},
+                {"chunk": chunk, "document": document, "tenant": tenant, "most": NEAREST},
                 prepare=False,
             )
             rows += [(Question(*row), Source(0, chunk, document, "new")) for row in await cursor.fetchall()]

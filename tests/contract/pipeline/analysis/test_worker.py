@@ -12,8 +12,9 @@ from uuid import UUID, uuid4
 import pytest
 from prometheus_client import generate_latest
 
-from pipeline.analysis import worker
-from pipeline.analysis.worker import Loop
+from pipeline.analysis import loop
+from pipeline.analysis.loop import Loop
+from pipeline.analysis.task import Task
 from pipeline.core.errors import Retryable
 from pipeline.kafka.client import deliver
 from pipeline.observability.metrics import Metrics
@@ -48,29 +49,50 @@ class Seen:
                 await asyncio.sleep(0.02)
 
 
+class Endless:
+    """A task that needs as long for the messages of one tenant as it is let, and no time for those of another."""
+
+    topics: Sequence[Topic] = (DOCUMENTS_INDEXED,)
+
+    def __init__(self, slow: str, quick: str = "") -> None:
+        self.name = f"task{uuid4().hex[:8]}"
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.calls = 0
+        self.seen: list[str] = []
+        self._slow, self._quick = slow, quick
+
+    async def handle(self, messages: Sequence[Message]) -> None:
+        announced = [m for m in messages if isinstance(m, DocumentIndexed)]
+        if any(m.tenant == self._slow for m in announced):
+            self.calls += 1
+            self.begun.set()
+            await self.goes_on.wait()
+        self.seen += [m.external_id for m in announced if m.tenant in (self._slow, self._quick)]
+
+
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(worker, "POLL_MS", 50)
+    monkeypatch.setattr(loop, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(loop, "POLL_MS", 50)
 
 
 @asynccontextmanager
-async def running(bench: Bench, task: Seen, metrics: Metrics | None = None) -> AsyncIterator[Loop]:
-    loop = Loop(task, bench.kafka, metrics or Metrics())
-    running = asyncio.create_task(loop.run(), name=task.name)
+async def running(bench: Bench, task: Task, metrics: Metrics | None = None) -> AsyncIterator[Loop]:
+    consuming = Loop(task, bench.kafka, metrics or Metrics())
+    running = asyncio.create_task(consuming.run(), name=task.name)
     try:
-        yield loop
+        yield consuming
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def announce(bench: Bench, *external_ids: str, document_id: str | None = None) -> None:
+async def announce(bench: Bench, *external_ids: str, document_id: str | None = None, tenant: str | None = None) -> None:
     await deliver(
         bench.producer.send(
             DOCUMENTS_INDEXED,
             DocumentIndexed(
-                tenant=bench.tenant,
+                tenant=tenant or bench.tenant,
                 source="wiki",
                 external_id=external_id,
                 observed_at=datetime.now(UTC),
@@ -114,8 +136,8 @@ async def test_a_failing_task_repeats_its_messages_and_delays_no_other(bench: Be
 async def test_a_delayed_task_says_why_and_shows_its_backlog(bench: Bench) -> None:
     task, metrics = Seen(bench.tenant, failures=10_000), Metrics()
     await announce(bench, *(["page"] * 5))
-    async with running(bench, task, metrics) as loop, asyncio.timeout(60):
-        while (report := loop.report())["waiting_for"] != "postgres":
+    async with running(bench, task, metrics) as delayed, asyncio.timeout(60):
+        while (report := delayed.report())["waiting_for"] != "postgres":
             await asyncio.sleep(0.02)
         assert report["reason"] == "the database is away"
         task.failures = 0
@@ -145,3 +167,47 @@ async def test_a_message_that_no_task_can_compute_with_is_passed_over_and_no_oth
         await task.until("next")
     assert task.seen == ["same", "same", "next"]
     assert f'penstock_analysis_failures_total{{task="{task.name}"}} 1.0' in generate_latest(metrics.registry).decode()
+
+
+async def test_a_tenant_whose_messages_take_long_delays_no_other_tenant(bench: Bench) -> None:
+    """One long document, or one after the other, kept the events and comparisons of all tenants waiting for hours."""
+    other = f"{bench.tenant}-other"
+    task = Endless(bench.tenant, other)
+    key = str(uuid4())
+    await announce(bench, "long", document_id=key)
+    async with running(bench, task):
+        await asyncio.wait_for(task.begun.wait(), 60)
+        await announce(bench, "behind it", document_id=key)
+        await announce(bench, "another's", document_id=key, tenant=other)
+        async with asyncio.timeout(30):
+            while "another's" not in task.seen:
+                await asyncio.sleep(0.02)
+        assert task.seen == ["another's"]
+        task.goes_on.set()
+        async with asyncio.timeout(30):
+            while len(task.seen) < 3:
+                await asyncio.sleep(0.02)
+    await announce(bench, "next", document_id=key)
+    async with running(bench, task), asyncio.timeout(60):
+        while "next" not in task.seen:
+            await asyncio.sleep(0.02)
+    assert task.seen == ["another's", "long", "behind it", "next"], "what was handled is committed"
+
+
+@pytest.mark.slow
+async def test_messages_that_take_longer_than_the_poll_interval_are_handled_by_one_process_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LATE_SECONDS", 2.0)
+    task = Endless(bench.tenant)
+    async with running(bench, task) as first, running(bench, task) as second:
+        async with asyncio.timeout(60):
+            while not (first.report()["ready"] and second.report()["ready"]):
+                await asyncio.sleep(0.1)
+        await announce(bench, "long")
+        await asyncio.wait_for(task.begun.wait(), 60)
+        await asyncio.sleep(10)  # heartbeats, which notice the silence, are three seconds apart
+        assert task.calls == 1
+        task.goes_on.set()
+        await asyncio.sleep(1)
+    assert (task.calls, task.seen) == (1, ["long"])

@@ -141,6 +141,23 @@ async def test_a_new_passage_that_the_answer_would_be_made_from_is_announced(wor
     assert (await show(world, tenant, id_))["new_documents"] == [], "its asker may not read it any more"
 
 
+async def test_a_long_document_of_passages_that_all_fit_is_announced_once(world: World, tenant: str) -> None:
+    """A file of a thousand passages made a thousand events for each question."""
+    await put(world, tenant, "The reservoir lies in the hills.")
+    id_ = (await keep(world, tenant))["standing_id"]
+    paragraphs = [f"The reservoir of the dam feeds {n} turbines in the hall. " * 12 for n in range(3)]
+    fits = document("new.md", "\n\n".join(paragraphs), tenant=tenant, acl_tags=["user:bob"])
+    await world.library.put(fits)
+    chunks = "SELECT count(*) FROM manifests m, unnest(m.chunk_ids) WHERE m.document_id = %s"
+    assert (await world.library.execute(chunks, await world.id(tenant, "new.md")))[0][0] > 2
+    assert await events(world, announced(fits)) == [], "its asker may not read it"
+    await world.library.accept(access(fits, ["user:ann"]))
+    [event] = await events(world, announced(fits))
+    assert (str(event.question_id), event.change) == (id_, "new")
+    await world.library.accept(access(fits, ["user:ann", "user:bob"]))
+    assert await events(world, announced(fits)) == [], "announced before"
+
+
 async def test_a_question_without_an_answer_learns_of_the_first_passage_for_it(world: World, tenant: str) -> None:
     await put(world, tenant, "Boil water for tea.")
     await keep(world, tenant)
