@@ -2,7 +2,8 @@
 
 ``--upgrade`` first replaces the pins by the newest versions that fit pyproject.toml, ``--upgrade NAME`` that package's.
 What installs (``make setup``, deploy/Dockerfile) takes nothing but these files, so that neither a file nor a dependency
-that changed later gets in. The index is uv's (``UV_DEFAULT_INDEX`` names another); no address is written.
+that changed later gets in. A version that is pinned already keeps its hashes: indexes accept further files of an old
+version, which an installer may prefer. The index is uv's (``UV_DEFAULT_INDEX`` names another); no address is written.
 """
 
 from __future__ import annotations
@@ -84,11 +85,24 @@ def main(*arguments: str) -> int:
     model = _closure([*image_only, *(line for line in local if name(line) in MODEL_EXTRAS)])
     build = _closure(read["build-system"]["requires"])
     hashed = _compile([*known.values(), *ALONE], "--no-deps", "--generate-hashes")
-    blocks = {name(block): block for block in re.split(r"\n(?=\S)", hashed.strip())}
     FOLDER.mkdir(exist_ok=True)
+    before = {pin: block for file in sorted(FOLDER.glob("*.txt")) for pin, block in _blocks(file.read_text()).items()}
+    blocks = {}
+    for pin, block in _blocks(hashed).items():
+        blocks[name(pin)] = before.get(pin, block)
+        if blocks[name(pin)] != block:
+            sys.stderr.write(
+                f"warning: the files of {pin} in the index are not those that were locked, which are kept: find out"
+                " why, and delete its lines from requirements/ to lock the present ones\n"
+            )
     for file, names in files(known, image, model, build).items():
         (FOLDER / f"{file}.txt").write_text("".join(f"{blocks[package]}\n" for package in names))
     return 0
+
+
+def _blocks(text: str) -> dict[str, str]:
+    """``name==version`` → its lines, of a file with hashes."""
+    return {block.split(None, 1)[0]: block for block in re.split(r"\n(?=\S)", text.strip()) if block}
 
 
 def _closure(requirements: Sequence[str]) -> set[str]:

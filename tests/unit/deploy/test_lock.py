@@ -62,6 +62,33 @@ def test_an_upgrade_keeps_the_constraints_that_uv_writes(tmp_path: Path, monkeyp
     assert (lock.FOLDER / "develop.txt").read_text() == "pump==2.0\n"
 
 
+def test_a_file_that_was_added_to_a_locked_version_later_is_not_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A package's publisher may add a file to a version of years ago, and pip may prefer it."""
+    index = {"pump": "pump==1.0 \\\n    --hash=sha256:aa", "valve": "valve==3.0 \\\n    --hash=sha256:bb"}
+
+    def compiled(requirements: Iterable[str], *options: str) -> str:
+        named = requirements if "--generate-hashes" in options else ()
+        return "\n".join(index.get(lock.name(line), line) for line in named)
+
+    monkeypatch.setattr(lock, "_compile", compiled)
+    monkeypatch.setattr(lock, "CONSTRAINTS", tmp_path / "constraints.txt")
+    monkeypatch.setattr(lock, "FOLDER", tmp_path / "requirements")
+    lock.CONSTRAINTS.write_text("pump==1.0\nvalve==3.0\n")
+    assert lock.main() == 0
+    index["pump"] += " \\\n    --hash=sha256:cc"
+    index["valve"] = "valve==4.0 \\\n    --hash=sha256:dd"
+    lock.CONSTRAINTS.write_text("pump==1.0\nvalve==4.0\n")
+    capsys.readouterr()
+    assert lock.main() == 0
+    written = (lock.FOLDER / "develop.txt").read_text()
+    assert written == "pump==1.0 \\\n    --hash=sha256:aa\nvalve==4.0 \\\n    --hash=sha256:dd\n"
+    assert [line.split(" in the index")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "warning: the files of pump==1.0"
+    ]
+
+
 def test_every_pin_has_hashes_and_no_url() -> None:
     for text in FILES.values():
         blocks = re.split(r"\n(?=\S)", text.strip())
