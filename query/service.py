@@ -115,7 +115,7 @@ async def open_service(
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)
         standing = StandingQuestions(pool, search, most=query.serve.standing_questions, ledger_seconds=budget.ledger)
         view = PipelineView(pool, es, settings)
-        previews = Previews(search, pool, es, embedders)
+        previews = Previews(search, pool, es, embedders, on_embedded=metrics.embedded)
         following = GenerationFollower(pool, embedders, metrics)
         closing.push_async_callback(following.aclose)
         shadow = await closing.enter_async_context(

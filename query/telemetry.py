@@ -206,11 +206,14 @@ class QueryMetrics:
             registry=r,
         )
         self.embedding_tokens = Counter(
-            "penstock_query_embedding_tokens", "Tokens of questions that the embedding model read", registry=r
+            "penstock_query_embedding_tokens",
+            "Tokens of questions and previews that the embedding model read",
+            registry=r,
         )
         self.embedding_cost = Counter(
             "penstock_query_embedding_cost",
-            "Cost of embeddings of questions, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS",
+            "Cost of embeddings of questions and previews, in the currency of "
+            "PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS",
             registry=r,
         )
         self.embedding_seconds = histogram(
@@ -284,7 +287,7 @@ class QueryMetrics:
             self.rerank_cost.inc(price_per_thousand / 1_000)
             charge(money=price_per_thousand / 1_000)
 
-    def question_embedded(self, tokens: int, money: float) -> None:
+    def embedded(self, tokens: int, money: float) -> None:
         self.embedding_tokens.inc(tokens)
         self.embedding_cost.inc(money)
         charge(money=money)

@@ -112,7 +112,7 @@ class OpenAIEmbedder:
             vectors = self._zeros(len(texts))
             vectors[keep] = call.vectors
         refused.update({keep[index]: reason for index, reason in call.refused.items()})
-        return Embedded(vectors, refused, call.tokens)
+        return Embedded(vectors, refused, call.tokens, self._price(call.tokens))
 
     async def embed_query(self, text: str) -> Vectors:
         keep, refused = triage([text])
@@ -121,11 +121,14 @@ class OpenAIEmbedder:
         fitted, _, _ = await self._fitted([self.query_prefix + text])
         call = self._call(fitted, min(self._patience, QUERY_PATIENCE_SECONDS))
         await self._batch(call, keep)
-        self.on_question(call.tokens, call.tokens * self._settings.price_per_million_tokens / 1_000_000)
+        self.on_question(call.tokens, self._price(call.tokens))
         return only_row(Embedded(call.vectors, call.refused))
 
     async def aclose(self) -> None:
         await self._server.aclose()
+
+    def _price(self, tokens: int) -> float:
+        return tokens * self._settings.price_per_million_tokens / 1_000_000
 
     def _call(self, texts: list[str], patience: float) -> _Call:
         return _Call(texts, time.monotonic() + patience, self._zeros(len(texts)))

@@ -25,6 +25,8 @@ class Embedded:
     """Index of an input that the model will never take → why (bounded text, no content)."""
     tokens: int = 0
     """Tokens billed, where the server says so."""
+    money: float = 0.0
+    """Their price."""
 
 
 class Embedder(Protocol):

@@ -137,7 +137,7 @@ class GenerationEmbedders:
         def load(generation: Generation) -> Embedder:
             embedder: Embedder = import_module(CHOOSE).for_generation(generation, settings, models)
             if metrics is not None:
-                embedder.on_question = metrics.question_embedded
+                embedder.on_question = metrics.embedded
                 embedder.on_request = metrics.question_embedding_timed
             return embedder
 

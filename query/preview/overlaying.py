@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -26,6 +26,9 @@ from query.retrieval.overlay import NewChunk, Overlay
 from query.retrieval.scoring import analyse
 
 TEXTS_A_REQUEST = 64
+MAX_CHARACTERS = 4_000_000
+"""The longest text of a document: more than MAX_NEW_CHUNKS hold. A page of HTML may be a hundred times as long as
+text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +160,23 @@ async def overlay(
     caller: Caller,
     edit: Edit,
     matched: Sequence[Matched],
+    on_embedded: Callable[[int, float], None] = lambda tokens, money: None,
 ) -> tuple[Overlay, list[EditedDocument]]:
-    """The overlay of an edit, and how each of its documents differs from the index. Raises BadQuery, Retryable and
-    Misconfigured."""
+    """The overlay of an edit, and how each of its documents differs from the index. on_embedded: receives the tokens
+    and the money that embedding its texts cost. Raises BadQuery, Retryable and Misconfigured."""
     chunked: list[_Chunked] = []
     edited: list[EditedDocument] = []
     removed: set[UUID] = set()
+    new_chunks = 0
     for of in matched:
         if of.proposed.content is None:
             edited.append(_deleted(edit, caller, of))
             removed.update(of.known.manifest.chunk_ids if of.known and of.known.manifest else ())
             continue
         document = await asyncio.to_thread(_chunk, edit, caller, generation, embedder, of)
+        new_chunks += len(document.new)
+        if new_chunks > MAX_NEW_CHUNKS:  # before the next document, which may take a second
+            raise BadQuery(f"the edit has more than {MAX_NEW_CHUNKS} new chunks, the maximum: preview it in parts")
         edited.append(document.edited)
         if document.edited.state != "unchanged":
             chunked.append(document)
@@ -178,9 +186,7 @@ async def overlay(
         id_: text for document in chunked for id_, text in zip(document.manifest.chunk_ids, document.texts, strict=True)
     }
     new = [id_ for document in chunked for id_ in document.manifest.chunk_ids if id_ in document.new]
-    if len(new) > MAX_NEW_CHUNKS:
-        raise BadQuery(f"the edit has {len(new)} new chunks, the maximum is {MAX_NEW_CHUNKS}: preview it in parts")
-    vectors = await _embed(embedder, generation, [texts[id_] for id_ in new])
+    vectors = await _embed(embedder, generation, [texts[id_] for id_ in new], on_embedded)
     entries = {
         id_: content_fields(document.passage.title, headings, texts[id_])
         for document in chunked
@@ -228,6 +234,8 @@ def _chunk(edit: Edit, caller: Caller, generation: Generation, embedder: Embedde
         text, media_type = normalise(of.proposed.content or "", of.proposed.media_type)
     except Poison as error:
         raise BadQuery(f"{of.proposed.path}: {error}") from error
+    if len(text) > MAX_CHARACTERS:
+        raise BadQuery(f"{of.proposed.path}: its text has more than {MAX_CHARACTERS:,} characters: shorten it")
     external_id, id_ = _identity(edit, caller, of)
     digest = content_hash(text)
     try:
@@ -255,11 +263,14 @@ def _chunk(edit: Edit, caller: Caller, generation: Generation, embedder: Embedde
     return _Chunked(passage, manifest, texts, of.known, edited, new, rewritten)
 
 
-async def _embed(embedder: Embedder, generation: Generation, texts: Sequence[str]) -> list[Vectors]:
+async def _embed(
+    embedder: Embedder, generation: Generation, texts: Sequence[str], on_embedded: Callable[[int, float], None]
+) -> list[Vectors]:
     """The vectors of new chunks, as the vector table would store them; zeros for a text that the model refuses."""
     vectors: list[Vectors] = []
     for at in range(0, len(texts), TEXTS_A_REQUEST):
         embedded = await embedder.embed_documents(texts[at : at + TEXTS_A_REQUEST])
+        on_embedded(embedded.tokens, embedded.money)
         vectors += list(embedded.vectors)
     if generation.vector_type == "halfvec":
         return [np.asarray(np.asarray(vector, np.float16), np.float32) for vector in vectors]

@@ -7,7 +7,7 @@ that it would get. Nothing is written to a store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -64,6 +64,8 @@ class Previews:
     es: AsyncElasticsearch
     embedders: Embedders
     seconds: float = SECONDS
+    on_embedded: Callable[[int, float], None] = lambda tokens, money: None
+    """Receives the tokens and the money that embedding the texts of an edit cost."""
 
     async def preview(self, edit: Edit, caller: Caller, *, operator: bool = False) -> Report:
         """The report of an edit, as this caller. operator: whether questions count that were promoted from what people
@@ -74,7 +76,7 @@ class Previews:
         embedder = await self.embedders.of(known.generation).model()
         require_same(embedder, known.generation)
         matched = match(edit, known.documents)
-        laid, documents = await overlay(self.es, embedder, known.generation, caller, edit, matched)
+        laid, documents = await overlay(self.es, embedder, known.generation, caller, edit, matched, self.on_embedded)
         answered, affected = 0, 0
         findings: list[Finding] = []
         questions = _edited_first(known.questions, laid) if laid.documents else ()

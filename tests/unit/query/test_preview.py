@@ -10,9 +10,12 @@ from uuid import uuid4
 import pytest
 
 from pipeline.core.model import Manifest
+from pipeline.stages.manifests import build_manifest
+from query.access.callers import Caller
 from query.model import BadQuery, Passage
+from query.preview import overlaying
 from query.preview.model import Edit, ProposedDocument
-from query.preview.overlaying import LedgerDocument, match
+from query.preview.overlaying import LedgerDocument, match, overlay
 from query.retrieval import overlay as overlays
 from query.retrieval.overlay import OverlaidStores, Overlay
 from query.retrieval.scoring import (
@@ -26,6 +29,8 @@ from query.retrieval.scoring import (
     stored_length,
 )
 from query.retrieval.stores import Timeouts
+from tests.support.query.generations import generation
+from tests.support.query.library import WordEmbedder
 
 
 def known(external_id: str, path: str | None = None) -> LedgerDocument:
@@ -53,6 +58,33 @@ def test_an_external_id_outweighs_a_path_and_a_path_an_id_that_equals_it() -> No
 def test_a_path_of_two_documents_is_refused() -> None:
     with pytest.raises(BadQuery, match="2 documents"):
         match(Edit("wiki", [ProposedDocument("a.md")]), [known("1", "a.md"), known("2", "a.md")])
+
+
+async def test_an_edit_with_too_many_new_chunks_is_refused_before_the_rest_of_it_is_chunked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page of 1 MB that is a hundred times as long as text was chunked for a minute, and refused then."""
+    monkeypatch.setattr(overlaying, "MAX_NEW_CHUNKS", 1)
+    monkeypatch.setattr(overlaying, "MAX_CHARACTERS", 2_000)
+    chunked = []
+
+    def counting(*arguments: Any) -> Manifest:
+        chunked.append(arguments[0])
+        return build_manifest(*arguments)
+
+    monkeypatch.setattr(overlaying, "build_manifest", counting)
+
+    async def lay(*contents: str) -> None:
+        edit = Edit("wiki", [ProposedDocument(f"{n}.html", c, "", "text/html") for n, c in enumerate(contents)])
+        caller = Caller("acme", frozenset({"staff"}))
+        await overlay(cast(Any, None), WordEmbedder(), generation(), caller, edit, match(edit, []))
+
+    with pytest.raises(BadQuery, match="more than 1 new chunks"):
+        await lay("<p>One.", "<p>Two.", "<p>Three.")
+    assert len(chunked) == 2
+    with pytest.raises(BadQuery, match=r"0\.html: its text has more than 2,000 characters"):
+        await lay("<table><tr><td colspan=1000>x")
+    assert len(chunked) == 2
 
 
 @pytest.mark.parametrize(

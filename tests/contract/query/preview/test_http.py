@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from pipeline.embedding.port import Embedded
+from query.embedding.embedders import QueryEmbedder
 from query.evaluation import golden as judgements
 from query.evaluation.golden import Golden, Judged
 from query.http.schemas import PreviewRequest
+from query.limits.charging import charge_to
 from tests.support.query.http_kit import World, as_, problem
-from tests.support.query.library import document
+from tests.support.query.library import WordEmbedder, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -86,6 +91,24 @@ async def test_a_preview_waits_for_that_of_another_tenant(world: World, tenant: 
         await asyncio.sleep(0.3)
         assert not waiting.done()
     assert (await waiting).status_code == 200
+
+
+class Billed(WordEmbedder):
+    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+        return replace(await super().embed_documents(texts), tokens=5, money=0.25)
+
+
+async def test_what_a_remote_model_embeds_for_a_preview_is_charged_to_its_request(world: World, tenant: str) -> None:
+    await handbook(world, tenant)
+    previews = replace(world.service.previews, embedders=QueryEmbedder(Billed))
+    charged: list[tuple[int, float]] = []
+    charge_to(lambda tokens, money: charged.append((tokens, money)))
+    try:
+        edit = PreviewRequest.model_validate(EDIT).edit()
+        await previews.preview(edit, await world.service.search.identify(tenant, principals=["ann"]))
+    finally:
+        charge_to(None)
+    assert charged == [(0, 0.25)], "the budget of tokens is of the chat model's"
 
 
 @pytest.mark.parametrize("documents", [[{"path": ""}], [{"path": "a", "acl_tags": ["staff"]}], [{"path": "a"}] * 201])
