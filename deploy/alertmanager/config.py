@@ -47,7 +47,7 @@ QUERY_ERRORS = ("QueryErrorsBurnsFast", "QueryErrorsBurns", "QueryErrorsBurnsSlo
 LATENCY = ("SearchLatencyBurnsFast", "SearchLatencyBurns", "SearchLatencyBurnsSlowly")
 WITHOUT_LEDGER = (
     *("OldestPending", "ConsumerLag", "CanaryLate", "CanaryIdle", *LATE, *QUERY_ERRORS, *LATENCY),
-    *("ConnectorSilent", "AccessOld", "ConnectorNotWorking", "EvalStale"),
+    *("ConnectorSilent", "AccessOld", "ConnectorNotWorking", "EvalStale", "AnalysisStuck"),
 )
 """They follow from a ledger that cannot be read or written. ``TrailLost`` is missing: of that somebody has to know."""
 
@@ -58,7 +58,7 @@ INHIBITIONS = (
         for consequence in (alerts(*WITHOUT_LEDGER), alerts("BreakerOpen", service="postgres"))
     ),
     Inhibition(alerts("Outage", service="postgres"), alerts("VitalsMissing", "TrailNotWritten")),
-    Inhibition(alerts("Outage", service="kafka"), alerts("CanaryLate", "ConnectorNotWorking", *LATE)),
+    Inhibition(alerts("Outage", service="kafka"), alerts("CanaryLate", "ConnectorNotWorking", "AnalysisStuck", *LATE)),
     Inhibition(alerts("Outage", service="kafka"), alerts("BreakerOpen", service="kafka")),
     Inhibition(alerts("WorkerAbsent"), alerts("WorkerDown"), equal=("worker",)),
     Inhibition(
