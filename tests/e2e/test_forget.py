@@ -39,11 +39,15 @@ KEY = "a key of the installation, long".replace(" ", "-").ljust(40, "x")
 OLD = "now() - interval '1 hour'"
 
 
-@pytest.fixture
-async def working(space: Space) -> Space:
+def start_workers(space: Space) -> None:
     space.environment["PENSTOCK_STREAM_VITALS_SECONDS"] = "0.5"
     space.environment["PENSTOCK_FEEDBACK_KEYS"] = KEY
     space.start("detect", "vectors", "keywords")
+
+
+@pytest.fixture
+async def working(space: Space) -> Space:
+    start_workers(space)
     return space
 
 
@@ -252,14 +256,16 @@ async def assert_forgotten(space: Space) -> None:
 
 
 @pytest.fixture
-def operator(working: Space) -> Iterator[Space]:
-    """The commands log in as the operator's role, the workers go on as they are."""
-    admin = working.settings.postgres.dsn.get_secret_value()
+def operator(space: Space) -> Iterator[Space]:
+    """The commands log in as the operator's role, the workers as the owner. They start afterwards: grants lock tables,
+    and fail while workers use them."""
+    admin = space.settings.postgres.dsn.get_secret_value()
     for file in ("1-roles.sql", "2-grants.sql"):
         run_file(admin, file)
+    start_workers(space)
     with logins(admin) as dsns:
-        working.environment["PENSTOCK_POSTGRES_DSN"] = dsns["penstock_operator"]
-        yield working
+        space.environment["PENSTOCK_POSTGRES_DSN"] = dsns["penstock_operator"]
+        yield space
 
 
 async def test_a_forgotten_document_and_person_remain_in_no_store(operator: Space) -> None:
@@ -365,6 +371,7 @@ async def test_nothing_of_a_forgotten_tenant_remains_and_other_tenants_are_untou
     assert await space.query("SELECT tenant FROM documents WHERE deleted_at IS NULL") == [("globex",)]
 
 
+@pytest.mark.slow
 async def test_a_forgotten_authors_name_is_removed_from_all_their_documents(working: Space) -> None:
     """It stayed in the keyword index with all of their documents but the first."""
     space = working
