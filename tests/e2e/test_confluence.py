@@ -111,6 +111,7 @@ async def company(request: pytest.FixtureRequest, space: Space, tmp_path: Path) 
                 await task
 
 
+@pytest.mark.slow
 async def test_pages_comments_and_attachments_are_searchable_and_follow_their_changes(company: Company) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.pages.values()

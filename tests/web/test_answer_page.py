@@ -233,6 +233,7 @@ async def test_an_answer_that_breaks_off_shows_a_note(tabs: Tabs) -> None:
     assert await tab.page.inner_text("#answer .notes") != ""
 
 
+@pytest.mark.slow
 async def test_escape_closes_the_answer_and_shows_the_results(tab: Tab) -> None:
     await tab.open(ADDRESS)
     await tab.page.wait_for_selector(WRITTEN)
@@ -247,6 +248,7 @@ async def test_escape_closes_the_answer_and_shows_the_results(tab: Tab) -> None:
     await tab.page.wait_for_selector(WRITTEN)
 
 
+@pytest.mark.slow
 async def test_opening_a_document_and_going_back_requests_no_second_answer(tabs: Tabs) -> None:
     tab = await tabs.new()
     await tab.open(ADDRESS)

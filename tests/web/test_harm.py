@@ -40,10 +40,10 @@ async def test_markup_in_a_document_is_shown_as_text_and_neither_runs_nor_loads(
 @pytest.mark.parametrize(
     "text",
     [
-        "a" + " " * 150_000 + "b",
-        "a|b\n" + " " * 100_000 + "x|",
+        pytest.param("a" + " " * 150_000 + "b", marks=pytest.mark.slow),
+        pytest.param("a|b\n" + " " * 100_000 + "x|", marks=pytest.mark.slow),
         "|" + "a|" * 500 + "\n|" + "-|" * 500 + "\n" + "|\n" * 20_000,
-        "".join("`" * n + "a" for n in range(1, 600)),
+        pytest.param("".join("`" * n + "a" for n in range(1, 600)), marks=pytest.mark.slow),
         "**a " * 30_000,
     ],
     ids=["spaces", "a row of a table", "a wide table", "code", "bold"],
@@ -73,7 +73,7 @@ async def test_no_name_of_a_document_is_shown_reversed(tab: Tab) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.parametrize("then", ["signs out", "signs in as somebody else"])
+@pytest.mark.parametrize("then", ["signs out", pytest.param("signs in as somebody else", marks=pytest.mark.slow)])
 async def test_nothing_that_a_person_was_shown_stays_for_the_next_one(tab: Tab, then: str) -> None:
     """On a screen that people share: results, an answer, a document, and values of filters."""
     await tab.open("?q=turnips+beets+harvest+cellar")

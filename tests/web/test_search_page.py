@@ -100,6 +100,7 @@ async def test_filters_narrow_the_results_and_can_be_removed(tab: Tab) -> None:
     assert "before=2026-02-15" in tab.page.url
 
 
+@pytest.mark.slow
 async def test_keys_of_metadata_order_and_further_pages(site: Site, tabs: Tabs) -> None:
     """Zoe alone reads the minutes: 20 of them, one a day."""
     minutes = [
@@ -254,6 +255,7 @@ async def test_a_document_that_does_not_exist_gives_a_plain_message(tab: Tab) ->
     assert "you may not read it" in await tab.page.inner_text("#story .doubt")
 
 
+@pytest.mark.slow
 async def test_colours_follow_the_system_until_the_user_chooses(tabs: Tabs) -> None:
     tab = await tabs.new(theme="dark")
     await tab.open("?q=undo+commits")
@@ -286,6 +288,7 @@ async def test_on_a_phone_nothing_is_too_wide_and_no_target_too_small(tabs: Tabs
     assert small == [], "WCAG 2.2: a target is at least 24 pixels"
 
 
+@pytest.mark.slow
 async def test_reduced_motion_disables_animations(tabs: Tabs) -> None:
     tab = await tabs.new(motion="reduce")
     await tab.open("?q=stash")

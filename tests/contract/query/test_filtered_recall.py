@@ -24,6 +24,7 @@ SMALL = Tuning(always_exact_rows=0)
 """The choice between the graph and an exact scan as in a collection of any size."""
 
 
+@pytest.mark.slow
 async def test_recall_under_filters_of_any_selectivity(stack: Stack) -> None:
     corpus = Corpus()
     vectors = WordVectors(DIMENSIONS, corpus)

@@ -91,7 +91,7 @@ class Judge:
         pass
 
 
-@pytest.mark.parametrize("geometry", ["crowded", "narrow", "sparse"])
+@pytest.mark.parametrize("geometry", ["crowded", "narrow", pytest.param("sparse", marks=pytest.mark.slow)])
 async def test_unrelated_questions_get_no_results_from_a_model_of_any_geometry(stack: Stack, geometry: str) -> None:
     async with library_of(stack, geometry) as library:
         before = await find(library, "python", EVERYDAY[0])

@@ -40,6 +40,7 @@ async def check(runner: MemoryRunner) -> list[str]:
     return [problem.message for problem in await runner.source.check()]
 
 
+@pytest.mark.slow
 async def test_faker_is_read_incrementally_with_nested_fields(tmp_path: Path) -> None:
     users = {
         "title": "{name}",

@@ -22,7 +22,7 @@ NAMES = tuple(f"d{n}" for n in range(7))
 """Three pages of three, three and one on Cloud; on Data Center each has a page above it besides."""
 
 
-@pytest.fixture(params=["cloud", "data-center"])
+@pytest.fixture(params=["cloud", pytest.param("data-center", marks=pytest.mark.slow)])
 async def office(request: pytest.FixtureRequest, ground: Ground, tmp_path: Path) -> AsyncIterator[Office]:
     flavour: Flavour = request.param
     async with (
@@ -45,6 +45,7 @@ async def test_first_crawl_publishes_every_document_and_identity(office: Office)
         assert office.play.outside not in people
 
 
+@pytest.mark.slow
 async def test_no_change_poll_publishes_nothing(office: Office) -> None:
     async with office.loaded():
         for action in ("changes", "sweep", "full", "groups"):
@@ -99,6 +100,7 @@ async def test_a_member_removed_from_a_group_loses_its_memberships(office: Offic
         assert (left.principal, left.groups) == (office.play.inside, [])
 
 
+@pytest.mark.slow
 async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office) -> None:
     async with office.loaded():
         edited = await office.play.write("d3", "Another text.")
@@ -126,6 +128,7 @@ async def test_the_next_poll_publishes_changes_whose_webhooks_were_lost(office: 
         assert await office.run_action("sweep") == []
 
 
+@pytest.mark.slow
 async def test_duplicated_and_reordered_webhooks_publish_each_change_once(office: Office) -> None:
     async with office.loaded() as instance:
         first = await office.play.write("d0", "First.")

@@ -57,6 +57,7 @@ async def test_first_crawl_publishes_every_document_and_identity(team: Team) -> 
         assert people == {team.play.inside: ["team"]}
 
 
+@pytest.mark.slow
 async def test_no_change_poll_publishes_nothing(team: Team) -> None:
     async with team.loaded():
         assert await team.run_action("changes") == []
@@ -94,6 +95,7 @@ async def test_a_member_removed_from_a_group_loses_its_memberships(team: Team) -
         assert (left.principal, left.groups) == (team.play.inside, [])
 
 
+@pytest.mark.slow
 async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(team: Team) -> None:
     async with team.loaded():
         edited = await team.play.write("d3", "Another text.")
@@ -113,6 +115,7 @@ async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(team: Team) ->
         assert await team.run_action("changes") == []
 
 
+@pytest.mark.slow
 async def test_duplicated_and_reordered_webhooks_publish_each_change_once(team: Team) -> None:
     async with team.loaded() as instance:
         first = await team.play.write("d0", "First.")

@@ -72,6 +72,7 @@ async def test_first_crawl_publishes_every_document_and_identity(office: Office)
         assert office.play.outside not in people
 
 
+@pytest.mark.slow
 async def test_no_change_poll_publishes_nothing(office: Office) -> None:
     async with office.loaded():
         office.play.fake.corpus.view(office.play.files["d0"])
@@ -110,6 +111,7 @@ async def test_a_member_removed_from_a_group_loses_its_memberships(office: Offic
         assert (left.principal, left.groups) == (office.play.inside, [])  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office) -> None:
     async with office.loaded():
         edited = await office.play.write("d3", "Another text.")
@@ -129,6 +131,7 @@ async def test_a_sweep_publishes_changes_whose_webhooks_were_lost(office: Office
         assert await office.run_action("changes") == []
 
 
+@pytest.mark.slow
 async def test_duplicated_and_reordered_webhooks_publish_each_change_once(office: Office) -> None:
     async with office.loaded() as instance:
         first = await office.play.write("d0", "First.")

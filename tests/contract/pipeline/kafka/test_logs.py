@@ -250,7 +250,8 @@ async def test_a_topic_recreated_under_a_running_worker_loses_no_record(world: W
         await world.until_committed()
 
 
-@pytest.mark.parametrize(("count", "kind"), [(5, "truncated"), pytest.param(40, "regrown", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "kind"), [(5, "truncated"), (40, "regrown")])
 async def test_records_sent_after_a_lost_tail_are_read_by_the_next_worker(world: World, count: int, kind: str) -> None:
     await world.handle_all("kept", 20)
     copy = await world.keep_a_copy()

@@ -110,7 +110,7 @@ async def test_repeated_rebuilds_of_both_stores_leave_one_table_and_one_index(si
     await assert_equal(site.space, documents, vector=vector, refused=lambda text: "poison" in text)
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", ["keywords", pytest.param("vectors", marks=pytest.mark.slow)])
 async def test_live_changes_reach_both_generations_during_a_rebuild(
     site: Site, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,19 +188,19 @@ def kill() -> None:
 @pytest.mark.parametrize(
     ("store", "module", "step", "calls"),
     [
-        ("keywords", rebuilding, "create_index", 1),
-        ("keywords", builds, "begin", 1),
+        pytest.param("keywords", rebuilding, "create_index", 1, marks=pytest.mark.slow),
+        pytest.param("keywords", builds, "begin", 1, marks=pytest.mark.slow),
         ("keywords", builds, "fill", 2),
-        ("keywords", building, "tune_index", 1),
+        pytest.param("keywords", building, "tune_index", 1, marks=pytest.mark.slow),
         ("keywords", builds, "cut_over", 1),
         ("keywords", building, "drop_index", 1),
-        ("keywords", tables, "clear_rows", 1),
-        ("vectors", rebuilding, "create_chunk_table", 1),
-        ("vectors", builds, "fill", 2),
+        pytest.param("keywords", tables, "clear_rows", 1, marks=pytest.mark.slow),
+        pytest.param("vectors", rebuilding, "create_chunk_table", 1, marks=pytest.mark.slow),
+        pytest.param("vectors", builds, "fill", 2, marks=pytest.mark.slow),
         ("vectors", builds, "fill", 4),
-        ("vectors", tables, "create_graph", 1),
+        pytest.param("vectors", tables, "create_graph", 1, marks=pytest.mark.slow),
         ("vectors", builds, "cut_over", 1),
-        ("vectors", tables, "drop_table", 1),
+        pytest.param("vectors", tables, "drop_table", 1, marks=pytest.mark.slow),
     ],
 )
 async def test_a_rebuild_killed_at_any_step_is_completed_by_the_next_run(

@@ -235,10 +235,10 @@ async def test_large_pages_use_up_their_sources_budget(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("content", "media_type"),
     [
-        ("#\n" * 20_000, "text/markdown"),
+        pytest.param("#\n" * 20_000, "text/markdown", marks=pytest.mark.slow),
         ("a\x1e" * 20_000, "text/x-penstock-messages"),
         ("<li>#" * 10_000, "text/html"),
-        ("word " * 250_000, "text/plain"),
+        pytest.param("word " * 250_000, "text/plain", marks=pytest.mark.slow),
     ],
     ids=["lines", "messages", "tags", "words"],
 )

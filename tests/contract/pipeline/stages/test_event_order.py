@@ -73,6 +73,7 @@ async def assert_stored_texts(library: Library, name: str, *texts: str) -> None:
     assert (in_vectors, in_keywords) == (list(texts), list(texts)), name
 
 
+@pytest.mark.slow
 async def test_a_recreated_document_survives_every_order_of_its_four_events(library: Library) -> None:
     for n, order in enumerate(permutations(range(4))):
         name = f"doc-{n}"

@@ -25,7 +25,7 @@ from topics.messages import IdentityChanged
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
-SEEDS = (3, None)
+SEEDS = (pytest.param(3, marks=pytest.mark.slow), None)
 """None: drawn at each run; a failure prints the world's seed."""
 WORLDS = 4
 BUDGETS = (90, 300, 1_000, 30_000)
