@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,15 @@ END = re.compile(r"\s(?:#|\||>|&|2>|\\|·)|[;…]|\.\s|$")
 """Where a command's own words end: a comment, a pipe, a redirection, an ellipsis."""
 
 
+@cache
+def commands() -> tuple[TyperGroup, Context]:
+    root = get_group(app)
+    return root, Context(root, info_name="penstock")
+
+
 def problem(line: str) -> str | None:
     """Return what is wrong with a command's words after ``penstock``, if anything is."""
-    root = get_group(app)
-    context = Context(root, info_name="penstock")
+    root, context = commands()
     words = line[: END.search(line).start()].split()  # type: ignore[union-attr]
     command = root.get_command(context, words[0].strip(",.:)"))
     if command is None:
