@@ -5,9 +5,10 @@ request is neither read nor parsed."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from traceback import extract_tb
 
@@ -22,7 +23,7 @@ from query.auth.authenticator import LOOPBACK_NAMES, Authenticator, host_name
 from query.auth.identity import Identity
 from query.limits.budgets import Meter
 from query.limits.charging import charge_to
-from query.limits.concurrency import Limits, kind_of
+from query.limits.concurrency import Limits, Slot, kind_of
 from query.model import BadQuery
 from query.problems import Problem
 from query.settings import ServeSettings
@@ -187,7 +188,9 @@ class Gate:
         memory = _BodyMemory(self._bodies, exchange.identity.tenant, self._metrics)
         try:
             body = await self._body(headers, receive, memory)
-            async with self._limits.slot(exchange.identity, kind) as scope["state"]["slot"]:
+            async with self._limits.slot(exchange.identity, kind) as slot:
+                scope["state"]["slot"] = slot
+                scope["state"]["answering"] = partial(self._answering, exchange.identity, slot)
                 charge_to(account.charge)  # only in this request's task
                 await _while_connected(self._app, scope, body, receive, send)
         except Problem:
@@ -195,6 +198,20 @@ class Gate:
             raise
         finally:
             memory.release()
+            account.close()
+
+    @asynccontextmanager
+    async def _answering(self, identity: Identity, slot: Slot) -> AsyncIterator[None]:
+        """Admit an answer within a request that was admitted as a search: a tool may have a model write one, which only
+        the body says. Raises Problem (429, 503) and Retryable."""
+        account = await self._meter.admit(identity, "answer")
+        try:
+            async with self._limits.answering(identity, slot):
+                yield
+        except Problem:
+            account.close(refund=True)
+            raise
+        finally:
             account.close()
 
     async def _body(self, headers: Headers, receive: Receive, memory: _BodyMemory) -> bytes:

@@ -141,6 +141,18 @@ class Limits:
             if not self._at_once[identity.id]:
                 del self._at_once[identity.id]
 
+    @asynccontextmanager
+    async def answering(self, identity: Identity, slot: Slot) -> AsyncIterator[None]:
+        """Hold a place among the answers, for a request that was admitted as a search and has a model write. It holds
+        no slot of a search while it waits for one. Raises Problem (429, 503)."""
+        answer = Ticket(identity.tenant, identity.id)
+        try:
+            async with slot.released():
+                await self._answers.enter(answer, asyncio.get_running_loop().time() + self._settings.waiting_seconds)
+            yield
+        finally:
+            self._answers.leave(answer)
+
 
 class _Queue:
     """The slots of one resource and the requests that wait for them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -44,6 +45,9 @@ class Asker:
     caller_class: CallerClass
     seen: AtLeast | None
     """The published changes that it can see, of those that the call named."""
+    answering: Callable[[], AbstractAsyncContextManager[None]]
+    """Admits an answer: the place and the budget that it needs beyond those of a search. Raises Problem and
+    Retryable."""
     release_search: Callable[[], None]
     """Releases the slot of a search while a model writes."""
     record: Callable[[ToolCall], Awaitable[None]]
@@ -126,7 +130,7 @@ async def _answer(service: Service, asker: Asker, question: Question) -> tuple[A
         asker.release_search()
         passages.extend(sources.passages)
 
-    async with asyncio.timeout(service.answer_seconds):
+    async with asker.answering(), asyncio.timeout(service.answer_seconds):
         answer = await service.answers.whole(question, asker.caller, asker.caller_class, on_sources=take)
     return answer, passages
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import cast
 
 from mcp.server.stdio import stdio_server
@@ -42,7 +42,15 @@ async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
             await record_change(request, 200)
 
         principal = known.principal if known.has("answers") else None
-        return Asker(caller, principal, known.caller_class, seen, lambda: release_search(request), record)
+        return Asker(
+            caller,
+            principal,
+            known.caller_class,
+            seen,
+            request.state.answering,
+            lambda: release_search(request),
+            record,
+        )
 
     async def note(context: Context, call: ToolCall) -> None:
         assert context.request is not None
@@ -82,7 +90,7 @@ async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tag
         search = service.search
         seen = await search.wait_for(publications, tenant, principals=principals, tags=tags, seconds=seconds)
         caller = await search.identify(tenant, principals=principals, tags=tags)
-        return Asker(caller, person, "standard", seen, lambda: None, lambda call: note(context, call))
+        return Asker(caller, person, "standard", seen, nullcontext, lambda: None, lambda call: note(context, call))
 
     async def note(_: Context, call: ToolCall) -> None:
         record = recorded(

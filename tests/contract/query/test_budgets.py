@@ -185,6 +185,50 @@ async def test_an_exhausted_token_budget_ends_answers_but_not_searches(
     assert after[2] - before[2] == pytest.approx(money)
 
 
+async def test_an_exhausted_token_budget_ends_the_answers_of_tools_too(
+    library: Library, chat: FakeChat, tmp_path: Path
+) -> None:
+    """Calls of tools counted as searches, also of those that have a model write an answer."""
+    before = await used(library, "globex")
+    file = limits(tmp_path, f"[tenant.globex]\ntokens_per_day = {before[1] + 2_000}")
+    async with service_over(library, chat=model(chat), serve=file) as (client, _):
+        asking = as_("eve", "globex")
+        async with connected(str(client.base_url).rstrip("/"), headers=asking) as mcp:
+            refusals: list[str] = []
+            while not refusals and len(chat.requests) < 40:
+                kept = await mcp.call_tool("standing_keep", {"question": QUESTION["question"]})
+                refusals += [part.text for part in kept.content if kept.is_error]
+            assert refusals, "40 answers were written"
+            assert "tokens per day is exhausted" in refusals[0]
+            assert (await call(mcp, "search", query="harbour"))["results"]
+    after = await used(library, "globex")
+    assert 0 < after[1] - before[1] <= 2_000
+
+
+async def test_answers_of_tools_are_shared_out_with_the_others(library: Library, chat: FakeChat) -> None:
+    chat.faults.latency_seconds = 60
+    serve = {"answers_at_once": 2, "waiting_seconds": 2, "concurrent": 2}
+    async with (
+        service_over(library, chat=model(chat), serve=serve) as (client, _),
+        connected(str(client.base_url).rstrip("/"), headers=as_("dan", "globex")) as mcp,
+    ):
+        keep = "standing_keep", {"question": QUESTION["question"]}
+        writing = [asyncio.create_task(mcp.call_tool(*keep)) for _ in range(2)]
+        try:
+            async with asyncio.timeout(60):
+                while chat.stats.open < 2:
+                    await asyncio.sleep(0.05)
+            refused = await asyncio.wait_for(mcp.call_tool(*keep), 30)
+            assert (refused.is_error, chat.stats.open) == (True, 2)
+            search = await client.post("/v1/search", json=QUERY, headers=as_("ann", "acme"))
+            assert search.status_code == 200, "who waits to write holds no slot of a search"
+        finally:
+            chat.faults.latency_seconds = 0
+            for task in writing:
+                task.cancel()
+            await asyncio.gather(*writing, return_exceptions=True)
+
+
 async def test_a_client_that_leaves_a_stream_is_charged_for_the_models_tokens(library: Library, chat: FakeChat) -> None:
     """Else whoever leaves just before the end would have its answers for nothing."""
     chat.faults.token_seconds = 0.2
