@@ -20,7 +20,7 @@ from pipeline.core.publication import DEFAULT_WAIT_SECONDS, publications_of
 if TYPE_CHECKING:
     from pipeline.core.publication import Publication
     from query.access.callers import Caller
-    from query.answers.model import Answer, NumberedPassage, Sources
+    from query.answers.model import Answer, Sources
     from query.model import AtLeast as Seen
     from query.model import SourceFreshness
     from query.modes.material import Question
@@ -148,12 +148,12 @@ async def _ask(
         caller = await service.search.identify(tenant, principals=principals, tags=tags)
         named = await _named(service, tenant, documents)
         question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
-        passages: list[NumberedPassage] = []
+        material: list[Sources] = []
         if keep:
             await service.standing.check_room(tenant, principals[0], question)
 
         async def note(sources: Sources) -> None:
-            passages[:] = sources.passages
+            material[:] = [sources]
             shown = [
                 *shown_documents(passage.result for passage in sources.passages),
                 *sorted(sources.history_documents),
@@ -166,7 +166,7 @@ async def _ask(
             answer = await _answer(service, question, caller, note, live=live)
             standing = None
             if keep:
-                standing = await service.standing.keep(caller, principals[0], question, answer, passages)
+                standing = await service.standing.keep(caller, principals[0], question, answer, material[0])
             show(answer, seen, fresh, standing)
             seen = None  # it has waited
             if not conversation or (text := await asyncio.to_thread(_follow_up)) is None:
@@ -260,16 +260,9 @@ async def _live(
 
 
 def _print_json(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness], standing: UUID | None) -> None:
-    from query.answers.model import answer_json
+    from query.answers.model import consistent_json
 
-    print_json(
-        answer_json(answer)
-        | {
-            "at_least": seen and seen.as_json(),
-            "freshness": [source.as_json() for source in fresh],
-            "standing_id": None if standing is None else str(standing),
-        }
-    )
+    print_json(consistent_json(answer, seen, fresh) | {"standing_id": None if standing is None else str(standing)})
 
 
 def _show(answer: Answer, seen: Seen | None, fresh: Sequence[SourceFreshness], standing: UUID | None) -> None:

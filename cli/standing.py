@@ -116,10 +116,9 @@ def ask(id_: Id, tenant: Tenant = "default", principal: Principal = None, json_o
         before, question = await service.standing.question(reader.caller, who, id_)
         sources: list[Sources] = []
         answer = await service.answers.whole(question, reader.caller, on_sources=sources.append)
-        passages = [passage for event in sources for passage in event.passages]
-        documents = before.shown_documents + shown_documents(passage.result for passage in passages)
+        documents = before.shown_documents + shown_documents(passage.result for passage in sources[0].passages)
         await reader.record("standing.ask", list(dict.fromkeys(documents)), object=f"question:{id_}")
-        return answer, await service.standing.renew(reader.caller, who, before, question, answer, passages)
+        return answer, await service.standing.renew(reader.caller, who, before, question, answer, sources[0])
 
     answer, lines = _run(again, tenant, principal)
     if json_output:

@@ -113,7 +113,13 @@ async def open_service(
         )
         modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, metrics=metrics)
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)
-        standing = StandingQuestions(pool, search, most=query.serve.standing_questions, ledger_seconds=budget.ledger)
+        standing = StandingQuestions(
+            pool,
+            search,
+            query.retrieval,
+            most=query.serve.standing_questions,
+            ledger_seconds=budget.ledger,
+        )
         view = PipelineView(pool, es, settings)
         previews = Previews(search, pool, es, embedders, on_embedded=metrics.embedded)
         following = GenerationFollower(pool, embedders, metrics)

@@ -212,7 +212,8 @@ class _Answering:
         history_documents = set(self.understood.documents)
         if passages and material.history is not None:
             history_documents |= material.history.documents
-        yield Sources(passages, material.mode, tuple(self.notes), tuple(self.steps.done), history_documents)
+        is_full = bool(passages) and (material.is_full or self.context.left_out > 0)
+        yield Sources(passages, material.mode, tuple(self.notes), tuple(self.steps.done), history_documents, is_full)
         if not passages:
             yield Delta(NO_INFORMATION)
             yield Done(self._no_information(model=None))

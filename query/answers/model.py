@@ -8,7 +8,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from pipeline.core.errors import PenstockError
-from query.model import AnswerMode, Result, Step, result_as_json
+from query.model import AnswerMode, AtLeast, Result, SourceFreshness, Step, result_as_json
 
 NO_INFORMATION = "I don't have information on this."
 """The whole answer if nothing that the caller may read is relevant. The prompt tells the model to use it."""
@@ -80,6 +80,8 @@ class Sources:
     history_documents: Collection[UUID] = ()
     """The documents that the included history and earlier answers of the conversation were made from; they are not
     among the passages."""
+    is_full: bool = True
+    """Whether a further passage would take the place of one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +162,14 @@ def answer_json(answer: Answer) -> dict[str, Any]:
 
 def steps_json(steps: Sequence[Step]) -> list[dict[str, Any]]:
     return [{"step": step.name, "took_ms": step.took_ms, **step.facts} for step in steps]
+
+
+def consistent_json(answer: Answer, seen: AtLeast | None, fresh: Sequence[SourceFreshness]) -> dict[str, Any]:
+    """An answer's JSON with what became of the changes that the request waited for, and with certificates from before
+    its material was gathered."""
+    notes = [seen.reason] if seen is not None and not seen.applied else []
+    return answer_json(answer) | {
+        "notes": [*answer.notes, *notes],
+        "at_least": seen and seen.as_json(),
+        "freshness": [source.as_json() for source in fresh],
+    }

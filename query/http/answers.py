@@ -24,9 +24,9 @@ from query.answers.model import (
     Delta,
     Done,
     Failed,
-    NumberedPassage,
     Sources,
     answer_json,
+    consistent_json,
     sources_json,
 )
 from query.auth.identity import Identity
@@ -92,27 +92,27 @@ async def answers(
     fresh = await service.search.freshness(caller, question.sources)
     if body.stream or EVENT_STREAM in request.headers.get("accept", ""):
         return EventStream(_events(service, request, question, caller, identity.caller_class, seen, fresh, keeper))
-    answer, passages = await whole(service, request, question, caller, identity.caller_class)
-    standing = await service.standing.keep(caller, keeper, question, answer, passages) if keeper else None
-    return JSONResponse(with_consistency(answer_json(answer), seen, fresh) | _standing_id(standing))
+    answer, material = await whole(service, request, question, caller, identity.caller_class)
+    standing = await service.standing.keep(caller, keeper, question, answer, material) if keeper else None
+    return JSONResponse(consistent_json(answer, seen, fresh) | _standing_id(standing))
 
 
 async def whole(
     service: Service, request: Request, question: Question, caller: Caller, caller_class: CallerClass
-) -> tuple[Answer, Sequence[NumberedPassage]]:
+) -> tuple[Answer, Sources]:
     """An answer within its time limit, and the passages that it is made from, noted for the audit trail."""
-    passages: list[NumberedPassage] = []
+    material: list[Sources] = []
 
     def take(sources: Sources) -> None:
         _note_sources(request, sources)
-        passages.extend(sources.passages)
+        material.append(sources)
 
     async with asyncio.timeout(service.answer_seconds):
         answer = await service.answers.whole(question, caller, caller_class, on_sources=take)
     note(request, object=f"answer:{answer.answer_id}")
     note_mode(request, answer.mode)
     _shadow(service, question, caller, answer.mode)
-    return answer, passages
+    return answer, material[0]
 
 
 async def _keeper(service: Service, identity: Identity, question: Question) -> str:
@@ -138,7 +138,7 @@ async def _events(
     keeper: str | None,
 ) -> AsyncGenerator[Event, None]:
     began, first = perf_counter(), True
-    passages: Sequence[NumberedPassage] = ()
+    material: Sources | None = None
     service.metrics.streams.inc()
     try:
         async with (
@@ -148,7 +148,7 @@ async def _events(
             async for event in events:
                 match event:
                     case Sources():
-                        passages = event.passages
+                        material = event
                         _note_sources(request, event)
                         note_mode(request, event.mode)
                         _shadow(service, question, caller, event.mode)
@@ -157,9 +157,9 @@ async def _events(
                         service.metrics.first_token.observe(perf_counter() - began)
                 name, data = _event(event)
                 if isinstance(event, Done):
-                    data = with_consistency(data, seen, fresh)
-                    if keeper is not None:
-                        standing_id = await service.standing.keep(caller, keeper, question, event.answer, passages)
+                    data = consistent_json(event.answer, seen, fresh)
+                    if keeper is not None and material is not None:
+                        standing_id = await service.standing.keep(caller, keeper, question, event.answer, material)
                         data |= _standing_id(standing_id)
                 yield name, data
     except (TimeoutError, PenstockError) as error:
@@ -175,14 +175,6 @@ def _note_sources(request: Request, sources: Sources) -> None:
     note(
         request, [*shown_documents(passage.result for passage in sources.passages), *sorted(sources.history_documents)]
     )
-
-
-def with_consistency(answer: dict[str, Any], seen: AtLeast | None, fresh: Sequence[SourceFreshness]) -> dict[str, Any]:
-    """An answer's JSON with what became of the changes that the request waited for, and with certificates from before
-    its material was gathered."""
-    notes = [seen.reason] if seen is not None and not seen.applied else []
-    consistency = {"at_least": seen and seen.as_json(), "freshness": [source.as_json() for source in fresh]}
-    return answer | consistency | {"notes": [*answer["notes"], *notes]}
 
 
 def _shadow(service: Service, question: Question, caller: Caller, mode: AnswerMode) -> None:

@@ -8,9 +8,9 @@ from uuid import UUID
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from query.answers.model import answer_json
+from query.answers.model import consistent_json
 from query.auth.identity import Identity
-from query.http.answers import whole, with_consistency
+from query.http.answers import whole
 from query.http.audit_trail import note, record_change
 from query.http.dependencies import Authenticated, Reader, Serving
 from query.http.schemas import StandingAnswerResponse, StandingListResponse, StandingResponse
@@ -52,14 +52,13 @@ async def standing_answer(
     try:
         before, question = await service.standing.question(caller, principal, question_id)
         fresh = await service.search.freshness(caller, question.sources)
-        answer, passages = await whole(service, request, question, caller, identity.caller_class)
+        answer, material = await whole(service, request, question, caller, identity.caller_class)
         note(request, before.shown_documents)
-        lines = await service.standing.renew(caller, principal, before, question, answer, passages)
+        lines = await service.standing.renew(caller, principal, before, question, answer, material)
     except Unknown as error:
         raise Problem("not-found", str(error)) from error
     return JSONResponse(
-        with_consistency(answer_json(answer), None, fresh)
-        | {"standing_id": str(question_id), "difference": lines_json(lines)}
+        consistent_json(answer, None, fresh) | {"standing_id": str(question_id), "difference": lines_json(lines)}
     )
 
 

@@ -92,20 +92,20 @@ async def keep(service: Service, asker: Asker, arguments: StandingKeepArguments)
     """Answer a question and store the answer. Raises NotAPerson, BadQuery, Retryable and TimeoutError."""
     principal, question = _principal(asker), Question(arguments.question)
     await service.standing.check_room(asker.caller.tenant, principal, question)
-    answer, passages = await _answer(service, asker, question)
-    id_ = await service.standing.keep(asker.caller, principal, question, answer, passages)
-    documents = shown_documents(passage.result for passage in passages)
-    return Outcome(_output(id_, answer, passages, []), _unique(documents), f"question:{id_}")
+    answer, material = await _answer(service, asker, question)
+    id_ = await service.standing.keep(asker.caller, principal, question, answer, material)
+    documents = shown_documents(passage.result for passage in material.passages)
+    return Outcome(_output(id_, answer, material.passages, []), _unique(documents), f"question:{id_}")
 
 
 async def ask(service: Service, asker: Asker, arguments: StandingArguments) -> Outcome:
     """Ask again, and store the new answer. Raises NotAPerson, Unknown, Retryable and TimeoutError."""
     principal = _principal(asker)
     before, question = await service.standing.question(asker.caller, principal, arguments.id)
-    answer, passages = await _answer(service, asker, question)
-    lines = await service.standing.renew(asker.caller, principal, before, question, answer, passages)
-    documents = [*before.shown_documents, *shown_documents(passage.result for passage in passages)]
-    return Outcome(_output(before.id, answer, passages, lines), _unique(documents), arguments.object)
+    answer, material = await _answer(service, asker, question)
+    lines = await service.standing.renew(asker.caller, principal, before, question, answer, material)
+    documents = [*before.shown_documents, *shown_documents(passage.result for passage in material.passages)]
+    return Outcome(_output(before.id, answer, material.passages, lines), _unique(documents), arguments.object)
 
 
 async def remove(service: Service, asker: Asker, arguments: StandingArguments) -> Outcome:
@@ -123,16 +123,16 @@ def _principal(asker: Asker) -> str:
     return asker.principal
 
 
-async def _answer(service: Service, asker: Asker, question: Question) -> tuple[Answer, list[NumberedPassage]]:
-    passages: list[NumberedPassage] = []
+async def _answer(service: Service, asker: Asker, question: Question) -> tuple[Answer, Sources]:
+    material: list[Sources] = []
 
     def take(sources: Sources) -> None:
         asker.release_search()
-        passages.extend(sources.passages)
+        material.append(sources)
 
     async with asker.answering(), asyncio.timeout(service.answer_seconds):
         answer = await service.answers.whole(question, asker.caller, asker.caller_class, on_sources=take)
-    return answer, passages
+    return answer, material[0]
 
 
 def _output(id_: UUID, answer: Answer, passages: Iterable[NumberedPassage], lines: Iterable[Line]) -> BaseModel:

@@ -297,7 +297,8 @@ class _Gathering:
         relevant = outcome.relevant or bool(recent)
         # A collection is answered from many passages, whichever search returned them; so is what is new.
         budget = self.budget if decision.mode == "semantic" or recent else None
-        return Material(mode, results, False, steps, self.notes, self.history, relevant, budget)
+        is_full = len(outcome.results) >= top
+        return Material(mode, results, False, steps, self.notes, self.history, relevant, budget, is_full)
 
     async def _search_passages(self, scope: ReadScope, mode: AnswerMode, top: int) -> SearchResults:
         return await self.modes._search.search(
@@ -308,6 +309,7 @@ class _Gathering:
             filters=self.filters,
             generation=scope.generation,
             embedded=self.embedded,
+            certify=False,
         )
 
     async def _recent(self, scope: ReadScope, outcome: SearchResults) -> list[Result]:
@@ -333,6 +335,7 @@ class _Gathering:
                             sort="newest",
                             filters=scope.filters,
                             generation=scope.generation,
+                            certify=False,
                         )
                         new = _without(newest_first.results, outcome.results)
                         facts["passages"] = len(new)

@@ -66,3 +66,5 @@ class Material:
     budget_tokens: int | None = None
     """The tokens that whole documents, or the passages of a personal collection, fit into, including headings (cl100k).
     None: the setting ``context_tokens`` is the limit of the retrieved passages."""
+    is_full: bool = False
+    """Whether there are as many passages as were requested, so that a further one would take the place of one."""

@@ -163,6 +163,7 @@ class Search:
         facets: Sequence[str] = (),
         generation: Generation | None = None,
         embedded: Embedded | None = None,
+        certify: bool = True,
     ) -> SearchResults:
         """The best ``top`` passages that this caller may read now; none, if nothing is relevant to the query.
 
@@ -171,6 +172,7 @@ class Search:
         those without a time come last. cursor: that of the previous page; the other arguments are the same.
         facets: declared keys whose values are counted.
         embedded: the query's vector by the model of ``generation``; None: it is computed.
+        certify: whether the results have freshness certificates.
         generation: None searches the active one. The model, table and index are always of the same generation.
         Law: there are fewer than ``top`` only if no more match. A store or model that fails is left out and named in
         ``steps``. Raises BadQuery; Retryable or Misconfigured when no store answers or the ledger is not available.
@@ -186,7 +188,7 @@ class Search:
         embedding = None if likely is None else self._embedding(question, caller, likely, steps, embedded)
         self._active_searches += 1
         try:
-            scope = await steps.timed("access", self._pin(caller, filters, generation, certify=True))
+            scope = await steps.timed("access", self._pin(caller, filters, generation, certify=certify))
             if scope.generation != likely:
                 await _cancel(embedding)
                 embedding = self._embedding(question, caller, scope.generation, steps)

@@ -24,14 +24,21 @@ from pipeline.stores.vectors import value
 
 ENTERS = sqrt(2)
 UNKNOWN_FLOOR = 0.5
-"""The least cosine of a passage that would enter, where the generation is not calibrated yet."""
+"""The least cosine of a passage that would enter, where the floor of relevance is not known."""
 
 
 async def probe(
-    connection: Connection, generation: Generation, vector: Vectors, chunks: Sequence[UUID], documents: Sequence[UUID]
+    connection: Connection,
+    generation: Generation,
+    vector: Vectors,
+    chunks: Sequence[UUID],
+    documents: Sequence[UUID],
+    *,
+    least_relevant: float | None,
 ) -> HalfVector:
-    """The probe of a question with this vector. chunks: those of its context. Where the generation has none of them,
-    because it is newer than the answer, the nearest chunk of each of the documents counts. Raises psycopg.Error."""
+    """The probe of a question with this vector. chunks: those of its context, if it is full. Where the generation has
+    none of them, because it is newer than the answer, the nearest chunk of each of the documents counts.
+    least_relevant: the floor of relevance of the generation, if it is known. Raises psycopg.Error."""
     cursor = await connection.execute(
         sql.SQL("""
             WITH of_chunks AS (
@@ -48,7 +55,7 @@ async def probe(
         {"vector": value(generation, vector), "ids": list(chunks), "documents": list(documents)},
     )
     [least] = await cursor.fetchone() or (None,)
-    floor = generation.calibration.cosine if generation.calibration else UNKNOWN_FLOOR
+    floor = UNKNOWN_FLOOR if least_relevant is None else least_relevant
     return make(vector, max(floor, least if least is not None else floor))
 
 

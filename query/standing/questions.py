@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID, uuid4
 
@@ -16,13 +17,16 @@ from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, Pool, translated
 from query.access.callers import Caller
 from query.access.tenant_rows import rows_of
-from query.answers.model import Answer, NumberedPassage
+from query.answers.model import Answer, Sources
 from query.model import BadQuery
 from query.modes.material import Question
+from query.retrieval.ranking import floors_of
 from query.retrieval.search import Search
+from query.settings import RetrievalSettings
 from query.standing import table
 from query.standing.model import Line, Standing, difference, question_of, request_json, sentences_of
 from query.standing.probe import probe
+from query.standing.words import Words, words_of
 
 log = structlog.get_logger()
 
@@ -41,10 +45,13 @@ class StandingQuestions:
     methods raise Retryable when Postgres is away or slow.
     """
 
-    def __init__(self, pool: Pool, search: Search, *, most: int, ledger_seconds: float) -> None:
+    def __init__(
+        self, pool: Pool, search: Search, settings: RetrievalSettings, *, most: int, ledger_seconds: float
+    ) -> None:
         """most: the most standing questions of one principal."""
         self._pool = pool
         self._search = search
+        self._settings = settings
         self._most = most
         self._seconds = ledger_seconds
 
@@ -62,19 +69,22 @@ class StandingQuestions:
         principal: str,
         question: Question,
         answer: Answer,
-        passages: Sequence[NumberedPassage],
+        material: Sources,
         *,
         id_: UUID | None = None,
     ) -> UUID:
         """Keep an answer with the passages that the model read. id_: of the question that was asked again. Raises
         Unknown where that was removed meanwhile."""
+        passages = material.passages
         async with self._ledger(caller.tenant) as connection:
             generation = await generations.active(connection)
         chunks = [(p.n, chunk, p.result.passage.document_id) for p in passages for chunk in p.result.chunk_ids]
         by_vector = [
             chunk for p in passages if "vector" in p.result.ranks or not p.result.ranks for chunk in p.result.chunk_ids
         ]
-        made = await self._probe(caller, question.text, generation, by_vector, [document for *_, document in chunks])
+        documents = [document for *_, document in chunks]
+        texts = [f"{passage.result.passage.title}\n{passage.result.text}" for passage in passages]
+        made = await self._probe(caller, question.text, generation, by_vector, documents, is_full=material.is_full)
         entry = table.NewAnswer(
             id_ or uuid4(),
             principal,
@@ -85,6 +95,8 @@ class StandingQuestions:
             generation.name,
             chunks,
             made,
+            material.is_full,
+            await asyncio.to_thread(self._words, caller.tenant, question.text, texts, is_full=material.is_full),
         )
         async with self._ledger(caller.tenant) as connection:
             if id_ is not None and not await table.rows(connection, caller.tenant, principal, id_=id_):
@@ -114,11 +126,11 @@ class StandingQuestions:
         before: Standing,
         question: Question,
         answer: Answer,
-        passages: Sequence[NumberedPassage],
+        material: Sources,
     ) -> list[Line]:
         """Store the new answer in the place of the old one, and return the difference. Raises Unknown."""
-        await self.keep(caller, principal, question, answer, passages, id_=before.id)
-        return difference(before.sentences, sentences_of(answer, passages))
+        await self.keep(caller, principal, question, answer, material, id_=before.id)
+        return difference(before.sentences, sentences_of(answer, material.passages))
 
     async def remove(
         self, tenant: str, principal: str, id_: UUID, *, record: Callable[[], Awaitable[None]] | None = None
@@ -138,7 +150,7 @@ class StandingQuestions:
                 raise Unknown
             [standing] = await table.read(connection, caller, results)
             active = await generations.active(connection)
-        if results[0].probe_generation != active.name:
+        if results[0].probe_generation != active.name or not results[0].has_words:
             await self._embed_again(caller, results[0], standing, active)
         return standing, results[0]
 
@@ -147,10 +159,11 @@ class StandingQuestions:
         the next look tries it again."""
         chunks = [source.chunk_id for source in standing.sources]
         documents = [source.document_id for source in standing.sources]
-        made = await self._probe(caller, row.question, active, chunks, documents)
+        made = await self._probe(caller, row.question, active, chunks, documents, is_full=row.is_full)
         if made is not None:
             async with self._ledger(caller.tenant) as connection:
-                await table.embed_again(connection, caller.tenant, row.id, made, active.name)
+                words = self._words(caller.tenant, row.question, (), is_full=False)
+                await table.embed_again(connection, caller.tenant, row.id, made, active.name, words)
 
     async def _probe(
         self,
@@ -159,6 +172,8 @@ class StandingQuestions:
         generation: Generation,
         chunks: Sequence[UUID],
         documents: Sequence[UUID],
+        *,
+        is_full: bool,
     ) -> HalfVector | None:
         """The question's probe; None while its model is away."""
         try:
@@ -167,7 +182,17 @@ class StandingQuestions:
             log.warning("standing_question_not_embedded", reason=str(error)[:200])
             return None
         async with self._ledger(caller.tenant) as connection:
-            return await probe(connection, generation, vector, chunks, documents)
+            return await probe(
+                connection,
+                generation,
+                vector,
+                chunks if is_full else (),
+                documents if is_full else (),
+                least_relevant=floors_of(generation, self._settings).cosine,
+            )
+
+    def _words(self, tenant: str, text: str, passages: Iterable[str], *, is_full: bool) -> Words:
+        return words_of(tenant, text, passages, is_full=is_full, coverage=self._settings.coverage_floor)
 
     @asynccontextmanager
     async def _ledger(self, tenant: str) -> AsyncIterator[Connection]:

@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 from pipeline.stores.postgres import Connection
 from query.access.callers import Caller
 from query.standing.model import LOST, Kind, Sentence, Source, Standing, readable
+from query.standing.words import NO_WORDS, Words
 
 # OFFSET 0 forces one index probe for each passage and table, as in query.access.verify. A deleted document keeps its
 # access set: whoever could not read it does not learn that it is gone.
@@ -81,9 +82,14 @@ class Row:
     stored_at: Any
     asked_at: Any
     probe_generation: str | None
+    is_full: bool
+    has_words: bool
 
 
-_COLUMNS = "id, principal, question, request, sentences, model, generation, stored_at, asked_at, probe_generation"
+_COLUMNS = (
+    "id, principal, question, request, sentences, model, generation, stored_at, asked_at, probe_generation, is_full,"
+    " words IS NOT NULL"
+)
 
 
 async def rows(connection: Connection, tenant: str, principal: str, *, id_: UUID | None = None) -> list[Row]:
@@ -164,16 +170,22 @@ class NewAnswer:
     chunks: Sequence[tuple[int, UUID, UUID]]
     """(number of the passage, chunk, document)"""
     probe: HalfVector | None
+    is_full: bool = True
+    """Whether a further passage would take the place of one of these."""
+    words: Words = NO_WORDS
 
 
 _STORE = """
     INSERT INTO standing_questions
-        (tenant, id, principal, question, request, sentences, model, generation, probe, probe_generation)
+        (tenant, id, principal, question, request, sentences, model, generation, probe, probe_generation, is_full,
+        words, names, anchors, words_floor)
     VALUES (%(tenant)s, %(id)s, %(principal)s, %(question)s, %(request)s, %(sentences)s, %(model)s, %(generation)s,
-        %(probe)s, CASE WHEN %(probe)s::halfvec IS NOT NULL THEN %(generation)s END)
+        %(probe)s, CASE WHEN %(probe)s::halfvec IS NOT NULL THEN %(generation)s END,
+        %(is_full)s, %(words)s, %(names)s, %(anchors)s, %(words_floor)s)
     ON CONFLICT (tenant, id) DO UPDATE SET sentences = excluded.sentences, model = excluded.model,
         generation = excluded.generation, probe = excluded.probe, probe_generation = excluded.probe_generation,
-        asked_at = clock_timestamp()
+        is_full = excluded.is_full, words = excluded.words, names = excluded.names, anchors = excluded.anchors,
+        words_floor = excluded.words_floor, asked_at = clock_timestamp()
     WHERE standing_questions.principal = excluded.principal
 """
 # The document's hash is stored only while the chunk is in its manifest: a change in between is noticed then.
@@ -200,6 +212,8 @@ async def store(connection: Connection, tenant: str, entry: NewAnswer) -> bool:
         "model": entry.model,
         "generation": entry.generation,
         "probe": entry.probe,
+        "is_full": entry.is_full,
+        **_words(entry.words),
         "numbers": [n for n, *_ in entry.chunks],
         "chunks": [chunk for _, chunk, _ in entry.chunks],
         "documents": [document for *_, document in entry.chunks],
@@ -220,9 +234,28 @@ async def remove(connection: Connection, tenant: str, principal: str, id_: UUID)
     return cursor.rowcount == 1
 
 
-async def embed_again(connection: Connection, tenant: str, id_: UUID, probe: HalfVector, generation: str) -> None:
-    """Store the probe of a question by the model of a newer generation."""
+async def embed_again(
+    connection: Connection, tenant: str, id_: UUID, probe: HalfVector, generation: str, words: Words
+) -> None:
+    """Store the probe of a question by the model of a newer generation, and its words where it has none, unless that
+    was done meanwhile."""
     await connection.execute(
-        "UPDATE standing_questions SET probe = %s, probe_generation = %s WHERE tenant = %s AND id = %s",
-        [probe, generation, tenant, id_],
+        """
+        UPDATE standing_questions SET probe = %(probe)s, probe_generation = %(generation)s,
+            words = coalesce(words, %(words)s), names = CASE WHEN words IS NULL THEN %(names)s ELSE names END,
+            anchors = CASE WHEN words IS NULL THEN %(anchors)s ELSE anchors END,
+            words_floor = CASE WHEN words IS NULL THEN %(words_floor)s ELSE words_floor END
+        WHERE tenant = %(tenant)s AND id = %(id)s
+            AND (probe_generation IS DISTINCT FROM %(generation)s OR words IS NULL)
+        """,
+        {"probe": probe, "generation": generation, "tenant": tenant, "id": id_, **_words(words)},
     )
+
+
+def _words(words: Words) -> dict[str, Any]:
+    return {
+        "words": list(words.words),
+        "names": list(words.names),
+        "anchors": list(words.anchors),
+        "words_floor": words.floor,
+    }

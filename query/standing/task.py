@@ -13,6 +13,7 @@ import structlog
 from psycopg import sql
 from pydantic import ValidationError
 
+from pipeline.analysis.memberships import latest, until_applied
 from pipeline.analysis.task import Services
 from pipeline.analysis.tasks import TOPICS
 from pipeline.core.model import Generation
@@ -21,10 +22,14 @@ from pipeline.ledger import generations
 from pipeline.stores.postgres import Connection, translated
 from query.access.callers import identify
 from query.access.verify import verify
+from query.embedding.embedders import Embedders
 from query.modes.filters import effective_filters
+from query.settings import RetrievalSettings
 from query.standing import table
 from query.standing.model import KINDS, Kind, Source, affected, by_kind, question_of
 from query.standing.probe import ENTERS
+from query.standing.renewal import Renewal
+from query.standing.words import of_passage
 from topics.messages import AnswerInvalidated, DocumentIndexed, IdentityChanged, Message
 from topics.registry import ANSWERS_INVALIDATED
 
@@ -38,9 +43,6 @@ a document, and not which of its chunks are new. Embedding may lag behind by hou
 NEAREST = 100
 """The most questions that one new chunk invalidates: those that it answers best."""
 CHUNKS_AT_ONCE = 50
-APPLY_SECONDS, APPLY_PAUSE_SECONDS = 30.0, 0.2
-"""How long a changed membership may take until the ledger has it. What was refused there is not waited for longer, nor
-do several in one batch take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +67,16 @@ class StandingTask:
     name = "standing"
     topics = TOPICS[name]
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, *, embedders: Embedders | None = None) -> None:
+        """embedders: replace those of the settings."""
         self._pool = services.pool
+        self._renewal = Renewal(services.pool, services.settings.embedding, RetrievalSettings(), embedders=embedders)
         self._producer = services.producer
         self._metrics = services.metrics
 
     async def handle(self, messages: Sequence[Message]) -> None:
         """Raises Retryable."""
-        until = datetime.now(UTC) + timedelta(seconds=APPLY_SECONDS)
+        until = latest()
         changed = [message for message in messages if isinstance(message, DocumentIndexed)]
         people = [message for message in messages if isinstance(message, IdentityChanged)]
         for tenant in dict.fromkeys(message.tenant for message in (*changed, *people)):
@@ -108,23 +112,8 @@ class StandingTask:
                     questions = await _questions(connection, _BY_ASKER, {"tenant": tenant, "principal": principal})
             if not questions:
                 continue
-            await self._until_applied([change for change in changes if change.principal == principal], until)
+            await until_applied(self._pool, [change for change in changes if change.principal == principal], until)
             await self._compare(questions)
-
-    async def _until_applied(self, changes: Sequence[IdentityChanged], until: datetime) -> None:
-        newest = max(changes, key=lambda change: change.observed_at)
-        until = min(until, newest.observed_at + timedelta(seconds=APPLY_SECONDS))
-        while datetime.now(UTC) < until:
-            with translated("standing questions"):
-                async with self._pool.connection() as connection:
-                    cursor = await connection.execute(
-                        "SELECT FROM memberships WHERE tenant = %s AND source = %s AND principal = %s"
-                        " AND observed_at >= %s",
-                        [newest.tenant, newest.source, newest.principal, newest.observed_at],
-                    )
-                    if await cursor.fetchone() is not None:
-                        return
-            await asyncio.sleep(APPLY_PAUSE_SECONDS)
 
     async def _compare(self, questions: Sequence[Question]) -> None:
         """Announce and record what became of the passages of these questions since the last look."""
@@ -148,13 +137,18 @@ class StandingTask:
         with translated("standing questions"):
             async with self._pool.connection() as connection:
                 generation = await generations.active(connection)
+        await self._renewal.of_tenant(tenant, generation)
+        with translated("standing questions"):
+            async with self._pool.connection() as connection:
                 since = min(documents.values()) - timedelta(hours=NEW_HOURS)
                 chunks = await _new_chunks(connection, generation, list(documents), since)
         decided = set[tuple[UUID, UUID]]()
         for n in range(0, len(chunks), CHUNKS_AT_ONCE):
             with translated("standing questions"):
                 async with self._pool.connection() as connection:
-                    pairs = await _nearest(connection, generation, tenant, chunks[n : n + CHUNKS_AT_ONCE])
+                    some = chunks[n : n + CHUNKS_AT_ONCE]
+                    pairs = await _nearest(connection, generation, tenant, some)
+                    pairs += await _with_its_words(connection, generation, tenant, [chunk for chunk, _ in some])
             for question, source in pairs:
                 key = question.id, source.document_id
                 if key in decided:
@@ -225,10 +219,7 @@ async def _has_any(connection: Connection, tenant: str) -> bool:
 
 
 _QUESTION = """
-    q.tenant, q.id, q.principal,
-    (SELECT coalesce(jsonb_agg(s.value -> 'cites' ORDER BY s.ordinality), '[]')
-     FROM jsonb_array_elements(q.sentences) WITH ORDINALITY s),
-    q.asked_at, q.question, q.request
+    q.tenant, q.id, q.principal, jsonb_path_query_array(q.sentences, '$[*].cites'), q.asked_at, q.question, q.request
 """
 _BY_DOCUMENT = f"""
     SELECT {_QUESTION} FROM standing_questions q WHERE (q.tenant, q.id) IN (
@@ -283,6 +274,18 @@ async def _new_chunks(
     return list(await cursor.fetchall())
 
 
+_UNKNOWN = """
+    NOT EXISTS (
+        SELECT FROM standing_passages p
+        WHERE p.tenant = q.tenant AND p.question_id = q.id AND p.chunk_id = %(chunk)s
+    ) AND NOT EXISTS (
+        SELECT FROM standing_changes c WHERE c.tenant = q.tenant AND c.question_id = q.id
+          AND c.kind = 'new' AND c.document_id = %(document)s AND c.asked_at >= q.asked_at
+    )
+"""
+"""The question does not know the chunk: it is none of its passages, and none of its document was announced before."""
+
+
 async def _nearest(
     connection: Connection, generation: Generation, tenant: str, chunks: Sequence[tuple[UUID, UUID]]
 ) -> list[tuple[Question, Source]]:
@@ -306,14 +309,7 @@ async def _nearest(
                         ORDER BY q.probe::halfvec({dimensions}) <-> (SELECT vector FROM one) LIMIT %(most)s
                     )
                     SELECT {question} FROM nearest n JOIN standing_questions q ON q.tenant = n.tenant AND q.id = n.id
-                    WHERE n.distance < {enters} AND q.asked_at <= (SELECT created_at FROM one)
-                      AND NOT EXISTS (
-                        SELECT FROM standing_passages p
-                        WHERE p.tenant = q.tenant AND p.question_id = q.id AND p.chunk_id = %(chunk)s
-                      ) AND NOT EXISTS (
-                        SELECT FROM standing_changes c WHERE c.tenant = q.tenant AND c.question_id = q.id
-                          AND c.kind = 'new' AND c.document_id = %(document)s AND c.asked_at >= q.asked_at
-                      )
+                    WHERE n.distance < {enters} AND q.asked_at <= (SELECT created_at FROM one) AND {unknown}
                     ORDER BY n.distance
                 """).format(
                     dimensions=sql.Literal(dimensions),
@@ -321,9 +317,61 @@ async def _nearest(
                     table=sql.Identifier(generation.chunk_table),
                     generation=sql.Literal(generation.name),
                     question=sql.SQL(_QUESTION),
+                    unknown=sql.SQL(_UNKNOWN),
                 ),
                 {"chunk": chunk, "document": document, "tenant": tenant, "most": NEAREST},
                 prepare=False,
             )
             rows += [(Question(*row), Source(0, chunk, document, "new")) for row in await cursor.fetchall()]
     return rows
+
+
+async def _with_its_words(
+    connection: Connection, generation: Generation, tenant: str, chunks: Sequence[UUID]
+) -> list[tuple[Question, Source]]:
+    """The questions that a chunk has enough words of, without those that know it (``query.standing.words``)."""
+    cursor = await connection.execute(
+        sql.SQL(
+            "SELECT c.id, c.document_id, coalesce(d.title, '') || E'\\n' || c.text, c.created_at FROM {} c"
+            " JOIN documents d ON d.id = c.document_id WHERE c.id = ANY(%s::uuid[])"
+        ).format(sql.Identifier(generation.chunk_table)),
+        [list(chunks)],
+    )
+    rows = []
+    for chunk, document, text, created_at in await cursor.fetchall():
+        contents = await asyncio.to_thread(of_passage, tenant, text)
+        cursor = await connection.execute(
+            _BY_WORDS,
+            {
+                "tenant": tenant,
+                "chunk": chunk,
+                "document": document,
+                "created_at": created_at,
+                "contents": sorted(contents),
+                "looked_at": LOOKED_AT,
+                "most": NEAREST,
+            },
+            prepare=False,  # the best plan depends on the words
+        )
+        rows += [(Question(*row), Source(0, chunk, document, "new")) for row in await cursor.fetchall()]
+    return rows
+
+
+LOOKED_AT = 1_000
+"""The most questions with an anchor in a chunk whose words are counted. Only a frequent word is an anchor of more."""
+_BY_WORDS = f"""
+    WITH anchored AS MATERIALIZED (
+        SELECT q.tenant, q.id, q.words, q.names, q.words_floor, q.asked_at FROM standing_questions q
+        WHERE q.anchors && %(contents)s::bigint[] LIMIT %(looked_at)s
+    ), weighed AS (
+        SELECT s.tenant, s.id, s.words_floor, (
+            SELECT count(*) FROM unnest(s.words) w WHERE w = ANY(%(contents)s::bigint[])
+        ) + (1 + cardinality(s.words)) * (
+            SELECT count(*) FROM unnest(s.names) n WHERE n = ANY(%(contents)s::bigint[])
+        ) AS weight
+        FROM anchored s WHERE s.tenant = %(tenant)s AND s.asked_at <= %(created_at)s
+    )
+    SELECT {_QUESTION} FROM weighed w JOIN standing_questions q ON q.tenant = w.tenant AND q.id = w.id
+    WHERE w.weight > w.words_floor AND {_UNKNOWN}
+    ORDER BY w.weight - w.words_floor DESC, q.id LIMIT %(most)s
+""".encode()  # noqa: S608 — constants of this module

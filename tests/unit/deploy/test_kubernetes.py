@@ -155,7 +155,7 @@ def secrets() -> dict[str, list[str]]:
 
 def test_only_processes_that_embed_have_the_embedding_api_key() -> None:
     given = {secret for secret, keys in secrets().items() if "PENSTOCK_EMBEDDING_API_KEY" in keys}
-    assert given == {"penstock-migrate", "penstock-vectors", "penstock-query"}
+    assert given == {"penstock-migrate", "penstock-vectors", "penstock-analysis", "penstock-query"}
 
 
 @pytest.mark.parametrize("o", [o for o in pods() if o["metadata"]["name"] != READER], ids=name)
@@ -426,7 +426,7 @@ def test_each_process_reaches_only_its_own_servers_and_workers_admit_only_promet
     assert {kind for kind, who in kinds.items() if "penstock-detect" in who} == {"kafka", "postgres", "elasticsearch"}
     assert {kind for kind, who in kinds.items() if "penstock-vectors" in who} == {"kafka", "postgres", "models"}
     assert {kind for kind, who in kinds.items() if "penstock-keywords" in who} == {"kafka", "postgres", "elasticsearch"}
-    assert {kind for kind, who in kinds.items() if "penstock-analysis" in who} == {"kafka", "postgres"}
+    assert {kind for kind, who in kinds.items() if "penstock-analysis" in who} == {"kafka", "postgres", "models"}
     for worker in (*STAGES, "penstock-analysis"):
         [ingress] = policies[worker]["ingress"]
         assert ingress["ports"] == [{"protocol": "TCP", "port": 8000}]

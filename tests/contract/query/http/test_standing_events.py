@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from pipeline.analysis import memberships
 from pipeline.analysis.task import Services
 from pipeline.core.identity import document_id
-from query.standing import task
+from query.embedding.embedders import QueryEmbedder
 from query.standing.task import StandingTask
 from tests.contract.query.http.test_standing import DAM, QUESTION, groups, keep, put, show
 from tests.support.query.generation_query_kit import Site
@@ -38,7 +39,8 @@ class Published:
 async def events(world: World | Site, *messages: Message) -> list[AnswerInvalidated]:
     """The events that these messages cause, in one batch."""
     library, published = world.library, Published()
-    standing = StandingTask(Services(library.settings, library.pool, cast(Any, published), library.metrics))
+    services = Services(library.settings, library.pool, cast(Any, published), library.metrics)
+    standing = StandingTask(services, embedders=QueryEmbedder(lambda: library.embedder))
     await standing.handle(messages)
     return published.messages
 
@@ -110,7 +112,7 @@ async def test_a_record_of_a_later_year_delays_the_events_of_others_no_longer_th
     world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger refuses it, so that its membership never comes."""
-    monkeypatch.setattr(task, "APPLY_SECONDS", 0.5)
+    monkeypatch.setattr(memberships, "APPLY_SECONDS", 0.5)
     made = await put(world, tenant)
     id_ = (await keep(world, tenant))["standing_id"]
     later = datetime.now(UTC).replace(year=9998)
@@ -182,3 +184,35 @@ async def test_a_new_passage_outside_of_a_questions_access_and_filters_is_not_an
     )
     await world.library.put(fits)
     assert await events(world, announced(fits)) == []
+
+
+async def test_a_passage_that_only_keyword_search_finds_is_announced(world: World, tenant: str) -> None:
+    question = "what has to be done after the failure KB5034441"
+    await put(world, tenant, "The failure was reported after lunch.")
+    id_ = (await keep(world, tenant, question=question))["standing_id"]
+    text = " ".join(f"Step {n} moves valve{n} towards pump{n}." for n in range(9))
+    unlike = document("list.md", text, tenant=tenant, acl_tags=["user:ann"])
+    named = document("kb.md", f"{text} It mends KB5034441.", tenant=tenant, acl_tags=["user:ann"])
+    hidden = document("hidden.md", f"{text} It mends kb5034441.", tenant=tenant, acl_tags=["user:bob"])
+    await world.library.put(unlike, named, hidden)
+    [event] = await events(world, announced(unlike), announced(named), announced(hidden))
+    assert (str(event.question_id), event.change) == (id_, "new")
+    assert (await show(world, tenant, id_))["new_documents"] == [str(await world.id(tenant, "kb.md"))]
+    assert await events(world, announced(named)) == [], "announced before"
+
+
+async def test_a_question_of_another_models_vectors_learns_of_a_new_passage(world: World, tenant: str) -> None:
+    await put(world, tenant, "Boil water for tea.")
+    id_ = (await keep(world, tenant))["standing_id"]
+    await world.library.execute(
+        "UPDATE standing_questions SET probe = NULL, probe_generation = 'g0', words = NULL, anchors = '{}'"
+        " WHERE tenant = %s",
+        tenant,
+    )
+    fits = document("new.md", DAM, tenant=tenant, acl_tags=["user:ann"])
+    await world.library.put(fits)
+    assert [str(event.question_id) for event in await events(world, announced(fits))] == [id_]
+    [row] = await world.library.execute(
+        "SELECT probe_generation, cardinality(words) > 0 FROM standing_questions WHERE tenant = %s", tenant
+    )
+    assert row == ("g1", True)
