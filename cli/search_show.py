@@ -71,6 +71,8 @@ def show(response: Mapping[str, Any], query: str, tenant: str, names: Sequence[s
 
 def describe_freshness(source: Mapping[str, Any]) -> str:
     """One line about the certificate of a source, as JSON."""
+    if "unlisted" in source["lags"]:
+        return f"{source['source']}: no connector lists it; wait for what was published with --at-least"
     lags = {"stores": "the stores lag", "source": "the source was not read for long"}
     parts = [
         f"complete until {_moment(source['complete_until'])}",

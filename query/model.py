@@ -169,9 +169,10 @@ class AtLeast:
         }
 
 
-Lag = Literal["stores", "source"]
-"""Why a source is not complete up to now: what was read last is not in both stores yet, or the source was not read
-completely for longer than it should be."""
+Lag = Literal["stores", "source", "unlisted"]
+"""Why a source is not complete up to now: what was read last is not in both stores yet; the source was not read
+completely for longer than it should be; or no connector has ever listed it, so that only its publishers know what it
+holds."""
 
 
 @dataclass(frozen=True, slots=True)

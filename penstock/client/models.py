@@ -157,7 +157,7 @@ class SourceFreshness(_Response):
     """Every change of access rights and groups made there before this time is applied; None: not known."""
     lags: list[str]
     """``stores``: what was read last is not in both stores yet; ``source``: it was not read completely for longer than
-    it should be."""
+    it should be; ``unlisted``: no connector has ever listed it, so that nobody knows when it is complete."""
     has_gaps: bool
     """Whether documents that could not be read are left out."""
 

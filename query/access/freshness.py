@@ -25,7 +25,7 @@ _CERTIFICATES = """
         CASE WHEN f.groups_until <= clock_timestamp() THEN f.groups_until END, f.listed_at,
         f.source IS NOT NULL
             AND coalesce(f.listed_at < clock_timestamp() - %(intervals)s * f.every_seconds * interval '1 s', true),
-        coalesce(f.has_gaps, false), f.generation, f.reopened_at IS NOT NULL
+        coalesce(f.has_gaps, false), f.generation, f.reopened_at IS NOT NULL, f.source IS NOT NULL
     FROM unnest(%(sources)s::text[]) AS s (source)
     LEFT JOIN connector_freshness f ON f.tenant = %(tenant)s AND f.source = s.source
     WHERE EXISTS (
@@ -53,6 +53,8 @@ class Recorded(NamedTuple):
     has_gaps: bool
     generation: str | None
     is_reopened: bool
+    is_listed: bool
+    """Whether a connector lists the source, or has done so."""
 
 
 async def certificates(
@@ -84,6 +86,8 @@ def certificate(recorded: Recorded, generation: str) -> SourceFreshness:
         lags.append("stores")
     if recorded.is_overdue:
         lags.append("source")
+    if not recorded.is_listed:
+        lags.append("unlisted")
     return SourceFreshness(
         recorded.source,
         complete,

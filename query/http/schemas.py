@@ -364,7 +364,8 @@ class SourceFreshness(ResponseBody):
     )
     lags: list[Lag] = Field(
         description="Why it is not complete up to now: `stores`, what was read last is not in both stores yet;"
-        " `source`, it was not read completely for longer than it should be."
+        " `source`, it was not read completely for longer than it should be; `unlisted`, no connector has ever listed"
+        " it, so that nobody knows when it is complete: wait for what was published with `at_least`."
     )
     has_gaps: bool = Field(description="Whether documents that could not be read are left out.")
 

@@ -8,6 +8,6 @@ export function freshnessLine(certificates) {
   if (!known.length) return null;
   const oldest = known.reduce((a, b) => (Date.parse(a) < Date.parse(b) ? a : b));
   const unknown = certificates.length - known.length;
-  const all = certificates.map((source) => `${visible(source.source)}: ${source.complete_until ?? "unknown"}`).join("\n");
+  const all = certificates.map((source) => `${visible(source.source)}: ${source.complete_until ?? (source.lags.includes("unlisted") ? "no connector lists it" : "unknown")}`).join("\n");
   return el("span", { title: all }, "complete until ", time(oldest), unknown ? `, unknown for ${plural(unknown, "source")}` : "");
 }

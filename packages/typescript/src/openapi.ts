@@ -1369,9 +1369,9 @@ export interface components {
             access_until: string | null;
             /**
              * Lags
-             * @description Why it is not complete up to now: `stores`, what was read last is not in both stores yet; `source`, it was not read completely for longer than it should be.
+             * @description Why it is not complete up to now: `stores`, what was read last is not in both stores yet; `source`, it was not read completely for longer than it should be; `unlisted`, no connector has ever listed it, so that nobody knows when it is complete: wait for what was published with `at_least`.
              */
-            lags: ("stores" | "source")[];
+            lags: ("stores" | "source" | "unlisted")[];
             /**
              * Has Gaps
              * @description Whether documents that could not be read are left out.

@@ -51,7 +51,7 @@ async def test_a_search_says_up_to_when_each_source_is_complete(library: Library
     drive = await record(library, tenant, "drive", has_gaps=True, groups_until=datetime(2026, 1, 1, tzinfo=UTC))
     assert await certified(library, tenant) == [
         SourceFreshness("drive", drive, datetime(2026, 1, 1, tzinfo=UTC), (), True),
-        SourceFreshness("notes", None, None, (), False),
+        SourceFreshness("notes", None, None, ("unlisted",), False),
         SourceFreshness("wiki", wiki, wiki, (), False),
     ]
     assert [source.source for source in await certified(library, tenant, "ann", "wiki")] == ["wiki"]
