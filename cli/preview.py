@@ -56,10 +56,10 @@ def preview(
 ) -> None:
     """Show which answers an edit would change, before it is published. Nothing is stored.
 
-    The golden questions (`penstock golden`) are asked twice: of the index as it is, and as if these files were
-    published. Only questions count whose judged documents you may read. Without --git, a folder is taken as it is:
-    documents of files that it lacks are deleted. With --url the token decides who reads, else --as and --tag, or the
-    local user.
+    The golden questions (`penstock golden`) and your own standing questions are asked twice: of the index as it is, and
+    as if these files were published. Only golden questions count whose judged documents you may read. Without --git, a
+    folder is taken as it is: documents of files that it lacks are deleted. With --url the token decides who reads, else
+    --as and --tag, or the local user.
 
     Exit code 0: no answer is lost. 1: an answer is lost, loses its citation or starts to contradict another document,
     or the preview could not be made (stderr says why). 2: a path, a revision or the edit is wrong.
@@ -173,7 +173,8 @@ async def _preview(body: dict[str, Any], tenant: str, principals: Sequence[str],
     edit = Edit(body["source"], [ProposedDocument(**document) for document in body["documents"]], body["folders"])
     async with open_service(load(), load_query()) as service:
         caller = await service.search.identify(tenant, principals=principals, tags=tags)
-        report = await service.previews.preview(edit, caller, operator=True)
+        own = principals[0] if len(principals) == 1 and not tags else None
+        report = await service.previews.preview(edit, caller, operator=True, principal=own)
     documents = shown_documents(report)
     await recording("preview", tenant=tenant, documents=documents, principals=principals, tags=tags)
     return as_json(report)

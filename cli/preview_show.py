@@ -34,7 +34,7 @@ def _text(report: Report) -> Iterator[str]:
     yield _summary(report)
     for finding in report["findings"]:
         yield ""
-        yield f"{finding['kind']}: {printable(finding['question'])}"
+        yield f"{finding['kind']}: {printable(finding['question'])}{_whose(finding)}"
         for moved in finding["moved"]:
             yield f"  {_moved(moved)}"
         yield from (f"  {_contradiction(of)}" for of in finding["contradictions"])
@@ -59,7 +59,7 @@ def _markdown(report: Report) -> Iterator[str]:
             yield f"#### {heading}"
         for finding in of_kind:
             yield ""
-            yield f"**{_escaped(finding['question'])}**"
+            yield f"**{_escaped(finding['question'])}**{_whose(finding)}"
             yield ""
             for moved in finding["moved"]:
                 yield f"- {_escaped(_moved(moved))}"
@@ -80,6 +80,10 @@ def _markdown(report: Report) -> Iterator[str]:
     for document in report["documents"]:
         path, state = _escaped(document["path"]), document["state"]
         yield f"| {path} | {state} | {document['new']} | {document['removed']} |"
+
+
+def _whose(finding: Mapping[str, Any]) -> str:
+    return " (standing question)" if finding.get("standing_id") else ""
 
 
 def _summary(report: Report) -> str:

@@ -488,9 +488,11 @@ class PreviewContradiction(_Response):
 
 
 class PreviewFinding(_Response):
-    """A golden question whose answer would change."""
+    """A golden or standing question whose answer would change."""
 
     question: str
+    standing_id: UUID | None
+    """The caller's standing question; None: a golden question."""
     kind: str
     """``lost``, ``uncited``, ``contradicts`` or ``changed``."""
     moved: list[MovedPassage]
@@ -504,7 +506,7 @@ class PreviewResponse(_Response):
 
     documents: list[EditedDocument]
     questions: int
-    """How many golden questions were asked."""
+    """How many questions were asked."""
     affected: int
     """How many of these the edit may affect."""
     skipped: int

@@ -24,15 +24,17 @@ routes = APIRouter()
 
 @routes.post("/v1/previews", response_model=PreviewResponse, tags=["previews"])
 async def previews(body: PreviewRequest, request: Request, service: Serving, identity: Authenticated) -> dict[str, Any]:
-    """The answers that a proposed edit would change. The golden questions whose judged documents the caller may read
-    are asked twice: of the index as it is, and as if the edit were published. Nothing is stored."""
+    """The answers that a proposed edit would change. The caller's standing questions, and the golden questions whose
+    judged documents it may read, are asked twice: of the index as it is, and as if the edit were published. Nothing is
+    stored."""
     # It takes long: it asks one question after the other, without the slot of a search.
     release_search(request)
     try:
         async with service.previewing.of(identity.tenant, WAITING_SECONDS), asyncio.timeout(SECONDS):
             # The caller's access as it is now, and not as it was before the wait.
             caller = await caller_now(request)
-            report = await service.previews.preview(body.edit(), caller, operator=identity.operator)
+            own = identity.principal if identity.has("answers") else None
+            report = await service.previews.preview(body.edit(), caller, operator=identity.operator, principal=own)
     except Busy as error:
         raise Problem("busy", "another preview is running: retry later", headers={"Retry-After": "10"}) from error
     service.metrics.previews.labels("fails" if report.fails else "passes").inc()

@@ -606,9 +606,13 @@ class PreviewContradiction(ResponseBody):
 
 
 class PreviewFinding(ResponseBody):
-    """A golden question whose answer would change."""
+    """A golden or standing question whose answer would change."""
 
     question: str
+    standing_id: UUID | None = Field(
+        description="Id of the caller's standing question, whose judged passages are the documents that its answer"
+        " cites; null: a golden question."
+    )
     kind: preview.Kind = Field(
         description="`lost`: a judged passage, or the whole answer, is not among the results any more. `uncited`: a"
         " judged passage is still a result, but is not quoted any more. `contradicts`: among the results, a statement"
@@ -622,7 +626,7 @@ class PreviewFinding(ResponseBody):
 
 class PreviewResponse(ResponseBody):
     documents: list[EditedDocument]
-    questions: int = Field(description="Number of golden questions that were asked.")
+    questions: int = Field(description="Number of questions that were asked.")
     affected: int = Field(description="Number of these that the edit may affect.")
     skipped: int = Field(description="Number of questions that were not asked, because the time was over.")
     embedded: int = Field(description="Number of texts that were embedded.")

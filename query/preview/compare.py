@@ -20,10 +20,15 @@ from query.preview.model import Cited, Finding, Kind, Moved
 
 
 def compare(
-    golden: Golden, before: SearchResults, after: SearchResults, new: Set[UUID] = frozenset()
+    golden: Golden,
+    before: SearchResults,
+    after: SearchResults,
+    new: Set[UUID] = frozenset(),
+    *,
+    standing_id: UUID | None = None,
 ) -> Finding | None:
     """How the answer changes; None if it stays the same. golden: with the judgements that hold before the edit. new:
-    the new chunks."""
+    the new chunks. standing_id: that of a standing question."""
     old, quoted = cited(golden.text, before), cited(golden.text, after)
     moved = _moved(golden, before, after)
     contradicting = contradictions(before.results, after.results, new)
@@ -38,7 +43,7 @@ def compare(
         kind = "changed"
     else:
         return None
-    return Finding(golden.text, kind, moved, old, quoted, contradicting)
+    return Finding(golden.text, kind, moved, old, quoted, contradicting, standing_id)
 
 
 def cited(question: str, results: SearchResults) -> tuple[Cited, ...]:

@@ -97,7 +97,8 @@ class Contradiction:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A question whose answer would change."""
+    """A question whose answer would change. The judged passages of a standing question are the documents that its
+    answer cites."""
 
     question: str
     kind: Kind
@@ -108,6 +109,8 @@ class Finding:
     before: Sequence[Cited]
     after: Sequence[Cited]
     contradictions: Sequence[Contradiction]
+    standing_id: UUID | None = None
+    """The caller's standing question; None: a golden question."""
 
 
 @dataclass(frozen=True, slots=True)

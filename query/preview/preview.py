@@ -1,7 +1,7 @@
-"""Asks the golden questions against the live index, and against the same index with a proposed edit.
+"""Asks questions against the live index, and against the same index with a proposed edit.
 
-Everything runs with the access of one caller: it sees the questions whose judged documents it may read, and the answers
-that it would get. Nothing is written to a store.
+Everything runs with the access of one caller: it sees the golden questions whose judged documents it may read, its own
+standing questions, and the answers that it would get. Nothing is written to a store.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
+from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
@@ -26,7 +27,7 @@ from query.access.tenant_rows import rows_of
 from query.embedding.embedders import Embedders, require_same
 from query.embedding.shared import Embedded
 from query.evaluation import golden as judgements
-from query.evaluation.golden import Golden
+from query.evaluation.golden import Golden, Judged
 from query.model import SearchResults, shown_documents
 from query.modes.documents import readable_ids
 from query.modes.survey import ReadScope
@@ -35,6 +36,8 @@ from query.preview.model import KINDS, Edit, Finding, Report
 from query.preview.overlaying import LedgerDocument, match, overlay, read
 from query.retrieval.overlay import OverlaidStores, Overlay
 from query.retrieval.search import Search
+from query.standing import table
+from query.standing.model import LOST, question_of
 
 TOP = 10
 """How many passages of each question are compared."""
@@ -47,11 +50,18 @@ LEDGER_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class _Question:
+    golden: Golden
+    standing_id: UUID | None = None
+    """That of a standing question, whose judged documents are those that its answer cites."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Known:
     """The state of the ledger that a preview begins with."""
 
     generation: Generation
-    questions: Sequence[Golden]
+    questions: Sequence[_Question]
     documents: Sequence[LedgerDocument]
 
 
@@ -67,12 +77,15 @@ class Previews:
     on_embedded: Callable[[int, float], None] = lambda tokens, money: None
     """Receives the tokens and the money that embedding the texts of an edit cost."""
 
-    async def preview(self, edit: Edit, caller: Caller, *, operator: bool = False) -> Report:
-        """The report of an edit, as this caller. operator: whether questions count that were promoted from what people
-        asked, which nobody else is shown. Raises BadQuery, Retryable (also when a search was not whole: half an
+    async def preview(
+        self, edit: Edit, caller: Caller, *, operator: bool = False, principal: str | None = None
+    ) -> Report:
+        """The report of an edit, as this caller. operator: whether golden questions count that were promoted from what
+        people asked, which nobody else is shown. principal: the person whose standing questions are asked; nobody
+        else's are, not even for an operator. Raises BadQuery, Retryable (also when a search was not whole: half an
         index says nothing about the edit) and Misconfigured."""
         began = monotonic()
-        known = await self._known(edit, caller, operator=operator)
+        known = await self._known(edit, caller, operator=operator, principal=principal)
         embedder = await self.embedders.of(known.generation).model()
         require_same(embedder, known.generation)
         matched = match(edit, known.documents)
@@ -82,7 +95,8 @@ class Previews:
         questions = _edited_first(known.questions, laid) if laid.documents else ()
         live = self.search.over(lambda stores: stores)
         edited = self.search.over(lambda stores: OverlaidStores(stores, laid))
-        for golden in questions:
+        for question in questions:
+            golden = question.golden
             if monotonic() - began > self.seconds:
                 break
             answered += 1
@@ -93,7 +107,10 @@ class Previews:
             affected += 1
             after = await _ask(edited, golden, caller, known.generation, embedded)
             # In a thread: texts that are made for it take a second, during which nobody else would be served.
-            if finding := await asyncio.to_thread(compare, golden, _first(before), _first(after), laid.new.keys()):
+            finding = await asyncio.to_thread(
+                compare, golden, _first(before), _first(after), laid.new.keys(), standing_id=question.standing_id
+            )
+            if finding is not None:
                 findings.append(finding)
         return Report(
             documents,
@@ -105,7 +122,7 @@ class Previews:
             round(1000 * (monotonic() - began), 1),
         )
 
-    async def _known(self, edit: Edit, caller: Caller, *, operator: bool) -> _Known:
+    async def _known(self, edit: Edit, caller: Caller, *, operator: bool, principal: str | None) -> _Known:
         async with self._connection(caller.tenant) as connection:
             generation = await generations.active(connection)
             golden, _ = await judgements.current(connection, await judgements.load(connection, caller.tenant))
@@ -116,13 +133,14 @@ class Previews:
             scope = ReadScope(generation, caller.tenant, caller.tags, (), NONE)
             readable = set(await readable_ids(connection, scope, list(judged)))
             documents = await read(connection, caller, generation, edit)
+            own = await _standing(connection, caller, principal) if principal is not None else []
         questions = [
-            question
+            _Question(question)
             for question in golden
             if question.id not in hidden
             and all(document_id(caller.tenant, j.source, j.external_id) in readable for j in question.judged)
         ]
-        return _Known(generation, questions, documents)
+        return _Known(generation, [*questions, *own], documents)
 
     @asynccontextmanager
     async def _connection(self, tenant: str) -> AsyncIterator[Connection]:
@@ -135,7 +153,9 @@ class Previews:
 async def _ask(
     search: Search, golden: Golden, caller: Caller, generation: Generation, embedded: Embedded
 ) -> SearchResults:
-    outcome = await search.search(golden.text, caller, top=SEARCHED, generation=generation, embedded=embedded)
+    outcome = await search.search(
+        golden.text, caller, top=SEARCHED, generation=generation, embedded=embedded, certify=False
+    )
     if outcome.degraded:
         raise Retryable(f"preview: a search was incomplete: {outcome.degraded[0]}")
     return outcome
@@ -168,10 +188,35 @@ async def _may_be_affected(
     )
 
 
-def _edited_first(questions: Sequence[Golden], laid: Overlay) -> list[Golden]:
+async def _standing(connection: Connection, caller: Caller, principal: str) -> list[_Question]:
+    """The principal's standing questions of everything that it may read: without documents, a collection or filters,
+    by which an edit is not searched. Judged are the cited documents that the caller may read now."""
+    results = await table.rows(connection, caller.tenant, principal)
+    whole = [row for row in results if not (row.request["documents"] or row.request["collection"])]
+    whole = [row for row in whole if question_of(row.question, row.request).filters == NONE]
+    questions = []
+    for row, standing in zip(whole, await table.read(connection, caller, whole), strict=True):
+        cited = {n for sentence in standing.sentences if sentence is not None for n in sentence.cites}
+        documents = [s.document_id for s in standing.sources if s.n in cited and s.change not in LOST]
+        judged = await _names(connection, caller.tenant, documents)
+        questions.append(_Question(Golden(caller.tenant, row.question, judged), row.id))
+    return questions
+
+
+async def _names(connection: Connection, tenant: str, documents: Sequence[UUID]) -> tuple[Judged, ...]:
+    cursor = await connection.execute(
+        "SELECT source, external_id FROM documents WHERE tenant = %s AND id = ANY(%s::uuid[])"
+        " ORDER BY source, external_id",
+        [tenant, list(documents)],
+    )
+    return tuple(Judged(source, external_id) for source, external_id in await cursor.fetchall())
+
+
+def _edited_first(questions: Sequence[_Question], laid: Overlay) -> list[_Question]:
     """The questions that an edited document answers, then the others, because the time may not suffice for all."""
 
-    def is_edited(golden: Golden) -> bool:
+    def is_edited(question: _Question) -> bool:
+        golden = question.golden
         return any(document_id(golden.tenant, j.source, j.external_id) in laid.documents for j in golden.judged)
 
     return sorted(questions, key=is_edited, reverse=True)

@@ -385,8 +385,9 @@ export interface paths {
         put?: never;
         /**
          * Previews
-         * @description The answers that a proposed edit would change. The golden questions whose judged documents the caller may read
-         *     are asked twice: of the index as it is, and as if the edit were published. Nothing is stored.
+         * @description The answers that a proposed edit would change. The caller's standing questions, and the golden questions whose
+         *     judged documents it may read, are asked twice: of the index as it is, and as if the edit were published. Nothing is
+         *     stored.
          */
         post: operations["previews"];
         delete?: never;
@@ -952,11 +953,16 @@ export interface components {
         };
         /**
          * PreviewFinding
-         * @description A golden question whose answer would change.
+         * @description A golden or standing question whose answer would change.
          */
         PreviewFinding: {
             /** Question */
             question: string;
+            /**
+             * Standing Id
+             * @description Id of the caller's standing question, whose judged passages are the documents that its answer cites; null: a golden question.
+             */
+            standing_id: string | null;
             /**
              * Kind
              * @description `lost`: a judged passage, or the whole answer, is not among the results any more. `uncited`: a judged passage is still a result, but is not quoted any more. `contradicts`: among the results, a statement of the edit contradicts another document. `changed`: the answer quotes other text.
@@ -1006,7 +1012,7 @@ export interface components {
             documents: components["schemas"]["EditedDocument"][];
             /**
              * Questions
-             * @description Number of golden questions that were asked.
+             * @description Number of questions that were asked.
              */
             questions: number;
             /**

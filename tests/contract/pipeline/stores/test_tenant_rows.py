@@ -52,7 +52,7 @@ from query.modes import documents as whole
 from query.modes import history as conversations
 from query.modes import history as past
 from query.modes import survey
-from query.preview import overlaying
+from query.preview import overlaying, preview
 from query.preview.model import Edit, ProposedDocument
 from query.retrieval import cache, vectors
 from query.retrieval.vectors import NeighbourQuery, Tuning
@@ -153,6 +153,7 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         lambda: overlaying.read(
             connection, caller, generation, Edit("wiki", [ProposedDocument(f"{HELD}.md"), ProposedDocument("a")], [""])
         ),
+        lambda: preview._names(connection, HELD, ids.documents),
         lambda: past.needs_vector(connection, HELD, "bob"),
         lambda: past.readable_answers(connection, caller, list(ids.answers)),
         lambda: conversations.history(connection, caller, "ann", 1000),

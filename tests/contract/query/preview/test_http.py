@@ -15,7 +15,7 @@ from query.evaluation.golden import Golden, Judged
 from query.http.schemas import PreviewRequest
 from query.limits.charging import charge_to
 from tests.support.query.http_kit import World, as_, problem
-from tests.support.query.library import WordEmbedder, document
+from tests.support.query.library import WordEmbedder, access, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -115,3 +115,27 @@ async def test_what_a_remote_model_embeds_for_a_preview_is_charged_to_its_reques
 async def test_a_wrong_edit_is_refused(world: World, tenant: str, documents: list[dict[str, object]]) -> None:
     body = {"source": "wiki", "documents": documents}
     assert (await world.client.post("/v1/previews", json=body, headers=as_("ann", tenant))).status_code == 422
+
+
+async def test_a_preview_asks_its_callers_standing_questions_and_nobody_elses(world: World, tenant: str) -> None:
+    text = "Employees have thirty days of leave. Unused leave expires."
+    made = document("leave.md", text, tenant=tenant, acl_tags=["user:ann", "user:bob", "user:eve"])
+    await world.library.put(made)
+    ids = {}
+    for who in ("ann", "bob"):
+        kept = await world.client.post(
+            "/v1/answers", json={"question": QUESTION, "keep": True}, headers=as_(who, tenant)
+        )
+        ids[who] = kept.json()["standing_id"]
+    filtered = {"question": QUESTION, "keep": True, "filters": {"sources": ["wiki"]}}
+    assert (await world.client.post("/v1/answers", json=filtered, headers=as_("ann", tenant))).status_code == 200
+    deletion = EDIT | {"documents": [{"path": "leave.md", "content": None}]}
+    for who, expected in (("ann", [ids["ann"]]), ("bob", [ids["bob"]]), ("eve", [])):
+        body = (await world.client.post("/v1/previews", json=deletion, headers=as_(who, tenant))).json()
+        assert [finding["standing_id"] for finding in body["findings"]] == expected
+        assert {finding["kind"] for finding in body["findings"]} <= {"lost"}
+        assert (body["questions"], body["fails"]) == (len(expected), bool(expected))
+    await world.library.accept(access(made, ["user:bob"]))
+    unread = (await world.client.post("/v1/previews", json=EDIT, headers=as_("ann", tenant))).json()
+    assert [d["state"] for d in unread["documents"]] == ["new"]
+    assert "thirty" not in str(unread["findings"]), "its asker may not read the page any more"
