@@ -41,6 +41,7 @@ class Which(NamedTuple):
     kinds: Sequence[Kind] | None
     sources: Sequence[str] | None
     document: str | None
+    cursor: str | None
     limit: int
 
 
@@ -68,6 +69,9 @@ def list_conflicts(
         str | None,
         typer.Option("--document", metavar="ID", help="Only conflicts of the document with this external id, or id."),
     ] = None,
+    cursor: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Next page of the same list: the cursor of the previous one.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of conflicts.")] = 100,
     json_output: Json = False,
 ) -> None:
@@ -84,17 +88,26 @@ def list_conflicts(
         raise typer.BadParameter(f"--kind {sorted(unknown)[0]}: must be one of {', '.join(KINDS)}")
     record("conflicts.list", tenant=tenant, principals=principals or (), tags=tags or ())
     chosen: State | None = None if state == "all" else state
-    which = Which(chosen, cast("list[Kind] | None", kinds), sources, document, limit)
-    rows, quoted = asyncio.run(_list(tenant, principals or [], tags or [], which))
-    from query.conflicts import conflict_json
+    which = Which(chosen, cast("list[Kind] | None", kinds), sources, document, cursor, limit)
+    from query.conflicts import conflict_json, cursor_after
+    from query.model import BadQuery
+
+    try:
+        rows, quoted = asyncio.run(_list(tenant, principals or [], tags or [], which))
+    except BadQuery as error:
+        raise typer.BadParameter(str(error)) from error
+    following = cursor_after(rows, limit)
 
     if json_output:
-        print_json({"conflicts": [conflict_json(listed, quoted.get(listed.id)) for listed in rows]})
+        conflicts_json = [conflict_json(listed, quoted.get(listed.id)) for listed in rows]
+        print_json({"conflicts": conflicts_json, "cursor": following})
         return
     for listed in rows:
         _show(listed, quoted.get(listed.id))
     if not rows:
         stdout.print("No conflicts.", markup=False)
+    if following is not None:
+        stdout.print(f"more: --cursor {following}", markup=False, soft_wrap=True)
 
 
 @conflicts.command()
@@ -139,19 +152,17 @@ async def _list(
     tags: Sequence[str],
     which: Which,
 ) -> tuple[list[Listed], Quotes]:
-    from pipeline.ledger.conflicts import standing
     from pipeline.runtime.settings import load
     from pipeline.stores.postgres import open_pool, translated
     from query.access.callers import identify
     from query.access.tenant_rows import rows_of
-    from query.conflicts import quotes, visible
+    from query.conflicts import every, quotes, visible
 
     async with open_pool(load().postgres) as pool:
         with translated("conflicts"):
             async with rows_of(pool, tenant) as connection:
                 if not principals and not tags:
-                    rows = await standing(connection, tenant, access_ids=None, **which._asdict())
-                    return rows, {}
+                    return await every(connection, tenant, **which._asdict()), {}
                 caller = await identify(connection, tenant, principals=principals, tags=tags)
                 rows = await visible(connection, caller, **which._asdict())
                 return rows, await quotes(connection, rows)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -13,10 +16,16 @@ from pipeline.ledger import conflicts, generations
 from pipeline.ledger.conflicts import Listed, State
 from pipeline.stores.postgres import Connection
 from query.access.callers import Caller, readable
+from query.model import BadQuery
 
 MOST_LISTED = 200
+MOST_SOURCES = 50
 AROUND = 160
 """How many characters are quoted before and after a place."""
+
+_CURSOR = struct.Struct(">q16s")
+"""The time of the last conflict of a page, in microseconds, and its id."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Quotes = dict[UUID, tuple[str, str]]
 """Conflict → what both passages say at its first place."""
@@ -31,9 +40,12 @@ async def visible(
     sources: Sequence[str] | None = None,
     document: str | None = None,
     id_: UUID | None = None,
+    cursor: str | None = None,
     limit: int = 50,
 ) -> list[Listed]:
-    """The conflicts of the caller's tenant of which it may read both documents, the newest first."""
+    """The conflicts of the caller's tenant of which it may read both documents, the newest first. cursor: the end of
+    the previous page (``cursor_after``). Raises BadQuery for a cursor that is none."""
+    after = None if cursor is None else _place(cursor)
     access_ids = (await readable(connection, caller)).access_ids
     if not access_ids:
         return []
@@ -46,8 +58,34 @@ async def visible(
         sources=sources,
         document=document,
         id_=id_,
+        after=after,
         limit=limit,
     )
+
+
+async def every(
+    connection: Connection, tenant: str, *, cursor: str | None = None, limit: int = 50, **chosen: Any
+) -> list[Listed]:
+    """All conflicts of the tenant, for an operator, who sees no text. chosen: as in ``conflicts.standing``. Raises
+    BadQuery for a cursor that is none."""
+    after = None if cursor is None else _place(cursor)
+    return await conflicts.standing(connection, tenant, access_ids=None, after=after, limit=limit, **chosen)
+
+
+def cursor_after(listed: Sequence[Listed], limit: int) -> str | None:
+    """Where the next page begins; None where this one, of at most ``limit``, is the last."""
+    if len(listed) < limit or not listed:
+        return None
+    last = listed[-1]
+    return urlsafe_b64encode(_CURSOR.pack((last.at - _EPOCH) // timedelta(microseconds=1), last.id.bytes)).decode()
+
+
+def _place(cursor: str) -> tuple[datetime, UUID]:
+    try:
+        microseconds, id_ = _CURSOR.unpack(urlsafe_b64decode(cursor.encode()))
+        return _EPOCH + timedelta(microseconds=microseconds), UUID(bytes=id_)
+    except (ValueError, struct.error, OverflowError) as error:
+        raise BadQuery("the cursor is not one of a list of conflicts") from error
 
 
 async def quotes(connection: Connection, of: Sequence[Listed]) -> Quotes:

@@ -156,8 +156,22 @@ def facets() -> Call[FacetsResponse]:
     return Call("GET", "/v1/facets", _reader(FacetsResponse))
 
 
-def conflicts(state: str, kinds: Iterable[str], limit: int) -> Call[ConflictsResponse]:
-    parameters = _present(state=state, kind=list(kinds) or None, limit=limit)
+def conflicts(
+    state: str,
+    kinds: Iterable[str],
+    limit: int,
+    sources: Iterable[str] = (),
+    document: str | None = None,
+    cursor: str | None = None,
+) -> Call[ConflictsResponse]:
+    parameters = _present(
+        state=state,
+        kind=list(kinds) or None,
+        source=list(sources) or None,
+        document=document,
+        cursor=cursor,
+        limit=limit,
+    )
     return Call("GET", "/v1/conflicts", _reader(ConflictsResponse), parameters=parameters)
 
 

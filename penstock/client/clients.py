@@ -234,11 +234,15 @@ class Client:
         *,
         state: Literal["open", "dismissed", "accepted"] = "open",
         kinds: Iterable[str] = (),
+        sources: Iterable[str] = (),
+        document: str | None = None,
+        cursor: str | None = None,
         limit: int = 50,
     ) -> ConflictsResponse:
         """Passages that contradict or repeat each other, the newest first: those of which the caller may read both.
-        kinds: only these. limit: at most 200."""
-        return self._send(calls.conflicts(state, kinds, limit))
+        kinds: only these. sources, document: only those with a document of such a source, or with this document, by
+        id or external id. cursor: that of the previous page. limit: at most 200."""
+        return self._send(calls.conflicts(state, kinds, limit, sources, document, cursor))
 
     def decide_conflict(self, conflict_id: UUID | str, decision: Literal["dismissed", "accepted", "open"]) -> None:
         """Dismiss or accept a conflict, or open it again, for everybody. Raises ProblemError with status 404 if there
@@ -491,10 +495,13 @@ class AsyncClient:
         *,
         state: Literal["open", "dismissed", "accepted"] = "open",
         kinds: Iterable[str] = (),
+        sources: Iterable[str] = (),
+        document: str | None = None,
+        cursor: str | None = None,
         limit: int = 50,
     ) -> ConflictsResponse:
         """As ``Client.conflicts``."""
-        return await self._send(calls.conflicts(state, kinds, limit))
+        return await self._send(calls.conflicts(state, kinds, limit, sources, document, cursor))
 
     async def decide_conflict(
         self, conflict_id: UUID | str, decision: Literal["dismissed", "accepted", "open"]

@@ -404,6 +404,8 @@ class ConflictsResponse(_Response):
     """Passages that contradict or repeat each other, the newest first."""
 
     conflicts: list[ConflictBody]
+    cursor: str | None
+    """Where the next page begins; None if this is the last."""
 
 
 class CallerResponse(_Response):

@@ -1,8 +1,9 @@
 """Task ``conflicts``: compares each new passage with its nearest neighbours, and stores what contradicts or repeats it.
 
 Neighbours are passages of the same tenant that share a possible reader with it. A document's conflicts end when its
-passages do, or when nobody may read both any more. With another access set, all of its passages are compared again. The
-task is paced (``SHARE``), so that a first load is not slowed by it: it lags behind instead. Tenants share its pace.
+passages do, or when nobody may read both any more, also because a membership was lost. With another access set, all of
+its passages are compared again. The task is paced (``SHARE``), so that a first load is not slowed by it: it lags behind
+instead. Tenants share its pace.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from pipeline.analysis.memberships import latest, until_applied
 from pipeline.analysis.task import Services
 from pipeline.analysis.tasks import TOPICS
 from pipeline.core.conflicts import Passage, examine, passage
@@ -26,7 +28,7 @@ from pipeline.kafka.client import deliver
 from pipeline.ledger import conflicts, generations
 from pipeline.ledger.conflicts import Conflict, Examined, Side
 from pipeline.stores.postgres import Connection, translated
-from topics.messages import ConflictChanged, DocumentIndexed, Message
+from topics.messages import ConflictChanged, DocumentIndexed, IdentityChanged, Message
 from topics.registry import CONFLICTS
 
 NEIGHBOURS = 6
@@ -64,7 +66,7 @@ class Row:
 
 
 class Conflicts:
-    """Follows ``documents.indexed.v1``."""
+    """Follows ``documents.indexed.v1``, and the memberships of ``identities.v1``."""
 
     name = "conflicts"
     topics = TOPICS[name]
@@ -83,8 +85,36 @@ class Conflicts:
         try:
             for document_id in documents:
                 await self._examine(document_id)
+            await self._end_unread([m for m in messages if isinstance(m, IdentityChanged)])
         finally:
             self._active -= 1
+
+    async def _end_unread(self, changes: Sequence[IdentityChanged]) -> None:
+        """End the conflicts that nobody may read any more after these changes of memberships."""
+        until = latest()
+        for tenant, source in dict.fromkeys((change.tenant, change.source) for change in changes):
+            documents = await self._divided(tenant, source)
+            if not documents:
+                continue
+            await until_applied(self._pool, (c for c in changes if (c.tenant, c.source) == (tenant, source)), until)
+            for document_id in documents:
+                with translated("conflicts"):
+                    async with self._pool.connection() as connection:
+                        generation = await generations.active(connection)
+                        document = await conflicts.examined(connection, generation.name, document_id)
+                        if document is None:
+                            continue
+                        ended = await conflicts.close_unread(
+                            connection, document_id, await self._with_common_reader(connection, document_id, document)
+                        )
+                        await conflicts.forget_examined(connection, ended)
+                        await self._announce(document, ended, "ended")
+                self._metrics.conflicts_closed.inc(len(ended))
+
+    async def _divided(self, tenant: str, source: str) -> list[UUID]:
+        with translated("conflicts"):
+            async with self._pool.connection() as connection:
+                return await conflicts.divided(connection, tenant, source)
 
     async def _examine(self, document_id: UUID) -> None:
         with translated("conflicts"):

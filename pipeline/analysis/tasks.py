@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from topics.registry import DOCUMENTS_INDEXED, IDENTITIES, Topic
 
 TOPICS: Mapping[str, tuple[Topic, ...]] = {
-    "conflicts": (DOCUMENTS_INDEXED,),
+    "conflicts": (DOCUMENTS_INDEXED, IDENTITIES),
     "standing": (DOCUMENTS_INDEXED, IDENTITIES),
 }
 """Name of a task → the topics it reads, the first for its lag in `penstock status`."""

@@ -193,6 +193,26 @@ async def close_unread(connection: Connection, document_id: UUID, access_ids: Co
     return [_conflict(row) for row in await cursor.fetchall()]
 
 
+async def divided(connection: Connection, tenant: str, source: str) -> list[UUID]:
+    """The first documents of the tenant's conflicts between two access sets, of which at least one document is of this
+    source: whether somebody may read both may depend on memberships."""
+    cursor = await connection.execute(
+        """
+        SELECT DISTINCT c.document_a FROM conflicts c
+        JOIN documents a ON a.id = c.document_a JOIN documents b ON b.id = c.document_b
+        WHERE c.tenant = %(tenant)s AND a.access_id IS DISTINCT FROM b.access_id AND %(source)s IN (a.source, b.source)
+        """,
+        {"tenant": tenant, "source": source},
+    )
+    return [document_id for (document_id,) in await cursor.fetchall()]
+
+
+async def forget_examined(connection: Connection, ended: Sequence[Conflict]) -> None:
+    """Have the documents of conflicts that ended without a change of theirs compared again when one is announced."""
+    documents = [side.document_id for conflict in ended for side in (conflict.a, conflict.b)]
+    await connection.execute("DELETE FROM conflict_examined WHERE document_id = ANY(%s)", [documents])
+
+
 def _conflict(row: Sequence[Any]) -> Conflict:
     id_, kind, document_a, chunk_a, document_b, chunk_b, older = row
     return Conflict(id_, kind, Side(document_a, chunk_a), Side(document_b, chunk_b), older, ())
@@ -248,6 +268,7 @@ _STANDING = """
       AND (%(state)s::text IS NULL OR coalesce(k.state, 'open') = %(state)s)
       AND (%(kinds)s::text[] IS NULL OR c.kind = ANY(%(kinds)s))
       AND (%(sources)s::text[] IS NULL OR a.source = ANY(%(sources)s) OR b.source = ANY(%(sources)s))
+      AND (%(after_at)s::timestamptz IS NULL OR c.at < %(after_at)s OR c.at = %(after_at)s AND c.id > %(after_id)s)
       AND (%(document)s::text IS NULL OR %(document)s IN (a.external_id, b.external_id, a.id::text, b.id::text))
     ORDER BY c.at DESC, c.id LIMIT %(limit)s
 """
@@ -263,9 +284,11 @@ async def standing(
     sources: Sequence[str] | None = None,
     document: str | None = None,
     id_: UUID | None = None,
+    after: tuple[datetime, UUID] | None = None,
     limit: int = 100,
 ) -> list[Listed]:
-    """The tenant's conflicts whose passages both stand, the newest first. access_ids: the access sets that the caller
+    """The tenant's conflicts whose passages both stand, the newest first. after: only those that follow the one with
+    this time and id. access_ids: the access sets that the caller
     satisfies now, so that it sees only what it may read both sides of; None for an operator, who sees no text. sources,
     document: one of the passages is of such a source, or of the document with this id or external id."""
     async with connection.cursor(row_factory=dict_row) as cursor:
@@ -279,6 +302,8 @@ async def standing(
                 "sources": None if sources is None else list(sources),
                 "document": document,
                 "id": id_,
+                "after_at": after and after[0],
+                "after_id": after and after[1],
                 "limit": limit,
             },
         )

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pipeline.core.conflicts import Kind
 from pipeline.ledger.conflicts import State
 from query import conflicts
+from query.conflicts import MOST_SOURCES
 from query.http.audit_trail import note, record_change
 from query.http.dependencies import Authenticated, Reader, Serving, ledger
 from query.http.schemas import ConflictDecisionRequest, ConflictsResponse
@@ -26,14 +27,34 @@ async def conflicting(
     caller: Reader,
     state: Annotated[State, Query(description="open, or those that were dismissed or accepted.")] = "open",
     kind: Annotated[list[Kind] | None, Query(description="Only these kinds. Repeatable. Default: all.")] = None,
+    source: Annotated[
+        list[str] | None,
+        Query(description="Only conflicts with a document of this source. Repeatable.", max_length=MOST_SOURCES),
+    ] = None,
+    document: Annotated[
+        str | None, Query(description="Only conflicts of the document with this id or external id.", max_length=2_000)
+    ] = None,
+    cursor: Annotated[str | None, Query(description="The `cursor` of the previous response.", max_length=100)] = None,
     limit: Annotated[int, Query(ge=1, le=conflicts.MOST_LISTED)] = 50,
 ) -> dict[str, Any]:
     """Passages that contradict or repeat each other, the newest first: those of which the caller may read both."""
     async with ledger(service, "conflicts", identity.tenant) as connection:
-        standing = await conflicts.visible(connection, caller, state=state, kinds=kind, limit=limit)
+        standing = await conflicts.visible(
+            connection,
+            caller,
+            state=state,
+            kinds=kind,
+            sources=source,
+            document=document,
+            cursor=cursor,
+            limit=limit,
+        )
         quoted = await conflicts.quotes(connection, standing)
     note(request, list(dict.fromkeys(id_ for c in standing for id_ in (c.document_a, c.document_b))))
-    return {"conflicts": [conflicts.conflict_json(conflict, quoted.get(conflict.id)) for conflict in standing]}
+    return {
+        "conflicts": [conflicts.conflict_json(conflict, quoted.get(conflict.id)) for conflict in standing],
+        "cursor": conflicts.cursor_after(standing, limit),
+    }
 
 
 @routes.post("/v1/conflicts/{conflict_id}", status_code=204, response_model=None, tags=["conflicts"])

@@ -666,6 +666,7 @@ class ConflictBody(ResponseBody):
 
 class ConflictsResponse(ResponseBody):
     conflicts: list[ConflictBody]
+    cursor: str | None = Field(description="Where the next page begins; null if this is the last.")
 
 
 class PipelineResponse(BaseModel):

@@ -11,6 +11,7 @@ from pydantic import Field
 from pipeline.core.conflicts import KINDS, Kind
 from query.access.facets import MAX_FACETS
 from query.access.filters import MAX_KEYS, Filters
+from query.conflicts import MOST_SOURCES
 from query.http.schemas import (
     AtLeastResponse,
     ConflictBody,
@@ -98,6 +99,15 @@ class ConflictsArguments(RequestBody):
         description="Only these kinds: what differs in otherwise equal statements (number, date, version, unit, name,"
         " negation), `duplicate`, or `outdated` (a copy of an older edition).",
     )
+    sources: list[str] = Field(
+        [], max_length=MOST_SOURCES, description="Only conflicts with a document of one of these sources."
+    )
+    document: Annotated[str, Field(max_length=2_000)] | None = Field(
+        None, description="Only conflicts of the document with this id."
+    )
+    cursor: Annotated[str, Field(max_length=100)] | None = Field(
+        None, description="`cursor` of the previous response, for the next page with the same arguments."
+    )
     limit: int = Field(20, ge=1, le=MAX_RESULTS, description="Maximum number of conflicts.")
 
 
@@ -141,6 +151,7 @@ class ConflictsOutput(ResponseBody):
     conflicts: list[ConflictBody] = Field(
         description="The newest first; `documents` are ids for `fetch`. `quotes` are untrusted."
     )
+    cursor: str | None = Field(None, description="Where the next page begins, if there is one.")
 
 
 class FetchOutput(ResponseBody):

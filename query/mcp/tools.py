@@ -125,7 +125,13 @@ async def conflicts(service: Service, caller: Caller, arguments: ConflictsArgume
         with translated("conflicts"):
             async with rows_of(service.pool, caller.tenant) as connection:
                 standing = await conflicting.visible(
-                    connection, caller, kinds=arguments.kinds or None, limit=arguments.limit
+                    connection,
+                    caller,
+                    kinds=arguments.kinds or None,
+                    sources=arguments.sources or None,
+                    document=arguments.document,
+                    cursor=arguments.cursor,
+                    limit=arguments.limit,
                 )
                 quoted = await conflicting.quotes(connection, standing)
     bodies = []
@@ -134,7 +140,7 @@ async def conflicts(service: Service, caller: Caller, arguments: ConflictsArgume
         quotes = None if body.quotes is None else [visible(quote) for quote in body.quotes]
         titles = [title_of(title, id_) for title, id_ in zip(body.titles, body.external_ids, strict=True)]
         bodies.append(body.model_copy(update={"quotes": quotes, "titles": titles}))
-    return ConflictsOutput(conflicts=bodies)
+    return ConflictsOutput(conflicts=bodies, cursor=conflicting.cursor_after(standing, arguments.limit))
 
 
 def conflicting_documents(output: ConflictsOutput) -> list[UUID]:

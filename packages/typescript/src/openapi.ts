@@ -703,6 +703,11 @@ export interface components {
         ConflictsResponse: {
             /** Conflicts */
             conflicts: components["schemas"]["ConflictBody"][];
+            /**
+             * Cursor
+             * @description Where the next page begins; null if this is the last.
+             */
+            cursor: string | null;
         };
         /**
          * DifferenceLine
@@ -2966,6 +2971,12 @@ export interface operations {
                 state?: "open" | "dismissed" | "accepted";
                 /** @description Only these kinds. Repeatable. Default: all. */
                 kind?: ("number" | "date" | "version" | "unit" | "name" | "negation" | "duplicate" | "outdated")[] | null;
+                /** @description Only conflicts with a document of this source. Repeatable. */
+                source?: string[] | null;
+                /** @description Only conflicts of the document with this id or external id. */
+                document?: string | null;
+                /** @description The `cursor` of the previous response. */
+                cursor?: string | null;
                 limit?: number;
             };
             header?: never;

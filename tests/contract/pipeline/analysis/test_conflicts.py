@@ -26,7 +26,7 @@ from pipeline.core.identity import document_id
 from query import conflicts
 from query.access.tenant_rows import rows_of
 from query.conflicts import conflict_json
-from tests.support.query.http_kit import as_, service_over
+from tests.support.query.http_kit import as_, problem, service_over
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 from topics.messages import ConflictChanged, DocumentIndexed, DocumentMessage, IdentityChanged
 from topics.registry import Topic
@@ -285,7 +285,7 @@ async def listed(home: Path, *options: str) -> list[dict[str, Any]]:
     done = await penstock(home, "list", "--tenant", "acme", "--json", *options)
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document.keys() == {"conflicts"}
+    assert document.keys() == {"conflicts", "cursor"}
     return list(document["conflicts"])
 
 
@@ -337,10 +337,85 @@ async def test_over_http_a_reader_of_both_passages_lists_and_decides(library: Li
     async with service_over(library) as (client, _):
         [conflict] = (await client.get("/v1/conflicts", headers=as_("ann"))).json()["conflicts"]
         assert (conflict["kind"], conflict["state"]) == ("number", "open")
-        assert (await client.get("/v1/conflicts", headers=as_("bob"))).json() == {"conflicts": []}
+        assert (await client.get("/v1/conflicts", headers=as_("bob"))).json() == {"conflicts": [], "cursor": None}
         path, accepted = f"/v1/conflicts/{conflict['id']}", {"decision": "accepted"}
         assert (await client.post(path, json=accepted, headers=as_("bob"))).status_code == 404
         assert (await client.post(path, json=accepted, headers=as_("ann"))).status_code == 204
-        assert (await client.get("/v1/conflicts", headers=as_("ann"))).json() == {"conflicts": []}
+        assert (await client.get("/v1/conflicts", headers=as_("ann"))).json() == {"conflicts": [], "cursor": None}
         [decided] = (await client.get("/v1/conflicts?state=accepted", headers=as_("ann"))).json()["conflicts"]
         assert decided["id"] == conflict["id"]
+
+
+async def test_over_http_conflicts_are_filtered_and_come_in_pages(library: Library) -> None:
+    texts = [
+        (DAYS_30, DAYS_90),
+        ("Backups are encrypted before they leave.", "Backups are not encrypted before they leave."),
+    ]
+    texts.append(("The office in Lyon opens at 8 on weekdays.", "The office in Lyon opens at 9 on weekdays."))
+    for n, (one_side, other_side) in enumerate(texts):
+        await indexed(
+            library,
+            document(f"a{n}.md", one_side, source=f"s{n}", acl_tags=["user:ann"]),
+            document(f"b{n}.md", other_side, acl_tags=["user:ann"]),
+        )
+    async with service_over(library) as (client, _):
+
+        async def page(**parameters: Any) -> dict[str, Any]:
+            answer = await client.get("/v1/conflicts", params=parameters, headers=as_("ann"))
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+
+        everything = await page()
+        ids = [conflict["id"] for conflict in everything["conflicts"]]
+        assert (len(ids), everything["cursor"]) == (3, None)
+        paged: list[str] = []
+        cursor: dict[str, str] = {}
+        while len(paged) < 3:
+            part = await page(limit=1, **cursor)
+            paged += [conflict["id"] for conflict in part["conflicts"]]
+            cursor = {"cursor": part["cursor"]}
+        assert paged == ids
+        assert (await page(limit=1, **cursor)) == {"conflicts": [], "cursor": None}
+        [of_source] = (await page(source="s1"))["conflicts"]
+        assert of_source["kind"] == "negation"
+        [of_document] = (await page(document=of_source["documents"][0]))["conflicts"]
+        assert of_document["id"] == of_source["id"]
+        refused = await client.get("/v1/conflicts?cursor=none", headers=as_("ann"))
+        assert problem(refused) == (422, "bad-query")
+
+
+async def test_a_lost_membership_ends_the_conflicts_that_nobody_may_read_any_more(library: Library) -> None:
+    await members(library, "ann", "crew", "board")
+    await members(library, "bob", "crew")
+    await indexed(library, document("a.md", DAYS_30, acl_tags=["crew"]), document("b.md", DAYS_90, acl_tags=["board"]))
+    assert len(await seen(library, principals=("ann",))) == 1
+    await members(library, "bob")
+    await left(library, "bob")
+    assert await stored(library) == 1, "ann may still read both"
+    await members(library, "ann", "crew")
+    await left(library, "ann")
+    assert await stored(library) == 0
+    assert [record.state for record in sent][-1] == "ended"
+    await members(library, "ann", "crew", "board")
+    await left(library, "ann")
+    assert await stored(library) == 0, "it is compared again when one of its documents is announced"
+
+
+async def members(library: Library, principal: str, *groups: str) -> None:
+    await library.execute(
+        "INSERT INTO memberships VALUES ('acme', 'wiki', %s, %s, clock_timestamp()) ON CONFLICT (tenant, principal,"
+        " source) DO UPDATE SET groups = excluded.groups, observed_at = excluded.observed_at",
+        principal,
+        list(groups),
+    )
+
+
+async def left(library: Library, principal: str) -> None:
+    """Announce the groups that the principal has now."""
+    [(groups, observed_at)] = await library.execute(
+        "SELECT groups, observed_at FROM memberships WHERE tenant = 'acme' AND principal = %s", principal
+    )
+    services = Services(library.settings, library.pool, Sent(sent), library.metrics)  # type: ignore[arg-type]
+    await Conflicts(services).handle(
+        [IdentityChanged(tenant="acme", source="wiki", principal=principal, groups=groups, observed_at=observed_at)]
+    )
