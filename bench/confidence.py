@@ -32,6 +32,7 @@ from pipeline.core.model import ChunkParams
 from pipeline.core.normalise import normalise
 from pipeline.core.relevance import EVERYDAY as CALIBRATED_WITH
 from pipeline.core.relevance import known_item, measure
+from pipeline.core.titles import embedded_title
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Embedder
 from pipeline.generations.calibration import KNOWN_ITEMS
@@ -43,6 +44,7 @@ from query.settings import RetrievalSettings
 from tests.fakes.geometries import GEOMETRIES, Vector
 
 RESULTS = Path(__file__).parent / "results" / "confidence.json"
+PARAMS = ChunkParams(200, 80, 254)
 BATCH = 64
 CANDIDATES = 64
 
@@ -123,11 +125,15 @@ class Collection:
         self.name = dataset.name
         self.questions = list(dataset.queries.values())
         self.texts: list[str] = []
+        self.embedded: list[str] = []
         self._titled: list[str] = []
         for document in dataset.documents:
             body, kind = normalise(document.text, "text/plain")
-            for piece in chunk(body, kind, params=ChunkParams(200, 80, 254), count_tokens=model.count_tokens):
+            pieces = chunk(body, kind, params=PARAMS, count_tokens=model.count_tokens)
+            title = embedded_title(document.title, kind, len(pieces), PARAMS)
+            for piece in pieces:
                 self.texts.append(piece.text)
+                self.embedded.append(f"{title}\n{piece.text}" if title else piece.text)
                 self._titled.append(f"{document.title}\n{piece.text}")
         self._chunks_of: dict[str, list[int]] = {}
         for n, text in enumerate(self._titled):
@@ -145,7 +151,7 @@ class Collection:
 
 
 def run(collection: Collection, others: Collection, bundled: Bundled, geometry: str) -> dict[str, Any]:
-    chunks = bundled.vectors(collection.texts, geometry)
+    chunks = bundled.vectors(collection.embedded, geometry)
 
     def cosines(questions: Sequence[str]) -> Vector:
         return bundled.vectors(questions, geometry) @ chunks.T
@@ -180,7 +186,7 @@ async def main(folder: Path, vectors: Path | None) -> None:
         write(Path(made) / "python_docs")
         collections = [Collection(read(path), model) for path in (folder, Path(made) / "python_docs")]
     for collection in collections:
-        await bundled.embed([*collection.texts, *collection.questions, *collection.known])
+        await bundled.embed([*collection.embedded, *collection.questions, *collection.known])
     await bundled.embed([*EVERYDAY, *CALIBRATED_WITH])
     await model.aclose()
     results = {

@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 from uuid import UUID
 
 from pipeline.core.identity import chunk_ids, content_hash
-from pipeline.core.model import STORES, Store
+from pipeline.core.model import STORES, ChunkParams, Store
+from pipeline.core.titles import embedded_title
 from pipeline.ledger.documents import Identity
 from pipeline.ledger.entry import cut, entries
 from pipeline.ledger.work import Work
@@ -42,7 +43,7 @@ MEANING: Mapping[Kind, str] = {
     "ahead": "the entry's version is above every number that the ledger drew for the document",
     "unreachable": "the row is right, but the HNSW index does not find it by its own vector",
     "no_state": "the ledger does not track the document in this store: it looked settled and was not",
-    "stale_manifest": "the list of chunks is missing, of another text, or not what its own spans cut",
+    "stale_manifest": "the list of chunks is missing, of another text or title, or not what its own spans cut",
     "rotten_body": "the stored text is missing or damaged: only publishing the document again repairs that",
 }
 
@@ -167,11 +168,13 @@ def describe(
     states: Mapping[Store, State],
     body: str | None,
     metadata: Mapping[str, object] | None,
+    params: ChunkParams,
     *,
     alive: bool,
     building: bool,
 ) -> Desired:
-    """Make the desired state of one document from its rows in the ledger. body, metadata: None: they are not stored."""
+    """Make the desired state of one document from its rows in the ledger. body, metadata: None: they are not stored.
+    params: those of the generation."""
     rotten = alive and (body is None or content_hash(body) != w.content_hash)
     stale = w.needs_chunking
     chunks: dict[UUID, Print] = {}
@@ -179,7 +182,8 @@ def describe(
         chunks = {chunk: Print.of(entry) for chunk, entry in entries(w, body or "", metadata or {})}
         if not rotten and w.manifest is not None:
             texts = [cut(body or "", spans) for spans in w.manifest.spans]
-            stale = chunk_ids(w.identity.id, texts) != w.manifest.chunk_ids
+            title = embedded_title(w.title, w.media_type, len(texts), params)
+            stale = chunk_ids(w.identity.id, texts, title) != w.manifest.chunk_ids
     return Desired(
         w.identity, seq, w.searchable, w.access_id, states, chunks, rotten=rotten, stale=stale, building=building
     )

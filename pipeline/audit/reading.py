@@ -112,7 +112,16 @@ async def load(connection: Connection, generation: Generation, ids: Sequence[UUI
 def _expected(row: Mapping[str, Any], generation: Generation) -> Desired:
     seq, alive = row["seq"], row["alive"]
     work, building = work_of(row, want_seq=seq), generation.state == "building"
-    return describe(work, seq, _states(row), row["text"], row["metadata"], alive=alive, building=building)
+    return describe(
+        work,
+        seq,
+        _states(row),
+        row["text"],
+        row["metadata"],
+        generation.params,
+        alive=alive,
+        building=building,
+    )
 
 
 def _states(row: Mapping[str, Any]) -> dict[Store, State]:

@@ -38,13 +38,17 @@ def document_id(tenant: str, source: str, external_id: str) -> UUID:
     return uuid5(DOCUMENTS, document_key(tenant, source, external_id))
 
 
-def chunk_ids(document: UUID, texts: Sequence[str]) -> tuple[UUID, ...]:
-    """The ids of a document's chunks, in order: uuid5(document, hash of the embedded text, occurrence of that text).
-    The position is no part of an id, so that a chunk keeps its id when others are inserted before it."""
+def chunk_ids(document: UUID, texts: Sequence[str], title: str = "") -> tuple[UUID, ...]:
+    """The ids of a document's chunks, in order: uuid5(document, hash of what is embedded, occurrence of that). The
+    position is no part of an id, so that a chunk keeps its id when others are inserted before it.
+
+    title: the one that the chunks are embedded with (``pipeline.core.titles``). It is separated by a character that no
+    text contains.
+    """
     seen: dict[bytes, int] = {}
     ids = []
     for text in texts:
-        digest = hashlib.sha256(text.encode()).digest()
+        digest = hashlib.sha256((f"{title}\0{text}" if title else text).encode()).digest()
         occurrence = seen.get(digest, 0)
         seen[digest] = occurrence + 1
         ids.append(uuid5(document, f"{digest.hex()}:{occurrence}"))

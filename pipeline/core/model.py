@@ -35,9 +35,10 @@ class ChunkParams:
     min_tokens: int = 160
     max_tokens: int = 512
     overlap: float = 0.175
-    version: int = 1
-    """The version of the chunker. It is raised whenever the same text would be chunked differently, which makes another
-    generation; for generations with a lower version the chunker still works in the old way."""
+    version: int = 2
+    """The version of the chunker. It is raised whenever the same text would be chunked or embedded differently, which
+    makes another generation; for generations with a lower version the chunker still works in the old way. Since 2,
+    chunks of short documents are embedded with the title (``pipeline.core.titles``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import CountTokens, Generation
+from pipeline.core.titles import embedded_title, title_tokens
 from pipeline.embedding import choose
 from pipeline.embedding.port import Embedder
 from pipeline.generations.building import Builder, holds_entries
@@ -317,7 +318,7 @@ async def estimate(
     """price: of a million tokens."""
     documents, chunks, tokens = await desired_counts(connection, origin)
     cursor = await connection.execute(
-        "SELECT d.id, b.text, coalesce(d.media_type, 'text/plain'), d.content_hash, m.chunk_ids,"
+        "SELECT d.id, coalesce(d.title, ''), b.text, coalesce(d.media_type, 'text/plain'), d.content_hash, m.chunk_ids,"
         " (SELECT sum(t) FROM unnest(m.token_counts) t)"
         " FROM documents d JOIN access_sets a ON a.id = d.access_id AND cardinality(a.acl_tags) > 0"
         " JOIN document_bodies b ON b.document_id = d.id"
@@ -328,15 +329,16 @@ async def estimate(
     sample = await cursor.fetchall()
     lends = generations.same_model(origin, new)
     before_chunks = before_tokens = after_chunks = copied_chunks = embedded_tokens = 0
-    for id_, text, media_type, digest, old, old_tokens in sample:
-        manifest = await asyncio.to_thread(build_manifest, id_, text, media_type, digest, new, count_tokens)
+    for id_, title, text, media_type, digest, old, old_tokens in sample:
+        manifest = await asyncio.to_thread(build_manifest, id_, title, text, media_type, digest, new, count_tokens)
         held = set(old) if lends else set()
         before_chunks += len(old)
         before_tokens += int(old_tokens or 0)
         after_chunks += len(manifest.chunk_ids)
         copied_chunks += len(held.intersection(manifest.chunk_ids))
+        in_front = title_tokens(embedded_title(title, media_type, len(manifest.chunk_ids), new.params), count_tokens)
         embedded_tokens += sum(
-            n for i, n in zip(manifest.chunk_ids, manifest.token_counts, strict=True) if i not in held
+            n + in_front for i, n in zip(manifest.chunk_ids, manifest.token_counts, strict=True) if i not in held
         )
     all_chunks = round(chunks * after_chunks / before_chunks) if before_chunks else 0
     copied = round(chunks * copied_chunks / before_chunks) if before_chunks else 0

@@ -43,6 +43,7 @@ class Known:
     seq: int = 0
     event_count: int = 0
     media_type: str | None = None
+    title: str = ""
     access_id: int | None = None
     pending: bool = False
     """Whether a store has not reached the desired state. Then even an event that changes nothing sends hints."""
@@ -119,7 +120,7 @@ async def lock(connection: Connection, identities: Sequence[Identity]) -> dict[U
     )
     cursor = await connection.execute(
         "SELECT id, version, observed_at, content_hash, meta_hash, deleted_floor, deleted_at, access_observed_at,"
-        " access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE",
+        " access_id, seq, event_count, media_type, title FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE",
         [ids],
     )
     return await _known(connection, await cursor.fetchall())
@@ -129,7 +130,7 @@ async def peek(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, Known]
     """Read the rows of these documents without a lock. A missing one is absent."""
     cursor = await connection.execute(
         "SELECT id, version, observed_at, content_hash, meta_hash, deleted_floor, deleted_at, access_observed_at,"
-        " access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s)",
+        " access_id, seq, event_count, media_type, title FROM documents WHERE id = ANY(%s)",
         [list(ids)],
     )
     return await _known(connection, await cursor.fetchall())
@@ -147,10 +148,11 @@ async def _known(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> dic
     )
     pending = {row[0] for row in await cursor.fetchall()}
     known = {}
-    for id_, version, observed, content, meta, floor, deleted, access_observed, access_id, seq, events, media in rows:
+    for id_, version, observed, content, meta, floor, deleted, access_observed, access_id, seq, events, *rest in rows:
         acl, required = access.get(access_id, ((), ()))
         state = State(version, observed, content, meta, floor, deleted, access_observed, acl, required)
-        known[id_] = Known(state, seq, events, media, access_id, id_ in pending)
+        media, title = rest
+        known[id_] = Known(state, seq, events, media, title or "", access_id, id_ in pending)
     return known
 
 

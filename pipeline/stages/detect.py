@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import monotonic, thread_time_ns
 from uuid import UUID
@@ -23,6 +23,7 @@ from pipeline.core.fold import Access, Delete, Upsert
 from pipeline.core.identity import source_of
 from pipeline.core.model import ChunkParams, CountTokens, Generation, Lane, Manifest
 from pipeline.core.throttle import LiveBudget
+from pipeline.core.titles import has_titles
 from pipeline.kafka.client import deliver
 from pipeline.kafka.producer import Producer
 from pipeline.ledger import documents, generations, work
@@ -69,6 +70,15 @@ DEFERRED_LOG_SECONDS, DEFERRED_SOURCES_LOGGED = 60.0, 5
 BACKLOG_CHECK_SECONDS, BACKLOG_CHECK_PAUSE_FACTOR = 0.3, 20
 """Pause between two counts of the backlog: this many seconds, or this many times the duration of the last count if that
 is longer, because counting is slow while much is pending in a stalled store."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunked:
+    """The manifests of one document, by generation, and what they were built from."""
+
+    source: tuple[bytes, str, str]
+    """Content hash, media type, title."""
+    manifests: dict[str, Manifest] = field(default_factory=dict)
 
 
 class Detect:
@@ -283,7 +293,10 @@ class Detect:
                     arrivals, known, superseded_before, await documents.load_current(connection, deleted & upserted)
                 )
                 manifests = await self._chunk(folded, writable, predicted, spent)
-                accepted = [decide(document, manifests.get(id_, {})) for id_, document in folded.items()]
+                accepted = [
+                    decide(document, manifests[id_].manifests if id_ in manifests else {})
+                    for id_, document in folded.items()
+                ]
                 await documents.keep_current(
                     connection, [id_ for id_, document in folded.items() if document.stored_content_superseded]
                 )
@@ -327,12 +340,13 @@ class Detect:
         self,
         folded: Mapping[UUID, Folded],
         writable: Sequence[Generation],
-        predicted: Mapping[UUID, Mapping[str, Manifest]],
+        predicted: Mapping[UUID, _Chunked],
         spent: Counter[UUID],
-    ) -> dict[UUID, dict[str, Manifest]]:
-        """The manifests (by document, then generation) of the documents whose text changed. predicted: manifests that
-        were built before the locks; each is used if it was built from the same text."""
-        changed = [document for document in folded.values() if document.needs_chunking]
+    ) -> dict[UUID, _Chunked]:
+        """The manifests of the documents whose text, or the title with which it is embedded, changed. predicted:
+        manifests that were built before the locks; each is used if it was built from the same."""
+        titled = any(has_titles(generation.params) for generation in writable)
+        changed = [document for document in folded.values() if document.needs_chunking(titled=titled)]
         if not changed:
             return {}
         counters = [(generation, self._counters(generation)) for generation in writable]
@@ -385,11 +399,11 @@ def _normalise(
 def _build_manifests(
     changed: Sequence[Folded],
     counters: Sequence[tuple[Generation, CountTokens]],
-    predicted: Mapping[UUID, Mapping[str, Manifest]],
+    predicted: Mapping[UUID, _Chunked],
     spent: Counter[UUID],
-) -> dict[UUID, dict[str, Manifest]]:
+) -> dict[UUID, _Chunked]:
     """Build the manifests of these documents for each generation (and its token counter). Runs in a thread."""
-    made: dict[UUID, dict[str, Manifest]] = defaultdict(dict)
+    made: dict[UUID, _Chunked] = {}
     for document in changed:
         assert document.content is not None
         id_ = document.identity.id
@@ -397,13 +411,17 @@ def _build_manifests(
         assert text is not None
         assert fields is not None
         assert digest is not None
+        source = digest, fields.media_type, fields.title
+        before = predicted.get(id_)
+        foreseen = before.manifests if before is not None and before.source == source else {}
+        made[id_] = _Chunked(source)
         built: dict[tuple[str, ChunkParams], Manifest] = {}  # generations with equal chunking share one manifest
         began = thread_time_ns()
         for generation, count_tokens in counters:
             chunking = generation.model, generation.params
-            known = built.get(chunking) or predicted.get(id_, {}).get(generation.name)
-            if known is None or known.content_hash != digest:
-                known = build_manifest(id_, text, fields.media_type, digest, generation, count_tokens)
-            made[id_][generation.name] = built[chunking] = known
+            known = built.get(chunking) or foreseen.get(generation.name)
+            if known is None:
+                known = build_manifest(id_, fields.title, text, fields.media_type, digest, generation, count_tokens)
+            made[id_].manifests[generation.name] = built[chunking] = known
         spent[id_] += thread_time_ns() - began
     return made

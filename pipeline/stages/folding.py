@@ -37,14 +37,15 @@ class Folded:
     def changes(self) -> set[str]:
         return {change for _, step in self.steps for change in step.changes}
 
-    @property
-    def needs_chunking(self) -> bool:
-        """Whether the text or its media type differs from what the manifests were built from."""
+    def needs_chunking(self, *, titled: bool) -> bool:
+        """Whether the text or its media type differs from what the manifests were built from; with ``titled``, also
+        whether the title does."""
         if self.content is None or not self.state.alive or self.content.fields is None:
             return False
         return (
             self.state.content_hash != self.before.state.content_hash
             or self.content.fields.media_type != self.before.media_type
+            or (titled and self.content.fields.title != self.before.title)
         )
 
 

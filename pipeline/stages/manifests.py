@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pipeline.core.identity import chunk_ids
 from pipeline.core.model import CountTokens, Generation, Manifest, Store
+from pipeline.core.titles import embedded_title
 from pipeline.ledger import work
 from pipeline.ledger.documents import UPSERT_MANIFEST, manifest_row
 from pipeline.ledger.work import Work
@@ -17,7 +18,13 @@ Counters = Callable[[Generation], CountTokens]
 
 
 def build_manifest(
-    document: UUID, text: str, media_type: str, digest: bytes, generation: Generation, count_tokens: CountTokens
+    document: UUID,
+    title: str,
+    text: str,
+    media_type: str,
+    digest: bytes,
+    generation: Generation,
+    count_tokens: CountTokens,
 ) -> Manifest:
     """Chunk a text as the generation prescribes. digest: the text's content hash. Runs in a thread, for it may take
     seconds."""
@@ -30,7 +37,9 @@ def build_manifest(
     )
     return Manifest(
         digest,
-        chunk_ids(document, [c.text for c in chunks]),
+        chunk_ids(
+            document, [c.text for c in chunks], embedded_title(title, media_type, len(chunks), generation.params)
+        ),
         tuple(c.spans for c in chunks),
         tuple(c.token_count for c in chunks),
         tuple(c.headings for c in chunks),
@@ -42,7 +51,7 @@ class Chunker:
     those of a generation that was added after its documents were accepted."""
 
     def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+        self.counters = counters
 
     async def complete(
         self, connection: Connection, generation: Generation, works: Sequence[Work], store: Store
@@ -57,19 +66,23 @@ class Chunker:
         built = []
         for w in stale:
             if w.identity.id in bodies and w.content_hash is not None:
-                text, digest, count = bodies[w.identity.id][0], w.content_hash, self._counters(generation)
+                text, digest, count = bodies[w.identity.id][0], w.content_hash, self.counters(generation)
                 manifest = await asyncio.to_thread(
-                    build_manifest, w.identity.id, text, w.media_type, digest, generation, count
+                    build_manifest, w.identity.id, w.title, text, w.media_type, digest, generation, count
                 )
                 built.append((w, manifest))
         for w, manifest in built:
             async with connection.transaction():
                 # Under the document's lock: a newer manifest, which detect may have written meanwhile, must stay.
                 cursor = await connection.execute(
-                    "SELECT content_hash, media_type FROM documents WHERE id = %s FOR UPDATE", [w.identity.id]
+                    "SELECT content_hash, media_type, title FROM documents WHERE id = %s FOR UPDATE", [w.identity.id]
                 )
                 row = await cursor.fetchone()
-                if row is not None and (row[0], row[1] or w.media_type) == (w.content_hash, w.media_type):
+                if row is not None and (row[0], row[1] or w.media_type, row[2] or "") == (
+                    w.content_hash,
+                    w.media_type,
+                    w.title,
+                ):
                     await connection.execute(UPSERT_MANIFEST, manifest_row(w.identity.id, generation.name, manifest))
         reread = await work.load(connection, generation.name, store, [w.identity.id for w in works])
         return [w for w in reread if not w.needs_chunking]

@@ -18,8 +18,10 @@ import structlog
 from pipeline.core.diff import diff_vectors
 from pipeline.core.errors import Misconfigured, Poison, Retryable
 from pipeline.core.model import Generation, Lane
+from pipeline.core.titles import EmbeddedChunk, embedded_title, embedding_texts
 from pipeline.embedding.port import Models, Vectors
 from pipeline.ledger import builds, work
+from pipeline.ledger.entry import cut
 from pipeline.ledger.work import Work
 from pipeline.observability.metrics import Metrics
 from pipeline.stages.announce import Announcer
@@ -159,47 +161,48 @@ class VectorSink(FinalStage):
             needed = [(w, i) for w, i in needed if (generation.name, i) not in self._cached]
         if not needed:
             return
-        texts = await self._reused(generation, await self._texts(needed))
-        unique = list(dict.fromkeys(texts.values()))
+        chunks = await self._reused(generation, await self._chunks(generation, needed))
+        unique = list(dict.fromkeys(chunks.values()))
         if not unique:
-            return  # the table had all texts, or their documents have changed: the next round loads the new ones
+            return  # the table had all of them, or their documents have changed: the next round loads the new ones
         model = await self._models.of(generation)
+        texts, tokens = embedding_texts(unique, generation, self._chunker.counters(generation))
         try:
-            result = await model.embed_documents(unique)
+            result = await model.embed_documents(texts)
         except (Retryable, Misconfigured) as error:
             await self._bills.add(generation, error.tokens, counted=0)
             raise
         used("embedding")
         self._metrics.embedded.inc(len(unique) - len(result.refused))
-        index = {text: n for n, text in enumerate(unique)}
+        index = {chunk: n for n, chunk in enumerate(unique)}
         counted: set[int] = set()
-        for w, chunk in needed:
-            if chunk not in texts:
+        for w, id_ in needed:
+            if id_ not in chunks:
                 continue
-            n = index[texts[chunk]]
+            n = index[chunks[id_]]
             if n in result.refused:
-                refused.setdefault(w.identity.id, set()).add(chunk)
-                log.warning("chunk_refused", document=str(w.identity.id), chunk=str(chunk), reason=result.refused[n])
+                refused.setdefault(w.identity.id, set()).add(id_)
+                log.warning("chunk_refused", document=str(w.identity.id), chunk=str(id_), reason=result.refused[n])
                 continue
-            self._cached[generation.name, chunk] = (texts[chunk], result.vectors[n])
+            self._cached[generation.name, id_] = (chunks[id_].text, result.vectors[n])
             if n not in counted:
                 counted.add(n)
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
         while len(self._cached) > MAX_CACHED_VECTORS:
             self._cached.popitem(last=False)
         # Last, after the embeddings are cached, because it may raise.
-        await self._bills.add(generation, result.tokens, counted=_tokens(needed, texts))
+        await self._bills.add(generation, result.tokens, counted=tokens)
 
-    async def _reused(self, generation: Generation, texts: Mapping[UUID, str]) -> dict[UUID, str]:
-        """Cache the vectors of the texts that the table already has; returns the other texts, by chunk."""
+    async def _reused(self, generation: Generation, chunks: Mapping[UUID, EmbeddedChunk]) -> dict[UUID, EmbeddedChunk]:
+        """Cache the vectors of the chunks that the table already has, of whichever document; returns the others."""
         with translated("vectors"):
             async with self._pool.connection() as connection:
-                known = await vectors.of_texts(connection, generation, list(dict.fromkeys(texts.values())))
-        for chunk, text in texts.items():
-            if text in known:
-                self._cached[generation.name, chunk] = (text, known[text])
-        self._metrics.reused.inc(sum(text in known for text in texts.values()))
-        return {chunk: text for chunk, text in texts.items() if text not in known}
+                known = await vectors.of_equal_chunks(connection, generation, list(dict.fromkeys(chunks.values())))
+        for id_, chunk in chunks.items():
+            if chunk in known:
+                self._cached[generation.name, id_] = (chunk.text, known[chunk])
+        self._metrics.reused.inc(sum(chunk in known for chunk in chunks.values()))
+        return {id_: chunk for id_, chunk in chunks.items() if chunk not in known}
 
     async def _copy_from_origin(self, generation: Generation, chunks: Sequence[UUID]) -> None:
         """Cache the vectors that the generation's origin already has of these chunks."""
@@ -209,18 +212,22 @@ class VectorSink(FinalStage):
         for chunk, text, vector in copied:
             self._cached[generation.name, chunk] = (text, np.asarray(vector, dtype=np.float32))
 
-    async def _texts(self, needed: Sequence[tuple[Work, UUID]]) -> dict[UUID, str]:
-        """The texts of these chunks. Chunks of a document that has changed since it was loaded are absent."""
+    async def _chunks(self, generation: Generation, needed: Sequence[tuple[Work, UUID]]) -> dict[UUID, EmbeddedChunk]:
+        """The texts and titles of these chunks. Those of a document that has changed since it was loaded are
+        absent."""
         works = {w.identity.id: w for w, _ in needed}
         with translated("vectors"):
             async with self._pool.connection() as connection:
                 bodies = await work.bodies(connection, works.values())
-        spans = {id_: w.spans for id_, w in works.items()}
-        return {
-            i: "".join(bodies[w.identity.id][0][start:end] for start, end in spans[w.identity.id][i])
-            for w, i in needed
-            if w.identity.id in bodies
-        }
+        ids = {id_ for _, id_ in needed}
+        chunks = {}
+        for document, w in works.items():
+            if document in bodies and (m := w.manifest) is not None:
+                title = embedded_title(w.title, w.media_type, len(m.chunk_ids), generation.params)
+                for id_, spans, tokens in zip(m.chunk_ids, m.spans, m.token_counts, strict=True):
+                    if id_ in ids:
+                        chunks[id_] = EmbeddedChunk(title, cut(bodies[document][0], spans), tokens)
+        return chunks
 
     async def _write(
         self,
@@ -265,15 +272,6 @@ class VectorSink(FinalStage):
         self._metrics.written.labels(sink="vectors").inc(len(written))
         self._metrics.deleted.labels(sink="vectors").inc(sum(len(p.gone) for p in still))
         return {id_ for id_, *_ in complete}
-
-
-def _tokens(needed: Sequence[tuple[Work, UUID]], embedded: Mapping[UUID, str]) -> int:
-    """The tokens of the texts that were embedded, counting equal texts once."""
-    counts: dict[str, int] = {}
-    for w, chunk in needed:
-        if chunk in embedded and w.manifest is not None:
-            counts[embedded[chunk]] = w.manifest.token_counts[w.manifest.chunk_ids.index(chunk)]
-    return sum(counts.values())
 
 
 def _groups(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from pgvector import HalfVector, Vector
 from psycopg import sql
 
+from pipeline.core.identity import chunk_ids
 from pipeline.core.model import Generation
+from pipeline.core.titles import EmbeddedChunk
 from pipeline.observability.tracing import trace_statement
 from pipeline.stores.postgres import Connection
 
@@ -20,21 +22,41 @@ def value(generation: Generation, vector: NDArray[np.float32]) -> HalfVector | V
     return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(np.asarray(vector))
 
 
-async def of_texts(
-    connection: Connection, generation: Generation, texts: Sequence[str]
-) -> dict[str, NDArray[np.float32]]:
-    """The stored vectors of these texts, whichever document they belong to: a renamed document or a copy of another one
-    costs no embedding. A text without a row is absent. float32 (dimensions,) each."""
+MOST_EQUAL_TEXTS = 8
+"""The most rows of one text whose title is compared. Where more documents have it under other titles, it may be
+embedded although the table has its vector."""
+
+
+async def of_equal_chunks(
+    connection: Connection, generation: Generation, chunks: Sequence[EmbeddedChunk]
+) -> dict[EmbeddedChunk, NDArray[np.float32]]:
+    """The stored vectors of these chunks, whichever document they belong to: a moved document or a copy of another one
+    costs no embedding. A chunk without a row is absent. float32 (dimensions,) each.
+
+    A row's id says with which title its text was embedded.
+    """
+    table = sql.Identifier(generation.chunk_table)
     cursor = await connection.execute(
         sql.SQL(
-            "SELECT wanted.text, found.embedding::real[] FROM unnest(%s::text[]) AS wanted (text)"
-            " CROSS JOIN LATERAL (SELECT c.embedding FROM {} c"
-            "  WHERE hashtextextended(c.text, 0) = hashtextextended(wanted.text, 0) AND c.text = wanted.text LIMIT 1"
-            ") found"
-        ).format(sql.Identifier(generation.chunk_table)),
-        [list(texts)],
+            "SELECT wanted.n, same.id, same.document_id FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (text, n)"
+            " CROSS JOIN LATERAL (SELECT c.id, c.document_id FROM {} c"
+            "  WHERE hashtextextended(c.text, 0) = hashtextextended(wanted.text, 0) AND c.text = wanted.text LIMIT %s"
+            ") same"
+        ).format(table),
+        [[chunk.text for chunk in chunks], MOST_EQUAL_TEXTS],
     )
-    return {text: np.asarray(vector, dtype=np.float32) for text, vector in await cursor.fetchall()}
+    equal: dict[EmbeddedChunk, UUID] = {}
+    for n, id_, document in await cursor.fetchall():
+        chunk = chunks[n - 1]
+        if chunk not in equal and id_ in chunk_ids(document, [chunk.text] * MOST_EQUAL_TEXTS, chunk.title):
+            equal[chunk] = id_
+    if not equal:
+        return {}
+    cursor = await connection.execute(
+        sql.SQL("SELECT id, embedding::real[] FROM {} WHERE id = ANY(%s)").format(table), [list(equal.values())]
+    )
+    embeddings = {id_: np.asarray(vector, dtype=np.float32) for id_, vector in await cursor.fetchall()}
+    return {chunk: embeddings[id_] for chunk, id_ in equal.items() if id_ in embeddings}
 
 
 async def present(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, set[UUID]]:

@@ -80,7 +80,7 @@ class DetectWorker:
         parts = self._parts
         try:
             for generation in (await parts.generations()).values():
-                cut = partial(build_manifest, UUID(int=0), "# A\n\nB.", "text/markdown", b"", generation)
+                cut = partial(build_manifest, UUID(int=0), "A", "# A\n\nB.", "text/markdown", b"", generation)
                 await asyncio.to_thread(cut, parts.counters(generation))
         except Exception as error:  # noqa: BLE001 # anything that loading a tokenizer or reading the ledger may raise
             log.warning("warmup_failed", error=type(error).__name__)

@@ -14,6 +14,7 @@ from pipeline.core.errors import Misconfigured, Poison
 from pipeline.core.identity import content_hash, document_id
 from pipeline.core.model import Generation, Manifest
 from pipeline.core.normalise import clean, normalise
+from pipeline.core.titles import EmbeddedChunk, embedded_title, embedding_texts
 from pipeline.embedding.port import Embedder, Vectors
 from pipeline.ledger.entry import content_fields, cut
 from pipeline.stages.manifests import build_manifest
@@ -152,6 +153,16 @@ class _Chunked:
     rewritten: frozenset[UUID] = frozenset()
     """Chunks that the index has, under another title or heading."""
 
+    def to_embed(self, generation: Generation) -> dict[UUID, EmbeddedChunk]:
+        """The texts and titles of the chunks that the index does not have."""
+        m = self.manifest
+        title = embedded_title(self.passage.title, self.passage.media_type or "", len(m.chunk_ids), generation.params)
+        return {
+            id_: EmbeddedChunk(title, text, tokens)
+            for id_, text, tokens in zip(m.chunk_ids, self.texts, m.token_counts, strict=True)
+            if id_ in self.new
+        }
+
 
 async def overlay(
     es: AsyncElasticsearch,
@@ -185,8 +196,8 @@ async def overlay(
     texts = {
         id_: text for document in chunked for id_, text in zip(document.manifest.chunk_ids, document.texts, strict=True)
     }
-    new = [id_ for document in chunked for id_ in document.manifest.chunk_ids if id_ in document.new]
-    vectors = await _embed(embedder, generation, [texts[id_] for id_ in new], on_embedded)
+    new = {id_: chunk for document in chunked for id_, chunk in document.to_embed(generation).items()}
+    vectors = await _embed(embedder, generation, list(new.values()), on_embedded)
     entries = {
         id_: content_fields(document.passage.title, headings, texts[id_])
         for document in chunked
@@ -238,11 +249,11 @@ def _chunk(edit: Edit, caller: Caller, generation: Generation, embedder: Embedde
         raise BadQuery(f"{of.proposed.path}: its text has more than {MAX_CHARACTERS:,} characters: shorten it")
     external_id, id_ = _identity(edit, caller, of)
     digest = content_hash(text)
+    title = clean(of.proposed.title) or (of.known.passage.title if of.known else external_id)
     try:
-        manifest = build_manifest(id_, text, media_type, digest, generation, embedder.count_tokens)
+        manifest = build_manifest(id_, title, text, media_type, digest, generation, embedder.count_tokens)
     except ModuleNotFoundError as error:
         raise Misconfigured(f"a preview chunks texts as workers do: install penstock[worker] ({error.name})") from error
-    title = clean(of.proposed.title) or (of.known.passage.title if of.known else external_id)
     before = of.known.passage if of.known else Passage(id_, id_, external_id, edit.source, title, None, 0)
     passage = replace(before, title=title, media_type=media_type)
     old = of.known.manifest if of.known else None
@@ -264,9 +275,13 @@ def _chunk(edit: Edit, caller: Caller, generation: Generation, embedder: Embedde
 
 
 async def _embed(
-    embedder: Embedder, generation: Generation, texts: Sequence[str], on_embedded: Callable[[int, float], None]
+    embedder: Embedder,
+    generation: Generation,
+    chunks: Sequence[EmbeddedChunk],
+    on_embedded: Callable[[int, float], None],
 ) -> list[Vectors]:
     """The vectors of new chunks, as the vector table would store them; zeros for a text that the model refuses."""
+    texts, _ = await asyncio.to_thread(embedding_texts, chunks, generation, embedder.count_tokens)
     vectors: list[Vectors] = []
     for at in range(0, len(texts), TEXTS_A_REQUEST):
         embedded = await embedder.embed_documents(texts[at : at + TEXTS_A_REQUEST])

@@ -203,8 +203,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a manifest foreseen from another text is taken",
         _DETECT,
-        "known is None or known.content_hash != digest",
-        "known is None",
+        "before is not None and before.source == source",
+        "before is not None",
         (_SAFEGUARDS,),
     ),
     Mutant("no hints are sent", _DETECT, "if document.draws_seq or document.before.pending", "if False"),

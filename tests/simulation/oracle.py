@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 TENANT, SOURCE = "acme", "wiki"
+MOST_TITLED_CHUNKS = 3
+"""The most chunks of a document that are embedded with its title."""
 
 
 class Candidate(NamedTuple):
@@ -59,12 +61,17 @@ class Oracle:
         self._world = world
         self._offered: dict[UUID, UUID] = {}
         """The document of every chunk that was ever desired."""
+        self.embedded: dict[UUID, str] = {}
+        """The text that the vector of each of them is computed from."""
 
     def published(self, event: Event) -> None:
         """Remember the chunks of everything that was ever published: a query is offered all of them."""
         if isinstance(event, DocumentUpserted):
             id_ = _id(event.external_id)
-            self._offered |= dict.fromkeys(_chunk_ids(id_, _texts(event.content, event.media_type)[0]), id_)
+            chunks = chunks_of(event.model_copy(update={"acl_tags": ["anybody"]}))
+            self._offered |= dict.fromkeys(chunks, id_)
+            titled = len(chunks) <= MOST_TITLED_CHUNKS
+            self.embedded |= {i: f"{c.title}\n{c.text}" if titled else c.text for i, c in chunks.items()}
 
     def query(self, person: str, tag: str) -> None:
         """Ask as this person, with a tag besides, for every chunk that there ever was, with the product's own checks.
@@ -101,10 +108,10 @@ class Oracle:
         tables = world.database.tables
         rows = {}
         for (id_,), row in tables["chunks"].items():
-            assert np.allclose(row["embedding"].to_list(), _vector(row["text"])), (
+            rows[id_] = self._row(row)
+            assert np.allclose(row["embedding"].to_list(), _vector(self.embedded.get(id_, ""))), (
                 f"WRONG: chunk {id_} has another text's vector"
             )
-            rows[id_] = self._row(row)
         entries = {UUID(id_): _entry(body) for id_, body in world.index.standing().items()}
         _compare("vectors", rows, {i: e for i, e in expected.items() if e.text != UNEMBEDDABLE})
         _compare("keywords", entries, expected)
@@ -208,12 +215,22 @@ def chunks_of(document: DocumentUpserted | None) -> dict[UUID, Expected]:
     if document is None or not document.acl_tags:
         return {}
     texts, media_type = _texts(document.content, document.media_type)
-    id_ = _id(document.external_id)
+    id_, title = _id(document.external_id), document.title
+    ids = _chunk_ids(id_, texts, title if len(texts) <= MOST_TITLED_CHUNKS else "")
     acl, required = qualify(SOURCE, document.acl_tags), qualify(SOURCE, document.required_tags)
     metadata = _flat(document.metadata)
     return {
-        i: Expected(id_, text, document.title, document.author, media_type, metadata, acl, required)
-        for i, text in zip(_chunk_ids(id_, texts), texts, strict=True)
+        i: Expected(
+            id_,
+            text,
+            title,
+            document.author,
+            media_type,
+            metadata,
+            acl,
+            required,
+        )
+        for i, text in zip(ids, texts, strict=True)
     }
 
 
@@ -224,8 +241,8 @@ def _texts(content: str, media_type: str) -> tuple[tuple[str, ...], str]:
 
 
 @lru_cache(10_000)
-def _chunk_ids(document: UUID, texts: tuple[str, ...]) -> tuple[UUID, ...]:
-    return chunk_ids(document, texts)
+def _chunk_ids(document: UUID, texts: tuple[str, ...], title: str) -> tuple[UUID, ...]:
+    return chunk_ids(document, texts, title)
 
 
 @lru_cache(100)

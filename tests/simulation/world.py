@@ -180,7 +180,7 @@ class Process:
 
 _POINTS = (
     ("postgres", "INSERT INTO documents (id", "a pause after the first look"),
-    ("postgres", "SELECT content_hash, media_type FROM documents", "a pause after cutting"),
+    ("postgres", "SELECT content_hash, media_type, title FROM documents", "a pause after cutting"),
     ("kafka", "produce", "a pause before Kafka"),
     ("embedding", "embed", "a pause before embedding"),
     ("postgres", "FOR UPDATE OF s", "a pause before the locks"),
@@ -243,7 +243,7 @@ class WordsEmbedder:
     document_prefix = query_prefix = ""
 
     async def embed_documents(self, texts: Sequence[str]) -> Embedded:
-        refused = {n: "refused" for n, text in enumerate(texts) if text == UNEMBEDDABLE}
+        refused = {n: "refused" for n, text in enumerate(texts) if text.endswith(UNEMBEDDABLE)}
         return Embedded(np.array([vector(text) for text in texts], dtype=np.float32), refused)
 
 
@@ -259,7 +259,8 @@ class Embedder(WordsEmbedder):
         await process.reach("embedding", "embed")
         if world.faults.happens("the model fails"):
             raise _refusal("embedding")
-        standing = {row["text"] for row in world.database.tables["chunks"].values() if row["stood"] < before}
+        chunks = world.database.tables["chunks"]
+        standing = {world.oracle.embedded[id_] for (id_,), row in chunks.items() if row["stood"] < before}
         world.needless += [text for text in texts if text in standing]
         world.tally["texts embedded"] += len(texts)
         return await super().embed_documents(texts)

@@ -38,6 +38,7 @@ _KNOWN_COLUMNS = (
     "seq",
     "event_count",
     "media_type",
+    "title",
 )
 
 
@@ -52,7 +53,7 @@ async def _insert_documents(tx: Transaction, p: Any) -> int:
     return inserted
 
 
-@statement("access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE")
+@statement("access_id, seq, event_count, media_type, title FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE")
 async def _lock_documents(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     results = []
     for id_ in sorted(set(p[0])):
@@ -61,7 +62,7 @@ async def _lock_documents(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return results
 
 
-@statement("access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s)")
+@statement("access_id, seq, event_count, media_type, title FROM documents WHERE id = ANY(%s)")
 def _peek(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return [(i, *(row[c] for c in _KNOWN_COLUMNS)) for i in set(p[0]) if (row := tx.get("documents", i)) is not None]
 
@@ -232,7 +233,7 @@ async def _event(tx: Transaction, p: Any) -> int:
     return 1
 
 
-@statement("SELECT content_hash, media_type FROM documents WHERE id = %s FOR UPDATE")
+@statement("SELECT content_hash, media_type, title FROM documents WHERE id = %s FOR UPDATE")
 async def _lock_text(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     row = await tx.lock("documents", p[0])
-    return [] if row is None else [(row["content_hash"], row["media_type"])]
+    return [] if row is None else [(row["content_hash"], row["media_type"], row["title"])]

@@ -9,10 +9,18 @@ from tests.simulation.database import Transaction
 from tests.simulation.statements.registry import changed, statement
 
 
-@statement("SELECT wanted.text, found.embedding::real[] FROM unnest(%s::text[]) AS wanted (text)")
-def _of_texts(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    there = {row["text"]: row["embedding"] for _, row in tx.rows("chunks")}
-    return [(text, there[text].to_list()) for text in p[0] if text in there]
+@statement("SELECT wanted.n, same.id, same.document_id FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (text, n)")
+def _of_equal_texts(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    texts, most = p
+    there: dict[str, list[tuple[Any, ...]]] = {}
+    for (id_,), row in tx.rows("chunks"):
+        there.setdefault(row["text"], []).append((id_, row["document_id"]))
+    return [(n, *same) for n, text in enumerate(texts, start=1) for same in there.get(text, [])[:most]]
+
+
+@statement("SELECT id, embedding::real[] FROM chunks_g1 WHERE id = ANY(%s)")
+def _embeddings(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    return [(id_, row["embedding"].to_list()) for id_ in p[0] if (row := tx.get("chunks", id_)) is not None]
 
 
 @statement("SELECT document_id, id FROM chunks_g1 WHERE document_id = ANY(%s)")

@@ -23,7 +23,7 @@ from pipeline.core.chunking import chunk
 from pipeline.core.identifiers import terms
 from pipeline.core.languages import language_of
 from pipeline.core.model import Chunk, CountTokens, Generation
-from pipeline.core.normalise import normalise
+from pipeline.core.normalise import MESSAGES_TYPE, normalise
 from pipeline.embedding.choose import token_counter
 from pipeline.ledger import generations
 from pipeline.runtime.settings import Settings, dist
@@ -32,6 +32,8 @@ from topics.messages import DocumentUpserted
 
 VECTOR_TOLERANCE = 0.002
 """halfvec keeps 11 bits of each number, none of which is above 1."""
+MOST_TITLED_CHUNKS = 3
+"""The most chunks of a document that are embedded with its title."""
 DOCUMENTS = UUID("9f2c1c2e-6a4c-5d0b-9d8e-0a8c7a3d5b11")
 """The namespace of document ids: other teams compute them, so it never changes."""
 
@@ -126,6 +128,8 @@ class Expected:
     """Table → column → value."""
     chunks: Mapping[UUID, Mapping[str, Any]]
     """Chunk id → its row, without its vector."""
+    embedded: Mapping[UUID, str]
+    """Chunk id → the text that its vector is computed from."""
     entries: Mapping[UUID, Mapping[str, Any]]
     """Chunk id → its whole entry in Elasticsearch."""
 
@@ -157,7 +161,9 @@ def expected(generation: Generation, message: DocumentUpserted, count_tokens: Co
         sorted({f"{message.source}/{t}" for t in tags}) for tags in (message.acl_tags, message.required_tags)
     )
     chunks = all_chunks if acl else ()
-    ids = list(_chunk_ids(id_, [c.text for c in chunks]))
+    titled = generation.params.version > 1 and len(all_chunks) <= MOST_TITLED_CHUNKS and media_type != MESSAGES_TYPE
+    title = message.title if titled else ""
+    ids = list(_chunk_ids(id_, [c.text for c in chunks], title))
     digest = hashlib.sha256(text.encode()).digest()
     modified = message.source_modified_at
     fields: dict[str, Any] = {
@@ -218,6 +224,7 @@ def expected(generation: Generation, message: DocumentUpserted, count_tokens: Co
             },
         },
         chunks={i: {"id": i, "document_id": id_, "text": c.text} for i, c in zip(ids, chunks, strict=True)},
+        embedded={i: f"{title}\n{c.text}" if title else c.text for i, c in zip(ids, chunks, strict=True)},
         entries={
             i: {
                 **common,
@@ -254,11 +261,12 @@ def _identifiers(text: str) -> list[str]:
     return terms(text)
 
 
-def _chunk_ids(document: UUID, texts: Sequence[str]) -> Iterator[UUID]:
+def _chunk_ids(document: UUID, texts: Sequence[str], title: str) -> Iterator[UUID]:
     before: dict[str, int] = {}
     for text in texts:
         before[text] = before.get(text, -1) + 1
-        yield uuid5(document, f"{hashlib.sha256(text.encode()).hexdigest()}:{before[text]}")
+        content = f"{title}\0{text}" if title else text
+        yield uuid5(document, f"{hashlib.sha256(content.encode()).hexdigest()}:{before[text]}")
 
 
 def _json_hash(value: object) -> bytes:
@@ -314,8 +322,9 @@ async def assert_equal(
     """Both stores hold exactly the chunks of these documents, and the ledger and they hold every field as COMPARED
     says; returns how many chunks.
 
-    vector: what the model makes of a text; each row's embedding must be that. refused: texts that the model never
-    takes, which only keyword search has. count_tokens: how tokens were counted; default, as the generation says.
+    vector: what the model makes of a text; each row's embedding must be that, of the text with its title where it has
+    one. refused: texts that the model never takes, which only keyword search has. count_tokens: how tokens were
+    counted; default, as the generation says.
     """
     async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
         generation = await generations.active(connection)
@@ -325,7 +334,8 @@ async def assert_equal(
     embeddable = {i: row for i, row in chunks.items() if not refused(row["text"])}
 
     rows = await space.query(f"SELECT {_columns('chunks')}, embedding::real[] FROM {generation.chunk_table}")
-    embeddings = {row[0]: (row[2], row[-1]) for row in rows}
+    embedded = {i: text for e in by_id.values() for i, text in e.embedded.items()}
+    embeddings = {row[0]: (embedded[row[0]], row[-1]) for row in rows if row[0] in embedded}
     _compare("vectors", {row[0]: _named("chunks", row[:-1]) for row in rows}, embeddable)
     _compare("keywords", await space.entries(), entries)
     await _compare_ledger(space, generation, {i: e for i, e in by_id.items() if e.chunks})

@@ -75,8 +75,13 @@ class CountingEmbedder:
         self.texts += texts
         rows: Vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
         for n, text in enumerate(texts):
-            rows[n, hash(text) % self.dimensions] = 1.0
+            rows[n] = self.vector(text)
         return Embedded(rows, {n: "poisonous" for n, text in enumerate(texts) if "poison" in text})
+
+    def vector(self, text: str) -> Vectors:
+        row: Vectors = np.zeros(self.dimensions, dtype=np.float32)
+        row[hash(text) % self.dimensions] = 1.0
+        return row
 
 
 class PausedKeywords(Keywords):
@@ -475,6 +480,40 @@ async def test_a_document_with_text_already_embedded_elsewhere_copies_its_vector
         f"SELECT count(DISTINCT embedding::text) FROM {bench.generation.chunk_table} GROUP BY text"
     )
     assert set(rows) == {(1,)}, "the twin's very vector"
+
+
+async def test_a_new_title_embeds_a_short_document_again_and_nothing_of_a_long_one(bench: Bench) -> None:
+    async def embedded(new: DocumentUpserted) -> int:
+        """Texts embedded for this version of the document."""
+        before = len(bench.embedder.texts)
+        await bench.accept(new)
+        await bench.converge(ID)
+        await assert_equal(bench.space, [new], vector=bench.embedder.vector)
+        return len(bench.embedder.texts) - before
+
+    short, long = sections("one"), sections("one", "two", "three", "four", "five", "six")
+    chunks = await embedded(document(short, 1))
+    assert await embedded(document(short, 2, title="B")) == chunks <= 3
+    assert await embedded(document(short, 3, title="B", author="Ann")) == 0
+    await embedded(document(long, 4, title="B"))
+    assert await embedded(document(long, 5, title="C")) == 0
+    assert await embedded(document(short, 6, title="C")) == chunks
+
+
+async def test_a_vector_is_copied_only_from_a_chunk_with_the_same_title(bench: Bench) -> None:
+    first = document(sections("one"), 1)
+    await bench.accept(first)
+    await bench.converge(ID)
+    paid = len(bench.embedder.texts)
+    held = [first]
+    for name, title, is_embedded in (("b.md", "B", True), ("c.md", "B", False), ("d.md", "A", False)):
+        other = document(first.content, 1, external_id=name, title=title)
+        await bench.accept(other)
+        await bench.converge(document_id(other.tenant, other.source, name))
+        held.append(other)
+        await assert_equal(bench.space, held, vector=bench.embedder.vector)
+        assert (len(bench.embedder.texts) > paid) == is_embedded, name
+        paid = len(bench.embedder.texts)
 
 
 async def test_the_lookup_of_already_embedded_texts_uses_an_index(bench: Bench) -> None:

@@ -18,7 +18,7 @@ from pipeline.audit.background import rest_seconds
 from pipeline.audit.compare import KINDS, MEANING, Desired, Difference, Entry, Print, Row, State, compare, describe
 from pipeline.audit.repair import without_embedding
 from pipeline.core.identity import chunk_ids, content_hash, document_id
-from pipeline.core.model import Manifest
+from pipeline.core.model import ChunkParams, Manifest
 from pipeline.ledger.documents import Identity
 from pipeline.ledger.entry import entries
 from pipeline.ledger.work import Work
@@ -28,8 +28,9 @@ ID = document_id("t", "s", "x")
 BODY = "One.\nTwo.\nThree."
 SPANS = (((0, 4),), ((5, 9),), ((0, 4), (10, 16)))
 TEXTS = ["One.", "Two.", "One.Three."]
-CHUNKS = chunk_ids(ID, TEXTS)
+CHUNKS = chunk_ids(ID, TEXTS, "Title")
 SETTLED = State(5, 5)
+PARAMS = ChunkParams()
 
 
 def work(**changes: Any) -> Work:
@@ -59,10 +60,17 @@ def work(**changes: Any) -> Work:
     )
 
 
-def desired(w: Work | None = None, body: str | None = BODY, **states: State) -> Desired:
+def desired(w: Work | None = None, body: str | None = BODY, params: ChunkParams = PARAMS, **states: State) -> Desired:
     return describe(
-        w or work(), 5, states or {"vectors": SETTLED, "keywords": SETTLED}, body, {"k": 1}, alive=True, building=False
-    )  # type: ignore[arg-type]  # keyword names are stores
+        w or work(),
+        5,
+        states or {"vectors": SETTLED, "keywords": SETTLED},  # type: ignore[arg-type]  # keyword names are stores
+        body,
+        {"k": 1},
+        params,
+        alive=True,
+        building=False,
+    )
 
 
 def rows() -> list[Row]:
@@ -71,6 +79,12 @@ def rows() -> list[Row]:
 
 def stored_entries(**fields: Any) -> list[Entry]:
     return [Entry(ID, i, 5, Print.of({**e, **fields})) for i, e in entries(work(), BODY, {"k": 1})]
+
+
+def test_a_manifest_of_another_title_is_stale() -> None:
+    stale = [Difference("ledger", "stale_manifest")]
+    assert compare(desired(work(title="Another")), rows(), stored_entries()) == stale
+    assert compare(desired(params=ChunkParams(version=1)), rows(), stored_entries()) == stale
 
 
 def test_stores_that_match_the_ledger_have_no_difference() -> None:

@@ -91,12 +91,15 @@ def test_every_event_of_a_batch_is_folded_not_only_the_newest() -> None:
 
 def test_content_the_ledger_already_holds_is_not_chunked_again() -> None:
     [first] = fold_batch([read(upsert())], {}).values()
-    known = Known(first.state, seq=5, media_type="text/plain")
+    known = Known(first.state, seq=5, media_type="text/plain", title="T")
+    [same] = fold_batch([read(upsert(2, 1))], {first.identity.id: known}).values()
+    assert not same.needs_chunking(titled=True)
     [again] = fold_batch([read(upsert(2, 1, title="Another"))], {first.identity.id: known}).values()
     assert again.changes == {"metadata"}
-    assert not again.needs_chunking
+    assert not again.needs_chunking(titled=False)
+    assert again.needs_chunking(titled=True), "its chunks have the title"
     [other] = fold_batch([read(upsert(2, 1, media_type="text/markdown"))], {first.identity.id: known}).values()
-    assert other.needs_chunking, "the same text is cut otherwise"
+    assert other.needs_chunking(titled=False), "the same text is cut otherwise"
     assert first.before.state == State()
 
 

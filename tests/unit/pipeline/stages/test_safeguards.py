@@ -24,7 +24,7 @@ from pipeline.ledger.bulks import Entry, OpenBulk
 from pipeline.ledger.documents import Known
 from pipeline.stages import keywords
 from pipeline.stages.announce import Announcer
-from pipeline.stages.detect import _build_manifests
+from pipeline.stages.detect import _build_manifests, _Chunked
 from pipeline.stages.events import to_arrival
 from pipeline.stages.folding import fold_batch
 from pipeline.stages.hints import Sweeper
@@ -272,11 +272,19 @@ def test_a_new_sequence_number_is_above_the_documents_own_even_after_a_restore(b
 def test_a_manifest_precomputed_from_another_text_is_recomputed(bench: Bench) -> None:
     arrival = to_arrival(bench.event(DocumentUpserted, 1), "live")
     folded = fold_batch([arrival], {})
-    foreseen = {ID: {bench.generation.name: Manifest(b"of another text")}}
-    made = _build_manifests(
-        list(folded.values()), [(bench.generation, lambda texts: [1 for _ in texts])], foreseen, Counter()
-    )
-    assert made[ID][bench.generation.name].content_hash == folded[ID].state.content_hash
+    digest, fields = folded[ID].state.content_hash, arrival.fields
+    assert digest is not None
+    assert fields is not None
+    for source in (
+        (b"of another text", fields.media_type, fields.title),
+        (digest, "text/of another type", fields.title),
+        (digest, fields.media_type, "another title"),
+    ):
+        foreseen = {ID: _Chunked(source, {bench.generation.name: Manifest(b"wrong")})}
+        made = _build_manifests(
+            list(folded.values()), [(bench.generation, lambda texts: [1 for _ in texts])], foreseen, Counter()
+        )
+        assert made[ID].manifests[bench.generation.name].content_hash == digest, source
 
 
 def test_a_batch_decides_on_the_rows_it_has_locked(bench: Bench) -> None:
@@ -328,7 +336,7 @@ def test_a_sink_that_chunks_an_old_text_does_not_overwrite_the_manifest_of_a_new
     bench.run(bench.accept(1))
     bench.tables["manifests"].clear()
     slow = Interrupted(
-        bench.world, "SELECT content_hash, media_type FROM documents", lambda: bench.accept(2, content="three")
+        bench.world, "SELECT content_hash, media_type, title FROM documents", lambda: bench.accept(2, content="three")
     )
 
     async def complete() -> None:
