@@ -369,7 +369,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not unstamped and written | refused",
         "if written | refused",
     ),
-    Mutant("a chunk gets another one's vector", _VECTORS, "n = index[texts[chunk]]", "n = 0"),
+    Mutant("a chunk gets another one's vector", _VECTORS, "n = index[chunks[id_]]", "n = 0"),
     Mutant(
         "chunks that cannot be embedded are not recorded",
         _VECTORS,
