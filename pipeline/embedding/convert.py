@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,8 +55,7 @@ def prepare(folder: Path, quantization: Quantization = "int8") -> Path:
     """The converted model under ``folder``, converting it when it is not there yet. Processes may race: each builds
     its own and the first rename wins. Raises Misconfigured: extra not installed, folder not writable, disk full."""
     source = published()
-    with (source / "model.safetensors").open("rb") as weights:
-        digest = hashlib.file_digest(weights, "sha256").hexdigest()[:12]
+    digest = _digest(source / "model.safetensors")
     target = folder / f"{MODEL}-{digest}-{quantization}.{RECIPE}"
     if (target / DESCRIPTION).exists():
         return target
@@ -69,6 +69,13 @@ def prepare(folder: Path, quantization: Quantization = "int8") -> Path:
     except OSError as error:
         raise Misconfigured(f"cannot write the converted embedding model to {folder}: {error.strerror}") from error
     return target
+
+
+@cache
+def _digest(weights: Path) -> str:
+    """Reads 90 MB, once a process: an installed package does not change while a process runs."""
+    with weights.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 def describe(model_dir: Path) -> Description:

@@ -203,6 +203,12 @@ def _main() -> None:
 
     for module in PRELOADED:
         import_module(module)
+    from pipeline.core.errors import Misconfigured
+    from pipeline.embedding.convert import prepare
+    from pipeline.runtime.settings import dist
+
+    with contextlib.suppress(Misconfigured):  # whoever needs the model will say so
+        prepare(dist() / "models")  # a fork need not read the weights again
     gc.freeze()
     request = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
     if request is None:
