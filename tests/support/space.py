@@ -179,9 +179,14 @@ class Space(Processes):
     async def until(self, statement: str, expected: object = True, *, within_seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until the statement's one value is the expected one. Raises AssertionError."""
         deadline = time.monotonic() + within_seconds
-        while (value := (await self.query(statement))[0][0]) != expected:
-            assert time.monotonic() < deadline, f"{value!r} instead of {expected!r}: {statement}"
-            await asyncio.sleep(0.1)
+        dsn = self.settings.postgres.dsn.get_secret_value()
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            while True:
+                [(value, *_), *_] = await (await connection.execute(statement.encode())).fetchall()
+                if value == expected:
+                    return
+                assert time.monotonic() < deadline, f"{value!r} instead of {expected!r}: {statement}"
+                await asyncio.sleep(0.1)
 
     async def execute(self, statement: str, *parameters: object) -> int:
         """Something done behind the workers' back; returns the rows touched."""
