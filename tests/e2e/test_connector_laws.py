@@ -49,10 +49,15 @@ KINDS = (
 )
 
 
+QUICK_KINDS = ("airbyte", "database", "folder", "git", "objects", "slack", "uploads", "web")
+"""Those with the law of revocations in `make test`. That of the others is also tried without workers, in
+tests/contract/connectors/test_membership_age.py."""
+
+
 def is_quick(kind: str, law: str) -> bool:
-    """`make test` tries the example with all laws, and each of our kinds with the one of revocations, which depends
-    most on how the kind reads its source; `make test-slow` the rest."""
-    return kind == KINDS[0] or (law == "member-removed" and ":" not in kind)
+    """`make test` tries the example with all laws, and QUICK_KINDS with the one of revocations, which depends most on
+    how a kind reads its source; `make test-slow` the rest."""
+    return kind == KINDS[0] or (law == "member-removed" and kind in QUICK_KINDS)
 
 
 @pytest.fixture(scope="module")
