@@ -98,6 +98,7 @@ class Conflicts:
                 continue
             await until_applied(self._pool, (c for c in changes if (c.tenant, c.source) == (tenant, source)), until)
             for document_id in documents:
+                began = monotonic()
                 with translated("conflicts"):
                     async with self._pool.connection() as connection:
                         generation = await generations.active(connection)
@@ -110,6 +111,11 @@ class Conflicts:
                         await conflicts.forget_examined(connection, ended)
                         await self._announce(document, ended, "ended")
                 self._metrics.conflicts_closed.inc(len(ended))
+                await self._pause(began)
+
+    async def _pause(self, began: float) -> None:
+        """Leave the database to others after work that began then."""
+        await asyncio.sleep((monotonic() - began) * (self._active / SHARE - 1))
 
     async def _divided(self, tenant: str, source: str) -> list[UUID]:
         with translated("conflicts"):
@@ -138,7 +144,7 @@ class Conflicts:
                     # With them, because a long document takes minutes, and a process may end.
                     done += some
                     await conflicts.record_examined(connection, generation.name, document_id, document, done)
-                await asyncio.sleep((monotonic() - began) * (self._active / SHARE - 1))
+                await self._pause(began)
 
     async def _with_common_reader(self, connection: Connection, document_id: UUID, document: Examined) -> set[int]:
         """The access sets, of documents in conflict with this one, that share a possible reader with it."""
@@ -275,13 +281,13 @@ async def sharing_readers(connection: Connection, tenant: str, access_id: int, o
         theirs AS (
             SELECT id, acl_tags, required_tags FROM access_sets WHERE id = ANY(%(theirs)s) AND tenant = %(tenant)s
         ), tags AS (
-            SELECT DISTINCT tag FROM (TABLE mine UNION ALL SELECT acl_tags, required_tags FROM theirs) sets,
+            SELECT DISTINCT tag, split_part(tag, '/', 1) AS source, substr(tag, strpos(tag, '/') + 1) AS name
+            FROM (TABLE mine UNION ALL SELECT acl_tags, required_tags FROM theirs) sets,
                 unnest(sets.acl_tags || sets.required_tags) tag
         ), held AS (
             SELECT principal, array_agg(tag) AS tags FROM (
-                SELECT s.principal, s.source || '/' || held.name AS tag
-                FROM memberships s, unnest(s.groups || (%(own)s || s.principal)) held (name)
-                WHERE s.tenant = %(tenant)s AND s.source || '/' || held.name IN (TABLE tags)
+                SELECT s.principal, t.tag FROM tags t JOIN memberships s
+                    ON s.tenant = %(tenant)s AND s.source = t.source AND t.name = ANY(s.groups)
                 UNION
                 SELECT substr(tag, strpos(tag, '/' || %(own)s) + 1 + length(%(own)s)), tag FROM tags
                 WHERE strpos(tag, '/' || %(own)s) > 0

@@ -401,6 +401,24 @@ async def test_a_lost_membership_ends_the_conflicts_that_nobody_may_read_any_mor
     assert await stored(library) == 0, "it is compared again when one of its documents is announced"
 
 
+async def test_a_changed_membership_takes_no_more_of_the_database_than_a_comparison(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One record, whose signature nobody looks at here, had all of a tenant's conflicts examined without a pause."""
+    await members(library, "ann", "board", "staff")
+    await indexed(library, document("a.md", DAYS_30, acl_tags=["board"]), document("b.md", DAYS_90, acl_tags=["staff"]))
+    assert await stored(library) == 1
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(task, "SHARE", 0.25)
+    monkeypatch.setattr(task.asyncio, "sleep", pause)
+    await left(library, "ann")
+    assert len([seconds for seconds in pauses if seconds > 0]) == 1
+
+
 async def members(library: Library, principal: str, *groups: str) -> None:
     await library.execute(
         "INSERT INTO memberships VALUES ('acme', 'wiki', %s, %s, clock_timestamp()) ON CONFLICT (tenant, principal,"
