@@ -13,7 +13,7 @@ from query import conflicts
 from query.conflicts import MOST_SOURCES
 from query.http.audit_trail import note, record_change
 from query.http.dependencies import Authenticated, Reader, Serving, ledger
-from query.http.schemas import ConflictDecisionRequest, ConflictsResponse
+from query.http.schemas import ConflictDecisionRequest, ConflictsResponse, Storable
 from query.problems import Problem
 
 routes = APIRouter()
@@ -28,11 +28,12 @@ async def conflicting(
     state: Annotated[State, Query(description="open, or those that were dismissed or accepted.")] = "open",
     kind: Annotated[list[Kind] | None, Query(description="Only these kinds. Repeatable. Default: all.")] = None,
     source: Annotated[
-        list[str] | None,
+        list[Storable] | None,
         Query(description="Only conflicts with a document of this source. Repeatable.", max_length=MOST_SOURCES),
     ] = None,
     document: Annotated[
-        str | None, Query(description="Only conflicts of the document with this id or external id.", max_length=2_000)
+        Storable | None,
+        Query(description="Only conflicts of the document with this id or external id.", max_length=2_000),
     ] = None,
     cursor: Annotated[str | None, Query(description="The `cursor` of the previous response.", max_length=100)] = None,
     limit: Annotated[int, Query(ge=1, le=conflicts.MOST_LISTED)] = 50,

@@ -44,6 +44,8 @@ def _with_time_zone(time: datetime) -> datetime:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_without_nul)]
+Storable = Annotated[str, AfterValidator(_without_nul)]
+"""A text that Postgres takes."""
 Time = Annotated[datetime, AfterValidator(_with_time_zone)]
 Names = Annotated[list[Name], Field(max_length=100)]
 Ids = Annotated[list[UUID], Field(max_length=100)]

@@ -26,6 +26,7 @@ from query.http.schemas import (
     ResponseBody,
     StandingResponse,
     StandingSummary,
+    Storable,
     Text,
     Time,
     key_filters,
@@ -99,10 +100,10 @@ class ConflictsArguments(RequestBody):
         description="Only these kinds: what differs in otherwise equal statements (number, date, version, unit, name,"
         " negation), `duplicate`, or `outdated` (a copy of an older edition).",
     )
-    sources: list[str] = Field(
+    sources: list[Storable] = Field(
         [], max_length=MOST_SOURCES, description="Only conflicts with a document of one of these sources."
     )
-    document: Annotated[str, Field(max_length=2_000)] | None = Field(
+    document: Annotated[Storable, Field(max_length=2_000)] | None = Field(
         None, description="Only conflicts of the document with this id."
     )
     cursor: Annotated[str, Field(max_length=100)] | None = Field(

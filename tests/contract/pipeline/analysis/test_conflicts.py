@@ -380,6 +380,9 @@ async def test_over_http_conflicts_are_filtered_and_come_in_pages(library: Libra
         assert of_source["kind"] == "negation"
         [of_document] = (await page(document=of_source["documents"][0]))["conflicts"]
         assert of_document["id"] == of_source["id"]
+        for filtered in ("source=%00", "document=%00"):
+            refused = await client.get(f"/v1/conflicts?{filtered}", headers=as_("ann"))
+            assert problem(refused)[0] == 422, "Postgres would refuse it"
         refused = await client.get("/v1/conflicts?cursor=none", headers=as_("ann"))
         assert problem(refused) == (422, "bad-query")
 
@@ -414,8 +417,9 @@ async def test_a_changed_membership_takes_no_more_of_the_database_than_a_compari
         pauses.append(seconds)
 
     monkeypatch.setattr(task, "SHARE", 0.25)
-    monkeypatch.setattr(task.asyncio, "sleep", pause)
-    await left(library, "ann")
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "sleep", pause)
+        await left(library, "ann")
     assert len([seconds for seconds in pauses if seconds > 0]) == 1
 
 
