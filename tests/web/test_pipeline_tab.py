@@ -163,6 +163,26 @@ async def test_operators_decide_on_contradictions_that_they_may_read(tabs: Tabs,
     assert state == "dismissed"
 
 
+async def test_a_contradiction_with_a_passage_that_the_operator_may_not_read_is_not_listed(
+    tabs: Tabs, lived: Site
+) -> None:
+    [_] = await lived.library.execute(
+        "INSERT INTO conflicts (id, tenant, generation, kind, document_a, document_b, chunk_a, chunk_b, places)"
+        " SELECT gen_random_uuid(), a.tenant, m.generation, 'negation', a.id, b.id, m.chunk_ids[1], n.chunk_ids[1],"
+        " '[[\"negation\", [0, 4], [0, 4]]]' FROM documents a JOIN documents b ON b.tenant = a.tenant"
+        " JOIN access_sets s ON s.id = a.access_id AND s.acl_tags = ARRAY[a.source || '/staff']"
+        " JOIN access_sets t ON t.id = b.access_id AND NOT t.acl_tags && ARRAY[b.source || '/staff']"
+        " JOIN generations g ON g.state = 'active'"
+        " JOIN manifests m ON m.document_id = a.id AND m.generation = g.name AND cardinality(m.chunk_ids) > 0"
+        " JOIN manifests n ON n.document_id = b.id AND n.generation = g.name AND cardinality(n.chunk_ids) > 0"
+        " WHERE a.tenant = 'acme' AND a.deleted_at IS NULL AND b.deleted_at IS NULL LIMIT 1 RETURNING id"
+    )
+    tab = await tabs.new(who=None)
+    await tab.open("?view=pipeline")
+    await tab.page.wait_for_selector(".tile")
+    assert await tab.page.locator(".reviews > li:has-text('Denied on one side')").count() == 0
+
+
 async def test_unavailable_parts_are_named_and_the_others_shown(tabs: Tabs, lived: Site) -> None:
     """This site has no Kafka, and the queue of answers does not answer."""
     tab = await tabs.new(who=None, size=PHONE, theme="dark")
