@@ -376,7 +376,12 @@ def test_postgres_accepts_only_tls_connections_with_a_password() -> None:
 
 
 def test_only_services_that_embed_have_the_embedding_api_key() -> None:
-    assert {name for name in SERVICES if "OPENAI_API_KEY" in environment(name)} == {"migrate", "vectors", "query"}
+    assert {name for name in SERVICES if "OPENAI_API_KEY" in environment(name)} == {
+        "migrate",
+        "vectors",
+        "analysis",
+        "query",
+    }
 
 
 def test_elasticsearch_has_security_enabled_and_a_user_for_each_role() -> None:
