@@ -19,6 +19,7 @@ import structlog
 from fastapi import APIRouter, FastAPI, Header, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
+from starlette.routing import Route
 
 from connectors.declared import Api, Key
 from connectors.runner.activity import explained
@@ -172,7 +173,7 @@ def app(parts: Parts) -> FastAPI:
     """Create the application. Raises Misconfigured when a key names an API that this version does not have."""
     made = FastAPI(title="Penstock connectors", openapi_url=None)
     made.add_middleware(Traced)
-    made.include_router(_events(parts))
+    made.router.routes.append(_events(parts))
     for api in sorted({api for key in parts.keys.values() for api in key.may}):
         if api not in APIS:
             raise Misconfigured(f"a key may use {api!r}, which this version does not serve")
@@ -180,13 +181,15 @@ def app(parts: Parts) -> FastAPI:
     return made
 
 
-def _events(parts: Parts) -> APIRouter:
-    routes = APIRouter(prefix="/v1/events", tags=["events"])
+def _events(parts: Parts) -> Route:
+    """Return the route of events: a plain one, because FastAPI's has nothing to parse here, and costs a third of the
+    time of an event."""
     bodies = parts.bodies(EVENT_BYTES, EVENT_BYTES_PER_ADDRESS)
 
-    @routes.post("/{name}")
-    async def event(name: str, request: HttpRequest) -> Response:
+    async def event(request: HttpRequest) -> Response:
         """Take an event of a source. The response is sent before the reaction begins."""
+        request.scope["route"] = route  # names the request's span (pipeline.observability.traced_http)
+        name = str(request.path_params["name"])
         instance = parts.instances.get(name)
         if instance is None:
             raise HTTPException(404, "no such connector")
@@ -200,7 +203,8 @@ def _events(parts: Parts) -> APIRouter:
         parts.metrics.connector_events.labels(name, outcome).inc()
         return response
 
-    return routes
+    route = Route("/v1/events/{name}", event, methods=["POST"])
+    return route
 
 
 async def _reaction(instance: Instance, request: Request) -> tuple[str, Response]:

@@ -10,7 +10,7 @@ import socket
 from collections import Counter as Counts
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
@@ -85,6 +85,7 @@ class KeyedLimit:
                 del self._by_key[key]
 
 
+@lru_cache(maxsize=4096)
 def address_key(host: str) -> str:
     """The key of a client's address. An IPv6 address stands for its /64 network, which one client may own."""
     try:
