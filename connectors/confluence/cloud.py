@@ -45,6 +45,7 @@ from connectors.confluence.options import ConfluenceOptions
 from connectors.set_aside import Failures, may_be_set_aside, read_isolated
 from connectors.web import Denied, Missing, Rejected
 from pipeline.core.errors import PenstockError
+from pipeline.runtime.tasks import gather_or_cancel
 
 _RESTRICTIONS = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
 _ANCESTOR_RESTRICTIONS = (
@@ -121,18 +122,20 @@ class Restrictions:
                     self.labels[str(json["id"])] = client.labels(json)
             return ()
 
-        for batch in batched(ids, MAX_IDS):
-            # One page with an ancestor that cannot be read (a draft, or trashed) is answered with 404 for all of them
-            # (CONFCLOUD-76424, CONFCLOUD-77618). Pages that fail by themselves have no chain: it is read from v2.
-            await read_isolated(batch, search)
+        # One page with an ancestor that cannot be read (a draft, or trashed) is answered with 404 for all of them
+        # (CONFCLOUD-76424, CONFCLOUD-77618). Pages that fail by themselves have no chain: it is read from v2.
+        await gather_or_cancel(*(read_isolated(batch, search) for batch in batched(ids, MAX_IDS)))
         return chains
 
     async def _parents(self, ids: set[str]) -> dict[str, str | None]:
         parents: dict[str, str | None] = {}
-        for batch in batched(sorted(ids), MAX_IDS):
+
+        async def read(batch: Sequence[str]) -> None:
             async for json in self._api.all_results("api/v2/pages", id=",".join(batch), limit=MAX_ANCESTORS):
                 with parsing(self._api.web.name):
                     parents[str(json["id"])] = str(json["parentId"]) if json.get("parentId") else None
+
+        await gather_or_cancel(*(read(batch) for batch in batched(sorted(ids), MAX_IDS)))
         return parents
 
     async def _required_tags(
@@ -243,15 +246,18 @@ class Cloud:
     async def listing(self, space: Space, kind: Kind, position: Position | None, *, full: bool) -> Listing:
         if kind == "attachment":
             return await self._attachments(space, position)
-        size = listing_size(self._options.page_size, most=self._options.page_size if full else MAX_IDS)
+        size = listing_size(self._options.page_size, most=self._options.page_size if full else MAX_LISTED)
         params: dict[str, Any] = {"limit": size, "sort": "id", "status": "current"}
         if full:
             params["body-format"] = "storage"
         results, following = await self._api.page(f"api/v2/spaces/{space.id}/{kind}s", params, position)
         with parsing(self._api.web.name):
             contents = [client.content_v2(json, kind, space.key) for json in results]
-        contents = await self._with_access(contents)
-        return Listing(await self._with_comments(contents, full=full), following)
+        accessed, commented = await gather_or_cancel(
+            self._with_access(contents), self._with_comments(contents, full=full)
+        )
+        pages = [replace(page, comments=also.comments) for page, also in zip(accessed, commented, strict=True)]
+        return Listing(pages, following)
 
     async def _attachments(self, space: Space, position: Position | None) -> Listing:
         """List a space's attachments by search, since v2 lists only those of one page or of the whole site."""
@@ -340,10 +346,14 @@ class Cloud:
             return list(contents)
         comments: dict[str, list[Comment]] = {}
         if not certain:
-            cql = f"type = comment and container in ({cql_list([content.id for content in contents])})"
-            async for json in self._search_each(cql):
-                with parsing(self._api.web.name):
-                    comments.setdefault(str(json["container"]["id"]), []).append(client.comment_v1(json))
+
+            async def search(batch: Sequence[str]) -> None:
+                async for json in self._search_each(f"type = comment and container in ({cql_list(batch)})"):
+                    with parsing(self._api.web.name):
+                        comments.setdefault(str(json["container"]["id"]), []).append(client.comment_v1(json))
+
+            ids = [content.id for content in contents]
+            await gather_or_cancel(*(search(batch) for batch in batched(ids, MAX_IDS)))
         if full:
             commented = [content for content in contents if certain or content.id in comments]
             comments = {content.id: await page_comments(self._api, content) for content in commented}

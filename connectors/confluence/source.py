@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -36,6 +36,7 @@ from connectors.confluence.model import (
 )
 from connectors.confluence.oauth import AtlassianToken
 from connectors.confluence.options import ConfluenceOptions
+from connectors.listings import ListedPage, read_listings
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
 from connectors.set_aside import Failures, may_be_set_aside, read_isolated
@@ -233,6 +234,10 @@ EVENT_TIMEOUT_SECONDS = 0.7
 """``on_event`` must answer within one second; this leaves the rest for the response."""
 
 
+_Place = tuple[Space, Kind, Position | None]
+"""The listing of one kind in a space, and where its next page begins."""
+
+
 class Confluence:
     """Pages and blog posts with their comments, and attachments, of Cloud or Data Center."""
 
@@ -386,29 +391,24 @@ class Confluence:
                 yield [
                     Unlisted(part=f"space {key}", reason=no_such_space([key]), tag=space_tag(key)) for key in missing
                 ]
-            failure, any_listed = None, False
-            for space, kind in _units(spaces, self._site.kinds()):
-                position: Position | None = None
-                while True:
-                    try:
-                        listing = await self._site.listing(space, kind, position, full=False)
-                    except PenstockError as error:
-                        await self._require_alive(error)
-                        failure = error
-                        yield [_unlisted(f"{kind}s of space {space.key}", error, space)]
-                        break
-                    any_listed = True
-                    yield [
-                        *(_listed(item) for item in listing.contents if item.is_readable),
-                        *(
-                            Unlisted(part=f"{kind} {name} in space {space.key}", reason=str(error), is_document=True)
-                            for name, error in listing.failed.items()
-                        ),
-                    ]
-                    if (position := listing.next) is None:
-                        break
-            if failure is not None and not any_listed:
-                raise failure
+            beginnings: list[_Place] = [(space, kind, None) for space, kind in _units(spaces, self._site.kinds())]
+            async with aclosing(read_listings(beginnings, self._slim_page)) as pages:
+                async for page in pages:
+                    yield page
+
+    async def _slim_page(self, place: _Place) -> ListedPage[_Place]:
+        space, kind, position = place
+        try:
+            listing = await self._site.listing(space, kind, position, full=False)
+        except PenstockError as error:
+            await self._require_alive(error)
+            return ListedPage([_unlisted(f"{kind}s of space {space.key}", error, space)], failure=error)
+        entries: list[Listed | Unlisted] = [_listed(item) for item in listing.contents if item.is_readable]
+        entries += [
+            Unlisted(part=f"{kind} {name} in space {space.key}", reason=str(error), is_document=True)
+            for name, error in listing.failed.items()
+        ]
+        return ListedPage(entries, None if listing.next is None else (space, kind, listing.next))
 
     def _set_aside(self, part: str, reason: object) -> None:
         self._context.set_aside.add("listing", part, reason)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -27,6 +27,7 @@ from connectors.jira.content import ATTACHMENT, COMMENTS, Part
 from connectors.jira.model import Attachment, Issue, Project, Rules
 from connectors.jira.options import JiraOptions
 from connectors.jira.site import Listing, Position, Projects, Site
+from connectors.listings import ListedPage, read_listings
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
 from connectors.set_aside import Failures, may_be_set_aside, read_isolated
@@ -58,6 +59,10 @@ PROJECTS_SECONDS = 60.0
 """How long the list of projects is used for reading single documents. Access is never read from it."""
 PROJECTS = "projects"
 """The name in Memory of the ids of the projects that the settings name, by key."""
+
+
+_Place = tuple[Project, Position | None]
+"""The listing of a project, and where its next page begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,24 +316,20 @@ class Jira:
                         )
                         for key in projects.missing
                     ]
-                failure, any_listed = None, False
-                for project in projects.by_id.values():
-                    position: Position | None = None
-                    while True:
-                        try:
-                            page, position = await self._listed_page(project, position)
-                        except PenstockError as error:
-                            await self._require_alive(error)
-                            failure = error
-                            part = f"project {project.key}"
-                            yield [Unlisted(part=part, reason=str(error), tag=browse_tag(project.id))]
-                            break
-                        any_listed = True
+                beginnings: list[_Place] = [(project, None) for project in projects.by_id.values()]
+                async with aclosing(read_listings(beginnings, self._slim_page)) as pages:
+                    async for page in pages:
                         yield page
-                        if position is None:
-                            break
-                if failure is not None and not any_listed:
-                    raise failure
+
+    async def _slim_page(self, place: _Place) -> ListedPage[_Place]:
+        project, position = place
+        try:
+            entries, following = await self._listed_page(project, position)
+        except PenstockError as error:
+            await self._require_alive(error)
+            part = Unlisted(part=f"project {project.key}", reason=str(error), tag=browse_tag(project.id))
+            return ListedPage([part], failure=error)
+        return ListedPage(entries, None if following is None else (project, following))
 
     async def _listed_page(
         self, project: Project, position: Position | None

@@ -79,9 +79,10 @@ class Activity:
         first_in_seconds: float = 0.0,
         rests: bool = False,
     ) -> None:
-        """run: receives the arguments of all triggers since the last run, and returns its outcome. every_seconds: None
-        runs it on triggers only. attention_seconds: between attempts while it needs attention. on_done: receives the
-        completed commands and the outcome. rests: triggers without a command let it run half of the time at most."""
+        """run: receives the arguments of all triggers since the last run, and returns its outcome. every_seconds: see
+        ``pause_seconds``; None runs it on triggers only. attention_seconds: between attempts while it needs attention.
+        on_done: receives the completed commands and the outcome. rests: triggers without a command let it run half of
+        the time at most."""
         self.name = name
         self.status = Status()
         self._run = run
@@ -169,12 +170,13 @@ class Activity:
         except Exception as error:  # noqa: BLE001 # a source is foreign code: it may raise anything
             await self._handle_failure(error)
         else:
-            self._rest_until = 2 * monotonic() - began if self._rests else 0.0
+            ended = monotonic()
+            self._rest_until = 2 * ended - began if self._rests else 0.0
             self.status.failures = 0
             if self.status.succeeded_at is None or not outcome.get("set_aside"):
                 self.status.succeeded_at = _now()
             self.status.enter("idle")
-            self._due = monotonic() + self._every if self._every is not None else float("inf")
+            self._due = float("inf") if self._every is None else ended + pause_seconds(self._every, after=ended - began)
 
     async def _run_with(self, arguments: frozenset[str]) -> Mapping[str, Any] | None:
         """Call ``run`` inside its own task: a task that is cancelled before it starts would never await a coroutine
@@ -218,6 +220,15 @@ class Activity:
 
     def json(self) -> dict[str, Any]:
         return asdict(self.status)
+
+
+def pause_seconds(every: float, *, after: float) -> float:
+    """Return the pause after a run of ``after`` seconds, so that runs begin ``every`` seconds apart. A pause is as long
+    as the run before it, at least, but never longer than ``every``.
+
+    What a run reads is therefore read again within ``every`` seconds, or within two runs if these take longer.
+    """
+    return max(every - after, min(after, every))
 
 
 def is_cancelled() -> bool:

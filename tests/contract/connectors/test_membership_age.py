@@ -1,5 +1,5 @@
-"""How old memberships become at most where a source sends no events: from the requests that the fakes count, the
-vendors' rate limits, and the intervals that connectors have without settings."""
+"""How old memberships, and what only sweeps show, become at most where a source sends no events: from the requests that
+the fakes count, the vendors' rate limits, and the intervals that connectors have without settings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from connectors.conform.memory_runner import InMemory
 from connectors.declared import BUILT_IN, load, options, source_class
 from connectors.fakes import graph_tenant, jira_state
 from connectors.fakes.google_drive_corpus import Grant
+from connectors.runner.activity import pause_seconds
 from connectors.runner.plan import Plan
 from connectors.set_aside import SetAside
 from connectors.slack.source import POLLED_CHANNELS
@@ -117,7 +118,7 @@ class Counting:
             self._open -= 1
 
 
-async def reading(case: Case, groups: int, folder: Path) -> Counting:
+async def members_read(case: Case, groups: int, folder: Path) -> Counting:
     """Read the members of all groups once, after a listing."""
     kind = source_class(case.kind)
     async with cast(Any, kind).playground() as play:
@@ -142,11 +143,69 @@ SIZES: dict[str, dict[str, int]] = {"slack": {"rows_per_request": 500}, "google-
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.kind.rpartition(":")[2]) for case in CASES])
 async def test_a_changed_membership_is_noticed_within_five_minutes_without_an_event(case: Case, tmp_path: Path) -> None:
-    few, many = await reading(case, 100, tmp_path / "few"), await reading(case, 200, tmp_path / "many")
+    few, many = await members_read(case, 100, tmp_path / "few"), await members_read(case, 200, tmp_path / "many")
     requests = few.requests + (many.requests - few.requests) / 100 * (case.groups - 100)
     seconds = max(requests / case.requests_per_second, requests * REQUEST_SECONDS / many.concurrent)
-    # A reading that takes longer than the interval is followed by a pause of its own length.
-    age = max(plan(case.kind, tmp_path).groups_seconds, seconds) + seconds
+    age = seconds + pause_seconds(plan(case.kind, tmp_path).groups_seconds, after=seconds)
+    print(f"{case.kind}: {requests:,.0f} requests, {many.concurrent} at once, {seconds:.0f} s, at most {age:.0f} s old")
+    assert age <= MAX_AGE_SECONDS
+
+
+DOCUMENTS, PART_DOCUMENTS = 100_000, 200
+"""Documents in all, and in each space or project."""
+
+
+def _spaces(play: Any, parts: int) -> None:
+    for n in range(parts):
+        play.state.add_space(f"S{n}", users={play.bot.account_id})
+        for m in range(PART_DOCUMENTS):
+            play.state.add_page(f"S{n}", f"Page {n} {m}", "<p>Text.</p>")
+
+
+def _projects(play: Any, parts: int) -> None:
+    role = play.state.add_role("Readers")
+    for n in range(parts):
+        grant = jira_state.Grant("projectRole", role)
+        project = play.state.add_project(f"P{n}", grant, roles={role: {"%staff"}})
+        for m in range(PART_DOCUMENTS):
+            play.state.add_issue(project, f"Issue {n} {m}", "Text.")
+
+
+SWEPT = (
+    Case("confluence", _spaces, 100),
+    Case("connectors.confluence.playground:ConfluenceDataCenter", _spaces, 100),
+    Case("jira", _projects, 100),
+)
+"""Kinds in which polls do not show moves, restrictions or deletions; the rate is that of a single endpoint."""
+
+
+async def swept(case: Case, parts: int, folder: Path) -> Counting:
+    """List everything once."""
+    kind = source_class(case.kind)
+    async with cast(Any, kind).playground() as play:
+        case.add(play, parts)
+        folder.mkdir()
+        context = Context(name="s", tenant="t", memory=InMemory(), folder=folder, set_aside=SetAside())
+        sizes = {name: kind.Options.model_fields[name].default for name in play.options if name.endswith("page_size")}
+        source = kind(options(kind, {**play.options, **sizes}, "s", play.environment), context)
+        counting = play.misbehaving.app = Counting(play.misbehaving.app)
+        try:
+            listed = sum([len(page) async for page in source.slim()])
+        finally:
+            await source.close()
+    assert listed >= parts * PART_DOCUMENTS
+    return counting
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.kind.rpartition(":")[2]) for case in SWEPT])
+async def test_what_only_sweeps_show_is_noticed_within_five_minutes_of_100_000_documents(
+    case: Case, tmp_path: Path
+) -> None:
+    few, many = await swept(case, 4, tmp_path / "few"), await swept(case, 12, tmp_path / "many")
+    requests = few.requests + (many.requests - few.requests) / 8 * (DOCUMENTS / PART_DOCUMENTS - 4)
+    seconds = max(requests / case.requests_per_second, requests * REQUEST_SECONDS / many.concurrent)
+    kind = "confluence" if "confluence" in case.kind else case.kind
+    age = seconds + pause_seconds(plan(kind, tmp_path).sweep_seconds, after=seconds)
     print(f"{case.kind}: {requests:,.0f} requests, {many.concurrent} at once, {seconds:.0f} s, at most {age:.0f} s old")
     assert age <= MAX_AGE_SECONDS
 

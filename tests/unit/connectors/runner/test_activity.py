@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from connectors.runner import activity
-from connectors.runner.activity import Activity
+from connectors.runner.activity import Activity, pause_seconds
 from pipeline.core.errors import Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
@@ -133,3 +133,11 @@ async def test_access_grows_old_while_a_part_is_set_aside(monkeypatch: pytest.Mo
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize(
+    ("run", "pause"), [(0.0, 150.0), (50.0, 100.0), (75.0, 75.0), (128.0, 128.0), (150.0, 150.0), (400.0, 150.0)]
+)
+def test_an_interval_counts_from_one_beginning_to_the_next(run: float, pause: float) -> None:
+    """A sweep of a minute and a half was followed by a whole interval: a withdrawn right was as old as both."""
+    assert pause_seconds(150.0, after=run) == pause

@@ -1,0 +1,54 @@
+"""Reads the listings of many parts of a source, such as its spaces or projects, several at the same time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from connectors.source import Listed, Unlisted
+from pipeline.core.errors import PenstockError
+from pipeline.runtime.tasks import gather_or_cancel
+
+Place = TypeVar("Place")
+"""Where in which listing a page begins."""
+CONCURRENT_LISTINGS = 8
+"""As many as the client sends requests (``connectors.web.Limits.parallel``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPage(Generic[Place]):
+    """A page of a listing. next: where the following page begins; None: this is the last. failure: why it is the last,
+    if the listing was set aside."""
+
+    entries: Sequence[Listed | Unlisted]
+    next: Place | None = None
+    failure: PenstockError | None = None
+
+
+async def read_listings(
+    beginnings: Iterable[Place], read: Callable[[Place], Awaitable[ListedPage[Place]]]
+) -> AsyncGenerator[Sequence[Listed | Unlisted], None]:
+    """Yield the entries of all listings, of which CONCURRENT_LISTINGS are read at the same time, a page of each. Raises
+    the failure of one when all have failed.
+
+    Nothing is read ahead: pages are requested when the caller asks for them, so that a time that it notes before is a
+    time before all of their requests.
+    """
+    waiting, places = deque(beginnings), list[Place]()
+    failure, any_listed = None, False
+    while waiting or places:
+        while waiting and len(places) < CONCURRENT_LISTINGS:
+            places.append(waiting.popleft())
+        pages = await gather_or_cancel(*(_called(read, place) for place in places))
+        places = [page.next for page in pages if page.next is not None]
+        failure = next((page.failure for page in pages if page.failure is not None), failure)
+        any_listed |= any(page.failure is None for page in pages)
+        yield [entry for page in pages for entry in page.entries]
+    if failure is not None and not any_listed:
+        raise failure
+
+
+async def _called(read: Callable[[Place], Awaitable[ListedPage[Place]]], place: Place) -> ListedPage[Place]:
+    return await read(place)
