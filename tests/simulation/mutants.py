@@ -379,8 +379,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "texts that have vectors are embedded again",
         _VECTORS,
-        "for chunk, text in texts.items() if text not in known}",
-        "for chunk, text in texts.items()}",
+        "for id_, chunk in chunks.items() if chunk not in known}",
+        "for id_, chunk in chunks.items()}",
     ),
     Mutant(
         "a sink cuts under a text that has moved",
