@@ -113,9 +113,9 @@ WORDS = 20
 """How many words are added."""
 WORDS_WEIGHT = 2.0
 """The weight of all added words together; each of the query's own words has 1."""
-NEIGHBOURS = 5
-"""How many of the nearest candidates count for a candidate. Three or ten find less (docs/adr/0083-neighbours.md)."""
-NEIGHBOUR_WEIGHT = 0.3
+NEIGHBOURS = 8
+"""How many of the nearest candidates count for a candidate (docs/adr/0083-neighbours.md)."""
+NEIGHBOUR_WEIGHT = 0.7
 """The weight of the neighbours' mean score. With more, topics gain little, and known items lose."""
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
