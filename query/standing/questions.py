@@ -59,6 +59,8 @@ class StandingQuestions:
         """Raises BadQuery where the principal may keep no further question, or not this one."""
         if question.turns or question.member is not None:
             raise BadQuery("a standing question stands alone: it cannot be kept with `turns` or `history`")
+        if "\x00" in question.text:
+            raise BadQuery("a standing question must not contain U+0000")
         async with self._ledger(tenant) as connection:
             if await table.count(connection, tenant, principal) >= self._most:
                 raise BadQuery(f"you have {self._most} standing questions, which is the most: remove one first")

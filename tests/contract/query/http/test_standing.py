@@ -62,6 +62,16 @@ async def test_a_stored_answer_is_listed_and_stays_current_while_nothing_changes
     assert {p["document_id"] for p in shown["passages"]} == {str(await world.id(tenant, "dam.md"))}
 
 
+async def test_a_question_that_postgres_would_not_take_is_refused_before_it_is_answered(
+    world: World, tenant: str
+) -> None:
+    """The answer was written, and charged, and then the request failed."""
+    await put(world, tenant)
+    body = {"question": f"{QUESTION}\x00", "keep": True}
+    refused = await world.client.post("/v1/answers", json=body, headers=as_("ann", tenant))
+    assert problem(refused) == (422, "bad-query")
+
+
 async def test_an_edit_of_a_passage_says_which_sentences_it_invalidates(world: World, tenant: str) -> None:
     made = await put(world, tenant)
     other = document("tea.md", "Boil the water for tea before the dam opens.", tenant=tenant, acl_tags=["user:ann"])
