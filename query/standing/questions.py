@@ -62,8 +62,11 @@ class StandingQuestions:
         if "\x00" in question.text:
             raise BadQuery("a standing question must not contain U+0000")
         async with self._ledger(tenant) as connection:
-            if await table.count(connection, tenant, principal) >= self._most:
-                raise BadQuery(f"you have {self._most} standing questions, which is the most: remove one first")
+            await self._require_room(connection, tenant, principal)
+
+    async def _require_room(self, connection: Connection, tenant: str, principal: str) -> None:
+        if await table.count(connection, tenant, principal) >= self._most:
+            raise BadQuery(f"you have {self._most} standing questions, which is the most: remove one first")
 
     async def keep(
         self,
@@ -76,7 +79,7 @@ class StandingQuestions:
         id_: UUID | None = None,
     ) -> UUID:
         """Keep an answer with the passages that the model read. id_: of the question that was asked again. Raises
-        Unknown where that was removed meanwhile."""
+        Unknown where that was removed meanwhile, and BadQuery where there is no room for another one."""
         passages = material.passages
         async with self._ledger(caller.tenant) as connection:
             generation = await generations.active(connection)
@@ -101,7 +104,9 @@ class StandingQuestions:
             await asyncio.to_thread(self._words, caller.tenant, question.text, texts, is_full=material.is_full),
         )
         async with self._ledger(caller.tenant) as connection:
-            if id_ is not None and not await table.rows(connection, caller.tenant, principal, id_=id_):
+            if id_ is None:  # again: others may have been kept while this one was answered
+                await self._require_room(connection, caller.tenant, principal)
+            elif not await table.rows(connection, caller.tenant, principal, id_=id_):
                 raise Unknown
             if not await table.store(connection, caller.tenant, entry):
                 raise Unknown

@@ -231,6 +231,35 @@ async def test_a_principal_keeps_as_many_questions_as_the_setting_says(world: Wo
         assert (await client.post("/v1/answers", json=request, headers=as_("bob", tenant))).status_code == 200
 
 
+async def test_questions_that_are_answered_at_once_have_no_more_room_together(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room was looked for before the answers, which take a minute, and each of them found some."""
+    await put(world, tenant)
+    async with service_over(world.library, serve={"standing_questions": 1}) as (client, service):
+        looked = asyncio.Barrier(2)
+        check = service.standing.check_room
+
+        async def both_before_either_is_kept(*arguments: Any) -> None:
+            await check(*arguments)
+            await looked.wait()
+
+        kept = service.standing.keep
+        turn = asyncio.Lock()
+
+        async def one_after_the_other(*arguments: Any) -> Any:
+            async with turn:
+                return await kept(*arguments)
+
+        monkeypatch.setattr(service.standing, "check_room", both_before_either_is_kept)
+        monkeypatch.setattr(service.standing, "keep", one_after_the_other)
+        request = {"question": QUESTION, "keep": True}
+        answers = [client.post("/v1/answers", json=request, headers=as_("ann", tenant)) for _ in range(2)]
+        assert sorted(answer.status_code for answer in await asyncio.gather(*answers)) == [200, 422]
+    listed = (await world.client.get("/v1/standing", headers=as_("ann", tenant))).json()["standing"]
+    assert len(listed) == 1
+
+
 async def test_an_answer_within_a_conversation_cannot_be_stored(world: World, tenant: str) -> None:
     await put(world, tenant)
     turns = [{"question": "what is a dam", "answer": "A wall."}]
