@@ -1,17 +1,18 @@
 """Measures a connector on a large source: its first crawl with a crash in the middle, a sweep, webhooks, and how long
 another process takes to take over.
 
-    python -m bench.connectors [--documents 20000] [--groups 5000] [--events-per-second 1000] [--json]
-        [--requests-per-second 10] [--points-per-hour 65000]
+    python -m bench.connectors [--documents 20000] [--groups 5000] [--events-per-second 1000] [--only crawl] [--json]
+        [--requests-per-second 100] [--points-per-hour 65000] [--words 60]
 
 A running system (bench.running) and the fake Confluence Cloud: spaces of 200 pages, each of which may be viewed by its
 share of the groups; a group has 20 members, and one page in fifty is restricted to one group. The worker of the
-connectors is killed when half of the pages are in the ledger. ``requests`` says what the source was sent and what it
+connectors is killed when it has published half of the pages. ``requests`` says what the source was sent and what it
 refused by its rate limits (connectors.fakes.atlassian_limits): by default bursts for each endpoint, as they apply to an
-API token; ``points`` is what an app would have spent of its quota. ``memory_mib`` is the resident memory of the worker
-at the end of each quarter of the crawl. ``differences`` counts the documents and people of which the ledger does not
-hold what the source does. ``events``: as many signed events a second as were asked for, each about another page that
-has changed; an event's milliseconds are those of its HTTP response.
+API token; ``points`` is what an app would have spent of its quota. ``memory`` has the seconds, the documents published,
+those in the ledger and the resident MiB of the worker during the crawl. ``listed_again`` counts the pages of results
+that were requested before the crash and once more after it. ``differences`` counts the documents and people of which
+the ledger does not hold what the source does. ``events``: as many signed events a second as were asked for, each about
+another page that has changed; an event's milliseconds are those of its HTTP response.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ RESTRICTED = 50
 """One page in so many is restricted."""
 BURST = 100
 """Requests that each endpoint answers at once, after a pause."""
-WORDS = 60
-QUARTERS = 4
+AGE_DAYS = 90
+"""The age of the pages: had all been written just now, the first poll would read every one again."""
+SAMPLES = 20
+"""Measurements of memory in a crawl."""
 EVENT_SECONDS = 10
 POLL_SECONDS = 0.5
 COMPARISON_SECONDS = 5.0
@@ -63,16 +66,18 @@ AT_ONCE = 64
 
 
 SOURCE = "wiki"
+STEPS = ("crawl", "events", "takeover")
 
 
 class Source:
     """A fake Confluence in a thread of its own, with the times of its requests."""
 
-    def __init__(self, documents: int, groups: int, limits: RateLimits) -> None:
+    def __init__(self, documents: int, groups: int, limits: RateLimits, words: int) -> None:
         self.fake = FakeConfluence()
         self.fake.limits = self.limits = limits
         self.times: list[float] = []
         state, corpus = self.fake.state, Corpus()
+        state.advance(days=-AGE_DAYS)
         self.bot = state.add_user("penstock")
         people = [state.add_user(f"person{n}").account_id for n in range(max(groups, MEMBERS))]
         for n in range(groups):
@@ -82,12 +87,13 @@ class Source:
             readers = {f"group-{group}" for group in range(n % groups, groups, spaces)}
             state.add_space(f"S{n}", users={self.bot.account_id}, groups=readers)
         self.pages = [
-            state.add_page(f"S{n % spaces}", f"Page {n}", f"<p>{corpus.text(n, WORDS)}</p>", author=self.bot.account_id)
+            state.add_page(f"S{n % spaces}", f"Page {n}", f"<p>{corpus.text(n, words)}</p>", author=self.bot.account_id)
             for n in range(documents)
         ]
         for n in range(0, documents, RESTRICTED):
             state.restrict(self.pages[n].id, users={self.bot.account_id}, groups={f"group-{n % groups}"})
         state.events.clear()
+        state.advance(days=AGE_DAYS)
         self.url = ""
         self._points = self._refused = 0
         self._stop = threading.Event()
@@ -120,6 +126,11 @@ class Source:
         points, self._points = self.limits.points_spent - self._points, self.limits.points_spent
         refused, self._refused = self.limits.refused.total() - self._refused, self.limits.refused.total()
         return {"all": len(times), "refused": refused, "most_in_a_minute": most, "points": points}
+
+    def listings(self) -> set[str]:
+        """Return the distinct requests for pages of results with texts, and forget them."""
+        requests, self.fake.requests = self.fake.requests, []
+        return {line for line in requests if "/spaces/" in line and "body-format" in line}
 
     def documents(self) -> dict[str, tuple[str, list[str], list[str]]]:
         """Return the title, the tags and the required tags of each page, by its id, as the ledger has to hold them."""
@@ -188,6 +199,9 @@ class Connectors:
     def documents(self) -> int:
         return int(self._run.sql("SELECT count(*) FROM documents WHERE source = 'wiki' AND deleted_at IS NULL")[0][0])
 
+    def published(self) -> int:
+        return int(self._run.sql("SELECT count(*) FROM connector_items WHERE source = 'wiki'")[0][0])
+
     def members(self) -> int:
         return int(self._run.sql("SELECT count(*) FROM connector_groups WHERE source = 'wiki'")[0][0])
 
@@ -218,9 +232,6 @@ class Connectors:
         worker = self.row().get("worker")
         return int(worker.rpartition(":")[2]) if worker else None
 
-    def published(self) -> int:
-        return sum(self.row().get("counts", {}).values())
-
     def penstock(self, *arguments: str) -> Any:
         process = subprocess.run([PENSTOCK, *arguments, "--json"], env=self.environment, stdout=-1, check=True)
         return json.loads(process.stdout)
@@ -239,39 +250,59 @@ def memory(process: subprocess.Popen[bytes]) -> int:
     return round(psutil.Process(process.pid).memory_info().rss / 2**20)
 
 
+class Samples:
+    """The memory of the worker during the crawl."""
+
+    def __init__(self, connectors: Connectors, documents: int) -> None:
+        self._connectors = connectors
+        self._every = max(1, documents // SAMPLES)
+        self._began = time.monotonic()
+        self.rows: list[tuple[int, int, int, int]] = []
+        """Seconds, documents published, documents in the ledger, MiB."""
+
+    def until(self, is_reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        """Measure until that is reached."""
+
+        def has_reached() -> bool:
+            if process.poll() is not None:
+                raise SystemExit("the worker of the connectors has ended: see bench-connectors.log")
+            published, done = self._connectors.published(), is_reached()
+            if done or not self.rows or published >= self.rows[-1][1] + self._every:
+                count, seconds = self._connectors.documents(), round(time.monotonic() - self._began)
+                self.rows.append((seconds, published, count, memory(process)))
+            return done
+
+        wait_for(has_reached)
+
+
 def crawl(connectors: Connectors, source: Source) -> dict[str, Any]:
     documents, began = len(source.pages), time.monotonic()
-    quarters: list[int] = []
-
-    def reach(quarter: int, process: subprocess.Popen[bytes]) -> None:
-        wait_for(lambda: connectors.documents() >= documents * quarter // QUARTERS)
-        quarters.append(memory(process))
-
+    samples = Samples(connectors, documents)
     with connectors.process() as process:
-        reach(1, process)
-        reach(2, process)
+        samples.until(lambda: connectors.published() >= documents // 2, process)
         processor = processor_seconds(process)
-    killed, until_killed = time.monotonic(), source.requests_since(began)
+    killed, until_killed, listed = time.monotonic(), source.requests_since(began), source.listings()
     with connectors.process() as process:
-        reach(3, process)
-        reach(4, process)
-        wait_for(lambda: connectors.row()["full_state"] == "done")
+        samples.until(lambda: connectors.row()["full_state"] == "done" and connectors.documents() >= documents, process)
+        loaded = round(time.monotonic() - began, 1)
         processor += processor_seconds(process)
-        requests_sent = source.requests_since(killed)
+        requests_sent, listed_after = source.requests_since(killed), source.listings()
         settled = time.monotonic() + SETTLE_SECONDS
         wait_for(
             lambda: not any(connectors.differences(source).values()) or time.monotonic() > settled, COMPARISON_SECONDS
         )
-        seconds = round(time.monotonic() - began, 1)
         result = {
-            "seconds": seconds,
-            "documents_per_second": round(documents / seconds, 1),
-            "seconds_after_the_crash": round(time.monotonic() - killed, 1),
+            "seconds": loaded,
+            "seconds_with_all_groups": round(time.monotonic() - began, 1),
+            "documents_per_second": round(documents / loaded, 1),
             "requests": {"until_the_crash": until_killed, "after_it": requests_sent},
+            "listed_until_the_crash": len(listed),
+            "listed_after_it": len(listed_after),
+            "listed_again": len(listed & listed_after),
             "processor_ms_per_document": round(1_000 * processor / documents, 2),
             "tags": connectors.members(),
             "differences": connectors.differences(source),
-            "memory_mib": quarters,
+            "memory": samples.rows,
             "counts": connectors.row()["counts"],
         }
         swept = time.monotonic()
@@ -358,7 +389,11 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--groups", type=int, default=5_000)
     parser.add_argument("--events-per-second", type=int, default=1_000)
-    parser.add_argument("--requests-per-second", type=float, default=10.0, help="of each endpoint; 0 for no limit")
+    parser.add_argument(
+        "--only", action="append", choices=STEPS, metavar="STEP", help=f"of {', '.join(STEPS)}; crawl is always"
+    )
+    parser.add_argument("--words", type=int, default=60, help="of each page")
+    parser.add_argument("--requests-per-second", type=float, default=100.0, help="of each endpoint; 0 for no limit")
     parser.add_argument(
         "--points-per-hour", type=int, help="the quota of an app (default: an API token's, which is none)"
     )
@@ -367,7 +402,7 @@ def main() -> None:
     limits = RateLimits(
         per_second=options.requests_per_second or None, burst=BURST, points=options.points_per_hour, is_announced=False
     )
-    with Source(options.documents, options.groups, limits) as source, running("connectors") as run:
+    with Source(options.documents, options.groups, limits, options.words) as source, running("connectors") as run:
         connectors = Connectors(run, source)
         result: dict[str, Any] = {
             "machine": machine(),
@@ -380,7 +415,10 @@ def main() -> None:
             "events": lambda: webhooks(run, connectors, source, options.events_per_second),
             "takeover": lambda: takeover(connectors),
         }
+        chosen = {name for name in STEPS if not options.only or name == "crawl" or name in options.only}
         for name, measure in steps.items():
+            if name not in chosen:
+                continue
             result[name] = measure()
             print(f"{name}: {json.dumps(result[name])}", file=sys.stderr)
     if options.json:
@@ -389,7 +427,7 @@ def main() -> None:
     table = Table(title=f"{options.documents:,} pages, {options.groups:,} groups")
     table.add_column("step")
     table.add_column("result")
-    for step in ("crawl", "events", "takeover"):
+    for step in (step for step in STEPS if step in result):
         for name, value in result[step].items():
             table.add_row(f"{step}: {name.replace('_', ' ')}", json.dumps(value))
     Console().print(table)
