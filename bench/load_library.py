@@ -27,7 +27,7 @@ from pgvector import HalfVector
 from bench.load_corpus import Corpus, WordVectors
 from bench.load_runs import SHARES, tag
 from deploy.local.stack import Stack
-from pipeline.core.model import ChunkParams
+from pipeline.core.model import ChunkParams, VectorIndex
 from pipeline.ledger import generations, metadata_keys, work
 from pipeline.ledger.entry import cut
 from pipeline.runtime.settings import (
@@ -95,14 +95,15 @@ async def fill(
         ]
         ids += await library.accept(*events)
     lap("detect")
+    await copy_vectors(library, vectors, ids)
+    lap("vectors")
     for start in range(0, len(ids) if keywords else 0, 256):
         await library.keywords.converge(library.generation, ids[start : start + 256])
     lap("keywords")
-    await copy_vectors(library, vectors, ids)
-    lap("vectors")
-    async with library.pool.connection() as connection:
-        await connection.execute("SET statement_timeout = 0; SET maintenance_work_mem = '512MB'")
-        await create_graph(connection, library.generation)
+    if library.generation.vectors == "pgvector":
+        async with library.pool.connection() as connection:
+            await connection.execute("SET statement_timeout = 0; SET maintenance_work_mem = '512MB'")
+            await create_graph(connection, library.generation)
     lap("graph")
     for statement in ("ANALYZE", f"VACUUM {library.generation.chunk_table}"):
         async with library.pool.connection() as connection:
@@ -116,7 +117,7 @@ async def fill(
 async def copy_vectors(library: Library, vectors: WordVectors, ids: Sequence[Any]) -> None:
     generation = library.generation
     async with library.pool.connection() as connection:
-        await connection.execute(f"DROP INDEX {generation.chunk_table}_hnsw".encode())
+        await connection.execute(f"DROP INDEX IF EXISTS {generation.chunk_table}_hnsw".encode())
         for start in range(0, len(ids), 256):
             some = await work.load(connection, generation.name, "vectors", ids[start : start + 256])
             texts = await work.bodies(connection, some)
@@ -144,11 +145,14 @@ async def filled(
     chunks: int,
     folder: Path,
     tenants: Sequence[str] = (TENANT,),
+    *,
+    index: VectorIndex = "pgvector",
     **options: Any,
 ) -> AsyncIterator[Library]:
-    """Make a library, and drop it at the end. folder: becomes a PENSTOCK_HOME that uses it. options: of ``fill``."""
+    """Make a library, and drop it at the end. folder: becomes a PENSTOCK_HOME that uses it. index: where its vectors
+    are searched. options: of ``fill``."""
     params = ChunkParams(target=TARGET_WORDS, min_tokens=40, max_tokens=128)
-    async with Library.create(Stack(home()), vectors, params=params) as library:
+    async with Library.create(Stack(home()), vectors, params=params, vectors=index) as library:
         library.write_home(folder)
         (folder / "took.json").write_text(json.dumps(await fill(library, corpus, vectors, chunks, tenants, **options)))
         yield library

@@ -36,7 +36,7 @@ from pipeline.embedding.port import Vectors
 from query.access.callers import Caller, readable
 from query.access.filters import NONE, Filters
 from query.retrieval.search import CANDIDATES, SPARE
-from query.retrieval.vectors import NeighbourQuery, Scan, Tuning, choose_scan, nearest
+from query.retrieval.vectors import NeighbourQuery, Scan, Tuning, choose_scan, indexed, nearest, of_entries
 from tests.support.query.library import Library
 
 RECALL_QUESTIONS, GRAPH_QUESTIONS = 100, 20
@@ -77,6 +77,10 @@ async def recalled(
         request = NeighbourQuery(library.generation, caller, await readable(connection, caller), filters)
 
         async def ten(scan: Scan, vector: Vectors) -> tuple[set[UUID], Scan]:
+            if scan == "index":
+                ids = await indexed(library.es, request, vector, limit=depth)
+                rows = await of_entries(connection, library.generation, ids, vector, limit=depth)
+                return {row.chunk_id for row in rows[:10]}, scan
             rows, used = await nearest(
                 connection, request, vector, scan, timeout_seconds=30, limit=depth, tuning=tuning
             )
@@ -95,7 +99,8 @@ async def recalled(
             scans[used] += 1
             hits["chosen"].append(share(exact, chosen))
             if n < GRAPH_QUESTIONS:
-                hits["graph"].append(share(exact, (await ten("graph", vector))[0]))
+                graph: Scan = "graph" if library.generation.vectors == "pgvector" else "index"
+                hits["graph"].append(share(exact, (await ten(graph, vector))[0]))
     return {
         "recall@10": round(float(np.mean(hits["chosen"])), 4),
         "worst": round(min(hits["chosen"]), 2),

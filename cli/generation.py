@@ -19,7 +19,7 @@ from rich.progress import Progress, TaskID, TimeRemainingColumn
 from cli import generation_show as show
 from cli.extras import require
 from cli.output import Json, print_json, progress_bars, stderr, stdout
-from pipeline.core.model import EmbeddingProvider, Generation
+from pipeline.core.model import EmbeddingProvider, Generation, VectorIndex
 
 if TYPE_CHECKING:
     from pipeline.generations.building import OnProgress, Phase
@@ -152,6 +152,7 @@ async def _calibrated(name: str | None) -> dict[str, Any]:
     from pipeline.generations.calibration import calibrate as measured
     from pipeline.ledger import generations
     from pipeline.runtime.settings import dist, load
+    from pipeline.stores.elasticsearch import connect as elasticsearch
     from pipeline.stores.postgres import translated
     from query.rerank.guarded import open_reranker
     from query.settings import load as load_query
@@ -164,12 +165,13 @@ async def _calibrated(name: str | None) -> dict[str, Any]:
             if chosen is None:
                 raise Misconfigured(f"there is no generation {name or 'to calibrate'}: see `penstock generation list`")
             embedder = await asyncio.to_thread(for_generation, chosen, settings.embedding, dist() / "models")
-            reranker = None
+            reranker, es = None, elasticsearch(settings.elasticsearch)
             try:
                 await generations.check_model(connection, chosen, embedder)
                 reranker = await open_reranker(reranking)
-                calibration = await measured(connection, chosen, embedder, scorer=reranker)
+                calibration = await measured(connection, chosen, embedder, scorer=reranker, es=es)
             finally:
+                await es.close()
                 await embedder.aclose()
                 if reranker is not None:
                     await reranker.aclose()
@@ -371,6 +373,10 @@ def build(
         Literal["float", "base64"] | None,
         typer.Option("--encoding-format", help="Format in which the service returns vectors."),
     ] = None,
+    vectors: Annotated[
+        VectorIndex | None,
+        typer.Option("--vectors", help="Where the nearest vectors are searched. Default: as in the active generation."),
+    ] = None,
     price: Annotated[
         float | None, typer.Option("--price", min=0, help="Price of a million tokens. Default: the setting.")
     ] = None,
@@ -410,7 +416,7 @@ def build(
         "send_dimensions": send_dimensions,
         "encoding_format": encoding_format,
     }
-    change = Change({k: v for k, v in settings.items() if v is not None}, chunk_tokens, price)
+    change = Change({k: v for k, v in settings.items() if v is not None}, chunk_tokens, price, vectors)
     result = asyncio.run(
         _build(change, tokens_per_minute, budget, wait=wait, dry_run=dry_run, yes=yes, quiet=json_output)
     )

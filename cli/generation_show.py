@@ -30,7 +30,7 @@ def generations_table(standings: Sequence[Standing]) -> Table:
             s.name,
             state,
             f"{s.since:%Y-%m-%d %H:%M}",
-            f"{printable(s.model)}, {s.dimensions}",
+            f"{printable(s.model)}, {s.dimensions}" + (f", {s.vectors}" if s.vectors != "pgvector" else ""),
             str(s.chunk_tokens),
             documents,
             f"{s.chunks:,}",

@@ -59,7 +59,11 @@ async def prepare(settings: Settings | None = None, *, partitions: int | None = 
     es = connect(settings.elasticsearch)
     try:
         await create_index(
-            es, generation.keyword_index, shards=settings.elasticsearch.shards, replicas=settings.elasticsearch.replicas
+            es,
+            generation.keyword_index,
+            shards=settings.elasticsearch.shards,
+            replicas=settings.elasticsearch.replicas,
+            dimensions=generation.indexed_dimensions,
         )
         for index in sorted(indexes - {generation.keyword_index}):
             await extend_index(es, index)

@@ -22,11 +22,13 @@ from pipeline.analysis.memberships import latest, until_applied
 from pipeline.analysis.task import Services
 from pipeline.analysis.tasks import TOPICS
 from pipeline.core.conflicts import Passage, examine, passage
+from pipeline.core.graph import READ_WHOLE_ROWS
 from pipeline.core.identity import OWN_TAG
 from pipeline.core.model import Generation
 from pipeline.kafka.client import deliver
 from pipeline.ledger import conflicts, generations
 from pipeline.ledger.conflicts import Conflict, Examined, Side
+from pipeline.stores import graph
 from pipeline.stores.postgres import Connection, translated
 from topics.messages import ConflictChanged, DocumentIndexed, IdentityChanged, Message
 from topics.registry import CONFLICTS
@@ -134,7 +136,12 @@ class Conflicts:
                     connection, document_id, await self._with_common_reader(connection, document_id, document)
                 )
                 await self._announce(document, ended, "ended")
+                searchable = generation.vectors == "pgvector" or not await graph.is_above(
+                    connection, generation, READ_WHOLE_ROWS
+                )
             self._metrics.conflicts_closed.inc(len(ended))
+            if not searchable:  # this worker has no access to Elasticsearch, and the table no graph
+                return
             done = [chunk for chunk in document.chunk_ids if chunk not in set(document.new_chunk_ids)]
             for start in range(0, len(document.new_chunk_ids) or 1, READ_AT_ONCE):
                 some = document.new_chunk_ids[start : start + READ_AT_ONCE]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 from uuid import UUID
@@ -15,6 +15,7 @@ from pipeline.core.titles import embedded_title
 from pipeline.ledger.documents import Identity
 from pipeline.ledger.entry import cut, entries
 from pipeline.ledger.work import Work
+from pipeline.stores.elasticsearch import HAS_VECTOR
 
 Place = Literal["vectors", "keywords", "ledger"]
 PLACES: tuple[Place, ...] = get_args(Place)
@@ -76,13 +77,20 @@ class Print:
     derived: bytes
     """The fields that are derived from the text. They are compared only where the text can be."""
     rest: bytes
+    has_vector: bool = False
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Print:
         access = {name: entry.get(name) for name in _ACCESS}
         derived = {name: entry.get(name) for name in _DERIVED}
-        rest = {name: value for name, value in entry.items() if name not in (*_ACCESS, *_DERIVED, "text")}
-        return cls(text_hash(str(entry.get("text", ""))), _digest(access), _digest(derived), _digest(rest))
+        rest = {name: value for name, value in entry.items() if name not in (*_ACCESS, *_DERIVED, "text", HAS_VECTOR)}
+        return cls(
+            text_hash(str(entry.get("text", ""))),
+            _digest(access),
+            _digest(derived),
+            _digest(rest),
+            entry.get(HAS_VECTOR) is True,
+        )
 
 
 _ACCESS = ("tenant", "acl_tags", "required_tags", "required_count")
@@ -137,6 +145,8 @@ class Desired:
     """Whether the manifest does not belong to this text, so that ``chunks`` must not be compared."""
     building: bool = False
     """Whether the generation is being built: it will add documents that it does not track yet."""
+    vectors_in_entries: bool = False
+    """Whether keyword entries carry vectors."""
 
     @property
     def pending(self) -> bool:
@@ -151,6 +161,14 @@ class Desired:
         """Why it is pending: the errors of the stores where it failed; None: it has not failed."""
         failed = [f"{store}: {s.error}" for store, s in self.states.items() if not s.settled and s.attempts]
         return "; ".join(failed) or None
+
+    @property
+    def chunks_with_vectors(self) -> Collection[UUID]:
+        """The chunks whose keyword entries must carry vectors. Before the vectors are settled it is not known."""
+        state = self.states.get("vectors")
+        if not self.vectors_in_entries or state is None or not state.settled:
+            return ()
+        return self.chunks.keys() - state.refused
 
     @property
     def standing(self) -> Standing:
@@ -172,6 +190,7 @@ def describe(
     *,
     alive: bool,
     building: bool,
+    vectors_in_entries: bool = False,
 ) -> Desired:
     """Make the desired state of one document from its rows in the ledger. body, metadata: None: they are not stored.
     params: those of the generation."""
@@ -185,7 +204,16 @@ def describe(
             title = embedded_title(w.title, w.media_type, len(texts), params)
             stale = chunk_ids(w.identity.id, texts, title) != w.manifest.chunk_ids
     return Desired(
-        w.identity, seq, w.searchable, w.access_id, states, chunks, rotten=rotten, stale=stale, building=building
+        w.identity,
+        seq,
+        w.searchable,
+        w.access_id,
+        states,
+        chunks,
+        rotten=rotten,
+        stale=stale,
+        building=building,
+        vectors_in_entries=vectors_in_entries,
     )
 
 
@@ -241,6 +269,7 @@ def _vectors(desired: Desired, rows: Sequence[Row]) -> list[Difference]:
 
 def _keywords(desired: Desired, held: Sequence[Entry]) -> list[Difference]:
     mine = [(e, desired.chunks[e.id]) for e in held if e.id in desired.chunks]
+    carrying = desired.chunks_with_vectors
     return _named(
         "keywords",
         {
@@ -250,7 +279,9 @@ def _keywords(desired: Desired, held: Sequence[Entry]) -> list[Difference]:
             "wrong_entry": [
                 e.id
                 for e, expected in mine
-                if e.print.rest != expected.rest or (not desired.rotten and e.print.derived != expected.derived)
+                if e.print.rest != expected.rest
+                or (not desired.rotten and e.print.derived != expected.derived)
+                or (e.id in carrying and not e.print.has_vector)
             ],
             "ahead": [e.id for e, _ in mine if e.version > desired.seq],
         },

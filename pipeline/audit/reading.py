@@ -121,6 +121,7 @@ def _expected(row: Mapping[str, Any], generation: Generation) -> Desired:
         generation.params,
         alive=alive,
         building=building,
+        vectors_in_entries=generation.vectors == "elasticsearch",
     )
 
 

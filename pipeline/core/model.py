@@ -13,6 +13,9 @@ Store = Literal["vectors", "keywords"]
 STORES: tuple[Store, Store] = ("vectors", "keywords")
 Lane = Literal["live", "backfill"]
 EmbeddingProvider = Literal["local", "openai"]
+VectorIndex = Literal["pgvector", "elasticsearch"]
+"""Where the nearest vectors of a generation are searched: in an HNSW graph over its chunk table, or in its keyword
+index, whose entries then carry the vectors."""
 
 ConflictKind = Literal["number", "date", "version", "unit", "name", "negation", "duplicate", "outdated"]
 Span = tuple[int, int]
@@ -100,3 +103,9 @@ class Generation:
     """None: the settings say where the model is served."""
     calibration: Calibration | None = None
     """None: the floor of relevance was not measured yet."""
+    vectors: VectorIndex = "pgvector"
+
+    @property
+    def indexed_dimensions(self) -> int | None:
+        """The number of dimensions of the vectors that its keyword entries carry; None: they carry none."""
+        return self.dimensions if self.vectors == "elasticsearch" else None

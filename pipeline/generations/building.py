@@ -163,7 +163,7 @@ class Builder:
     async def complete(self, build: Build) -> None:
         """The graph, once over all rows (far faster than row by row; writers go on meanwhile), and the index as it is
         to be searched."""
-        if "vectors" in build.replaces:
+        if "vectors" in build.replaces and build.generation.vectors == "pgvector":
             self.progress("graph", 0, 1)
             await build_graph(self.connection, build.generation)
             self.progress("graph", 1, 1)

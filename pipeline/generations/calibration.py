@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import structlog
@@ -28,6 +28,9 @@ from pipeline.stores import graph
 from pipeline.stores.leader import lead_session
 from pipeline.stores.postgres import CALIBRATION_LOCK, Connection, translated, unlimited
 from pipeline.stores.vectors import value
+
+if TYPE_CHECKING:  # vectors workers have no access to it
+    from elasticsearch import AsyncElasticsearch
 
 log = structlog.get_logger()
 
@@ -71,13 +74,15 @@ async def calibrate(
     *,
     scorer: Scorer | None = None,
     at_once: int = AT_ONCE,
+    es: AsyncElasticsearch | None = None,
 ) -> Calibration | None:
     """Measure the floor of a generation and store it. None: it has no chunk to measure on, or the model refuses all
     questions.
 
     120 short questions are embedded, the first time another 120, whose vectors are stored with the generation; 80 are
     reranked. connection: reads vectors (pgvector's types are registered). scorer: the reranker to calibrate as well.
-    Raises Retryable and Misconfigured as the models do, and psycopg.Error.
+    es: searches the vectors of a generation that has them in its keyword index; None: all its rows are read, for each
+    question. Raises Retryable and Misconfigured as the models do, and psycopg.Error.
     """
     texts, vectors = await _sample(connection, generation)
     if not texts:
@@ -87,9 +92,10 @@ async def calibrate(
     known = await _embedded(embedder, [known_item(text, seed) for seed, text in enumerate(spread)], at_once)
     if not everyday or not known:
         return None
+    near = _Nearest(connection, generation, es)
     measured = measure(
-        [await _best_cosine(connection, generation, question) for question in everyday],
-        [await _best_cosine(connection, generation, question) for question in known],
+        [await near.best_cosine(question) for question in everyday],
+        [await near.best_cosine(question) for question in known],
     )
     calibration = Calibration(
         cosine=measured.floor,
@@ -101,7 +107,7 @@ async def calibrate(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if scorer is not None:
-        reranked = await _measure_reranker(connection, generation, scorer, everyday, known)
+        reranked = await _measure_reranker(near, scorer, everyday, known)
         calibration = replace(calibration, reranker=scorer.model, rerank=reranked.floor)
     await generations.record_calibration(connection, generation.name, calibration)
     log.info("generation_calibrated", generation=generation.name, cosine=round(calibration.cosine, 3))
@@ -174,30 +180,44 @@ _NEAREST = """
 """Through the graph, where there is one, and among the rows outside of it."""
 
 
-async def _nearest(
-    connection: Connection, generation: Generation, question: _Question, limit: int
-) -> list[tuple[str, float]]:
-    cursor = await connection.execute(
-        sql.SQL(_NEAREST).format(chunks=sql.Identifier(generation.chunk_table)),
-        {"vector": value(generation, question.vector), "limit": limit},
-    )
-    return await cursor.fetchall()
+_OF_ENTRIES = """
+    SELECT text, 1 - (embedding <=> %(vector)s) AS cosine FROM {chunks} WHERE id = ANY(%(ids)s::uuid[])
+    ORDER BY cosine DESC LIMIT %(limit)s
+"""
 
 
-async def _best_cosine(connection: Connection, generation: Generation, question: _Question) -> float:
-    nearest = await _nearest(connection, generation, question, 1)
-    return nearest[0][1] if nearest else -1.0
+@dataclass(frozen=True, slots=True)
+class _Nearest:
+    """Finds the passages of a generation that are nearest to a question."""
+
+    connection: Connection
+    generation: Generation
+    es: AsyncElasticsearch | None
+
+    async def __call__(self, question: _Question, limit: int) -> list[tuple[str, float]]:
+        """(text, cosine) of each, nearest first."""
+        chunks = sql.Identifier(self.generation.chunk_table)
+        values: dict[str, Any] = {"vector": value(self.generation, question.vector), "limit": limit}
+        if self.es is not None and self.generation.vectors == "elasticsearch":
+            from pipeline.stores import dense  # here: vectors workers need not import the client
+
+            near = await dense.nearest(self.es, self.generation, question.vector, [], limit=limit)
+            statement, values = sql.SQL(_OF_ENTRIES), values | {"ids": [entry.chunk for entry in near]}
+        else:
+            statement = sql.SQL(_NEAREST)
+        cursor = await self.connection.execute(statement.format(chunks=chunks), values)
+        return await cursor.fetchall()
+
+    async def best_cosine(self, question: _Question) -> float:
+        nearest = await self(question, 1)
+        return nearest[0][1] if nearest else -1.0
 
 
 async def _measure_reranker(
-    connection: Connection,
-    generation: Generation,
-    scorer: Scorer,
-    everyday: Sequence[_Question],
-    known: Sequence[_Question],
+    near: _Nearest, scorer: Scorer, everyday: Sequence[_Question], known: Sequence[_Question]
 ) -> Measured:
     async def best(question: _Question) -> float:
-        nearest = await _nearest(connection, generation, question, RERANKED_PASSAGES)
+        nearest = await near(question, RERANKED_PASSAGES)
         return max(await scorer.rerank(question.text, [text for text, _ in nearest]))
 
     def every(questions: Sequence[_Question]) -> Sequence[_Question]:

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.core.model import CountTokens, Generation
+from pipeline.core.model import CountTokens, Generation, VectorIndex
 from pipeline.core.titles import embedded_title, title_tokens
 from pipeline.embedding import choose
 from pipeline.embedding.port import Embedder
@@ -44,10 +44,12 @@ class Change:
     chunk_tokens: int | None = None
     price: float | None = None
     """The price of a million tokens. None: as in the settings."""
+    vectors: VectorIndex | None = None
+    """None: as in the active generation."""
 
     @property
     def asks(self) -> bool:
-        return bool(self.model) or self.chunk_tokens is not None
+        return bool(self.model) or self.chunk_tokens is not None or self.vectors is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Migration:
     async def _calibrate(self, built: Generation) -> None:
         embedder = await asyncio.to_thread(choose.for_generation, built, self._settings, self._models)
         try:
-            await calibrate(self._connection, built, embedder)
+            await calibrate(self._connection, built, embedder, es=self._builder.es)
         finally:
             await embedder.aclose()
 
@@ -192,7 +194,7 @@ class Migration:
         if not change.asks:
             raise Misconfigured(
                 "no generation is being built, and no change is given: say what should differ, with --model,"
-                " --dimensions, --chunk-tokens, … (penstock generation build --help)"
+                " --dimensions, --chunk-tokens, --vectors, … (penstock generation build --help)"
             )
         own = choose.settings_of(active, self._settings)
         base: dict[str, Any] = {"chunk_tokens": active.params.target}
@@ -236,6 +238,7 @@ class Migration:
             document_prefix=embedder.document_prefix,
             query_prefix=embedder.query_prefix,
             service=replace(service, price_per_million_tokens=change.price),
+            vectors=change.vectors or active.vectors,
         )
         if new.dimensions > MOST_DIMENSIONS:
             raise Misconfigured(f"{new.dimensions} dimensions: the graph takes {MOST_DIMENSIONS} at most")
@@ -259,7 +262,13 @@ class Migration:
             self._connection, new.chunk_table
         )  # of a run that was killed before it had a row
         await create_chunk_table(self._connection, new)
-        await create_index(self._builder.es, new.keyword_index, shards=settings.shards, refresh_interval="-1")
+        await create_index(
+            self._builder.es,
+            new.keyword_index,
+            shards=settings.shards,
+            refresh_interval="-1",
+            dimensions=new.indexed_dimensions,
+        )
         return await builds.begin(self._connection, new, active)
 
     def _price(self, new: Generation) -> float:
@@ -275,13 +284,14 @@ def _priced(generation: Generation, change: Change) -> Generation:
 
 
 def _alike(one: Generation, other: Generation) -> bool:
-    """Whether they embed and cut alike."""
-    return (one.model, one.dimensions, one.document_prefix, one.query_prefix, one.params) == (
+    """Whether they embed, cut and search alike."""
+    return (one.model, one.dimensions, one.document_prefix, one.query_prefix, one.params, one.vectors) == (
         other.model,
         other.dimensions,
         other.document_prefix,
         other.query_prefix,
         other.params,
+        other.vectors,
     )
 
 

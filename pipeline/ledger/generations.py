@@ -8,7 +8,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.model import ChunkParams, EmbeddingService, Generation
+from pipeline.core.model import ChunkParams, EmbeddingService, Generation, VectorIndex
 from pipeline.core.relevance import Calibration
 from pipeline.embedding.port import Embedder, Vectors
 from pipeline.stores.graph import create_graph
@@ -21,7 +21,7 @@ weights round differently on another family of processors (int8 against float32 
 
 _COLUMNS = (
     "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table, "
-    "keyword_index, vector_type, service, calibration"
+    "keyword_index, vector_type, service, calibration, vectors"
 )
 
 
@@ -73,6 +73,7 @@ async def ensure_first(
     *,
     index_prefix: str,
     service: EmbeddingService | None = None,
+    vectors: VectorIndex = "pgvector",
 ) -> Generation:
     """The active generation, which is created from the settings when there is none. The caller creates its index.
 
@@ -103,6 +104,7 @@ async def ensure_first(
             chunk_table="chunks_g1",
             keyword_index=f"{index_prefix}chunks-g1",
             service=service,
+            vectors=vectors,
         )
         await add(connection, generation)
         await _create_table(connection, generation)
@@ -111,13 +113,14 @@ async def ensure_first(
 
 
 async def _create_table(connection: Connection, generation: Generation) -> None:
-    """Create the chunk table with an empty graph, if there is none. (Later the vectors workers maintain the graph, but
-    their database role may not be allowed to create one.)"""
+    """Create the chunk table, if there is none, with an empty graph where its vectors are searched in it. (Later the
+    vectors workers maintain the graph, but their database role may not be allowed to create one.)"""
     cursor = await connection.execute("SELECT to_regclass(%s) IS NULL", [f'"{generation.chunk_table}"'])
     row = await cursor.fetchone()
     if row is not None and row[0]:
         await create_chunk_table(connection, generation)
-        await create_graph(connection, generation)
+        if generation.vectors == "pgvector":
+            await create_graph(connection, generation)
 
 
 async def add(connection: Connection, generation: Generation) -> None:

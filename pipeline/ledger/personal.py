@@ -540,7 +540,8 @@ PLACES: tuple[Place, ...] = (
         "generations",
         free=(
             "name state model revision dimensions input_window params document_prefix query_prefix "
-            "chunk_table keyword_index vector_type reference created_at cleared_at service since calibration everyday"
+            "chunk_table keyword_index vector_type reference created_at cleared_at service since calibration everyday "
+            "vectors"
         ),
     ),
     Place(

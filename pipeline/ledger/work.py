@@ -190,6 +190,51 @@ async def settle_vectors(
     )
 
 
+async def vectors_expected(
+    connection: Connection, generation: str, ids: Sequence[UUID], *, within_seconds: float
+) -> set[UUID]:
+    """Those of these documents whose vectors have been pending for at most ``within_seconds`` and have not failed."""
+    if not ids:
+        return set()
+    cursor = await connection.execute(
+        "SELECT document_id FROM index_state WHERE document_id = ANY(%s) AND generation = %s AND store = 'vectors'"
+        " AND seq < want_seq AND attempts = 0 AND pending_since > clock_timestamp() - make_interval(secs => %s)",
+        [list(ids), generation, within_seconds],
+    )
+    return {id_ for (id_,) in await cursor.fetchall()}
+
+
+async def reopen_for_vectors(
+    connection: Connection, generation: str, ids: Sequence[UUID], *, again_in_seconds: float
+) -> list[PendingWork]:
+    """Make the keyword entries of documents pending whose rows were written, because they carry the vectors; returns
+    all of these documents. again_in_seconds: how long the sweeper leaves them to their hints.
+
+    The caller is in the transaction that settles the vectors, and locks the states in detect's order.
+    """
+    cursor = await connection.execute(
+        """
+        WITH locked AS (
+            SELECT document_id FROM index_state
+            WHERE document_id = ANY(%(ids)s) AND generation = %(generation)s AND store = 'keywords'
+            ORDER BY document_id FOR UPDATE
+        )
+        UPDATE index_state s SET seq = least(s.seq, s.want_seq - 1),
+            pending_since = CASE WHEN s.seq < s.want_seq THEN s.pending_since ELSE clock_timestamp() END,
+            next_at = CASE WHEN s.seq < s.want_seq THEN s.next_at
+                ELSE clock_timestamp() + make_interval(secs => %(again)s) END
+        FROM locked JOIN documents d ON d.id = locked.document_id
+        WHERE s.document_id = d.id AND s.generation = %(generation)s AND s.store = 'keywords'
+        RETURNING d.id, d.tenant, d.source, d.external_id, d.lane
+        """,
+        {"ids": list(ids), "generation": generation, "again": again_in_seconds},
+    )
+    return [
+        PendingWork(Identity(id_, tenant, source, external_id), generation, lane)
+        for id_, tenant, source, external_id, lane in await cursor.fetchall()
+    ]
+
+
 async def claim(
     connection: Connection, generation: str, claims: Sequence[tuple[UUID, int, Sequence[UUID]]]
 ) -> set[UUID]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.model import Store
+from pipeline.core.model import Generation, Store
 from pipeline.generations.building import Builder, OnProgress, holds_entries, open_builder, patiently
 from pipeline.ledger import builds, generation_tables, generations
 from pipeline.ledger.builds import Build
@@ -61,6 +61,7 @@ class Rebuild:
         with translated("rebuild"):
             build = await _same_kind(self._connection, store)
             active = await generations.active(self._connection)
+            _require_own_graph(store, active)
             documents, chunks, tokens = await desired_counts(self._connection, active)
             present = min(chunks, await rows(self._connection, active.chunk_table))
         missing = chunks - present
@@ -109,6 +110,7 @@ class Rebuild:
         """A new, empty table or index, then the generation that names it."""
         builder = self._builder
         origin = await generations.active(self._connection)
+        _require_own_graph(store, origin)
         name = await builds.next_name(self._connection)
         prefix = f"{builder.settings.index_prefix}chunks-"
         while store == "keywords" and await holds_entries(builder.es, prefix + name):
@@ -122,7 +124,13 @@ class Rebuild:
             await create_chunk_table(self._connection, new)
         else:
             new = replace(new, keyword_index=prefix + name)
-            await create_index(builder.es, new.keyword_index, shards=builder.settings.shards, refresh_interval="-1")
+            await create_index(
+                builder.es,
+                new.keyword_index,
+                shards=builder.settings.shards,
+                refresh_interval="-1",
+                dimensions=new.indexed_dimensions,
+            )
         return await builds.begin(self._connection, new, origin)
 
     async def _swap(self, build: Build) -> None:
@@ -132,6 +140,16 @@ class Rebuild:
         while await patiently(self._connection, lambda: builds.cut_over(self._connection, build, before=before)):
             await self._builder.converge(build, before=before)
         self._builder.progress("swapping", 1, 1)
+
+
+def _require_own_graph(store: Store, active: Generation) -> None:
+    """Raises Misconfigured for a chunk table whose vectors are also in the keyword index: entries of both would be
+    written from rows that are not all there yet."""
+    if store == "vectors" and active.vectors != "pgvector":
+        raise Misconfigured(
+            f"the vectors of generation {active.name} are searched in Elasticsearch: `penstock rebuild keywords` makes"
+            " their graph anew, and `penstock audit --repair` missing rows"
+        )
 
 
 async def _same_kind(connection: Connection, store: Store) -> Build | None:

@@ -130,6 +130,8 @@ class GraphKeeper:
         waiting: dict[str, int] = {}
         with translated("graph"):
             for generation in (await self._generations()).values():
+                if generation.vectors != "pgvector":
+                    continue
                 try:
                     table = await self._read_table(connection, generation)
                     waiting[generation.name] = table.waiting

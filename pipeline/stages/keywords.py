@@ -9,22 +9,24 @@ does not get so far, because it died or got no answer, is recorded with the clai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from uuid import UUID
 
 import structlog
 
-from pipeline.core.diff import diff_keywords
+from pipeline.core.diff import Diff, diff_keywords
 from pipeline.core.errors import PenstockError, Poison
 from pipeline.core.identity import keyword_hash
 from pipeline.core.model import Generation, Lane
+from pipeline.embedding.port import Vectors
 from pipeline.ledger import bulks, work
 from pipeline.ledger import entry as entry_of
 from pipeline.ledger.bulks import Entry, OpenBulk
 from pipeline.ledger.work import Work
 from pipeline.observability.metrics import Metrics
+from pipeline.stages import entry_vectors
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
@@ -45,6 +47,8 @@ class _Plan:
     work: Work
     entries: Mapping[UUID, int]
     writes: tuple[Write, ...]
+    without_vector: frozenset[UUID] = frozenset()
+    """The chunks whose entries carry no vector."""
 
     @property
     def touched(self) -> tuple[UUID, ...]:
@@ -128,14 +132,11 @@ class KeywordSink(FinalStage):
             async with self._pool.connection() as connection:
                 works = await work.load(connection, generation.name, "keywords", ids)
                 works = await self._chunker.complete(connection, generation, works, "keywords")
+                works = await entry_vectors.ready(connection, generation, works)
                 if not works:
-                    return None  # all are confirmed, or the generation is retired
+                    return None  # all are confirmed or wait for their vectors, or the generation is retired
                 bodies = await work.bodies(connection, [w for w in works if w.chunk_ids])
-                plans = [
-                    _plan(generation, w, *bodies.get(w.identity.id, ("", {})))
-                    for w in works
-                    if not w.chunk_ids or w.identity.id in bodies
-                ]
+                plans = await self._plans(connection, generation, works, bodies)
                 claimed = await work.claim(
                     connection, generation.name, [(p.work.identity.id, p.work.want_seq, p.touched) for p in plans]
                 )
@@ -147,6 +148,28 @@ class KeywordSink(FinalStage):
         if not plans_claimed:
             return await self._plan(generation, ids, lost)  # something newer was accepted for all of them
         return _Claimed(plans_claimed, bulk, send_before)
+
+    async def _plans(
+        self,
+        connection: Connection,
+        generation: Generation,
+        works: Sequence[Work],
+        bodies: Mapping[UUID, tuple[str, Mapping[str, object]]],
+    ) -> list[_Plan]:
+        """Plan the documents whose texts are there. A document of which a row was deleted meanwhile is absent too."""
+        there = [w for w in works if not w.chunk_ids or w.identity.id in bodies]
+        held = await entry_vectors.held(connection, generation, [w.identity.id for w in there if w.chunk_ids])
+        diffs = [_diff(w, bodies.get(w.identity.id, ("", {}))[1], held.get(w.identity.id, ())) for w in there]
+        carrying = [
+            i for w, d in zip(there, diffs, strict=True) for i in d.diff.write if i in held.get(w.identity.id, ())
+        ]
+        vectors = await entry_vectors.of_chunks(connection, generation, carrying)
+        gone = {i for i in carrying if i not in vectors}
+        return [
+            _plan(generation, w, d, *bodies.get(w.identity.id, ("", {})), vectors)
+            for w, d in zip(there, diffs, strict=True)
+            if gone.isdisjoint(d.diff.write)
+        ]
 
     async def _apply(self, generation: Generation, claimed: _Claimed) -> set[UUID]:
         """Write, refresh and confirm. Returns the documents that the index holds as desired, or that were set aside."""
@@ -188,7 +211,9 @@ class KeywordSink(FinalStage):
                         for p in still
                         if _versions_ahead(p, outcomes)
                     }
-                    reached = [p for p in still if p.work.identity.id not in ahead]
+                    lacking = {p.work.identity.id: p.without_vector for p in still if p.without_vector}
+                    again = ahead.keys() | await entry_vectors.gained(connection, generation, lacking)
+                    reached = [p for p in still if p.work.identity.id not in again]
                     await work.confirm_keywords(
                         connection,
                         generation.name,
@@ -223,23 +248,44 @@ def _versions_ahead(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:
     return [max(o.newer_version or 0, plan.work.want_seq) for o in stale]
 
 
-def _plan(generation: Generation, w: Work, body: str, metadata: Mapping[str, object]) -> _Plan:
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """The desired entries of one document (hashes by chunk), how they differ from the confirmed ones, and which of them
+    carry no vector."""
+
+    entries: Mapping[UUID, int]
+    diff: Diff
+    without_vector: frozenset[UUID]
+
+
+def _diff(w: Work, metadata: Mapping[str, object], held: Collection[UUID]) -> _Difference:
     entries: dict[UUID, int] = {}
     if w.chunk_ids and w.manifest is not None:
         shared = keyword_hash(entry_of.common_fields(w, metadata))
         entries = {
-            chunk: keyword_hash(str(chunk), headings, shared)
+            chunk: keyword_hash(str(chunk), headings, shared, *(["vector"] if chunk in held else []))
             for chunk, headings in zip(w.chunk_ids, w.manifest.headings, strict=True)
         }
-    diff = diff_keywords(entries, w.confirmed, w.claimed)
+    without = frozenset(i for i in entries if i not in held)
+    return _Difference(entries, diff_keywords(entries, w.confirmed, w.claimed), without)
+
+
+def _plan(
+    generation: Generation,
+    w: Work,
+    difference: _Difference,
+    body: str,
+    metadata: Mapping[str, object],
+    vectors: Mapping[UUID, Vectors],
+) -> _Plan:
+    diff = difference.diff
     writing = set(diff.write)
     writes = [Write(generation.keyword_index, i, w.want_seq, None) for i in diff.delete]
     if writing:
-        writes += [
-            Write(generation.keyword_index, chunk, w.want_seq, entry)
-            for chunk, entry in entry_of.entries(w, body, metadata, only=writing)
-        ]
-    return _Plan(w, entries, tuple(writes))
+        for chunk, entry in entry_of.entries(w, body, metadata, only=writing):
+            vector = entry_vectors.fields(vectors[chunk]) if chunk in vectors else {}
+            writes.append(Write(generation.keyword_index, chunk, w.want_seq, {**entry, **vector}))
+    return _Plan(w, difference.entries, tuple(writes), difference.without_vector)
 
 
 INTERVAL_SECONDS = 30.0

@@ -8,7 +8,7 @@ table again, and its embeddings stay cached.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -20,18 +20,19 @@ from pipeline.core.errors import Misconfigured, Poison, Retryable
 from pipeline.core.model import Generation, Lane
 from pipeline.core.titles import EmbeddedChunk, embedded_title, embedding_texts
 from pipeline.embedding.port import Models, Vectors
+from pipeline.kafka.producer import Producer
 from pipeline.ledger import builds, work
 from pipeline.ledger.entry import cut
-from pipeline.ledger.work import Work
+from pipeline.ledger.work import PendingWork, Work
 from pipeline.observability.metrics import Metrics
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
-from pipeline.stages.hints import read_hint
+from pipeline.stages.hints import read_hint, send_hints
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, ModelBreaker, set_aside
 from pipeline.stages.stage import FinalStage, Incoming, used
-from pipeline.stores import graph, vectors
-from pipeline.stores.postgres import Pool, translated
+from pipeline.stores import chunk_rows, graph, vectors
+from pipeline.stores.postgres import Connection, Pool, translated
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 log = structlog.get_logger()
@@ -42,6 +43,10 @@ version's graph) each takes about 6 ms, and a revocation that needs the lock wai
 MAX_CACHED_VECTORS = 20_000
 """The most embeddings in memory that are not written yet. They are cached so that nothing is embedded, and paid for,
 twice when the database is down (at most 120 MB with 1,536 dimensions)."""
+
+
+HINTED_AGAIN_SECONDS = 30.0
+"""How long the sweeper leaves entries that shall carry vectors to the hint that is sent for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class VectorSink(FinalStage):
         generations: Callable[[], Awaitable[Mapping[str, Generation]]],
         chunker: Chunker,
         announcer: Announcer,
+        producer: Producer,
         dead: DeadLetters,
         metrics: Metrics,
         *,
@@ -80,6 +86,7 @@ class VectorSink(FinalStage):
         self._model_breaker = ModelBreaker(generations, self._set_all_aside)
         self._chunker = chunker
         self._announcer = announcer
+        self._producer = producer
         self._dead = dead
         self._metrics = metrics
         self.batch_size = batch_size
@@ -134,7 +141,7 @@ class VectorSink(FinalStage):
                 works = await self._chunker.complete(connection, generation, works, "vectors")
                 if not works:
                     return []  # all are complete, or the generation is retired and its table may have been dropped
-                present = await vectors.present(connection, generation, [w.identity.id for w in works])
+                present = await chunk_rows.present(connection, generation, [w.identity.id for w in works])
         plans = []
         for w in works:
             rows = present.get(w.identity.id, set())
@@ -265,6 +272,9 @@ class VectorSink(FinalStage):
                     if not unstamped and written | refused.get(p.work.identity.id, set()) >= set(p.missing)
                 ]
                 await work.settle_vectors(connection, generation.name, complete)
+                carried = await self._reopen_entries(connection, generation, still, {id_ for id_, *_ in complete})
+        if carried:
+            await send_hints(self._producer, [(w.identity, w.generation, w.lane) for w in carried])
         for id_, *_ in complete:
             embedded.pop(id_, None)
         for i in written:
@@ -272,6 +282,17 @@ class VectorSink(FinalStage):
         self._metrics.written.labels(sink="vectors").inc(len(written))
         self._metrics.deleted.labels(sink="vectors").inc(sum(len(p.gone) for p in still))
         return {id_ for id_, *_ in complete}
+
+    async def _reopen_entries(
+        self, connection: Connection, generation: Generation, plans: Sequence[_Plan], complete: Collection[UUID]
+    ) -> list[PendingWork]:
+        """Make the keyword entries of complete documents pending that carry vectors; returns the documents to hint."""
+        carrying = [p.work.identity.id for p in plans if p.work.chunk_ids and p.work.identity.id in complete]
+        if generation.vectors != "elasticsearch" or not carrying:
+            return []
+        return await work.reopen_for_vectors(
+            connection, generation.name, carrying, again_in_seconds=HINTED_AGAIN_SECONDS
+        )
 
 
 def _groups(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:

@@ -81,6 +81,14 @@ ADDED_FIELDS = ("keys", "analysed")
 """Fields that an index of an earlier version may lack, wholly or in part. No entry in it has them, so ``extend_index``
 adds them to the mapping of the live index."""
 
+VECTOR, HAS_VECTOR = "embedding", "embedded"
+"""The fields of an entry's vector, in a generation whose vectors are searched here."""
+OVERSAMPLE = 3.0
+"""How many times the requested number of candidates are compared by their whole vectors after the walk, which compares
+quantised ones."""
+LEAST_QUANTISED = 64
+"""The fewest dimensions that Elasticsearch quantises to one bit each."""
+
 REFRESH_INTERVAL = "30s"
 """Writers refresh explicitly before they report success (pipeline.stores.refresh). The server's own refresh serves
 changes that nobody waits for; at its default of one second it would create a needless segment each second."""
@@ -95,6 +103,33 @@ MERGE_POLICY: Mapping[str, Any] = {"deletes_pct_allowed": 40, "floor_segment": "
 rewrites the others of its segment: a higher share of deletes (the server's default: 20) rewrites fewer. A second's
 segment is smaller than the default floor of 2 MB, below which all segments count as equal, so that large ones were
 merged again and again with small ones. Entries merged for 6,000 that were written: 51,000 by default, now 22,000."""
+
+
+def mapping(dimensions: int | None) -> dict[str, Any]:
+    """The mapping of an index. dimensions: of the vectors that its entries carry; None: they carry none.
+
+    ``_source`` leaves the vectors out: the chunk table has them.
+    """
+    if dimensions is None:
+        return dict(MAPPING)
+    quantised = dimensions >= LEAST_QUANTISED
+    vector = {
+        "type": "dense_vector",
+        "dims": dimensions,
+        "index": True,
+        "similarity": "cosine",
+        "index_options": {
+            "type": "bbq_hnsw" if quantised else "hnsw",
+            "m": 16,
+            "ef_construction": 100,
+            **({"rescore_vector": {"oversample": OVERSAMPLE}} if quantised else {}),
+        },
+    }
+    return {
+        **MAPPING,
+        "_source": {"excludes": [VECTOR]},
+        "properties": {**MAPPING["properties"], VECTOR: vector, HAS_VECTOR: {"type": "boolean"}},
+    }
 
 
 def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
@@ -209,8 +244,10 @@ async def create_index(
     shards: int = 1,
     replicas: int = 0,
     refresh_interval: str = REFRESH_INTERVAL,
+    dimensions: int | None = None,
 ) -> None:
     """Make the index, unless it is there. For a bulk load: refresh_interval "-1", replicas 0, then ``tune_index``.
+    dimensions: as in ``mapping``.
 
     An index of another mapping raises Misconfigured. A template of the index's own name keeps it from ever being made
     by anything else: a late write to a dropped index fails, whatever the cluster's ``action.auto_create_index`` says,
@@ -233,12 +270,12 @@ async def create_index(
                     "similarity": SIMILARITY,
                     "analysis": ANALYSIS,
                 },
-                mappings=MAPPING,
+                mappings=mapping(dimensions),
             )
         except ApiError as error:
             if error_type(error.body) == "resource_already_exists_exception":
                 await _add_fields(es, generation_index)
-                return await _check_index(es, generation_index)
+                return await _check_index(es, generation_index, mapping(dimensions))
             if "analyzer" in str(error.body) and error.status_code == 400:
                 raise Misconfigured(
                     f"create index {generation_index}: Elasticsearch lacks an analyzer; the local one gets all of them"
@@ -272,7 +309,7 @@ async def _add_fields(es: AsyncElasticsearch, index: str) -> None:
         await es.indices.put_mapping(index=index, properties={name: MAPPING["properties"][name] for name in lacking})
 
 
-async def _check_index(es: AsyncElasticsearch, index: str) -> None:
+async def _check_index(es: AsyncElasticsearch, index: str, expected: Mapping[str, Any]) -> None:
     """Raise Misconfigured unless the existing index is as ``create_index`` would make it (shards and tuning apart)."""
     response = await es.indices.get(index=index)
     body = next(iter(response.body.values()))
@@ -280,13 +317,13 @@ async def _check_index(es: AsyncElasticsearch, index: str) -> None:
     pairs = {
         **{
             f"field {name}": (body["mappings"].get("properties", {}).get(name), field)
-            for name, field in MAPPING["properties"].items()
+            for name, field in expected["properties"].items()
         },
-        "dynamic": (body["mappings"].get("dynamic"), MAPPING["dynamic"]),
+        "dynamic": (body["mappings"].get("dynamic"), expected["dynamic"]),
         "similarity": (settings.get("similarity"), _as_strings(SIMILARITY)),
         "analysis": (settings.get("analysis"), _as_strings(ANALYSIS)),
     }
-    for extra in sorted(body["mappings"].get("properties", {}).keys() - MAPPING["properties"].keys()):
+    for extra in sorted(body["mappings"].get("properties", {}).keys() - expected["properties"].keys()):
         pairs[f"field {extra}"] = (True, None)
     different = [name for name, (theirs, ours) in pairs.items() if theirs != ours]
     if different:

@@ -59,18 +59,22 @@ async def of_equal_chunks(
     return {chunk: embeddings[id_] for chunk, id_ in equal.items() if id_ in embeddings}
 
 
-async def present(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, set[UUID]]:
-    """The ids of the chunks that stand in the table, by document."""
+async def of_ids(
+    connection: Connection, generation: Generation, ids: Sequence[UUID]
+) -> dict[UUID, NDArray[np.float32]]:
+    """The stored vectors of these chunks (float32, unit length); a chunk that has none is absent. Raises
+    psycopg.Error."""
     cursor = await connection.execute(
-        sql.SQL("SELECT document_id, id FROM {} WHERE document_id = ANY(%s)").format(
-            sql.Identifier(generation.chunk_table)
+        sql.SQL("SELECT id, embedding FROM {chunks} WHERE id = ANY(%s::uuid[])").format(
+            chunks=sql.Identifier(generation.chunk_table)
         ),
         [list(ids)],
+        binary=True,  # in text form, 1,536 numbers would be parsed one by one
     )
-    present: dict[UUID, set[UUID]] = {}
-    for document, chunk in await cursor.fetchall():
-        present.setdefault(document, set()).add(chunk)
-    return present
+    return {
+        id_: np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value, dtype=np.float32)
+        for id_, value in await cursor.fetchall()
+    }
 
 
 async def insert(connection: Connection, generation: Generation, rows: Sequence[tuple[object, ...]]) -> None:

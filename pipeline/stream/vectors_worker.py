@@ -46,6 +46,7 @@ class VectorsWorker:
             current_generations,
             Chunker(parts.counters),
             parts.announcer,
+            parts.producer,
             parts.dead,
             parts.metrics,
             batch_size=parts.batch_size("vectors"),

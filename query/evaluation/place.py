@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from pipeline.core.errors import Misconfigured
 from pipeline.core.identity import document_id
-from pipeline.core.model import ChunkParams, Generation
+from pipeline.core.model import ChunkParams, Generation, VectorIndex
 from pipeline.embedding.choose import chunk_params
 from pipeline.embedding.port import Embedder, OneModel
 from pipeline.kafka.producer import Stored
@@ -138,9 +138,11 @@ async def opened(settings: Settings, embedder: Embedder, dataset: Dataset) -> As
 
 
 @asynccontextmanager
-async def empty(settings: Settings, embedder: Embedder, name: str, params: ChunkParams) -> AsyncIterator[Place]:
-    """A database of this name and its index on the settings' servers, removed at the end. Raises Retryable when a
-    server is away, Misconfigured when we may not create a database."""
+async def empty(
+    settings: Settings, embedder: Embedder, name: str, params: ChunkParams, *, vectors: VectorIndex = "pgvector"
+) -> AsyncIterator[Place]:
+    """A database of this name and its index on the settings' servers, removed at the end. vectors: where the nearest
+    are searched. Raises Retryable when a server is away, Misconfigured when we may not create a database."""
     mine = _settings(settings, name)
     async with AsyncExitStack() as closing:
         await _create(settings.postgres, name)
@@ -149,12 +151,12 @@ async def empty(settings: Settings, embedder: Embedder, name: str, params: Chunk
         pool = await closing.enter_async_context(open_pool(mine.postgres))
         async with pool.connection() as connection:
             generation = await generations.ensure_first(
-                connection, embedder, params, index_prefix=mine.elasticsearch.index_prefix
+                connection, embedder, params, index_prefix=mine.elasticsearch.index_prefix, vectors=vectors
             )
         es = connect(mine.elasticsearch)
         closing.push_async_callback(es.close)
         closing.push_async_callback(_remove_index, es, generation.keyword_index)
-        await create_index(es, generation.keyword_index)
+        await create_index(es, generation.keyword_index, dimensions=generation.indexed_dimensions)
         yield assembled(mine, pool, es, generation, embedder)
 
 
@@ -230,7 +232,7 @@ def assembled(
             batch_size=32,
             grace_seconds=30,
         ),
-        VectorSink(pool, OneModel(embedder), known, chunker, announcer, dead, metrics, batch_size=32),
+        VectorSink(pool, OneModel(embedder), known, chunker, announcer, producer, dead, metrics, batch_size=32),  # type: ignore[arg-type]
         KeywordSink(pool, Keywords(es), known, chunker, announcer, dead, metrics, batch_size=32),
         metrics,
     )

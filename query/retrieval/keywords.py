@@ -112,7 +112,7 @@ def build(
 ) -> dict[str, Any]:
     """The whole query: access, filters and content."""
     bool_query: dict[str, Any] = {
-        "filter": [*_may_read(tenant, readable), *narrowing(filters)],
+        "filter": [*may_read(tenant, readable), *narrowing(filters)],
         "must": _content(query),
     }
     if sort != "relevance":
@@ -146,7 +146,8 @@ def _batches(values: Sequence[str]) -> list[Sequence[str]]:
     return [values[n : n + TERMS_A_CLAUSE] for n in range(0, len(values), TERMS_A_CLAUSE)]
 
 
-def _may_read(tenant: str, readable: Readable) -> Sequence[Mapping[str, Any]]:
+def may_read(tenant: str, readable: Readable) -> Sequence[Mapping[str, Any]]:
+    """The filter clauses that leave the entries which this caller may read according to the index."""
     acl = readable.acl_tags
     if not acl:
         return [{"match_none": {}}]  # a bool query without clauses would match everything

@@ -71,10 +71,17 @@ class OverlaidStores(Stores):
         self._gained = gained(overlay.entries)
 
     async def _vectors(
-        self, scope: Scope, embedding: Embedding | None, steps: Steps, limit: int, *, verified: bool
+        self,
+        scope: Scope,
+        embedding: Embedding | None,
+        steps: Steps,
+        limit: int,
+        withheld: frozenset[UUID] = frozenset(),
+        *,
+        verified: bool,
     ) -> Offer:
-        overlay = self._overlay
-        offer = await super()._vectors(scope, embedding, steps, limit + len(overlay.removed), verified=verified)
+        overlay, wider = self._overlay, limit + len(self._overlay.removed)
+        offer = await super()._vectors(scope, embedding, steps, wider, withheld, verified=verified)
         if offer.error is None and embedding is not None:
             _, vector = await asyncio.shield(embedding)
             added = [

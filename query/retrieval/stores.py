@@ -19,6 +19,7 @@ from pipeline.runtime.tasks import gather_or_cancel, time_limit
 from pipeline.stores import index_fence
 from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.postgres import Connection, Pool, translated
+from pipeline.stores.vectors import of_ids
 from query.access.callers import Caller, Readable
 from query.access.filters import Filters
 from query.access.tenant_rows import NO_TENANT, rows_of
@@ -43,8 +44,6 @@ INDEX_TRUST_SECONDS = 60.0
 to assume that the index has changed."""
 MAX_CANDIDATES_PER_ROUND = 1000
 """The most candidates that one round requests from Elasticsearch when many of them are withheld."""
-
-_NAMES: Mapping[Ranker, str] = {"vector": "pgvector", "keyword": "Elasticsearch"}
 
 Embedding = asyncio.Future[Embedded]
 
@@ -159,8 +158,8 @@ class Stores:
         """The candidates of this mode's stores, and the passages among them that may be read: ``depth`` of each store
         and one more, unless there are no more. Raises Retryable or Misconfigured when no store answers.
 
-        A store with too few readable candidates is queried again: the keyword index without the withheld ones, and the
-        vector table with a check of each row against the ledger.
+        A store with too few readable candidates is queried again: the index without the withheld ones, and the vector
+        table with a check of each row against the ledger.
         """
         rankers: tuple[Ranker, ...] = ("vector", "keyword") if question.mode == "hybrid" else (question.mode,)
         offers = {ranker: Offer(0) for ranker in rankers}
@@ -171,11 +170,14 @@ class Stores:
         async def query(ranker: Ranker) -> None:
             """Query one store and verify its candidates, concurrently with the other store."""
             if ranker in short:
+                withheld = offers[ranker].withheld
+                limit = depth + spare
+                if ranker == "keyword" or scope.generation.vectors == "elasticsearch":
+                    limit = max(limit, min(MAX_CANDIDATES_PER_ROUND, offers[ranker].limit * 4))
                 if ranker == "vector":
-                    offer = self._vectors(scope, embedding, steps, depth + spare, verified=not first)
+                    offer = self._vectors(scope, embedding, steps, limit, withheld, verified=not first)
                 else:
-                    limit = max(depth + spare, min(MAX_CANDIDATES_PER_ROUND, offers[ranker].limit * 4))
-                    offer = self._keywords(question, scope, steps, limit, offers[ranker].withheld)
+                    offer = self._keywords(question, scope, steps, limit, withheld)
                 offers[ranker] = await offer
             with steps.step("verify"):
                 new = [c for c in offers[ranker].candidates if c.chunk_id not in passages]
@@ -192,16 +194,24 @@ class Stores:
                 return offers, passages
             if perf_counter() > deadline:
                 for ranker in short:
-                    offers[ranker].mark_timed_out(_NAMES[ranker], self.timeouts.ledger)
+                    offers[ranker].mark_timed_out(_name(ranker, scope.generation), self.timeouts.ledger)
                 _require_answer(offers)
                 return offers, passages
             first = False
 
     async def _vectors(
-        self, scope: Scope, embedding: Embedding | None, steps: Steps, limit: int, *, verified: bool
+        self,
+        scope: Scope,
+        embedding: Embedding | None,
+        steps: Steps,
+        limit: int,
+        withheld: frozenset[UUID] = frozenset(),
+        *,
+        verified: bool,
     ) -> Offer:
+        """withheld: candidates of earlier rounds that the caller may not read."""
         seconds = 2 * self.timeouts.vectors
-        offer = Offer(limit)
+        offer = Offer(limit, withheld=withheld)
         try:
             if embedding is None:
                 raise Misconfigured("no embedding model is configured: only keyword search is possible")
@@ -212,19 +222,35 @@ class Stores:
                 async with self.connection(seconds, "vector search", scope.caller.tenant) as connection:
                     query = NeighbourQuery(scope.generation, scope.caller, scope.readable, scope.filters, verified)
                     scan = await self._scan(connection, query, scope.access, limit)
-                    # The kind of scan is no fact of the step: it would reveal how much the caller may not read.
-                    offer.candidates, _ = await vectors.nearest(
-                        connection,
-                        query,
-                        vector,
-                        scan,
-                        limit=limit,
-                        timeout_seconds=SCAN_TIME_SHARE * (deadline - monotonic()),
-                        tuning=self._tuning,
-                    )
+                    if scan != "index":
+                        # The kind of scan is no fact of the step: it would reveal how much the caller may not read.
+                        offer.candidates, _ = await vectors.nearest(
+                            connection,
+                            query,
+                            vector,
+                            scan,
+                            limit=limit,
+                            timeout_seconds=SCAN_TIME_SHARE * (deadline - monotonic()),
+                            tuning=self._tuning,
+                        )
+                if scan == "index":
+                    await self._indexed(scope, vector, offer)
         except PenstockError as error:
             offer.error = error
         return offer
+
+    async def _indexed(self, scope: Scope, vector: Vectors, offer: Offer) -> None:
+        """Fill an offer with the nearest passages according to the keyword index. Raises Retryable or Misconfigured."""
+        generation = scope.generation
+        async with time_limit(self.timeouts.vectors, "Elasticsearch"):
+            await self.require_index(generation)
+            query = NeighbourQuery(generation, scope.caller, scope.readable, scope.filters)
+            ids = await vectors.indexed(self._es, query, vector, excluded=offer.withheld, limit=offer.limit)
+        async with self.connection(self.timeouts.vectors, "vector search", scope.caller.tenant) as connection:
+            offer.candidates = await vectors.of_entries(connection, generation, ids, vector, limit=offer.limit)
+        if len(ids) == offer.limit:  # otherwise the index has no more
+            offer.withheld |= set(ids) - {c.chunk_id for c in offer.candidates}
+            offer.limit = len(offer.candidates)
 
     async def _scan(self, connection: Connection, query: NeighbourQuery, access: bytes, limit: int) -> Scan:
         key = query.generation.chunk_table, query.caller.tenant, access, query.filters, limit
@@ -315,11 +341,11 @@ class Stores:
             return await verify(connection, scope.generation.name, scope.caller, candidates, scope.filters)
 
     async def embeddings(self, scope: Scope, ids: Sequence[UUID]) -> dict[UUID, Vectors]:
-        """See ``query.retrieval.vectors.embeddings``."""
+        """See ``pipeline.stores.vectors.of_ids``."""
         if not ids:
             return {}
         async with self.connection(self.timeouts.vectors, "vector search", scope.caller.tenant) as connection:
-            return await vectors.embeddings(connection, scope.generation, ids)
+            return await of_ids(connection, scope.generation, ids)
 
     async def bm25_scores(
         self, scope: Scope, ids: Sequence[UUID], text: str, more: Mapping[str, float]
@@ -338,6 +364,11 @@ class Stores:
             with translated(doing):
                 async with rows_of(self._pool, tenant) as connection:
                     yield connection
+
+
+def _name(ranker: Ranker, generation: Generation) -> str:
+    """Where a ranker's candidates come from, for people."""
+    return "pgvector" if ranker == "vector" and generation.vectors == "pgvector" else "Elasticsearch"
 
 
 def _require_answer(offers: Offers) -> None:

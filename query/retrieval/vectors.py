@@ -1,4 +1,4 @@
-"""Nearest neighbours from pgvector: through the HNSW graph if the caller may read much, by an exact scan if little.
+"""Nearest neighbours from the chunk table: by its HNSW graph if the caller may read much, by an exact scan if little.
 
 The graph filters while it is walked: to find n rows if r of t rows pass, it visits about n · t / r rows. An exact scan
 reads the r rows once each, and a visit costs about as much as VISIT_COST rows. So the scan is cheaper up to
@@ -8,32 +8,38 @@ nearest rows a walk misses.) The rows that pass are those that access and the qu
 Rows that are not in the graph yet (docs/adr/0030) are read exactly, in the same statement as the walk: every row is in
 exactly one of both parts. Without a graph, all rows are read exactly.
 
+The graph of a generation can also be in its keyword index (``pipeline.stores.dense``); few rows are read exactly here
+all the same.
+
 Without filters, a walk trusts the rows' own access_id and looks nothing up. With filters, or when too many candidates
 were withheld, it checks every visited row against the ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from time import monotonic
 from typing import Any, Literal
 from uuid import UUID
 
-import numpy as np
+from elasticsearch import AsyncElasticsearch
 from psycopg import sql
 
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
+from pipeline.stores import dense
 from pipeline.stores.postgres import Connection
 from pipeline.stores.vectors import value
 from query.access.callers import Caller, Readable
-from query.access.filters import NONE, Filters, conditions, values
+from query.access.filters import NONE, Filters, clauses, conditions, values
 from query.model import Candidate
+from query.retrieval.keywords import may_read
 
-Scan = Literal["graph", "whole graph", "exact"]
-"""whole graph: a graph over all rows, as an older version created it; no row is outside of it."""
+Scan = Literal["graph", "whole graph", "exact", "index"]
+"""whole graph: a graph over all rows, as an older version created it; no row is outside of it. index: the graph in the
+keyword index."""
 
 VISIT_COST = 8
 """The cost of visiting a row in the graph, in rows of an exact scan. Measured: 22 µs for a visit and 4 µs for a row
@@ -73,9 +79,13 @@ class NeighbourQuery:
 async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: int, tuning: Tuning) -> Scan:
     """The scan for a query. It counts the rows that access and filters leave, up to where the graph is better."""
     graph, rows, per_document = await _size(connection, query.generation)
-    if graph is None:
+    most_rows = tuning.always_exact_rows
+    if query.generation.vectors == "elasticsearch":
+        graph = "index"  # which compares all entries by itself where few pass the filter
+    elif graph is None:
         return "exact"
-    most_rows = max(tuning.always_exact_rows, isqrt(VISIT_COST * OVERFETCH * limit * rows))
+    else:
+        most_rows = max(most_rows, isqrt(VISIT_COST * OVERFETCH * limit * rows))
     cursor = await connection.execute(
         sql.SQL(
             """
@@ -144,20 +154,31 @@ async def nearest(
     return candidates, scan
 
 
-async def embeddings(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, Vectors]:
-    """The stored vectors of these chunks (float32, unit length); a chunk that has none is absent. Raises
-    psycopg.Error."""
-    cursor = await connection.execute(
-        sql.SQL("SELECT id, embedding FROM {chunks} WHERE id = ANY(%s::uuid[])").format(
-            chunks=sql.Identifier(generation.chunk_table)
-        ),
-        [list(ids)],
-        binary=True,  # in text form, 1,536 numbers would be parsed one by one
+async def indexed(
+    es: AsyncElasticsearch, query: NeighbourQuery, vector: Vectors, *, excluded: Collection[UUID] = (), limit: int
+) -> list[UUID]:
+    """The chunks whose vectors in the keyword index are nearest, among those that this caller may read according to the
+    index, nearest first. Fewer than ``limit``: there are no more. excluded: chunks that an earlier round returned and
+    the ledger withheld. Raises Retryable or Misconfigured."""
+    near = await dense.nearest(
+        es,
+        query.generation,
+        vector,
+        [*may_read(query.caller.tenant, query.readable), *clauses(query.filters)],
+        excluded=[{"ids": {"values": [str(id_) for id_ in excluded]}}] if excluded else [],
+        limit=limit,
     )
-    return {
-        id_: np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value, dtype=np.float32)
-        for id_, value in await cursor.fetchall()
-    }
+    return [entry.chunk for entry in near]
+
+
+async def of_entries(
+    connection: Connection, generation: Generation, ids: Sequence[UUID], vector: Vectors, *, limit: int
+) -> list[Candidate]:
+    """Those of these chunks that have a row, compared by their whole vectors: the ``limit`` nearest, nearest first. A
+    chunk that was written or deleted a moment ago may have an entry and no row."""
+    statement = sql.SQL(_OF_ENTRIES).format(chunks=sql.Identifier(generation.chunk_table))
+    values = {"vector": value(generation, vector), "ids": list(ids), "limit": limit}
+    return await _candidates(connection, statement, values)
 
 
 async def _candidates(connection: Connection, statement: sql.Composed, values: dict[str, Any]) -> list[Candidate]:
@@ -217,6 +238,12 @@ _EXACT = """
     ) nearest ORDER BY distance, id LIMIT %(limit)s
 """
 """OFFSET 0: each distance is computed once, though it is returned and sorted by, and never through the graph."""
+_OF_ENTRIES = """
+    SELECT id, document_id, text, 1 - distance FROM (
+        SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {chunks} c
+        WHERE c.id = ANY(%(ids)s::uuid[]) OFFSET 0
+    ) nearest ORDER BY distance, id LIMIT %(limit)s
+"""
 _MINE = "d.tenant = %(tenant)s AND d.access_id = ANY(%(ids)s::bigint[]) AND d.deleted_at IS NULL"
 _IN_LEDGER = "AND EXISTS (SELECT FROM documents d WHERE d.id = c.document_id AND {mine} {filters} {listed} OFFSET 0)"
 """OFFSET 0: evaluated for each row that the walk visits. A join would first collect all rows that may be read."""

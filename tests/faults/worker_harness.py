@@ -206,7 +206,17 @@ class WorkerHarness:
             case "detect":
                 stage = Detect(pool, producer, dead, announcer, counters, metrics, batch_size=8, grace_seconds=0)
             case "vectors":
-                stage = VectorSink(pool, OneModel(embedder), known, chunker, announcer, dead, metrics, batch_size=8)  # type: ignore[arg-type]
+                stage = VectorSink(
+                    pool,
+                    OneModel(embedder),  # type: ignore[arg-type]
+                    known,
+                    chunker,
+                    announcer,
+                    producer,
+                    dead,
+                    metrics,
+                    batch_size=8,
+                )
             case "keywords":
                 stage = KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8)
         return cls(name, stage, pool, outbox, es_proxy, embedder, resources)

@@ -269,7 +269,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "keywords never catches up with the index",
         _KEYWORDS,
-        "reached = [p for p in still if p.work.identity.id not in ahead]",
+        "reached = [p for p in still if p.work.identity.id not in again]",
         "reached = still",
         (_SAFEGUARDS,),
     ),

@@ -76,7 +76,15 @@ class Twins:
         )
         self.identities = Identities(self.pool, dead)
         self.vectors = VectorSink(
-            self.pool, OneModel(WordsEmbedder()), self._generations, chunker, announcer, dead, metrics, batch_size=8
+            self.pool,
+            OneModel(WordsEmbedder()),
+            self._generations,
+            chunker,
+            announcer,
+            outbox,
+            dead,
+            metrics,
+            batch_size=8,
         )
         self.keywords = KeywordSink(
             self.pool, Keywords(self.es), self._generations, chunker, announcer, dead, metrics, batch_size=8

@@ -377,6 +377,7 @@ class World:
             g.vector_type,
             None,
             None,
+            g.vectors,
         )
         self.database.tables["generations"][GENERATION,] = {"columns": columns}
 
@@ -427,7 +428,10 @@ class World:
                 return detect, [sweeper.run()]
             case "vectors":
                 models = OneModel(Embedder(process))
-                return VectorSink(pool, models, self._generations, chunker, announcer, dead, metrics, batch_size=8), []
+                sink = VectorSink(
+                    pool, models, self._generations, chunker, announcer, process.producer, dead, metrics, batch_size=8
+                )
+                return sink, []
             case "keywords":
                 keywords = Keywords(Elasticsearch(process))
                 late = LateBulks(pool, keywords, metrics)

@@ -11,7 +11,7 @@ from bench.query_load import recalled
 from bench.selectivity import metadata
 from deploy.local.stack import Stack
 from pipeline.core.metadata_keys import key_filter
-from pipeline.core.model import ChunkParams
+from pipeline.core.model import ChunkParams, VectorIndex
 from query.access.filters import Filters
 from query.retrieval.vectors import Tuning
 from tests.support.query.library import Library
@@ -24,12 +24,20 @@ SMALL = Tuning(always_exact_rows=0)
 """The choice between the graph and an exact scan as in a collection of any size."""
 
 
+PARAMS = ChunkParams(target=100, min_tokens=40, max_tokens=128)
+
+
 @pytest.mark.slow
-async def test_recall_under_filters_of_any_selectivity(stack: Stack) -> None:
+@pytest.mark.parametrize("index", ["pgvector", "elasticsearch"])
+async def test_recall_under_filters_of_any_selectivity(stack: Stack, index: VectorIndex) -> None:
     corpus = Corpus()
     vectors = WordVectors(DIMENSIONS, corpus)
-    async with Library.create(stack, vectors, params=ChunkParams(target=100, min_tokens=40, max_tokens=128)) as library:
-        await fill(library, corpus, vectors, CHUNKS, [TENANT], metadata=metadata, keywords=False)
+    async with Library.create(stack, vectors, params=PARAMS, vectors=index) as library:
+        carried = index == "elasticsearch"
+        await fill(library, corpus, vectors, CHUNKS, [TENANT], metadata=metadata, keywords=carried)
+        everything = await library.caller(TENANT, tag("100 %"))
+        measured = await recalled(library, corpus, vectors, everything, questions=10, tuning=SMALL)
+        assert measured["recall@10"] >= LEAST, measured
         scans: set[str] = set()
         for key in ("spread", "topic"):
             for share in ("0.1 %", "1 %", "50 %"):
@@ -41,4 +49,4 @@ async def test_recall_under_filters_of_any_selectivity(stack: Stack) -> None:
                     )
                     assert measured["recall@10"] >= LEAST, (key, share, access, measured)
                     scans |= measured["scans"].keys()
-        assert scans == {"exact", "graph"}, "both ways were tried"
+        assert scans == ({"exact", "index"} if carried else {"exact", "graph"}), "both ways were tried"

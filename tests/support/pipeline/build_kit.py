@@ -135,7 +135,7 @@ class Site:
                 pool,
                 es,
                 Detect(pool, producer, dead, announcer, counters, metrics, batch_size=32, grace_seconds=60),
-                VectorSink(pool, OneModel(model), known, chunker, announcer, dead, metrics, batch_size=8),
+                VectorSink(pool, OneModel(model), known, chunker, announcer, producer, dead, metrics, batch_size=8),
                 KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8),
                 embedder,
                 store,

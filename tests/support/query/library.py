@@ -20,7 +20,7 @@ from elasticsearch import AsyncElasticsearch
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
-from pipeline.core.model import ChunkParams, Generation
+from pipeline.core.model import ChunkParams, Generation, VectorIndex
 from pipeline.embedding.port import Embedded, Embedder, Vectors
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import (
@@ -75,11 +75,17 @@ class Library:
     @classmethod
     @asynccontextmanager
     async def create(
-        cls, stack: Stack, embedder: Embedder, *, params: ChunkParams | None = None
+        cls,
+        stack: Stack,
+        embedder: Embedder,
+        *,
+        params: ChunkParams | None = None,
+        vectors: VectorIndex = "pgvector",
     ) -> AsyncIterator[Library]:
-        """An empty database and index of its own on the stack's servers."""
+        """An empty database and index of its own on the stack's servers. vectors: where the nearest are searched."""
         name = f"q{uuid.uuid4().hex[:10]}"
-        async with empty(settings_on(stack), embedder, name, params or ChunkParams(200, 80, 254)) as own:
+        params = params or ChunkParams(200, 80, 254)
+        async with empty(settings_on(stack), embedder, name, params, vectors=vectors) as own:
             yield cls.over(own, embedder)
 
     @classmethod
@@ -116,6 +122,8 @@ class Library:
     async def converge(self, *ids: UUID) -> None:
         """Both stores follow the ledger."""
         await asyncio.gather(self.vectors.converge(self.generation, ids), self.keywords.converge(self.generation, ids))
+        if self.generation.vectors == "elasticsearch":  # the hint of the vectors sink
+            await self.keywords.converge(self.generation, ids)
 
     def write_home(self, folder: Path) -> None:
         """Make ``folder`` a PENSTOCK_HOME that leads here."""

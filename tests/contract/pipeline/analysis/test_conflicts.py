@@ -111,6 +111,20 @@ async def stored(library: Library) -> int:
     return int(count)
 
 
+async def test_a_large_table_without_a_graph_is_not_read_for_each_passage(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await library.put(a := document("a.md", DAYS_30), b := document("b.md", DAYS_90))
+    await library.execute("ANALYZE")
+    await library.execute("UPDATE generations SET vectors = 'elasticsearch'")
+    with monkeypatch.context() as large:
+        large.setattr(task, "READ_WHOLE_ROWS", 0)
+        await examine(library, a, b)
+        assert await stored(library) == 0
+    await examine(library, a, b)
+    assert await stored(library) == 1
+
+
 async def test_a_contradiction_names_both_passages_and_quotes_them(library: Library) -> None:
     await indexed(library, document("a.md", DAYS_30), document("b.md", DAYS_90))
     [conflict] = await seen(library, "staff")

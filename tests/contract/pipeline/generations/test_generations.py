@@ -26,7 +26,7 @@ from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import dist
 from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.postgres import create_chunk_table
-from tests.support.pipeline.build_kit import Site, document, sections, vector
+from tests.support.pipeline.build_kit import Site, deletion, document, sections, vector
 from tests.support.pipeline.oracle import assert_equal
 from tests.support.space import Space
 
@@ -115,6 +115,39 @@ async def test_a_generation_with_other_chunk_sizes_embeds_only_the_chunks_that_d
     for table in ("index_state", "manifests"):
         assert await site.space.query(f"SELECT DISTINCT generation FROM {table}") == [("g3",)]
     await assert_equal(site.space, [changed, *short[1:], *long], vector=vector)
+
+
+async def test_vectors_move_to_elasticsearch_and_back_without_embedding(site: Site) -> None:
+    kept, edited, deleted = (document(f"{name}.md", sections(name)) for name in ("kept", "edited", "deleted"))
+    await site.put(kept, edited, deleted)
+    embedded = len(site.embedder.texts)
+    result = await build(site, Change(vectors="elasticsearch"))
+    assert (result.generation, result.ready, result.tokens) == ("g2", True, 0)
+    assert len(site.embedder.texts) == embedded
+    await site.put(changed := document("edited.md", sections("another")), deletion(deleted))
+    assert (await cutover(site)).active == "g2"
+    await assert_equal(site.space, [kept, changed], vector=vector)
+    assert await site.space.query("SELECT FROM pg_indexes WHERE indexname LIKE 'chunks_g2%%hnsw'") == []
+    with pytest.raises(Misconfigured, match="`penstock rebuild keywords` makes their graph anew"):
+        await site.run("vectors")
+    embedded = len(site.embedder.texts)
+    assert (await build(site, Change(vectors="pgvector"))).generation == "g3"
+    assert (await cutover(site)).active == "g3"
+    await assert_equal(site.space, [kept, changed], vector=vector)
+    assert len(site.embedder.texts) == embedded
+    assert await site.states() == {"g1": "retired", "g2": "previous", "g3": "active"}
+
+
+async def test_a_lost_index_with_vectors_is_rebuilt_from_the_rows(site: Site) -> None:
+    messages = [document(f"{name}.md", sections(name)) for name in ("one", "two")]
+    await site.put(*messages)
+    await build(site, Change(vectors="elasticsearch"))
+    await cutover(site)
+    embedded = len(site.embedder.texts)
+    await site.es.indices.delete(index=f"{site.space.settings.elasticsearch.index_prefix}chunks-g2")
+    assert (await site.run("keywords")).generation == "g3"
+    await assert_equal(site.space, messages, vector=vector)
+    assert len(site.embedder.texts) == embedded
 
 
 async def cutover(site: Site) -> lifecycle.Switched:

@@ -174,7 +174,7 @@ async def bench(space: Space) -> AsyncIterator[Bench]:
             generation,
             Detect(pool, producer, dead, announcer, counters, metrics, batch_size=32, grace_seconds=60),
             embedder,
-            VectorSink(pool, OneModel(model), known, chunker, announcer, dead, metrics, batch_size=8),
+            VectorSink(pool, OneModel(model), known, chunker, announcer, producer, dead, metrics, batch_size=8),
             KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8),
             KeywordSink(pool, late_store, known, chunker, announcer, dead, metrics, batch_size=8),
             late_store,

@@ -10,6 +10,7 @@ from hashlib import md5, sha256
 from typing import Any
 from uuid import UUID, uuid4
 
+import numpy as np
 import psycopg
 import pytest
 import pytest_asyncio
@@ -38,6 +39,7 @@ from pipeline.stores.postgres import (
     open_pool,
     refusal,
 )
+from pipeline.stores.vectors import of_ids
 from query.access import callers as access
 from query.access import documents as reading
 from query.access import facets, freshness, published
@@ -258,7 +260,11 @@ async def test_statements_by_id_find_no_row_of_another_tenant(place: Place) -> N
     offered = [cache.ChunkKey(chunk, document) for chunk, document in ids.chunks.items()]
     async with connected(place.query) as connection:
         await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
-        assert len(await vectors.embeddings(connection, generation, list(ids.chunks))) == mine
+        assert len(await of_ids(connection, generation, list(ids.chunks))) == mine
+        near = await vectors.of_entries(
+            connection, generation, list(ids.chunks), np.ones(generation.dimensions, dtype=np.float32), limit=1_000
+        )
+        assert len(near) == mine
         assert len(await describe(connection, generation.name, offered)) == mine  # type: ignore[arg-type]
         stories = [await story.read(connection, id_) for id_ in ids.documents]
         assert sum(story.document is not None for story in stories) == mine
