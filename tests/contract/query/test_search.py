@@ -138,12 +138,26 @@ async def test_documents_are_searchable_by_title_heading_and_identifier(library:
         assert (await ask(library, tenant, query, "staff"))[0] == expected, query
 
 
-async def test_the_current_title_is_shown_before_the_stores_have_it(library: Library, tenant: str) -> None:
-    old = document("a.md", "Text about herons.", tenant=tenant, title="Old")
-    await library.put(old)
-    await library.accept(document("a.md", old.content, tenant=tenant, title="New"))
-    response = await library.search.search("herons", await library.caller(tenant, "staff"))
-    assert [r.passage.title for r in response.results] == ["New"]
+async def test_the_current_title_of_a_long_document_is_shown_before_the_stores_have_it(
+    library: Library, tenant: str
+) -> None:
+    """A short one is embedded with its title, so that it is withheld until the stores have its new chunks."""
+    long = "\n\n".join(f"## Part {n}\n\n" + f"The heron of part {n} stands. " * 40 for n in range(12))
+    short = "Text about herons."
+
+    async def titles() -> set[tuple[str, str]]:
+        response = await library.search.search(short, await library.caller(tenant, "staff"))
+        return {(r.passage.external_id, r.passage.title) for r in response.results}
+
+    def documents(title: str) -> list[DocumentUpserted]:
+        return [document(name, text, tenant=tenant, title=title) for name, text in (("a.md", long), ("b.md", short))]
+
+    await library.put(*documents("Old"))
+    renamed = documents("New")
+    await library.accept(*renamed)
+    assert await titles() == {("a.md", "New")}
+    await library.put(*renamed)
+    assert await titles() == {("a.md", "New"), ("b.md", "New")}
 
 
 async def test_the_top_results_hold_at_most_two_passages_of_one_document(library: Library, tenant: str) -> None:
