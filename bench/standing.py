@@ -1,8 +1,10 @@
 """Measures the cost of an edit with many standing questions: ``python -m bench.standing --questions 100000``.
 
 It plants questions with random probes in an empty database of the local stack, then runs the analysis task's own
-statements for edited documents: the questions behind a passage, and those that a new chunk would invalidate. The times
-are the processor time of both processes: what others do at that time does not count.
+statements for edited documents: the questions behind a passage, and those whose context a new chunk would enter, by its
+meaning and by its words. The words are those of ``bench.prose``, of which there are 2,000: in a larger vocabulary, a
+chunk has words of fewer questions. The times are the processor time of both processes: what others do at that time
+does not count.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -22,6 +25,7 @@ import psutil
 import typer
 from pgvector import HalfVector
 
+from bench.prose import WORDS_A_CHUNK, sentences, text
 from cli.stack import local_stack
 from pipeline.core.model import ChunkParams
 from pipeline.embedding.port import Embedded, Vectors
@@ -29,10 +33,13 @@ from pipeline.runtime.settings import ElasticsearchSettings, PostgresSettings, l
 from query.evaluation.place import Place, empty
 from query.standing import task
 from query.standing.probe import make
+from query.standing.words import words_of
 
 TENANT = "acme"
 PASSAGES = 8
 """The passages behind one answer."""
+COVERAGE = 0.75
+"""The least share of a question's words that a relevant passage has (``pipeline.core.relevance``)."""
 TOPICS = 1_000
 """Questions and chunks lie around so many directions, as those of a real collection do."""
 
@@ -81,11 +88,11 @@ async def measure(questions: int, documents: int, dimensions: int, rounds: int) 
 
 
 async def _plant(place: Place, questions: int, documents: int, dimensions: int) -> Any:
-    random = np.random.default_rng(7)
-    topics = random.standard_normal((TOPICS, dimensions))
+    dice = np.random.default_rng(7)
+    topics = dice.standard_normal((TOPICS, dimensions))
 
     def near(count: int) -> Any:
-        vectors = topics[random.integers(0, TOPICS, count)] + 0.8 * random.standard_normal((count, dimensions))
+        vectors = topics[dice.integers(0, TOPICS, count)] + 0.8 * dice.standard_normal((count, dimensions))
         return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
     async with place.pool.connection() as connection:
@@ -105,20 +112,23 @@ async def _plant(place: Place, questions: int, documents: int, dimensions: int) 
         await connection.execute("DROP INDEX standing_probes_g1")  # built at once below, which takes a minute, not ten
         ids = [uuid.uuid4() for _ in range(questions)]
         probes = near(questions)
-        floors = random.uniform(0.45, 0.75, questions)
+        floors = dice.uniform(0.45, 0.75, questions)
         async with connection.cursor().copy(
             "COPY standing_questions (tenant, id, principal, question, request, sentences, generation, probe,"
-            " probe_generation) FROM STDIN"
+            " probe_generation, words, names, anchors, words_floor) FROM STDIN"
         ) as copy:
-            for id_, probe, floor in zip(ids, probes, floors, strict=True):
-                text = make(probe, floor).to_text()
-                sentences = json.dumps([{"text": "It is so.", "cites": [n]} for n in range(1, PASSAGES + 1)])
-                await copy.write_row([TENANT, id_, "u", "q", "{}", sentences, "g1", text, "g1"])
+            for number, (id_, probe, floor) in enumerate(zip(ids, probes, floors, strict=True)):
+                planted = make(probe, floor).to_text()
+                question = _question(number)
+                words = words_of(TENANT, question, (), is_full=False, coverage=COVERAGE)
+                of_words = (list(words.words), list(words.names), list(words.anchors), words.floor)
+                cited = json.dumps([{"text": "It is so.", "cites": [n]} for n in range(1, PASSAGES + 1)])
+                await copy.write_row([TENANT, id_, "u", question, "{}", cited, "g1", planted, "g1", *of_words])
         async with connection.cursor().copy(
             "COPY standing_passages (tenant, question_id, n, chunk_id, document_id) FROM STDIN"
         ) as copy:
             for id_ in ids:
-                for n, of in enumerate(random.integers(0, documents, PASSAGES), 1):
+                for n, of in enumerate(dice.integers(0, documents, PASSAGES), 1):
                     await copy.write_row([TENANT, id_, n, uuid.uuid4(), _document(int(of))])
         chunks = near(documents)
         async with connection.cursor().copy(
@@ -126,12 +136,19 @@ async def _plant(place: Place, questions: int, documents: int, dimensions: int) 
         ) as copy:
             at = datetime.now(UTC) + timedelta(minutes=1)
             for n, vector in enumerate(chunks):
-                await copy.write_row([_chunk(n), _document(n), 1, at, "t", HalfVector(vector).to_text()])
+                await copy.write_row(
+                    [_chunk(n), _document(n), 1, at, text(n, WORDS_A_CHUNK), HalfVector(vector).to_text()]
+                )
         await connection.execute("SELECT prepare_probes('g1', %s)", [dimensions])
         await connection.commit()
         for table in ("standing_questions", "standing_passages", "documents", place.generation.chunk_table):
             await connection.execute(f"ANALYZE {table}".encode())
     return (probes, floors, chunks)
+
+
+def _question(number: int) -> str:
+    dice = random.Random(f"question {number}")
+    return " ".join(dice.sample(dice.choice(sentences()).split(), 5) + dice.sample(dice.choice(sentences()).split(), 5))
 
 
 def _document(n: int) -> uuid.UUID:
@@ -164,14 +181,20 @@ async def _edits(place: Place, vectors: Any, documents: int, rounds: int) -> dic
         async def entered(n: int) -> Any:
             return await task._nearest(connection, place.generation, TENANT, [(_chunk(n), _document(n))])
 
+        async def shared_words(n: int) -> Any:
+            return await task._with_its_words(connection, place.generation, TENANT, [_chunk(n)])
+
         by_document, concerned = await cpu(behind)
         by_probe, entering = await cpu(entered)
+        by_words, sharing = await cpu(shared_words)
     exact = [(probes @ chunks[n] > floors).sum() for n in range(rounds)]
     return {
         "passages_ms": _spread(by_document),
         "questions_of_a_document": median(len(rows) for rows in concerned),
         "new_chunk_ms": _spread(by_probe),
         "questions_of_a_new_chunk": median(len(rows) for rows in entering),
+        "words_of_new_chunk_ms": _spread(by_words),
+        "questions_of_its_words": median(len(rows) for rows in sharing),
         "recall": round(sum(map(len, entering)) / max(1, sum(min(task.NEAREST, int(count)) for count in exact)), 3),
     }
 

@@ -46,7 +46,8 @@ PATIENT: dict[str, Any] = {"search_seconds": 300, "waiting_seconds": 60}
 
 
 class Model(FakeOpenAI):
-    """Each model puts the same texts elsewhere. A text in ``near`` lies where another one does."""
+    """Each model puts the same texts elsewhere. A text in ``near`` lies where another one does. The title in the line
+    before a passage changes nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(model=f"model-{name}", dimensions=DIMENSIONS[name], api_key=f"key-{name}")
@@ -57,6 +58,7 @@ class Model(FakeOpenAI):
         self.open.set()
 
     def vector(self, text: str, dimensions: int | None = None) -> NDArray[np.float32]:
+        text = text.partition("\n")[2] or text
         return super().vector(f"{self.model} {self.near.get(text, text)}", dimensions)
 
     async def answer(self, request: web.Request) -> web.Response:
