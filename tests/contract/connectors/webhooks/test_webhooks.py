@@ -621,6 +621,8 @@ async def test_events_that_nobody_takes_are_deleted_after_their_days(site: Site)
         await site.until_waiting(name, (2, 0))
         async with site.bench.pool.connection() as connection:
             await ledger.pause(connection, name, "paused by a test")
+        # In a transaction of its own: the worker locks events before their webhook.
+        async with site.bench.pool.connection() as connection:
             await connection.execute(
                 "UPDATE webhook_deliveries SET created_at = now() - interval '15 days' WHERE webhook = %s"
                 " AND event::json->>'external_id' = 'old'",

@@ -48,7 +48,7 @@ async def _empty(library: Library, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     monkeypatch.setattr(task, "SHARE", 1.0)
     sent.clear()
     yield
-    for table in ("conflicts", "conflict_examined", "chunks_g1", "manifests"):
+    for table in ("conflicts", "conflict_examined", "chunks_g1", "manifests", "memberships"):
         await library.execute(f"DELETE FROM {table}")
     await library.execute("UPDATE documents SET deleted_at = now()")
 
@@ -212,7 +212,6 @@ async def test_a_person_with_both_memberships_is_a_common_reader(library: Librar
     assert await seen(library, "board") == []
     assert await seen(library, "staff") == []
     assert len(await seen(library, "board", "staff")) == 1
-    await library.execute("DELETE FROM memberships")
 
 
 async def test_a_conflict_is_hidden_as_soon_as_a_side_may_not_be_read(library: Library) -> None:

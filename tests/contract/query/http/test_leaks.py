@@ -7,6 +7,7 @@ Seeds are fixed, and one more is drawn at each run; a failure prints the world's
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from copy import deepcopy
@@ -219,11 +220,17 @@ class Asking:
         self.conflict_count += len(shown)
 
     async def judge(self) -> None:
-        """Store a golden question for one document of each world."""
+        """Store a golden question for one document of each world. The question is the document's own text, and most
+        callers may read it, so that its deletion is a finding."""
         for world in self.worlds:
-            key = self.dice.choice(sorted(self.models[id(world)]._documents))
+            model = self.models[id(world)]
+            readers = Counter(
+                key for caller in self.everybody if caller.world is world for key in model.readable(caller.asker)
+            )
+            content = {living.key: living.content for living in model.living()}
+            key = max(sorted(content), key=lambda key: readers[key])
             self.judged[id(world)] = key
-            golden = Golden(key[0], self.questions[id(world)], (Judged(key[1], key[2]),))
+            golden = Golden(key[0], content[key], (Judged(key[1], key[2]),))
             async with self.paths.library.pool.connection() as connection:
                 await judgements.store(connection, golden)
 
