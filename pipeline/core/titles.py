@@ -80,11 +80,23 @@ def _header(title: str) -> str:
 
 def _fitting(title: str, room: int, counts: dict[str, int], count_tokens: CountTokens) -> str:
     """The line with this title, without its last words where it has more tokens than there is room for. counts: those
-    of lines that were counted before, to which it adds."""
-    header = _header(title)
-    while counts[header] > room and header:
-        title = title.rpartition(" ")[0].rstrip()
-        header = _header(title)
+    of lines that were counted before, to which it adds. A title of thousands of words is counted a dozen times."""
+    whole = _header(title)
+    if counts[whole] <= room:
+        return whole
+    words = title.split(" ")
+    fitting, too_many = 0, len(words)
+    while too_many - fitting > 1:
+        number = (fitting + too_many) // 2
+        header = _beginning(words, number)
         if header not in counts:
             [counts[header]] = count_tokens([header])
-    return header
+        if counts[header] <= room:
+            fitting = number
+        else:
+            too_many = number
+    return _beginning(words, fitting)
+
+
+def _beginning(words: Sequence[str], number: int) -> str:
+    return _header(" ".join(words[:number]).rstrip())

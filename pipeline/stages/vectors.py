@@ -7,6 +7,7 @@ table again, and its embeddings stay cached.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -173,7 +174,8 @@ class VectorSink(FinalStage):
         if not unique:
             return  # the table had all of them, or their documents have changed: the next round loads the new ones
         model = await self._models.of(generation)
-        texts, tokens = embedding_texts(unique, generation, self._chunker.counters(generation))
+        count_tokens = self._chunker.counters(generation)
+        texts, tokens = await asyncio.to_thread(embedding_texts, unique, generation, count_tokens)
         try:
             result = await model.embed_documents(texts)
         except (Retryable, Misconfigured) as error:

@@ -67,6 +67,21 @@ def test_a_title_that_does_not_fit_into_the_window_loses_its_last_words() -> Non
     assert embedded("one two three four", "text", WINDOW) == "text"
 
 
+def test_a_title_of_thousands_of_words_is_counted_a_dozen_times() -> None:
+    """Its author kept the worker from the documents of all tenants for seconds with each document."""
+    counted: list[str] = []
+
+    def counting(texts: Sequence[str]) -> list[int]:
+        counted.extend(texts)
+        return count_tokens(texts)
+
+    words = ["word"] * 2_000
+    roomy = generation(input_window=1_000, document_prefix="")
+    [made], _ = embedding_texts([EmbeddedChunk(" ".join(words), "text", 100)], roomy, counting)
+    assert made == f"{' '.join(words[:900])}\ntext"
+    assert len(counted) < 15
+
+
 def test_each_title_is_counted_once() -> None:
     counted: list[str] = []
 
