@@ -12,7 +12,7 @@ MAX_REASON_CHARACTERS = 300
 MIN_SECRET_CHARACTERS = 4
 """Shorter values of the configuration are words such as a unit, and not replaced in messages."""
 HEAD_BYTES = 4_096
-"""The beginning of an oversize message, in which the name of its stream is looked for."""
+"""The beginning of a message that cannot be read, in which the name of its stream is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,15 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Oversize:
-    """A message that is too long to be read."""
+class Unstorable:
+    """A message that cannot be read, and is not skipped: it may be a record."""
 
     stream: str | None
     """The name of its stream, if it is known."""
+    reason: str
 
 
-Message = Record | State | Status | Failure | Configuration | Catalog | Specification | Connection | Oversize
+Message = Record | State | Status | Failure | Configuration | Catalog | Specification | Connection | Unstorable
 
 
 class Broken(Exception):
@@ -104,19 +105,19 @@ class Lines:
         self._parts: list[bytes] = []
         self._size = 0
 
-    def feed(self, chunk: bytes) -> Iterator[bytes | Oversize]:
+    def feed(self, chunk: bytes) -> Iterator[bytes | Unstorable]:
         *complete, rest = chunk.split(b"\n")
         for end in complete:
             self._add(end)
             yield from self.finish()
         self._add(rest)
 
-    def finish(self) -> Iterator[bytes | Oversize]:
+    def finish(self) -> Iterator[bytes | Unstorable]:
         """Yield the line that has no end yet, if there is one."""
         line = b"".join(self._parts)
         if self._size > self._max:
-            if _may_be_content(line[:HEAD_BYTES]):
-                yield Oversize(_stream_in(line[:HEAD_BYTES]))
+            if unstorable := _unstorable(line, "is larger than max_record_bytes"):
+                yield unstorable
         elif line.strip():
             yield line
         self._parts, self._size = [], 0
@@ -130,15 +131,14 @@ class Lines:
                 self._parts = [b"".join(self._parts)[:HEAD_BYTES]]
 
 
-def _may_be_content(head: bytes) -> bool:
-    """Return whether an oversize line may be anything but a line of a log."""
+def _unstorable(line: bytes, reason: str) -> Unstorable | None:
+    """Return None for a line of a log."""
+    head = line[:HEAD_BYTES]
     kind = re.search(rb'"type"\s*:\s*"([A-Z_]+)"', head)
-    return head.lstrip().startswith(b"{") and (kind is None or kind[1] != b"LOG")
-
-
-def _stream_in(head: bytes) -> str | None:
-    match = re.search(rb'"stream"\s*:\s*"([^"\\]*)"', head)
-    return match[1].decode("utf-8", "replace") if match else None
+    if not head.lstrip().startswith(b"{") or (kind is not None and kind[1] == b"LOG"):
+        return None
+    stream = re.search(rb'"stream"\s*:\s*"([^"\\]*)"', head)
+    return Unstorable(stream[1].decode("utf-8", "replace") if stream else None, f"a record {reason}")
 
 
 def parsed(line: bytes) -> Message | None:
@@ -147,8 +147,10 @@ def parsed(line: bytes) -> Message | None:
         return None  # a library prints
     try:
         message = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise Broken("a message is no JSON: two parts of the program may have written at once") from error
+    except (ValueError, RecursionError):  # whoever wrote one value must not stop the reading of all
+        return _unstorable(line, "is nested too deeply, or has a number of too many digits")
     try:
         return _message(message)
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from connectors.airbyte.messages import Broken, Lines, Message, Oversize, parsed
+from connectors.airbyte.messages import Broken, Lines, Message, Unstorable, parsed
 from connectors.airbyte.options import AirbyteOptions
 from pipeline.core.errors import Misconfigured, Retryable
 
@@ -105,10 +105,10 @@ def _written(files: Mapping[str, Any], folder: Path) -> Iterator[str]:
         yield from (f"--{option}", str(path))
 
 
-def _parsed(lines: Iterator[bytes | Oversize]) -> Iterator[Message]:
+def _parsed(lines: Iterator[bytes | Unstorable]) -> Iterator[Message]:
     for line in lines:
         try:
-            message = line if isinstance(line, Oversize) else parsed(line)
+            message = line if isinstance(line, Unstorable) else parsed(line)
         except Broken as error:
             raise Ended(f"{error}; what was read since the last state is read again") from error
         if message is not None:

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
-from connectors.airbyte.messages import Oversize, Record, State, StreamName, value_at
+from connectors.airbyte.messages import Record, State, StreamName, Unstorable, value_at
 from connectors.airbyte.options import StreamOptions, Sync
 from connectors.row_file import open_rows
 from connectors.rows import Row, Template, external_id, is_true
@@ -157,7 +157,7 @@ class RecordsFile:
             return list(streams)
         return due
 
-    def fold(self, run: int, messages: Iterable[Record | State | Oversize]) -> None:
+    def fold(self, run: int, messages: Iterable[Record | State | Unstorable]) -> None:
         """Store records, and the states that they follow."""
         with self._using, self._database() as file:
             file.execute("BEGIN")
@@ -168,10 +168,10 @@ class RecordsFile:
                         change = self._store(file, message, run, change)
                     case State():
                         self._hold(message)
-                    case Oversize():
+                    case Unstorable():
                         labels = [stream.label for name, stream in self._streams.items() if name.name == message.stream]
                         for label in labels or [ALL]:
-                            self._refuse(file, label, "a record is larger than max_record_bytes")
+                            self._refuse(file, label, message.reason)
             self._set(file, "change", change)
             file.execute("COMMIT")
 
@@ -186,8 +186,9 @@ class RecordsFile:
         self._shown |= {stream.label, ALL}
         try:
             id_, row = self._row(stream, record.data)
-        except _Refused as error:
-            self._refuse(file, stream.label, str(error))
+        except (_Refused, RecursionError) as error:
+            reason = str(error) if isinstance(error, _Refused) else "a record is nested too deeply"
+            self._refuse(file, stream.label, reason)
             return change
         stored = file.execute("SELECT row FROM records WHERE id = ?", [id_]).fetchone()
         if stored == (row,) or (stored is None and row is None):

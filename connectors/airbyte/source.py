@@ -16,12 +16,12 @@ from connectors.airbyte.messages import (
     Connection,
     Failure,
     Message,
-    Oversize,
     Record,
     Specification,
     State,
     Status,
     StreamName,
+    Unstorable,
     configured,
     has_field,
     primary_key,
@@ -299,7 +299,7 @@ class Airbyte(SmallSource):
                     for message in messages:
                         if isinstance(message, Status | Failure):
                             reading.note(message)
-                    stored = [message for message in messages if isinstance(message, Record | State | Oversize)]
+                    stored = [message for message in messages if isinstance(message, Record | State | Unstorable)]
                     if stored:
                         await asyncio.to_thread(self._file.fold, run, stored)
         except Ended as error:

@@ -32,6 +32,10 @@ KEEPALIVE: dict[str, Any] = {
     "prepare_threshold": None,  # a pooler may give each transaction another session
 }
 """Arguments of psycopg. A server that is gone without a word is noticed after a minute."""
+TIMES = ("date", "time", "timetz", "timestamp", "timestamptz", "interval")
+"""Types of Postgres with values that Python's do not have."""
+FIRST_TIME, LAST_TIME = datetime(1, 1, 3), datetime(9999, 12, 29)
+"""The calendar of Python, in any time zone."""
 
 
 class Table:
@@ -72,7 +76,7 @@ class Table:
         assert self._options.changed is not None
         source = self._source([*columns, self._options.changed])
         changed, keys = source.c[self._options.changed], [source.c[name] for name in self._options.id]
-        statement = sa.select(source).where(*(column.is_not(None) for column in (changed, *keys)))
+        statement = sa.select(source).where(*(key.is_not(None) for key in keys), *self._is_time(changed))
         if after is not None:
             statement = statement.where(_greater([changed, *keys], after))
         elif since is not None:
@@ -83,13 +87,20 @@ class Table:
         """Return the latest value of the column ``changed``, or None."""
         assert self._options.changed is not None
         changed = self._source([self._options.changed]).c[self._options.changed]
-        return self._rows(sa.select(sa.func.max(changed).label("newest")))[0]["newest"]
+        return self._rows(sa.select(sa.func.max(changed).label("newest")).where(*self._is_time(changed)))[0]["newest"]
 
     def memberships(self) -> list[tuple[Any, Any]]:
         """Return the rows of ``members_query``: tag and principal."""
         assert self._options.members_query is not None
         source = _subquery(self._options.members_query, ["tag", "principal"])
         return [(row["tag"], row["principal"]) for row in self._rows(sa.select(source))]
+
+    def _is_time(self, changed: sa.ColumnElement[Any]) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions under which a time of change can be continued from. Rows with another one are left to
+        listings."""
+        if self._dialect != "postgresql":
+            return [changed.is_not(None)]
+        return [changed >= _value(FIRST_TIME), changed <= _value(LAST_TIME)]
 
     def _source(self, columns: Sequence[str]) -> sa.FromClause:
         names = list(dict.fromkeys(columns))
@@ -137,9 +148,7 @@ def _engine(dsn: str, connections: int) -> Engine:
             hide_parameters=True,
         )
         if is_psycopg:
-            from psycopg.types.json import set_json_loads
-
-            sa.event.listen(engine, "connect", lambda connection, _: set_json_loads(_json, connection))
+            sa.event.listen(engine, "connect", lambda connection, _: _read_any_value(connection))
         return engine
     except NoSuchModuleError as error:
         raise Misconfigured("dsn: SQLAlchemy knows no such database: install its dialect, or correct dsn") from error
@@ -149,9 +158,31 @@ def _engine(dsn: str, connections: int) -> Engine:
         raise Misconfigured("dsn: write an address such as postgresql://user:password@host/database") from error
 
 
+def _read_any_value(connection: Any) -> None:
+    """Let a value that Python refuses concern its own row: psycopg's readers would end the reading of all."""
+    from psycopg import DataError
+    from psycopg.types import datetime as times
+    from psycopg.types.json import set_json_loads
+
+    def of_any_time(loader: Any) -> Any:
+        class Loader(loader):  # type: ignore[misc]
+            def load(self, data: Any) -> Any:
+                try:
+                    return super().load(data)
+                except (DataError, OverflowError):
+                    return NoValue("holds a time that cannot be read, such as infinity or one beyond the year 9999")
+
+        return Loader
+
+    set_json_loads(_json, connection)
+    for name in TIMES:
+        for form in ("", "Binary"):
+            loader = getattr(times, f"{name.capitalize()}{form}Loader")
+            connection.adapters.register_loader(name, of_any_time(loader))
+
+
 def _json(text: str | bytes) -> Any:
-    """Return the value of a column of JSON. One that Python refuses (nested a thousand times, a number of 5,000 digits)
-    concerns its own row: psycopg's reader would end the reading of all."""
+    """Return the value of a column of JSON, unless it is nested a thousand times or has a number of 5,000 digits."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -308,11 +308,19 @@ def _below(root: str, path: str) -> str:
     return f"{root}/{path}" if path else root
 
 
+def _time(seconds: float) -> datetime | None:
+    """Return None for times outside of the calendar, which whoever writes a file can give it."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
 def _stored(path: str, entry: Mapping[str, Any]) -> StoredObject:
     etag = next((entry[key] for key in ETAGS if entry.get(key)), None)
     modified = next((entry[key] for key in TIMES if entry.get(key) is not None), None)
     if isinstance(modified, int | float):
-        at: datetime | None = datetime.fromtimestamp(modified, UTC)
+        at = _time(modified)
     elif isinstance(modified, datetime):
         at = modified if modified.tzinfo else modified.replace(tzinfo=UTC)
     else:

@@ -287,6 +287,22 @@ async def test_a_huge_record_is_refused_with_one_line_and_deletes_nothing(desk: 
     assert "max_record_bytes" not in runner.status
 
 
+@pytest.mark.parametrize("value", ["[" * 1_500 + "]" * 1_500, "[" * 700 + "]" * 700, "1" * 5_000])
+async def test_a_record_that_python_refuses_stops_no_other(desk: Desk, value: str) -> None:
+    """The author of one value stopped the reading of all streams, and so every revocation in them."""
+    desk.put("a", "b", "c")
+    edit = desk.folder / "edit.sed"
+    edit.write_text(f's/"VALUE"/{value}/')
+    program = f'{sys.executable} {airbyte.__file__} "$@" | sed -f {edit}'
+    runner = desk.runner(FULL, program=["sh", "-c", program, "sh"])
+    await runner.full()
+    desk.put("b", team="VALUE")
+    desk.put("c", team={"name": "others"})
+    await runner.changes()
+    assert runner.published["notes/c"].acl_tags == ["others"]
+    assert [line for line in runner.status.splitlines() if "records of stream notes" in line]
+
+
 async def test_a_record_without_its_key_is_refused_and_the_others_are_read(desk: Desk) -> None:
     desk.put("a", "b")
     desk.put("c", id=None)

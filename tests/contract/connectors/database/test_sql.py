@@ -211,6 +211,43 @@ async def test_json_that_python_refuses_denies_its_row_and_no_other(desk: Desk, 
     assert denied.code == "bad_access"
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("timestamptz", "infinity"),
+        ("timestamptz", "20210-05-01 00:00Z"),
+        ("timestamp", "-infinity"),
+        ("date", "0044-03-15 BC"),
+        ("time", "24:00"),
+        ("interval", "10000000 years"),
+    ],
+)
+async def test_a_time_that_python_does_not_have_denies_its_row_and_no_other(desk: Desk, kind: str, value: str) -> None:
+    """The author of one value stopped the reading of all rows, and so every revocation among them."""
+    desk.run(f"ALTER TABLE tickets ADD due {kind}")
+    desk.fill(4)
+    desk.run(f"UPDATE tickets SET due = '{value}'::{kind} WHERE id = 2")
+    source = desk.source(acl=["team"], deleted="due")
+    read = await everything(source)
+    assert {id_ for id_, entry in read.items() if isinstance(entry, Document)} == {"1", "3", "4"}
+    assert isinstance(read["2"], Unreadable)
+    assert read["2"].acl_tags == ()
+
+
+@pytest.mark.parametrize("kind", ["timestamptz", "timestamp"])
+async def test_polls_continue_behind_rows_whose_time_of_change_python_does_not_have(desk: Desk, kind: str) -> None:
+    desk.run(f"ALTER TABLE tickets ALTER edited TYPE {kind}")
+    desk.fill(3)
+    desk.run("UPDATE tickets SET edited = 'infinity' WHERE id = 1")
+    desk.run("UPDATE tickets SET edited = '-infinity' WHERE id = 2")
+    source = desk.source(changed="edited", overlap_seconds=0)
+    cursor = await source.start()
+    desk.run("UPDATE tickets SET body = 'x', edited = clock_timestamp() WHERE id = 3")
+    entries, _ = await changed(source, cursor)
+    assert set(entries) == {"3"}
+    assert set(await listing(source)) == {"1", "2", "3"}
+
+
 async def test_a_poll_reads_what_changed_and_what_is_marked_as_deleted(desk: Desk) -> None:
     desk.fill(5)
     source = desk.source(changed="edited", deleted="gone_at", revision="edited", overlap_seconds=0)

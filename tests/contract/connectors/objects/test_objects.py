@@ -13,6 +13,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from connectors.declared import options
 from connectors.objects.source import Objects
@@ -298,6 +299,22 @@ async def test_a_name_that_is_not_utf_8_is_left_out_and_no_other(desk: Desk) -> 
     source = desk.source()
     assert list(await listing(source)) == ["a/b.md"]
     assert await one(source, os.fsdecode(b"a/caf\xe9.md")) == Gone(os.fsdecode(b"a/caf\xe9.md"))
+
+
+@pytest.mark.parametrize("desk", ["file"], indirect=True)
+async def test_a_file_whose_time_is_outside_of_the_calendar_stops_no_other(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several file systems keep any number that a writer gives a file as its time."""
+    desk.put("a.md")
+    desk.put("b.md")
+    info = LocalFileSystem.info
+    monkeypatch.setattr(LocalFileSystem, "info", lambda fs, path, **more: {**info(fs, path, **more), "mtime": 1e14})
+    source = desk.source()
+    assert sorted(await listing(source)) == ["a.md", "b.md"]
+    document = await one(source, "a.md")
+    assert isinstance(document, Document)
+    assert document.source_modified_at is None
 
 
 @pytest.mark.slow

@@ -14,17 +14,19 @@ from connectors.airbyte.messages import (
     Configuration,
     Failure,
     Lines,
-    Oversize,
     Record,
     State,
     Status,
     StreamName,
+    Unstorable,
     has_field,
     parsed,
     state_file,
     value_at,
     without_secrets,
 )
+
+TOO_LARGE = "a record is larger than max_record_bytes"
 
 
 def line(kind: str, **content: Any) -> bytes:
@@ -80,7 +82,6 @@ def test_messages_are_understood(raw: bytes, message: object) -> None:
         line("RECORD", record={"stream": "s", "data": [1]}),
         line("STATE", state={}),
         line("RECORD"),
-        b'{"a": ' + b"[" * 100_000,
     ],
 )
 def test_a_broken_message_is_an_error_that_does_not_quote_it(raw: bytes) -> None:
@@ -102,14 +103,23 @@ def test_lines_are_the_same_however_they_arrive(parts: list[bytes], data: st.Dat
         at += size
     received += lines.finish()
     fitting = [part for part in parts if (part.strip() if len(part) <= 20 else part.lstrip().startswith(b"{"))]
-    expected = [part if len(part) <= 20 else Oversize(None) for part in fitting]
+    expected = [part if len(part) <= 20 else Unstorable(None, TOO_LARGE) for part in fitting]
     assert received == expected
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "1" * 5_000])
+def test_a_record_that_python_refuses_is_not_one_of_a_broken_program(value: str) -> None:
+    raw = f'{{"type": "RECORD", "record": {{"stream": "notes", "data": {{"id": 1, "body": {value}}}}}}}'
+    message = parsed(raw.encode())
+    assert isinstance(message, Unstorable)
+    assert message.stream == "notes"
+    assert parsed(f'{{"type": "LOG", "log": {{"message": {value}}}}}'.encode()) is None
 
 
 def test_of_an_oversize_record_the_stream_is_known() -> None:
     raw = line("RECORD", record={"stream": "notes", "data": {"body": "x" * 5_000}})
     lines = Lines(1_024)
-    assert [*lines.feed(raw + b"\n" + b"{}\n")] == [Oversize("notes"), b"{}"]
+    assert [*lines.feed(raw + b"\n" + b"{}\n")] == [Unstorable("notes", TOO_LARGE), b"{}"]
 
 
 def test_a_program_is_handed_the_states_that_it_wrote() -> None:
@@ -150,12 +160,12 @@ def test_a_message_of_the_program_shows_no_value_of_its_configuration() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (b'{"type": "RECORD", "record": {"stream": "notes", "data": {"id": 1}}}', [Oversize("notes")]),
-        (b'{"record": {"stream": "notes", "data": {"id": 1}}, "type": "RECORD"}', [Oversize("notes")]),
-        (b'{"type": "TRACE", "trace": {"type": "ERROR", "error": {}}}', [Oversize(None)]),
+        (b'{"type": "RECORD", "record": {"stream": "notes", "data": {"id": 1}}}', [Unstorable("notes", TOO_LARGE)]),
+        (b'{"record": {"stream": "notes", "data": {"id": 1}}, "type": "RECORD"}', [Unstorable("notes", TOO_LARGE)]),
+        (b'{"type": "TRACE", "trace": {"type": "ERROR", "error": {}}}', [Unstorable(None, TOO_LARGE)]),
         (b'{"type": "LOG", "log": {"level": "INFO", "message": "many words"}}', []),
         (b"a library prints many words", []),
     ],
 )
-def test_an_oversize_line_of_a_log_is_no_lost_record(line: bytes, expected: list[Oversize]) -> None:
+def test_an_oversize_line_of_a_log_is_no_lost_record(line: bytes, expected: list[Unstorable]) -> None:
     assert [*Lines(20).feed(line + b"\n")] == expected
