@@ -18,7 +18,7 @@ from uuid import UUID
 
 from psycopg import sql
 
-from pipeline.analysis.memberships import latest, until_applied
+from pipeline.analysis.memberships import Memberships, latest
 from pipeline.analysis.task import Services
 from pipeline.analysis.tasks import TOPICS
 from pipeline.core.conflicts import Passage, examine, passage
@@ -75,6 +75,7 @@ class Conflicts:
 
     def __init__(self, services: Services) -> None:
         self._pool = services.pool
+        self._memberships = Memberships(services.pool, services.settings.kafka)
         self._metrics = services.metrics
         self._producer = services.producer
         self._active = 0
@@ -98,7 +99,8 @@ class Conflicts:
             documents = await self._divided(tenant, source)
             if not documents:
                 continue
-            await until_applied(self._pool, (c for c in changes if (c.tenant, c.source) == (tenant, source)), until)
+            of_source = [change for change in changes if (change.tenant, change.source) == (tenant, source)]
+            await self._memberships.until_applied(of_source, until)
             for document_id in documents:
                 began = monotonic()
                 with translated("conflicts"):

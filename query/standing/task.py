@@ -13,7 +13,7 @@ import structlog
 from psycopg import sql
 from pydantic import ValidationError
 
-from pipeline.analysis.memberships import latest, until_applied
+from pipeline.analysis.memberships import Memberships, latest
 from pipeline.analysis.task import Services
 from pipeline.analysis.tasks import TOPICS
 from pipeline.core.model import Generation
@@ -70,6 +70,7 @@ class StandingTask:
     def __init__(self, services: Services, *, embedders: Embedders | None = None) -> None:
         """embedders: replace those of the settings."""
         self._pool = services.pool
+        self._memberships = Memberships(services.pool, services.settings.kafka)
         self._renewal = Renewal(services.pool, services.settings.embedding, RetrievalSettings(), embedders=embedders)
         self._producer = services.producer
         self._metrics = services.metrics
@@ -112,7 +113,8 @@ class StandingTask:
                     questions = await _questions(connection, _BY_ASKER, {"tenant": tenant, "principal": principal})
             if not questions:
                 continue
-            await until_applied(self._pool, [change for change in changes if change.principal == principal], until)
+            of_principal = [change for change in changes if change.principal == principal]
+            await self._memberships.until_applied(of_principal, until)
             await self._compare(questions)
 
     async def _compare(self, questions: Sequence[Question]) -> None:
