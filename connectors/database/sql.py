@@ -34,8 +34,8 @@ KEEPALIVE: dict[str, Any] = {
 """Arguments of psycopg. A server that is gone without a word is noticed after a minute."""
 TIMES = ("date", "time", "timetz", "timestamp", "timestamptz", "interval")
 """Types of Postgres with values that Python's do not have."""
-FIRST_TIME, LAST_TIME = datetime(1, 1, 3), datetime(9999, 12, 29)
-"""The calendar of Python, in any time zone."""
+FIRST_TIME, LAST_TIME = "0001-01-03", "9999-12-29"
+"""The calendar of Python in any time zone, as literals that Postgres reads as the column's type."""
 
 
 class Table:
@@ -87,7 +87,11 @@ class Table:
         """Return the latest value of the column ``changed``, or None."""
         assert self._options.changed is not None
         changed = self._source([self._options.changed]).c[self._options.changed]
-        return self._rows(sa.select(sa.func.max(changed).label("newest")).where(*self._is_time(changed)))[0]["newest"]
+        statement = sa.select(sa.func.max(changed).label("newest"))
+        newest = self._rows(statement)[0]["newest"]
+        if isinstance(newest, NoValue):
+            newest = self._rows(statement.where(*self._is_time(changed)))[0]["newest"]
+        return newest
 
     def memberships(self) -> list[tuple[Any, Any]]:
         """Return the rows of ``members_query``: tag and principal."""
