@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,6 +15,7 @@ from typing import Any
 
 import fsspec
 
+from connectors.folder.content import open_without_links
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 
 REFUSED = {
@@ -23,7 +26,8 @@ REFUSED = {
 }
 """Errors of vendors' libraries, by class, that only a person can correct."""
 SFTP = ("sftp", "ssh")
-WITH_LINKS = ("file", "local", *SFTP)
+LOCAL = ("file", "local")
+WITH_LINKS = (*LOCAL, *SFTP)
 """Protocols of stores that may hold symbolic links."""
 SPECIAL = (stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISBLK, stat.S_ISSOCK)
 COPIED_BYTES = 1024 * 1024
@@ -73,6 +77,10 @@ class Archived(AccessDenied):
 
 class NotReadable(Exception):
     """An object is there and cannot be read. The message is the end of a sentence about it."""
+
+
+class _Link(Exception):
+    """A symbolic link is in the place of an object, or of a folder above it."""
 
 
 class ObjectTooLarge(Exception):
@@ -160,14 +168,14 @@ class Store:
         left = max_bytes
         with self._connection() as (fs, root):
             try:
-                with fs.open(_below(root, stored.path), "rb") as content, to.open("wb") as file:
+                with self._opened(fs, _below(root, stored.path), root) as content, to.open("wb") as file:
                     if self._protocol in SFTP:  # one request after another would cost a round trip for each 32 KiB
                         content.prefetch(stored.size, PREFETCHED_REQUESTS)
                     while part := content.read(COPIED_BYTES):
                         if (left := left - len(part)) < 0:
                             raise ObjectTooLarge
                         file.write(part)
-            except FileNotFoundError:
+            except (FileNotFoundError, _Link):
                 return False
             except PermissionError as error:
                 answer = getattr(error.__cause__, "response", None) or {}  # of botocore
@@ -175,6 +183,18 @@ class Store:
                     raise Archived from error
                 raise AccessDenied from error
         return True
+
+    def _opened(self, fs: Any, path: str, root: str) -> Any:
+        """Open an object for reading. On this machine nothing is followed that has become a link since it was found.
+        Raises _Link, and what the library raises."""
+        if self._protocol not in LOCAL:
+            return fs.open(path, "rb")
+        try:
+            return open(open_without_links(os.path.realpath(root) + path.removeprefix(root)), "rb")
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise _Link from error
+            raise
 
     @contextmanager
     def _connection(self) -> Iterator[tuple[Any, str]]:

@@ -17,6 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from connectors.declared import options
 from connectors.objects.source import Objects
+from connectors.objects.store import Store, StoredObject
 from connectors.source import Context, Document, Entry, Gone, Listed, Unlisted, Unreadable
 from pipeline.core.errors import Misconfigured, Retryable
 from tests.support.connectors.hostile_pdfs import damaged_pdf
@@ -299,6 +300,31 @@ async def test_a_name_that_is_not_utf_8_is_left_out_and_no_other(desk: Desk) -> 
     source = desk.source()
     assert list(await listing(source)) == ["a/b.md"]
     assert await one(source, os.fsdecode(b"a/caf\xe9.md")) == Gone(os.fsdecode(b"a/caf\xe9.md"))
+
+
+@pytest.mark.parametrize("desk", ["file"], indirect=True)
+@pytest.mark.parametrize("replaced", ["a/b/c.md", "a/b"])
+async def test_what_becomes_a_link_after_it_was_found_is_not_read(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: str
+) -> None:
+    """A writer of the folder had any file published that the connector may read."""
+    desk.put("a/b/c.md", "A text.")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "c.md").write_text("A secret.")
+    found = Store.find
+
+    def find(store: Store, path: str) -> StoredObject | None:
+        stored = found(store, path)
+        place = _folder_of(desk) / replaced
+        place.rename(tmp_path / "moved")
+        place.symlink_to(outside / "c.md" if replaced.endswith(".md") else outside)
+        return stored
+
+    source = desk.source()
+    assert isinstance(await one(source, "a/b/c.md"), Document)
+    monkeypatch.setattr(Store, "find", find)
+    assert await one(source, "a/b/c.md") == Gone("a/b/c.md")
 
 
 @pytest.mark.parametrize("desk", ["file"], indirect=True)
