@@ -304,7 +304,7 @@ async def test_a_name_that_is_not_utf_8_is_left_out_and_no_other(desk: Desk) -> 
 
 @pytest.mark.parametrize("desk", ["file"], indirect=True)
 @pytest.mark.parametrize("replaced", ["a/b/c.md", "a/b"])
-async def test_what_becomes_a_link_after_it_was_found_is_not_read(
+async def test_what_becomes_a_link_before_it_is_read_is_left_out(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: str
 ) -> None:
     """A writer of the folder had any file published that the connector may read."""
@@ -312,10 +312,10 @@ async def test_what_becomes_a_link_after_it_was_found_is_not_read(
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "c.md").write_text("A secret.")
-    found = Store.find
+    original = Store.find
 
     def find(store: Store, path: str) -> StoredObject | None:
-        stored = found(store, path)
+        stored = original(store, path)
         place = _folder_of(desk) / replaced
         place.rename(tmp_path / "moved")
         place.symlink_to(outside / "c.md" if replaced.endswith(".md") else outside)
