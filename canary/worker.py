@@ -52,8 +52,10 @@ async def run(settings: Settings) -> None:
         pool = await stack.enter_async_context(open_pool(settings.postgres))
         es = connect(settings.elasticsearch)
         stack.push_async_callback(es.close)
-        # Nothing is cached: each search shall be like anybody's first one.
-        search = Search(pool, es, Reference(pool), settings=RetrievalSettings(cached_queries=0, feedback=False))
+        # Nothing is cached: each search shall be like anybody's first one. And whether the canary's text is relevant is
+        # not the question, which with an unusual model it might not be.
+        searching = RetrievalSettings(cached_queries=0, feedback=False, cosine_floor=-1)
+        search = Search(pool, es, Reference(pool), settings=searching)
         kafka = await stack.enter_async_context(publisher(settings))
         canaries = Canaries(pool, Watch(search, kafka, metrics, settings.canary), metrics, settings.canary)
         ready.set()

@@ -57,7 +57,9 @@ def faster(rules: str) -> str:
         return f"{max(least, int(amount) * UNITS[unit] // FASTER)}s"
 
     rules = re.sub(r"for: (\d+)([smhd])", lambda m: f"for: {seconds(m[1], m[2], LEAST_FOR)}", rules)
-    rules = re.sub(r"(_seconds\)), (\d{2,})\)$", lambda m: f"{m[1]}, {LEAST_AGE})", rules, flags=re.M)
+    rules = re.sub(
+        r"(_seconds\)), (\d{2,})\)$", lambda m: f"{m[1]}, {max(LEAST_AGE, int(m[2]) // FASTER)})", rules, flags=re.M
+    )
     rules = re.sub(r"\[(\d+)([smhd])\]", lambda m: f"[{seconds(m[1], m[2], LEAST_WINDOW)}]", rules)
     return re.sub(
         r"(_seconds.*) > (\d{2,})$", lambda m: f"{m[1]} > {max(LEAST_AGE, int(m[2]) // FASTER)}", rules, flags=re.M
