@@ -109,9 +109,7 @@ class Conflicts:
                         document = await conflicts.examined(connection, generation.name, document_id)
                         if document is None:
                             continue
-                        ended = await conflicts.close_unread(
-                            connection, document_id, await self._with_common_reader(connection, document_id, document)
-                        )
+                        ended = await self._close_unread(connection, document_id, document)
                         await conflicts.forget_examined(connection, ended)
                         await self._announce(document, ended, "ended")
                 self._metrics.conflicts_closed.inc(len(ended))
@@ -134,9 +132,7 @@ class Conflicts:
                 if document is None:
                     return
                 ended = await conflicts.close(connection, generation.name, document_id, document.chunk_ids)
-                ended += await conflicts.close_unread(
-                    connection, document_id, await self._with_common_reader(connection, document_id, document)
-                )
+                ended += await self._close_unread(connection, document_id, document)
                 await self._announce(document, ended, "ended")
                 searchable = generation.vectors == "pgvector" or not await graph.is_above(
                     connection, generation, READ_WHOLE_ROWS
@@ -154,6 +150,11 @@ class Conflicts:
                     done += some
                     await conflicts.record_examined(connection, generation.name, document_id, document, done)
                 await self._pause(began)
+
+    async def _close_unread(self, connection: Connection, document_id: UUID, document: Examined) -> list[Conflict]:
+        """Close the document's conflicts that nobody may read any more."""
+        readable = await self._with_common_reader(connection, document_id, document)
+        return await conflicts.close_unread(connection, document_id, readable)
 
     async def _with_common_reader(self, connection: Connection, document_id: UUID, document: Examined) -> set[int]:
         """The access sets, of documents in conflict with this one, that share a possible reader with it."""

@@ -138,10 +138,11 @@ async def _create(admin: Any, topics: Mapping[str, Topic], replication: int) -> 
 
 async def _add_partitions(admin: Any, topics: Mapping[str, Topic], before: Mapping[str, Partitions]) -> list[str]:
     """Add partitions to those topics of SHARED that have fewer than desired. Returns a line for each."""
+    shared = {topic.name for topic in SHARED}
     grow = {
         name: topic.partitions
         for name, topic in topics.items()
-        if topic.name in {shared.name for shared in SHARED} and len(before.get(name, ())) in range(1, topic.partitions)
+        if topic.name in shared and len(before.get(name, ())) in range(1, topic.partitions)
     }
     refused: dict[str, KafkaError] = {}
     for name, count in grow.items():

@@ -30,7 +30,7 @@ class Words:
     names: Sequence[int] = ()
     """Identifiers. The weight of each is one more than that of all words; the weight of a word is 1."""
     anchors: Sequence[int] = ()
-    """The names and words without which no passage exceeds the floor, the rarest first, as far as can be told."""
+    """The names and words without which no passage exceeds the floor, identifiers first, then the longest words."""
     floor: int = 0
 
 
