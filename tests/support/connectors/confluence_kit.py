@@ -53,8 +53,8 @@ class Wiki:
     def state(self) -> State:
         return self.fake.state
 
-    def connect(self, *, patient: bool = True, **options: Any) -> Confluence:
-        """patient: failures are tried again."""
+    def connect(self, *, limits: Limits | None = None, patient: bool = True, **options: Any) -> Confluence:
+        """patient: without ``limits``, whether failures are tried again."""
         given = {
             "flavour": "cloud" if self.fake.cloud else "data-center",
             "base_url": self.url,
@@ -64,7 +64,7 @@ class Wiki:
             **({"email": self.bot.email} if self.fake.cloud else {"email_domain": "example.com"}),
         }
         self.context = Context(name="wiki", tenant="t", memory=NoMemory(), folder=self.folder)
-        limits = Limits() if patient else Limits(patience_seconds=0)
+        limits = limits or (Limits() if patient else Limits(patience_seconds=0))
         self.connected.append(
             Confluence(ConfluenceOptions(**{**given, **self.options, **options}), self.context, limits=limits)
         )
