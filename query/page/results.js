@@ -21,7 +21,7 @@ const FEW_LINES = 4;
 
 /** The text of a passage without its first heading, if the card shows that heading already. */
 function withoutHeading(result) {
-  const heading = /^\s*#{1,6}\s+(.+)\n/.exec(result.text);
+  const heading = /^\s*#{1,6}[^\S\n]+(\S.*)\n/.exec(result.text);
   return heading && [result.title, ...(result.headings ?? [])].includes(heading[1].trim()) ? result.text.slice(heading[0].length) : result.text;
 }
 

@@ -66,13 +66,19 @@ export function snippet(text, stems) {
   return { text: (start ? "… " : "") + flat.slice(start, end) + (end < flat.length ? " …" : ""), whole: false };
 }
 
-/** A passage on one line, without Markdown's marks for headings, emphasis, code and tables. */
+/** Whether a line consists of the marks between a table's header and its rows. */
+const isDelimiterRow = (row) => row.includes("-") && row.lastIndexOf("|") > row.indexOf("-");
+
+/**
+ * A passage on one line, without Markdown's marks for headings, emphasis, code and tables. Each pattern is found in time
+ * proportional to the text: within a line, and without parts that could match the same characters.
+ */
 export function stripMarkdown(text) {
   return text
     .replace(/^\s{0,3}#{1,6}\s+(.*)$/gm, "$1 —")
-    .replace(/^\s*(?:```|~~~).*$/gm, "")
-    .replace(/^\s*\|?[\s:|-]*-[\s:|-]*\|[\s:|-]*$/gm, "")
-    .replace(/^\s*\|(.*)\|\s*$/gm, "$1")
+    .replace(/^[^\S\n]*(?:```|~~~).*$/gm, "")
+    .replace(/^(?:[^\S\n]|[:|-])+$/gm, (row) => (isDelimiterRow(row) ? "" : row))
+    .replace(/^[^\S\n]*\|(.*)\|[^\S\n]*$/gm, "$1")
     .replace(/\*\*|`/g, "")
     .replace(/(?<![\w*])\*(?=[^\s*])([^*\n]*[^\s*])\*(?![\w*])/g, "$1")
     .replace(/(?<![\w_])_(?=[^\s_])([^_\n]*[^\s_])_(?![\w_])/g, "$1")

@@ -45,14 +45,18 @@ async def test_markup_in_a_document_is_shown_as_text_and_neither_runs_nor_loads(
         "|" + "a|" * 500 + "\n|" + "-|" * 500 + "\n" + "|\n" * 20_000,
         pytest.param("".join("`" * n + "a" for n in range(1, 600)), marks=pytest.mark.slow),
         "**a " * 30_000,
+        "-|" * 3_000 + "x",
+        pytest.param("\n" * 10_000 + "x", marks=pytest.mark.slow),
     ],
-    ids=["spaces", "a row of a table", "a wide table", "code", "bold"],
+    ids=["spaces", "a row of a table", "a wide table", "code", "bold", "bars", "blank lines"],
 )
 async def test_no_text_keeps_the_page_busy_with_its_markdown(tab: Tab, text: str) -> None:
-    """Texts whose marks are never closed took minutes, in which the tab did not respond."""
+    """Texts whose marks are never closed took minutes, in which the tab did not respond: rendered, or on a card."""
     render = """async (text) => {
-        const { renderText } = await import(new URL("format.js", document.querySelector("script[type=module]").src));
-        return renderText(text).textContent.length;
+        const script = document.querySelector("script[type=module]").src;
+        const { renderText } = await import(new URL("format.js", script));
+        const { snippet } = await import(new URL("words.js", script));
+        return renderText(text).textContent.length + snippet(text, []).text.length;
     }"""
     await tab.open("?q=turnips+beets+harvest+cellar")
     async with asyncio.timeout(20):

@@ -60,6 +60,7 @@ def tool(name: str, needs: str = "", *also: Scope, **arguments: Any) -> Call:
 def calls(ids: dict[str, str]) -> list[Call]:
     """One for each route and tool, in an order in which none removes what a later one needs."""
     doc, kept, chunk, conflict = ids["document"], ids["standing"], ids["chunk"], ids["conflict"]
+    rating = {"chunk_id": chunk, "query": "reservoir", "verdict": "up"}
     search, answers, documents = (frozenset[Scope]({scope}) for scope in ("search", "answers", "documents"))
     return [
         Call("POST", "/v1/search", {"query": "reservoir"}, search),
@@ -72,7 +73,7 @@ def calls(ids: dict[str, str]) -> list[Call]:
         Call("GET", f"/v1/documents/{doc}/why", None, documents, "reader or operator"),
         Call("GET", "/v1/conflicts", None, documents),
         Call("POST", f"/v1/conflicts/{conflict}", {"decision": "open"}, documents, "reader", 204),
-        Call("POST", "/v1/feedback", {"chunk_id": chunk, "query": "x", "verdict": "up"}, frozenset({"feedback"}), ok=204),
+        Call("POST", "/v1/feedback", rating, frozenset({"feedback"}), ok=204),
         Call("POST", "/v1/previews", {"source": "wiki", "documents": []}, frozenset({"previews"})),
         Call("GET", "/v1/review", None, frozenset(), "any operator"),
         Call("POST", f"/v1/review/{uuid4()}", {"verdict": "right"}, frozenset(), "any operator", 404),
@@ -183,7 +184,7 @@ async def credentials(tenant: str, keys: Path) -> AsyncIterator[tuple[Issuer, di
             issuer,
             {
                 **{name: Credential(headers, "nobody") for name, headers in refused.items()},
-                "bob": Credential(token(email="bob", **{"groups": ["user:ann"]}), "person"),
+                "bob": Credential(token(email="bob", groups=["user:ann"]), "person"),
                 "ann elsewhere": Credential(token(email="ann", **other), "person"),
                 "an operator elsewhere": Credential(token(email="ann", **other, **operator), "operator elsewhere"),
                 "an operator": Credential(token(email="eve", **operator), "operator"),
