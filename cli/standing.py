@@ -12,6 +12,7 @@ from uuid import UUID
 import typer
 
 from cli.output import Json, print_json, printable, stderr, stdout
+from cli.search_show import describe_freshness
 
 if TYPE_CHECKING:
     from query.access.callers import Caller
@@ -107,27 +108,30 @@ def ask(id_: Id, tenant: Tenant = "default", principal: Principal = None, json_o
 
     Example: penstock standing ask 0f1e2d3c-4b5a-4978-8695-a4b3c2d1e0f1
     """
-    from query.answers.model import answer_json
+    from query.answers.model import consistent_json
     from query.model import shown_documents
     from query.standing.model import lines_json
 
-    async def again(reader: Reader) -> tuple[Any, Any]:
+    async def again(reader: Reader) -> tuple[Any, Any, Any]:
         service, who = reader.service, reader.principal
         before, question = await service.standing.question(reader.caller, who, id_)
         sources: list[Sources] = []
+        fresh = await service.search.freshness(reader.caller, question.sources)
         answer = await service.answers.whole(question, reader.caller, on_sources=sources.append)
         documents = before.shown_documents + shown_documents(passage.result for passage in sources[0].passages)
         await reader.record("standing.ask", list(dict.fromkeys(documents)), object=f"question:{id_}")
-        return answer, await service.standing.renew(reader.caller, who, before, question, answer, sources[0])
+        return answer, fresh, await service.standing.renew(reader.caller, who, before, question, answer, sources[0])
 
-    answer, lines = _run(again, tenant, principal)
+    answer, fresh, lines = _run(again, tenant, principal)
     if json_output:
-        print_json(answer_json(answer) | {"standing_id": str(id_), "difference": lines_json(lines)})
+        print_json(consistent_json(answer, None, fresh) | {"standing_id": str(id_), "difference": lines_json(lines)})
         return
     marks = {"same": " ", "added": "+", "removed": "-", "withheld": "-"}
     for line in lines:
         text = "(withheld)" if line.text is None else printable(line.text)
         stdout.print(f"{marks[line.change]} {text}", soft_wrap=True, markup=False)
+    for source in fresh:
+        stdout.print(printable(describe_freshness(source.as_json())), style="dim", soft_wrap=True, markup=False)
 
 
 @standing.command()

@@ -190,6 +190,7 @@ class StandingAnswerOutput(ResponseBody):
     passages: list[AnswerPassage] = Field(description="The cited passages.")
     difference: list[DifferenceLine] = Field(description="The answer before and this one, sentence by sentence.")
     notes: list[str] = Field(description="What is missing from the answer; usually empty.")
+    freshness: Freshness
 
 
 class StandingRemoveOutput(ResponseBody):

@@ -15,7 +15,7 @@ from query.access.callers import Caller
 from query.answers.model import Answer, NumberedPassage, Sources
 from query.answers.visible import visible
 from query.http.audit_trail import ToolCall
-from query.http.schemas import DifferenceLine, StandingSummary
+from query.http.schemas import DifferenceLine, SourceFreshness, StandingSummary
 from query.mcp.shapes import (
     AnswerPassage,
     NoArguments,
@@ -28,6 +28,7 @@ from query.mcp.shapes import (
 )
 from query.mcp.tools import address_of, title_of
 from query.model import AtLeast, CallerClass, shown_documents
+from query.model import SourceFreshness as Certificate
 from query.modes.material import Question
 from query.service import Service
 from query.standing.model import Line, as_json
@@ -92,20 +93,20 @@ async def keep(service: Service, asker: Asker, arguments: StandingKeepArguments)
     """Answer a question and store the answer. Raises NotAPerson, BadQuery, Retryable and TimeoutError."""
     principal, question = _principal(asker), Question(arguments.question)
     await service.standing.check_room(asker.caller.tenant, principal, question)
-    answer, material = await _answer(service, asker, question)
+    answer, material, fresh = await _answer(service, asker, question)
     id_ = await service.standing.keep(asker.caller, principal, question, answer, material)
     documents = shown_documents(passage.result for passage in material.passages)
-    return Outcome(_output(id_, answer, material.passages, []), _unique(documents), f"question:{id_}")
+    return Outcome(_output(id_, answer, material.passages, [], fresh), _unique(documents), f"question:{id_}")
 
 
 async def ask(service: Service, asker: Asker, arguments: StandingArguments) -> Outcome:
     """Ask again, and store the new answer. Raises NotAPerson, Unknown, Retryable and TimeoutError."""
     principal = _principal(asker)
     before, question = await service.standing.question(asker.caller, principal, arguments.id)
-    answer, material = await _answer(service, asker, question)
+    answer, material, fresh = await _answer(service, asker, question)
     lines = await service.standing.renew(asker.caller, principal, before, question, answer, material)
     documents = [*before.shown_documents, *shown_documents(passage.result for passage in material.passages)]
-    return Outcome(_output(before.id, answer, material.passages, lines), _unique(documents), arguments.object)
+    return Outcome(_output(before.id, answer, material.passages, lines, fresh), _unique(documents), arguments.object)
 
 
 async def remove(service: Service, asker: Asker, arguments: StandingArguments) -> Outcome:
@@ -123,7 +124,11 @@ def _principal(asker: Asker) -> str:
     return asker.principal
 
 
-async def _answer(service: Service, asker: Asker, question: Question) -> tuple[Answer, Sources]:
+async def _answer(
+    service: Service, asker: Asker, question: Question
+) -> tuple[Answer, Sources, Sequence[Certificate]]:
+    """The answer, what it is made from, and certificates from before that was gathered."""
+    fresh = await service.search.freshness(asker.caller, question.sources)
     material: list[Sources] = []
 
     def take(sources: Sources) -> None:
@@ -132,10 +137,16 @@ async def _answer(service: Service, asker: Asker, question: Question) -> tuple[A
 
     async with asker.answering(), asyncio.timeout(service.answer_seconds):
         answer = await service.answers.whole(question, asker.caller, asker.caller_class, on_sources=take)
-    return answer, material[0]
+    return answer, material[0], fresh
 
 
-def _output(id_: UUID, answer: Answer, passages: Iterable[NumberedPassage], lines: Iterable[Line]) -> BaseModel:
+def _output(
+    id_: UUID,
+    answer: Answer,
+    passages: Iterable[NumberedPassage],
+    lines: Iterable[Line],
+    fresh: Iterable[Certificate],
+) -> BaseModel:
     cited = {passage.n for passage in answer.cited}
     return StandingAnswerOutput(
         id=str(id_),
@@ -144,6 +155,7 @@ def _output(id_: UUID, answer: Answer, passages: Iterable[NumberedPassage], line
         passages=[_passage(passage) for passage in passages if passage.n in cited],
         difference=[DifferenceLine(change=line.change, text=line.text and visible(line.text)) for line in lines],
         notes=list(answer.notes),
+        freshness=[SourceFreshness(**source.as_json()) for source in fresh],
     )
 
 

@@ -3,6 +3,7 @@
 import { get, post, remove } from "./api.js";
 import { ago, announce, el, plural } from "./dom.js";
 import { renderText } from "./format.js";
+import { freshnessLine } from "./freshness.js";
 
 const EVERY_MS = 60_000;
 
@@ -71,7 +72,8 @@ function entry(summary) {
       const answer = await post(`${path}/answer`);
       body.replaceChildren(difference(answer.difference));
       details.open = true;
-      state.textContent = "Current · answered just now";
+      const freshness = freshnessLine(answer.freshness);
+      state.replaceChildren("Current · answered just now", ...(freshness ? [" · ", freshness] : []));
       announce("The question was asked again.");
     }),
     button("Remove", async () => {

@@ -36,7 +36,7 @@ async def kept(site: Site, name: str) -> AsyncIterator[Any]:
 
 async def test_a_reader_sees_an_invalidated_answer_asks_again_and_sees_the_difference(tabs: Tabs) -> None:
     site = tabs.site
-    async with kept(site, "lanterns.md") as made:
+    async with site.certified("2026-11-28T08:00:00Z"), kept(site, "lanterns.md") as made:
         five = FOUR.replace("Four", "Five")
         edited = made.model_copy(update={"version": made.version + 100, "content": five})
         await site.library.put(edited)
@@ -50,7 +50,9 @@ async def test_a_reader_sees_an_invalidated_answer_asks_again_and_sees_the_diffe
         await entry.get_by_text("Ask again", exact=True).click()
         await entry.locator(f".removed:has-text('{FOUR}')").first.wait_for()
         assert await entry.locator(f".added:has-text('{five}')").count() >= 1
-        assert "Current" in await entry.locator(".when").inner_text()
+        state = await entry.locator(".when").inner_text()
+        assert "Current" in state
+        assert "complete until" in state
         assert await faults(tab) == []
         # Whoever may not read the page any more is shown none of its sentences.
         await site.library.accept(access(edited, ["user:eve"]))

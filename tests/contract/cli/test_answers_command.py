@@ -169,12 +169,17 @@ async def test_a_stored_question_is_listed_shown_repeated_and_removed(stack: Sta
         assert (await run("standing", "ask", id_)).splitlines() == [
             "- > The reactor is cooled by two pumps. [1]",
             "+ > The reactor is cooled by three pumps. [1]",
+            "wiki: no connector lists it; wait for what was published with --at-least",
         ]
+        again = json.loads(await run("standing", "ask", id_, "--json"))
+        assert [line["change"] for line in again["difference"]] == ["same"]
+        assert [(source["source"], source["lags"]) for source in again["freshness"]] == [("wiki", ["unlisted"])]
         actions = await library.execute(
             "SELECT action, object FROM trail.records WHERE tenant = %s AND action LIKE 'standing%%' ORDER BY at",
             tenant,
         )
-        assert actions == [("standing.read", f"question:{id_}"), ("standing.ask", f"question:{id_}")]
+        expected = ["standing.read", "standing.ask", "standing.ask"]
+        assert actions == [(action, f"question:{id_}") for action in expected]
         assert json.loads(await run("standing", "remove", id_, "--json")) == {"removed": id_}
         refused = await asyncio.to_thread(
             penstock, tmp_path, "standing", "show", id_, "--tenant", tenant, "--as", "ann"

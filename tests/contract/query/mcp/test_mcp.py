@@ -291,6 +291,7 @@ async def test_a_stored_question_is_listed_shown_repeated_and_removed_by_the_too
     id_ = stored["id"]
     assert "the green rope" in stored["answer"]
     assert doc("capstan.md") in {passage["id"] for passage in stored["passages"]}
+    assert ("wiki", ["unlisted"]) in [(source["source"], source["lags"]) for source in stored["freshness"]]
     [listed] = (await call(ann, "standing"))["standing"]
     assert (listed["id"], listed["question"], listed["state"]) == (id_, CAPSTAN, "current")
     red = "The capstan of the slipway pulls the red rope."
@@ -301,6 +302,7 @@ async def test_a_stored_question_is_listed_shown_repeated_and_removed_by_the_too
     again = await call(ann, "standing_ask", id=id_)
     lines = {(line["change"], line["text"].partition(" [")[0].removeprefix("> ")) for line in again["difference"]}
     assert {("removed", made.content), ("added", red)} <= lines
+    assert ("wiki", ["unlisted"]) in [(source["source"], source["lags"]) for source in again["freshness"]]
     assert (await call(ann, "standing_show", id=id_))["state"] == "current"
     removed = await call(ann, "standing_remove", id=id_)
     assert removed == {"removed": id_}
