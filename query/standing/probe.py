@@ -21,6 +21,8 @@ from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Connection
 from pipeline.stores.vectors import value
+from query.retrieval.ranking import floors_of
+from query.settings import RetrievalSettings
 
 ENTERS = sqrt(2)
 UNKNOWN_FLOOR = 0.5
@@ -33,12 +35,13 @@ async def probe(
     vector: Vectors,
     chunks: Sequence[UUID],
     documents: Sequence[UUID],
+    settings: RetrievalSettings,
     *,
-    least_relevant: float | None,
+    is_full: bool,
 ) -> HalfVector:
-    """The probe of a question with this vector. chunks: those of its context, if it is full. Where the generation has
-    none of them, because it is newer than the answer, the nearest chunk of each of the documents counts.
-    least_relevant: the floor of relevance of the generation, if it is known. Raises psycopg.Error."""
+    """The probe of a question with this vector. chunks: those of its context, which count if it is full. Where the
+    generation has none of them, because it is newer than the answer, the nearest chunk of each of the documents counts.
+    Raises psycopg.Error."""
     cursor = await connection.execute(
         sql.SQL("""
             WITH of_chunks AS (
@@ -52,10 +55,15 @@ async def probe(
                 ) each)
             )
         """).format(chunks=sql.Identifier(generation.chunk_table)),
-        {"vector": value(generation, vector), "ids": list(chunks), "documents": list(documents)},
+        {
+            "vector": value(generation, vector),
+            "ids": list(chunks) if is_full else [],
+            "documents": list(documents) if is_full else [],
+        },
     )
     [least] = await cursor.fetchone() or (None,)
-    floor = UNKNOWN_FLOOR if least_relevant is None else least_relevant
+    relevant = floors_of(generation, settings).cosine
+    floor = UNKNOWN_FLOOR if relevant is None else relevant
     return make(vector, max(floor, least if least is not None else floor))
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from uuid import UUID, uuid4
 
 import structlog
-from pgvector import HalfVector
 
 from pipeline.core.errors import PenstockError
 from pipeline.core.model import Generation
+from pipeline.embedding.port import Vectors
 from pipeline.ledger import generations
 from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, Pool, translated
@@ -20,13 +21,13 @@ from query.access.tenant_rows import rows_of
 from query.answers.model import Answer, Sources
 from query.model import BadQuery
 from query.modes.material import Question
-from query.retrieval.ranking import floors_of
 from query.retrieval.search import Search
 from query.settings import RetrievalSettings
 from query.standing import table
 from query.standing.model import Line, Standing, difference, question_of, request_json, sentences_of
 from query.standing.probe import probe
-from query.standing.words import Words, words_of
+from query.standing.renewal import Outdated, embed_again
+from query.standing.words import words_of
 
 log = structlog.get_logger()
 
@@ -89,21 +90,34 @@ class StandingQuestions:
         ]
         documents = [document for *_, document in chunks]
         texts = [f"{passage.result.passage.title}\n{passage.result.text}" for passage in passages]
-        made = await self._probe(caller, question.text, generation, by_vector, documents, is_full=material.is_full)
-        entry = table.NewAnswer(
-            id_ or uuid4(),
-            principal,
+        vector = await self._vector(caller, question.text, generation)
+        words = await asyncio.to_thread(
+            words_of,
+            caller.tenant,
             question.text,
-            request_json(question),
-            sentences_of(answer, passages),
-            answer.model,
-            generation.name,
-            chunks,
-            made,
-            material.is_full,
-            await asyncio.to_thread(self._words, caller.tenant, question.text, texts, is_full=material.is_full),
+            texts,
+            is_full=material.is_full,
+            coverage=self._settings.coverage_floor,
         )
         async with self._ledger(caller.tenant) as connection:
+            made = None
+            if vector is not None:
+                made = await probe(
+                    connection, generation, vector, by_vector, documents, self._settings, is_full=material.is_full
+                )
+            entry = table.NewAnswer(
+                id_ or uuid4(),
+                principal,
+                question.text,
+                request_json(question),
+                sentences_of(answer, passages),
+                answer.model,
+                generation.name,
+                chunks,
+                made,
+                material.is_full,
+                words,
+            )
             if id_ is None:  # again: others may have been kept while this one was answered
                 await self._require_room(connection, caller.tenant, principal)
             elif not await table.rows(connection, caller.tenant, principal, id_=id_):
@@ -164,42 +178,26 @@ class StandingQuestions:
     async def _embed_again(self, caller: Caller, row: table.Row, standing: Standing, active: Generation) -> None:
         """Embed a question by the model of a newer generation, or for the first time. A failing model changes nothing:
         the next look tries it again."""
-        chunks = [source.chunk_id for source in standing.sources]
-        documents = [source.document_id for source in standing.sources]
-        made = await self._probe(caller, row.question, active, chunks, documents, is_full=row.is_full)
-        if made is not None:
-            async with self._ledger(caller.tenant) as connection:
-                words = self._words(caller.tenant, row.question, (), is_full=False)
-                await table.embed_again(connection, caller.tenant, row.id, made, active.name, words)
+        outdated = Outdated(
+            row.id,
+            row.question,
+            row.is_full,
+            [source.chunk_id for source in standing.sources],
+            [source.document_id for source in standing.sources],
+        )
+        vector = await self._vector(caller, row.question, active)
+        if vector is not None:
+            connect = partial(self._ledger, caller.tenant)
+            await embed_again(connect, caller.tenant, active, outdated, vector, self._settings)
 
-    async def _probe(
-        self,
-        caller: Caller,
-        text: str,
-        generation: Generation,
-        chunks: Sequence[UUID],
-        documents: Sequence[UUID],
-        *,
-        is_full: bool,
-    ) -> HalfVector | None:
-        """The question's probe; None while its model is away."""
+    async def _vector(self, caller: Caller, text: str, generation: Generation) -> Vectors | None:
+        """The question's vector; None while its model is away."""
         try:
             _, vector = await self._search.embed(text, caller, generation)
         except PenstockError as error:
             log.warning("standing_question_not_embedded", reason=str(error)[:200])
             return None
-        async with self._ledger(caller.tenant) as connection:
-            return await probe(
-                connection,
-                generation,
-                vector,
-                chunks if is_full else (),
-                documents if is_full else (),
-                least_relevant=floors_of(generation, self._settings).cosine,
-            )
-
-    def _words(self, tenant: str, text: str, passages: Iterable[str], *, is_full: bool) -> Words:
-        return words_of(tenant, text, passages, is_full=is_full, coverage=self._settings.coverage_floor)
+        return vector
 
     @asynccontextmanager
     async def _ledger(self, tenant: str) -> AsyncIterator[Connection]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 from uuid import UUID
 
 import structlog
 
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.model import Generation
+from pipeline.embedding.port import Vectors
 from pipeline.runtime.settings import EmbeddingSettings, dist
-from pipeline.stores.postgres import Pool, translated
+from pipeline.stores.postgres import Connection, Pool, translated
 from query.embedding.embedders import Embedders, GenerationEmbedders, require_same
-from query.retrieval.ranking import floors_of
 from query.settings import RetrievalSettings
 from query.standing import table
 from query.standing.probe import probe
@@ -35,6 +37,44 @@ _OUTDATED = """
     WHERE q.tenant = %(tenant)s AND (q.probe_generation IS DISTINCT FROM %(generation)s OR q.words IS NULL)
     ORDER BY q.asked_at DESC LIMIT %(most)s
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """A standing question whose probe is of another generation, or that has none."""
+
+    id: UUID
+    question: str
+    is_full: bool
+    """Whether a further passage would take the place of one of these."""
+    chunks: Sequence[UUID]
+    documents: Sequence[UUID]
+
+
+async def embed_again(
+    connect: Callable[[], AbstractAsyncContextManager[Connection]],
+    tenant: str,
+    generation: Generation,
+    outdated: Outdated,
+    vector: Vectors,
+    settings: RetrievalSettings,
+) -> None:
+    """Store the probe of a question by a newer generation, and its words where it has none. vector: of the question,
+    by the generation's model. Raises what ``connect`` raises, and psycopg.Error."""
+    words = await asyncio.to_thread(
+        words_of, tenant, outdated.question, (), is_full=False, coverage=settings.coverage_floor
+    )
+    async with connect() as connection:
+        made = await probe(
+            connection,
+            generation,
+            vector,
+            outdated.chunks,
+            outdated.documents,
+            settings,
+            is_full=outdated.is_full,
+        )
+        await table.embed_again(connection, tenant, outdated.id, made, generation.name, words)
 
 
 class Renewal:
@@ -61,7 +101,9 @@ class Renewal:
         while rows := await self._outdated(tenant, generation):
             try:
                 for row in rows:
-                    await self._embed(tenant, generation, *row)
+                    embedder, vector = await self._embedders.of(generation).embed(row.question)
+                    require_same(embedder, generation)
+                    await embed_again(self._connection, tenant, generation, row, vector, self._retrieval)
             except PenstockError as error:
                 if getattr(error, "service", None) == "postgres":
                     raise
@@ -70,36 +112,14 @@ class Renewal:
             if monotonic() > until:
                 raise Retryable("standing questions are embedded by the active generation's model", service="embedding")
 
-    async def _outdated(self, tenant: str, generation: Generation) -> list[Any]:
-        with translated("standing questions"):
-            async with self._pool.connection() as connection:
-                await self._embedders.keep([generation])
-                values = {"tenant": tenant, "generation": generation.name, "most": QUESTIONS_AT_ONCE}
-                return list(await (await connection.execute(_OUTDATED, values)).fetchall())
+    async def _outdated(self, tenant: str, generation: Generation) -> list[Outdated]:
+        async with self._connection() as connection:
+            await self._embedders.keep([generation])
+            values = {"tenant": tenant, "generation": generation.name, "most": QUESTIONS_AT_ONCE}
+            return [Outdated(*row) for row in await (await connection.execute(_OUTDATED, values)).fetchall()]
 
-    async def _embed(
-        self,
-        tenant: str,
-        generation: Generation,
-        id_: UUID,
-        question: str,
-        is_full: bool,
-        chunks: list[UUID],
-        documents: list[UUID],
-    ) -> None:
-        embedder, vector = await self._embedders.of(generation).embed(question)
-        require_same(embedder, generation)
-        words = await asyncio.to_thread(
-            words_of, tenant, question, (), is_full=False, coverage=self._retrieval.coverage_floor
-        )
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
         with translated("standing questions"):
             async with self._pool.connection() as connection:
-                made = await probe(
-                    connection,
-                    generation,
-                    vector,
-                    chunks if is_full else (),
-                    documents if is_full else (),
-                    least_relevant=floors_of(generation, self._retrieval).cosine,
-                )
-                await table.embed_again(connection, tenant, id_, made, generation.name, words)
+                yield connection
