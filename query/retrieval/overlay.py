@@ -72,6 +72,7 @@ class OverlaidStores(Stores):
 
     async def _vectors(
         self,
+        question: Query,
         scope: Scope,
         embedding: Embedding | None,
         steps: Steps,
@@ -81,7 +82,7 @@ class OverlaidStores(Stores):
         verified: bool,
     ) -> Offer:
         overlay, wider = self._overlay, limit + len(self._overlay.removed)
-        offer = await super()._vectors(scope, embedding, steps, wider, withheld, verified=verified)
+        offer = await super()._vectors(question, scope, embedding, steps, wider, withheld, verified=verified)
         if offer.error is None and embedding is not None:
             _, vector = await asyncio.shield(embedding)
             added = [

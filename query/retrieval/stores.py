@@ -42,6 +42,9 @@ INDEX_CHECK_SECONDS = 10.0
 INDEX_TRUST_SECONDS = 60.0
 """How long an index is still searched after its last successful check when new checks fail: a busy server is no reason
 to assume that the index has changed."""
+COMPARED_BY_WORDS = 250
+"""How many passages that keyword search returns are compared by their vectors while these have no graph."""
+NO_GRAPH = "the vectors have no graph yet: only passages that contain words of the query were compared"
 MAX_CANDIDATES_PER_ROUND = 1000
 """The most candidates that one round requests from Elasticsearch when many of them are withheld."""
 
@@ -175,7 +178,7 @@ class Stores:
                 if ranker == "keyword" or scope.generation.vectors == "elasticsearch":
                     limit = max(limit, min(MAX_CANDIDATES_PER_ROUND, offers[ranker].limit * 4))
                 if ranker == "vector":
-                    offer = self._vectors(scope, embedding, steps, limit, withheld, verified=not first)
+                    offer = self._vectors(question, scope, embedding, steps, limit, withheld, verified=not first)
                 else:
                     offer = self._keywords(question, scope, steps, limit, withheld)
                 offers[ranker] = await offer
@@ -201,6 +204,7 @@ class Stores:
 
     async def _vectors(
         self,
+        question: Query,
         scope: Scope,
         embedding: Embedding | None,
         steps: Steps,
@@ -222,7 +226,7 @@ class Stores:
                 async with self.connection(seconds, "vector search", scope.caller.tenant) as connection:
                     query = NeighbourQuery(scope.generation, scope.caller, scope.readable, scope.filters, verified)
                     scan = await self._scan(connection, query, scope.access, limit)
-                    if scan != "index":
+                    if scan not in ("index", "words"):
                         # The kind of scan is no fact of the step: it would reveal how much the caller may not read.
                         offer.candidates, _ = await vectors.nearest(
                             connection,
@@ -233,19 +237,25 @@ class Stores:
                             timeout_seconds=SCAN_TIME_SHARE * (deadline - monotonic()),
                             tuning=self._tuning,
                         )
-                if scan == "index":
-                    await self._indexed(scope, vector, offer)
+                if scan in ("index", "words"):
+                    await self._indexed(question if scan == "words" else None, scope, vector, offer)
         except PenstockError as error:
             offer.error = error
         return offer
 
-    async def _indexed(self, scope: Scope, vector: Vectors, offer: Offer) -> None:
-        """Fill an offer with the nearest passages according to the keyword index. Raises Retryable or Misconfigured."""
+    async def _indexed(self, question: Query | None, scope: Scope, vector: Vectors, offer: Offer) -> None:
+        """Fill an offer with the nearest passages among those that the keyword index returns: for a question by its
+        words, for None by its own graph. Raises Retryable or Misconfigured."""
         generation = scope.generation
         async with time_limit(self.timeouts.vectors, "Elasticsearch"):
             await self.require_index(generation)
-            query = NeighbourQuery(generation, scope.caller, scope.readable, scope.filters)
-            ids = await vectors.indexed(self._es, query, vector, excluded=offer.withheld, limit=offer.limit)
+            if question is None:
+                query = NeighbourQuery(generation, scope.caller, scope.readable, scope.filters)
+                ids = await vectors.indexed(self._es, query, vector, excluded=offer.withheld, limit=offer.limit)
+            else:
+                offer.limit = max(offer.limit, COMPARED_BY_WORDS)
+                offer.facts |= {"degraded": True, "reason": NO_GRAPH}
+                ids = [candidate.chunk_id for candidate in await self._bm25(question, scope, offer)]
         async with self.connection(self.timeouts.vectors, "vector search", scope.caller.tenant) as connection:
             offer.candidates = await vectors.of_entries(connection, generation, ids, vector, limit=offer.limit)
         if len(ids) == offer.limit:  # otherwise the index has no more
@@ -272,20 +282,23 @@ class Stores:
             with steps.step("keywords") as offer.facts:
                 async with time_limit(seconds, "Elasticsearch"):
                     await self.require_index(scope.generation)
-                    offer.candidates = await bm25(
-                        self._es,
-                        scope.generation,
-                        scope.caller,
-                        scope.readable,
-                        question.text,
-                        filters=scope.filters,
-                        sort=question.sort,
-                        excluded=withheld,
-                        limit=limit,
-                    )
+                    offer.candidates = await self._bm25(question, scope, offer)
         except PenstockError as error:
             offer.error = error
         return offer
+
+    async def _bm25(self, question: Query, scope: Scope, offer: Offer) -> list[Candidate]:
+        return await bm25(
+            self._es,
+            scope.generation,
+            scope.caller,
+            scope.readable,
+            question.text,
+            filters=scope.filters,
+            sort=question.sort,
+            excluded=offer.withheld,
+            limit=offer.limit,
+        )
 
     async def require_index(self, generation: Generation) -> None:
         """Raises IndexFenced while the keyword index is not the one that the ledger filled. Raises Misconfigured, or

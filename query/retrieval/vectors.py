@@ -6,7 +6,8 @@ r = √(VISIT_COST · n · t), which is where we switch. (It is also more accura
 nearest rows a walk misses.) The rows that pass are those that access and the query's filters leave.
 
 Rows that are not in the graph yet (docs/adr/0030) are read exactly, in the same statement as the walk: every row is in
-exactly one of both parts. Without a graph, all rows are read exactly.
+exactly one of both parts. Without a graph, all rows are read exactly, or, if the caller may read too many for that
+(the graph of a large table is still being built), those that keyword search returns.
 
 The graph of a generation can also be in its keyword index (``pipeline.stores.dense``); few rows are read exactly here
 all the same.
@@ -27,6 +28,7 @@ from uuid import UUID
 from elasticsearch import AsyncElasticsearch
 from psycopg import sql
 
+from pipeline.core.graph import READ_WHOLE_ROWS
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
 from pipeline.stores import dense
@@ -37,9 +39,9 @@ from query.access.filters import NONE, Filters, clauses, conditions, values
 from query.model import Candidate
 from query.retrieval.keywords import may_read
 
-Scan = Literal["graph", "whole graph", "exact", "index"]
+Scan = Literal["graph", "whole graph", "exact", "index", "words"]
 """whole graph: a graph over all rows, as an older version created it; no row is outside of it. index: the graph in the
-keyword index."""
+keyword index. words: only passages that keyword search returns are compared, because there is no graph yet."""
 
 VISIT_COST = 8
 """The cost of visiting a row in the graph, in rows of an exact scan. Measured: 22 µs for a visit and 4 µs for a row
@@ -60,6 +62,8 @@ class Tuning:
     """The most rows that a walk visits. The switch to exact scans keeps the expected walk below it up to 50 M rows."""
     always_exact_rows: int = 5_000
     """So few rows are always scanned exactly, which takes 15–35 ms; also before the size of the table is known."""
+    most_exact_rows: int = READ_WHOLE_ROWS
+    """The most rows that are scanned exactly while there is no graph."""
     random_page_cost: float = 1.0
     """The planner's setting for an index in memory; with the default, a sequential scan looks cheaper."""
 
@@ -83,7 +87,7 @@ async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: i
     if query.generation.vectors == "elasticsearch":
         graph = "index"  # which compares all entries by itself where few pass the filter
     elif graph is None:
-        return "exact"
+        graph, most_rows, per_document = "words", tuning.most_exact_rows, 1  # a load outdates the planner's estimates
     else:
         most_rows = max(most_rows, isqrt(VISIT_COST * OVERFETCH * limit * rows))
     cursor = await connection.execute(

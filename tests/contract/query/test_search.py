@@ -36,6 +36,7 @@ from query.embedding.embedders import QueryEmbedder
 from query.model import MODES, BadQuery, Mode, SearchResults, as_json
 from query.retrieval import vectors
 from query.retrieval.search import Search, Timeouts
+from query.retrieval.stores import NO_GRAPH
 from query.retrieval.vectors import NeighbourQuery, Tuning
 from tests.faults.worker_harness import Outbox
 from tests.support.processes import run_penstock
@@ -525,6 +526,30 @@ async def test_wide_access_uses_the_graph_and_narrow_access_an_exact_scan(stack:
             tuning = limits["tuning"] = Tuning(max_scan_tuples=500)
             results, used = await nearest(narrow, "graph")
             assert (len(results), used) == (30, "exact")
+
+
+async def test_a_search_while_the_graph_of_a_large_table_is_built_neither_fails_nor_reads_the_table(
+    stack: Stack,
+) -> None:
+    async with Library.create(stack, WordEmbedder()) as library:
+        await library.put(*(document(f"{n}.md", f"Lanterns, canal and word{n}.") for n in range(6)))
+        await library.put(document("few.md", "Barges on the canal.", acl_tags=["few"]))
+        [(make_index,)] = await library.execute("SELECT pg_get_indexdef('chunks_g1_hnsw'::regclass)")
+        await library.execute("DROP INDEX chunks_g1_hnsw")
+        tuning = Tuning(always_exact_rows=0, most_exact_rows=5)
+        search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), tuning=tuning)
+        staff, few = await library.caller("acme", "staff"), await library.caller("acme", "few")
+        for mode in ("vector", "hybrid"):
+            response = await search.search("lanterns word4", staff, mode=mode)
+            assert external_ids(response)[0] == "4.md"
+            assert len(response.results) == 6
+            assert response.degraded == (NO_GRAPH,)
+            assert (await search.search("barges", few, mode=mode)).degraded == (), "few rows are read exactly"
+        assert external_ids(await search.search("wharf", staff, mode="vector")) == [], "no passage has the word"
+
+        await library.execute(make_index)
+        search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), tuning=tuning)
+        assert (await search.search("lanterns word4", staff, mode="vector")).degraded == ()
 
 
 # Half a world
