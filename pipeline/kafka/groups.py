@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,6 +29,8 @@ REQUEST_SECONDS = 30.0
 SETTLE_SECONDS = 6.0
 """How long to wait for a coordinator that is being created or elected. Measured for a cluster's first: 2.5 s."""
 POLL_SECONDS = 0.1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 SETTLING = (GroupLoadInProgressError, NotCoordinatorForGroupError)
 
 
@@ -47,7 +49,7 @@ class Log:
     begin: int
     """The offset of the oldest record that Kafka still has."""
     oldest: datetime | None
-    """When that record was sent; None: the partition is empty."""
+    """When that record was sent, according to its producer; None: the partition is empty."""
     since: int
     """The offset of the first record sent at the requested moment or later; the end if there is none."""
     end: int
@@ -144,7 +146,7 @@ class Groups:
         return {
             (tp.topic.removeprefix(self._prefix), tp.partition): Log(
                 begins[tp],
-                datetime.fromtimestamp(firsts[tp].timestamp / 1000, UTC) if firsts[tp] else None,
+                _moment(firsts[tp].timestamp) if firsts[tp] else None,
                 after[tp].offset if after[tp] else ends[tp],
                 ends[tp],
             )
@@ -202,6 +204,11 @@ class Groups:
             raise OffsetsUnavailable(
                 f"Kafka at {self._bootstrap}: {type(error).__name__}; check that it is running and reachable"
             ) from error
+
+
+def _moment(sent_ms: int) -> datetime:
+    """The time of a record, for which its producer may name any number: the end of the calendar for a later one."""
+    return _EPOCH + timedelta(milliseconds=min(sent_ms, _LAST_MS))
 
 
 def group(stage: str) -> str:

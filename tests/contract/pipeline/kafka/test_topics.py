@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from deploy.local.stack import Stack
@@ -176,3 +176,21 @@ async def test_the_largest_message_fits_its_topic(bootstrap: str, prefix: str) -
         await stop_consumer(consumer)
     assert got.key == record.key
     assert decode(got.value, got.headers) == message
+
+
+async def test_a_record_of_a_time_beyond_the_calendar_hides_no_lag(bootstrap: str, prefix: str, admin: Any) -> None:
+    """Whoever may write a topic chooses the times of its records, and brokers before 4.0 accept any: the lag of all
+    topics was not shown while such a record was the first one of a partition."""
+    anything = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+    await admin.create_topics([NewTopic(f"{prefix}{IDENTITIES.name}", 1, 1, topic_configs=anything)])
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
+    await producer.start()
+    try:
+        await producer.send_and_wait(f"{prefix}{IDENTITIES.name}", b"x", partition=0, timestamp_ms=2**62)
+    finally:
+        await producer.stop()
+    async with Groups(bootstrap, prefix) as groups:
+        [log] = (await groups.logs([IDENTITIES.name], datetime.now(UTC))).values()
+    assert (log.begin, log.behind(None)) == (0, 1)
+    assert log.oldest is not None
+    assert log.oldest.year == 9999
