@@ -157,13 +157,53 @@ LOCATION = "location"
 """The response extension that holds the header of this name, which is removed from the headers."""
 
 
+class _TooMuch(httpcore.RemoteProtocolError):
+    """The other end has sent more bytes than it may."""
+
+
+class _Bounded(httpcore.AsyncNetworkStream):
+    """A connection whose other end may send so many bytes in response to each request. Everything counts: informational
+    responses and the sizes of chunks are read as long as they come, which takes the whole event loop."""
+
+    def __init__(self, inner: httpcore.AsyncNetworkStream, most_bytes: int) -> None:
+        self._inner = inner
+        self._most_bytes = self._left_bytes = most_bytes
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._left_bytes <= 0:
+            raise _TooMuch
+        data = await self._inner.read(min(max_bytes, READ_BYTES, self._left_bytes), timeout)
+        self._left_bytes -= len(data)
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._left_bytes = self._most_bytes
+        await self._inner.write(buffer, timeout)
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return _Bounded(await self._inner.start_tls(ssl_context, server_hostname, timeout), self._most_bytes)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def get_extra_info(self, info: str) -> object:
+        return self._inner.get_extra_info(info)
+
+
+READ_BYTES = 16 * 1024
+"""Bytes that a bounded connection reads at once: with 640 informational responses, which take 40 ms."""
+
+
 class _Pinned(httpcore.AsyncNetworkBackend):
     """Resolves a name once, checks every address, and connects to one of the checked addresses, so that a DNS response
     that changes in between has no effect. TLS and ``Host`` still name the host, because the pool above sets them."""
 
-    def __init__(self, hosts: Hosts, resolve: Resolver) -> None:
+    def __init__(self, hosts: Hosts, resolve: Resolver, response_bytes: int | None) -> None:
         self._hosts = hosts
         self._resolve = resolve
+        self._response_bytes = response_bytes
         self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -188,9 +228,11 @@ class _Pinned(httpcore.AsyncNetworkBackend):
         for tried, address in enumerate(addresses):
             share = None if deadline is None else (deadline - time.monotonic()) / (len(addresses) - tried)
             try:
-                return await self._inner.connect_tcp(address, port, share, local_address, socket_options)
+                stream = await self._inner.connect_tcp(address, port, share, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
+            else:
+                return stream if self._response_bytes is None else _Bounded(stream, self._response_bytes)
         raise failure
 
     async def sleep(self, seconds: float) -> None:
@@ -207,14 +249,24 @@ class Guarded(httpx.AsyncBaseTransport):
     """Checks every request, including those that an ``httpx.Auth`` makes by itself. It uses no proxy: behind one, the
     address of the server would be unknown."""
 
-    def __init__(self, hosts: Hosts, resolve: Resolver, ssl_context: ssl.SSLContext, connections: int) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        resolve: Resolver,
+        ssl_context: ssl.SSLContext,
+        connections: int,
+        *,
+        response_bytes: int | None = None,
+    ) -> None:
+        """response_bytes: the most that a server may send in response to a request, heads included; None: any number of
+        bytes."""
         self._hosts = hosts
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl_context,
             max_connections=connections,
             max_keepalive_connections=connections,
             keepalive_expiry=15.0,
-            network_backend=_Pinned(hosts, resolve),
+            network_backend=_Pinned(hosts, resolve, response_bytes),
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -268,6 +320,8 @@ def translated(error: Exception) -> httpx.TransportError:
     """Return the matching error of httpx, with a text of ours where the library quotes the response."""
     if isinstance(error, httpcore.TimeoutException):
         return httpx.TimeoutException("it took too long")
+    if isinstance(error, _TooMuch):
+        return httpx.RemoteProtocolError("it sent without end")
     if isinstance(error, httpcore.ConnectError):
         return httpx.ConnectError(str(error) or "no connection")
     if isinstance(error, httpcore.NetworkError | ssl.SSLError):

@@ -19,6 +19,8 @@ from pipeline.core.retry import retry_after_seconds
 CONNECT_SECONDS, REQUEST_SECONDS = 5.0, 15.0
 ANSWER_BYTES = 16 * 1024
 """As much of a response is read, so that the connection can be used again. Nothing in it is used."""
+RESPONSE_BYTES = 4 * ANSWER_BYTES
+"""The most that a receiver may send, with all heads: after it, the request has failed."""
 PARALLEL = 8
 """Requests to one receiver at once."""
 GONE = 410
@@ -71,7 +73,9 @@ class Receiver:
         self._where = str(origin(self._url))
         hosts = Hosts(self._url, (), base_may_be_private=private)
         self._client = httpx.AsyncClient(
-            transport=Guarded(hosts, resolver, ssl_context or default_ssl_context(), PARALLEL),
+            transport=Guarded(
+                hosts, resolver, ssl_context or default_ssl_context(), PARALLEL, response_bytes=RESPONSE_BYTES
+            ),
             headers={"user-agent": "penstock", "accept": "*/*", "accept-encoding": "identity"},
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             timeout=httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS, pool=None),

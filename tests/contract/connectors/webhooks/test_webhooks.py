@@ -8,7 +8,7 @@ import json
 import os
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -442,6 +442,33 @@ async def test_whatever_a_receiver_sends_is_an_outcome_of_its_own_event(sent: by
         answer = await receiver.send({"webhook-id": "1"}, b"{}")
         await receiver.close()
     assert (answer.status, answer.reason is None) == (status, False)
+
+
+@pytest.mark.parametrize(
+    ("begins", "piece"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"1;" + b"e" * 10_000 + b"\r\na\r\n"),
+    ],
+    ids=["informational responses", "chunks of a byte"],
+)
+async def test_what_a_receiver_sends_without_end_is_not_read(begins: bytes, piece: bytes) -> None:
+    """For 15 s, the event loop of all connectors did little else than read it."""
+
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(begins)
+        with suppress(ConnectionError):
+            while True:
+                writer.write(piece * 100)
+                await writer.drain()
+
+    async with await asyncio.start_server(send, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        receiver = Receiver(f"http://127.0.0.1:{port}/x", private=True)
+        answer = await receiver.send({"webhook-id": "1"}, b"{}")
+        await receiver.close()
+    assert answer.reason == f"http://127.0.0.1:{port} did not respond: it sent without end"
 
 
 async def test_a_receiver_that_breaks_its_tls_connection_counts_as_away(tmp_path: Path) -> None:
