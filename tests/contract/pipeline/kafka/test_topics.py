@@ -179,8 +179,8 @@ async def test_the_largest_message_fits_its_topic(bootstrap: str, prefix: str) -
 
 
 async def test_a_record_of_a_time_beyond_the_calendar_hides_no_lag(bootstrap: str, prefix: str, admin: Any) -> None:
-    """Whoever may write a topic chooses the times of its records, and brokers before 4.0 accept any: the lag of all
-    topics was not shown while such a record was the first one of a partition."""
+    """The lag of all topics was not shown while such a record was the first one of a partition: a writer of the topic
+    chooses the times of its records, and brokers before 4.0 accept any."""
     anything = {"message.timestamp.after.max.ms": str(2**63 - 1)}
     await admin.create_topics([NewTopic(f"{prefix}{IDENTITIES.name}", 1, 1, topic_configs=anything)])
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap)

@@ -44,7 +44,7 @@ class Call:
     path: str
     body: Any = None
     scopes: frozenset[Scope] | None = frozenset()
-    """What a service needs to make it on behalf of Ann. None: nothing beyond her token. Empty: it never may."""
+    """The scopes that a service needs to make it on behalf of Ann. None: it needs none. Empty: it never may."""
     needs: str = ""
     """principal: the caller must be a person; reader: one who may read Ann's documents; ann: Ann herself; operator: an
     operator of the tenant, or of any (``any operator``)."""
@@ -59,7 +59,7 @@ def tool(name: str, needs: str = "", *also: Scope, **arguments: Any) -> Call:
 
 def calls(ids: dict[str, str]) -> list[Call]:
     """One for each route and tool, in an order in which none removes what a later one needs."""
-    doc, kept, chunk, conflict = ids["document"], ids["standing"], ids["chunk"], ids["conflict"]
+    doc, standing, chunk, conflict = ids["document"], ids["standing"], ids["chunk"], ids["conflict"]
     rating = {"chunk_id": chunk, "query": "reservoir", "verdict": "up"}
     search, answers, documents = (frozenset[Scope]({scope}) for scope in ("search", "answers", "documents"))
     return [
@@ -79,17 +79,17 @@ def calls(ids: dict[str, str]) -> list[Call]:
         Call("POST", f"/v1/review/{uuid4()}", {"verdict": "right"}, frozenset(), "any operator", 404),
         Call("GET", "/v1/pipeline", None, frozenset(), "any operator"),
         Call("GET", "/v1/standing", None, answers, "principal"),
-        Call("GET", f"/v1/standing/{kept}", None, answers, "ann"),
-        Call("POST", f"/v1/standing/{kept}/answer", None, answers, "ann"),
+        Call("GET", f"/v1/standing/{standing}", None, answers, "ann"),
+        Call("POST", f"/v1/standing/{standing}/answer", None, answers, "ann"),
         tool("search", query="reservoir"),
         tool("fetch", "reader", id=doc),
         tool("conflicts"),
         tool("standing", "principal", "answers"),
         tool("standing_keep", "principal", "answers", question=QUESTION),
-        tool("standing_show", "ann", "answers", id=kept),
-        tool("standing_ask", "ann", "answers", id=kept),
+        tool("standing_show", "ann", "answers", id=standing),
+        tool("standing_ask", "ann", "answers", id=standing),
         tool("standing_remove", "ann", "answers", id=ids["second standing"]),
-        Call("DELETE", f"/v1/standing/{kept}", None, answers, "ann", 204),
+        Call("DELETE", f"/v1/standing/{standing}", None, answers, "ann", 204),
     ]
 
 
@@ -113,9 +113,9 @@ class Credential:
     """nobody, person, operator, service, or delegated."""
     is_ann: bool = False
     reads: bool = False
-    """Whether it may read Ann's documents."""
+    """True if it may read Ann's documents."""
     scopes: frozenset[Scope] | None = None
-    """Of a service that acts for Ann."""
+    """The scopes of a service that acts for Ann."""
 
 
 def vouch(**changes: Any) -> str:

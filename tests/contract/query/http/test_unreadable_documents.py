@@ -58,7 +58,7 @@ def secrets(tenant: str) -> list[tuple[str, str, str, dict[str, Any]]]:
 
 
 def requests(tenant: str, chunk: UUID, standing: UUID) -> Iterator[tuple[str, str, Any]]:
-    """What Eve asks, who knows the names and ids of the secrets. chunk, standing: ids of Ann's."""
+    """The requests of Eve, who knows the names and ids of the secrets. chunk, standing: ids of Ann's."""
     ids = [str(document_id(*secret[:3])) for secret in secrets(tenant)]
     names = [secret[2] for secret in secrets(tenant)]
     queries = ("turbines of the reservoir", "zanzibar", "PROJ-4821", "Mallory", SECRET)
@@ -135,8 +135,8 @@ def requests(tenant: str, chunk: UUID, standing: UUID) -> Iterator[tuple[str, st
 def stable(body: Any) -> Any:
     """A response without what differs between two equal requests, and without the order of its lists."""
     if isinstance(body, dict):
-        kept = {n: v for n, v in body.items() if n == "document_id" or not (VOLATILE.search(n) or n in BY_WORDS)}
-        return {n: stable(json.loads(v) if n == "text" and v[:1] == "{" else v) for n, v in kept.items()}
+        stays = {n: v for n, v in body.items() if n == "document_id" or not (VOLATILE.search(n) or n in BY_WORDS)}
+        return {n: stable(json.loads(v) if n == "text" and v[:1] == "{" else v) for n, v in stays.items()}
     if isinstance(body, str):
         return re.sub(r"[0-9.]+ s\b", "… s", body)  # how long a note says that something took
     return sorted(map(stable, body), key=json.dumps) if isinstance(body, list) else body
@@ -205,8 +205,11 @@ async def plant(world: World, tenant: str, ask: Callable[[], Any]) -> None:
     )
     async with world.library.pool.connection() as connection:
         for owner in (tenant, f"{tenant}-other"):
-            asked = ("which turbines does zanzibar have", (Judged("wiki", "secret/plan.md"), Judged("wiki", "dam.md")))
-            await golden.store(connection, Golden(owner, *asked))
+            question = (
+                "which turbines does zanzibar have",
+                (Judged("wiki", "secret/plan.md"), Judged("wiki", "dam.md")),
+            )
+            await golden.store(connection, Golden(owner, *question))
     at = document("x", "").observed_at
     groups = [
         IdentityChanged(tenant=tenant, source="vault", principal="ann", groups=["cleared"], observed_at=at),
@@ -234,22 +237,24 @@ async def test_what_a_caller_may_not_read_changes_nothing_that_it_receives(world
     async with service_over(world.library, feedback=FEEDBACK) as (client, _):
         before = await observed(client, eve, requests(tenant, chunk, standing))
     async with service_over(world.library, feedback=FEEDBACK) as (client, _):
-        kept: list[str] = []
+        standing_ids: list[str] = []
 
         async def ask() -> None:
             body = {"question": "which turbines does zanzibar have", "keep": True}
-            kept.append((await client.post("/v1/answers", json=body, headers=ann)).json()["standing_id"])
+            standing_ids.append((await client.post("/v1/answers", json=body, headers=ann)).json()["standing_id"])
 
         await plant(world, tenant, ask)
         [(anns,)] = await world.library.execute(
             "SELECT chunk_ids[1] FROM manifests WHERE document_id = %s", document_id(tenant, "vault", "plan.md")
         )
-        after = await observed(client, eve, requests(tenant, anns, UUID(kept[0])))
+        after = await observed(client, eve, requests(tenant, anns, UUID(standing_ids[0])))
         theirs = await client.post("/v1/search", json={"query": "zanzibar"}, headers=ann)
         assert len(theirs.json()["results"]) >= 1, "without secrets that are there for somebody, this proves nothing"
         listed = (await client.get("/v1/standing", headers=ann)).json()["standing"]
-        assert [entry["id"] for entry in listed] == kept, "Eve has removed nothing of Ann's"
-    renamed = {name.replace(str(anns), str(chunk)).replace(kept[0], str(standing)): v for name, v in after.items()}
+        assert [entry["id"] for entry in listed] == standing_ids, "Eve has removed nothing of Ann's"
+    renamed = {
+        name.replace(str(anns), str(chunk)).replace(standing_ids[0], str(standing)): v for name, v in after.items()
+    }
     assert renamed.keys() == before.keys()
     differs = {name: (before[name], renamed[name]) for name in before if before[name] != renamed[name]}
     assert sorted(differs) == []
