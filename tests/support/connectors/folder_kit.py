@@ -34,6 +34,8 @@ class Recorder(Producer):
         self.sent: list[tuple[str, Any]] = []
         self.lose_from: int | None = None
         """From this many messages on, none is acknowledged."""
+        self.lost = 0
+        """The number of messages that were not acknowledged."""
         self.held: list[Delivery] | None = None
         """If a list: deliveries are left open, in it."""
 
@@ -42,6 +44,7 @@ class Recorder(Producer):
         if self.held is not None:
             self.held.append(delivery)
         elif self.lose_from is not None and len(self.sent) >= self.lose_from:
+            self.lost += 1
             delivery.set_exception(DeliveryUnknown("Kafka has not acknowledged it"))
             delivery.exception()
         else:

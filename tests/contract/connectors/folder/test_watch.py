@@ -27,7 +27,6 @@ async def watching(desk: Desk, *roots: Path, **options: Any) -> AsyncIterator[li
     stop, reports = asyncio.Event(), list[ScanReport]()
     task = asyncio.create_task(desk.connector(*roots, **options).watch(stop, reports.append))
     try:
-        await asyncio.sleep(0.5)  # the watch is set up
         yield reports
     finally:
         stop.set()
@@ -98,7 +97,7 @@ async def test_an_outage_is_reported_once_and_retried(desk: Desk, monkeypatch: p
     desk.recorder.lose_from = 0
     async with watching(desk) as reports:
         await until(lambda: len(reports) == 1)
-        await asyncio.sleep(0.5)
+        await until(lambda: desk.recorder.lost >= 4)
         assert [codes(report.problems) for report in reports] == [["unavailable"]]
         desk.recorder.lose_from = None
         await until(lambda: len(desk.recorder.sent) == 1)

@@ -190,6 +190,22 @@ async def test_a_removed_page_is_gone_and_one_that_fails_stays(desk: Desk) -> No
     assert await one(source, a) == Gone(a)
 
 
+@pytest.mark.parametrize("lastmod", [None, "2026-11-01"])
+async def test_a_page_that_leaves_the_sitemap_is_gone_although_its_address_still_responds(
+    desk: Desk, lastmod: str | None
+) -> None:
+    a, b = desk.page("/a", lastmod=lastmod), desk.page("/b", lastmod=lastmod)
+    source = desk.source()
+    assert isinstance(await one(source, a), Document)
+    desk.site.unlisted.add("/a")
+    assert list(await listing(source)) == [b]
+    assert await one(source, a) == Gone(a)
+    assert await one(desk.source(), a) == Gone(a), "also after a restart"
+    desk.site.unlisted.clear()
+    assert list(await listing(source)) == [a, b]
+    assert isinstance(await one(source, a), Document)
+
+
 async def test_pages_of_a_feed_stay_documents_when_they_leave_it(desk: Desk) -> None:
     def feed(*paths: str) -> bytes:
         return b"<rss><channel>%s</channel></rss>" % b"".join(
