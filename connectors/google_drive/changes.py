@@ -6,56 +6,34 @@ before it expires, another one with a new id replaces it.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import secrets
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from connectors.google_drive.client import Api
 from connectors.google_drive.reading import Corpus
+from connectors.push import Registration, Registrations, digest, is_authentic
 from connectors.source import Memory, Reaction, Refused, Request
 from connectors.web import Answered, Missing
 
 CHANNELS = "channels"
 CHANNEL_LIFETIME = timedelta(days=7)
 """The longest lifetime that Google grants a channel on changes; the default is an hour."""
-RENEW_BEFORE = timedelta(hours=12)
-RENEWAL_SHARE = 0.2
-"""A channel whose lifetime is short is renewed when this share of it remains."""
 MAX_REMEMBERED_MESSAGES = 1_000
 """Message numbers of a channel that are remembered to detect duplicates. Forgetting one costs a poll."""
 
 
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """A channel as it is stored in Memory. Only a digest of its secret is stored, so that nobody who reads the table
-    can send notifications in Google's name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel(Registration):
+    """A channel on the log of changes of one corpus."""
 
-    id: str
+    renew_before: ClassVar[timedelta] = timedelta(hours=12)
     corpus: str
-    address: str
     resource: str
-    digest: str
-    opened: str
-    expires: str
-
-    @property
-    def end(self) -> datetime:
-        return datetime.fromisoformat(self.expires)
-
-    @property
-    def renewal(self) -> datetime:
-        opened = datetime.fromisoformat(self.opened)
-        return self.end - min(RENEW_BEFORE, (self.end - opened) * RENEWAL_SHARE)
-
-
-def digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Channels:
@@ -63,21 +41,15 @@ class Channels:
 
     def __init__(self, api: Api, memory: Memory, now: Callable[[], datetime]) -> None:
         self._api = api
-        self._memory = memory
+        self._stored = Registrations(Channel, memory, CHANNELS)
         self._now = now
         self._seen: dict[str, deque[str]] = {}
-
-    async def _load(self) -> list[Channel]:
-        return [Channel(**fields) for fields in await self._memory.get(CHANNELS) or []]
-
-    async def _save(self, channels: Sequence[Channel]) -> None:
-        await self._memory.put(CHANNELS, [asdict(channel) for channel in channels] or None)
 
     async def renew(self, corpora: Collection[Corpus], address: str) -> datetime | None:
         """Open missing and expiring channels, then stop those that are no longer needed. Return when to call again.
         Raises the first refusal, after all other channels are open."""
         corpora = [corpus for corpus in corpora if corpus.user is None]  # thousands of channels; polls find changes
-        stored, now = await self._load(), self._now()
+        stored, now = await self._stored.load(), self._now()
         keys = {corpus.key for corpus in corpora}
         current = [old for old in stored if old.address == address and old.corpus in keys and old.renewal > now]
         refused: dict[str, Answered] = {}
@@ -90,11 +62,11 @@ class Channels:
                     continue
                 current.append(opened)
                 stored.append(opened)
-                await self._save(stored)  # before anything else can fail: an unknown channel could not be stopped
+                await self._stored.save(stored)  # before anything else can fail: nobody could stop an unknown one
         for old in [channel for channel in stored if channel not in current and channel.corpus not in refused]:
             await self._stop(old)
             stored.remove(old)
-            await self._save(stored)
+            await self._stored.save(stored)
         if refused:
             raise next(iter(refused.values()))
         return min((channel.renewal for channel in current), default=None)
@@ -136,10 +108,8 @@ class Channels:
     async def reaction(self, request: Request) -> Reaction:
         """Return the reaction to a notification. Raises Refused."""
         id_ = request.headers.get("x-goog-channel-id", "")
-        secret = digest(request.headers.get("x-goog-channel-token", ""))
-        channel = next((stored for stored in await self._load() if stored.id == id_), None)
-        is_authentic = hmac.compare_digest(secret, channel.digest if channel else digest(""))
-        if channel is None or not is_authentic or channel.end <= self._now():
+        channel = next((stored for stored in await self._stored.load() if stored.id == id_), None)
+        if not is_authentic(request.headers.get("x-goog-channel-token", ""), channel, self._now()):
             raise Refused("not a notification of an open channel: its id or token is unknown, or it has ended")
         if request.headers.get("x-goog-resource-state") == "sync":
             return Reaction()  # the first notification, which says only that the channel is open

@@ -9,15 +9,14 @@ A subscription on a drive lives 30 days at most and is prolonged before that. Mi
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
+from connectors.push import Registration, Registrations, digest, is_authentic
 from connectors.sharepoint.client import Graph
 from connectors.sharepoint.reading import Drive
 from connectors.source import Memory, Reaction, Refused, Request
@@ -26,38 +25,17 @@ from connectors.web import Answered, Missing
 SUBSCRIPTIONS = "subscriptions"
 LIFETIME = timedelta(minutes=42_300)
 """The longest lifetime of a subscription on drive items (graph/api/resources/subscription, "Subscription lifetime")."""
-RENEW_BEFORE = timedelta(days=3)
-RENEWAL_SHARE = 0.2
-"""A subscription whose lifetime is short is renewed when this share of it remains."""
 MAX_TOKEN_CHARACTERS = 2_048
 ACCEPTED = 202
 """The status that Microsoft Graph expects within 10 seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """A subscription as it is stored in Memory. Only a digest of its secret is stored, so that nobody who reads the
-    table can send notifications in Microsoft's name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription(Registration):
+    """A subscription on one drive."""
 
-    id: str
+    renew_before: ClassVar[timedelta] = timedelta(days=3)
     drive: str
-    address: str
-    digest: str
-    opened: str
-    expires: str
-
-    @property
-    def end(self) -> datetime:
-        return datetime.fromisoformat(self.expires)
-
-    @property
-    def renewal(self) -> datetime:
-        opened = datetime.fromisoformat(self.opened)
-        return self.end - min(RENEW_BEFORE, (self.end - opened) * RENEWAL_SHARE)
-
-
-def digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Subscriptions:
@@ -65,7 +43,7 @@ class Subscriptions:
 
     def __init__(self, graph: Graph, memory: Memory, now: Callable[[], datetime]) -> None:
         self._graph = graph
-        self._memory = memory
+        self._stored = Registrations(Subscription, memory, SUBSCRIPTIONS)
         self._now = now
         self._being_created = 0
         self._ended: set[str] = set()
@@ -73,17 +51,11 @@ class Subscriptions:
         self._to_renew: set[str] = set()
         """Subscriptions that Microsoft Graph requires to be renewed now."""
 
-    async def _load(self) -> list[Subscription]:
-        return [Subscription(**fields) for fields in await self._memory.get(SUBSCRIPTIONS) or []]
-
-    async def _save(self, subscriptions: Sequence[Subscription]) -> None:
-        await self._memory.put(SUBSCRIPTIONS, [asdict(entry) for entry in subscriptions] or None)
-
     async def renew(self, drives: Sequence[Drive], address: str) -> datetime | None:
         """Create missing subscriptions, prolong expiring ones, then delete those that are no longer needed. Return when
         to call again. Raises the first refusal, after all other drives have a subscription."""
         ended, self._ended = self._ended, set()
-        stored = [entry for entry in await self._load() if entry.id not in ended]
+        stored = [entry for entry in await self._stored.load() if entry.id not in ended]
         refused: Answered | None = None
         ids = {drive.id for drive in drives}
         needed = {entry.drive: entry for entry in stored if entry.drive in ids and entry.address == address}
@@ -96,11 +68,11 @@ class Subscriptions:
             if current != needed.get(drive.id):
                 needed[drive.id] = current
                 stored = [entry for entry in stored if entry.id != current.id] + [current]
-                await self._save(stored)  # before anything else can fail: an unknown one could not be deleted
+                await self._stored.save(stored)  # before anything else can fail: an unknown one could not be deleted
         for entry in [entry for entry in stored if needed.get(entry.drive) != entry]:
             await self._delete(entry)
             stored.remove(entry)
-            await self._save(stored)
+            await self._stored.save(stored)
         if refused is not None:
             raise refused
         return min((entry.renewal for entry in needed.values()), default=None)
@@ -156,19 +128,17 @@ class Subscriptions:
                 raise Refused("a validation that no subscription has caused")
             return Reaction(answer=token.encode()), False
         entries = _notifications(request.body)
-        stored = {entry.id: entry for entry in await self._load()}
-        if not entries or not all(self._is_authentic(entry, stored) for entry in entries):
+        stored = {entry.id: entry for entry in await self._stored.load()}
+        now = self._now()
+        if not entries or not all(
+            is_authentic(str(entry.get("clientState") or ""), stored.get(str(entry.get("subscriptionId"))), now)
+            for entry in entries
+        ):
             raise Refused("not a notification of a subscription: its id or clientState is unknown, or it has ended")
         events = {str(entry["subscriptionId"]): entry.get("lifecycleEvent") for entry in entries}
         self._ended |= {id_ for id_, event in events.items() if event == "subscriptionRemoved"}
         self._to_renew |= {id_ for id_, event in events.items() if event == "reauthorizationRequired"}
         return Reaction(changes=True, status=ACCEPTED), bool(self._ended or self._to_renew)
-
-    def _is_authentic(self, entry: Mapping[str, Any], stored: Mapping[str, Subscription]) -> bool:
-        known = stored.get(str(entry.get("subscriptionId")))
-        secret = digest(str(entry.get("clientState") or ""))
-        matches = hmac.compare_digest(secret, known.digest if known else digest(""))
-        return known is not None and matches and known.end > self._now()
 
 
 def _notifications(body: bytes) -> list[Mapping[str, Any]]:
