@@ -54,7 +54,14 @@ BUILT_IN = {
     "objects": "connectors.objects.source:Objects",
     "web": "connectors.website.source:Website",
 }
-SWEEP_SECONDS_BY_KIND = {"confluence": 240.0, "database": 240.0, "jira": 240.0}
+SWEEP_SECONDS_BY_KIND = {
+    "confluence": 240.0,
+    "database": 240.0,
+    "git": 240.0,
+    "google-drive": 240.0,
+    "jira": 240.0,
+    "sharepoint": 240.0,
+}
 """The intervals of sweeps of kinds in which polls do not find what was deleted, moved or restricted. Elsewhere polls
 do, or sweeps would use up what the vendor permits (GitHub, Slack)."""
 

@@ -228,8 +228,8 @@ class Source(Protocol):
 
     Every method raises Retryable (or its subclass Deferred) when the source cannot respond now, and Misconfigured when
     only a person can help (a token without the scope, a wrong address). The content of a page is read after the page
-    was requested: nothing is read ahead, and no access is reused from an earlier page. A source that can only read
-    everything at once says in ``read_at`` when it began to.
+    was requested: nothing is read ahead, and no access is reused from an earlier page. Where a source can only read
+    everything at once, or access belongs to many pages of a listing, ``read_at`` says when it began to.
 
     A class may have ``metadata_keys: ClassVar[MetadataKeys]``: the keys of its documents' metadata that people filter
     by, which ``penstock metadata adopt KIND`` declares.

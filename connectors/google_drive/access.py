@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -144,27 +144,22 @@ class Vanished(Exception):
 
 
 class AccessReader:
-    """Reads the access of the files of one page. Permissions are cached for files that must have the same ones, so an
-    instance is not used for longer."""
+    """Reads the access of the files of one page, or of a listing. What files must have in common is read once: the
+    access of any of them may therefore be as old as ``began``."""
 
-    def __init__(
-        self,
-        api_of: Callable[[Json], Api],
-        sharing: Sharing,
-        now: Callable[[], datetime],
-        on_hidden: Callable[[], None],
-    ) -> None:
-        """api_of: returns the client that reads a file. on_hidden: called for a file whose sharing the account may not
-        see."""
-        self._api_of = api_of
+    def __init__(self, sharing: Sharing, now: Callable[[], datetime], on_hidden: Callable[[], None]) -> None:
+        """on_hidden: called for a file whose sharing the account may not see."""
+        self.began = datetime.now(UTC)
         self._sharing = sharing
         self._now = now
         self._on_hidden = on_hidden
-        self._cache: dict[Key, list[Json]] = {}
-        self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._members: dict[str, list[Json]] = {}
+        """The permissions of shared drives."""
+        self._accesses: dict[Key, Access] = {}
+        self._locks: defaultdict[object, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def access(self, file: Json) -> Access:
-        """Return a file's access. Raises Vanished."""
+    async def access(self, file: Json, api: Api) -> Access:
+        """Return a file's access. api: the client that reads it. Raises Vanished."""
         drive = file.get("driveId")
         if not drive:
             if "permissions" not in file:  # Google shows them only to accounts that may share the file
@@ -172,34 +167,39 @@ class AccessReader:
                 return NO_ACCESS
             return own_access(file["permissions"], self._sharing, self._now())
         try:
-            api = self._api_of(file)
-            permissions = await self._list(str(file["id"]), self._key(file), api)
-            members = await self._list(str(drive), ("drive", drive), api)
+            if (key := _shared_key(file)) is None:
+                return await self._read(file, api)
+            async with self._locks[key]:
+                if key not in self._accesses:
+                    self._accesses[key] = await self._read(file, api)
+                return self._accesses[key]
         except Missing as error:
             raise Vanished from error
         except (Denied, Rejected):
             self._on_hidden()
             return NO_ACCESS
-        return shared_access(file, permissions, members, str(drive), self._sharing, self._now())
 
-    def _key(self, file: Json) -> Key:
-        """Return the same key for files that have the same permissions, including expiry and origin: files of one
-        folder that have no permissions of their own and the same ids inherit all of them from that folder."""
-        if file.get("hasAugmentedPermissions") is not False or not file.get("permissionIds"):
-            return ("file", file["id"])
-        return (
-            "folder",
-            file["driveId"],
-            *(file.get("parents") or (file["id"],)),
-            bool(file.get("inheritedPermissionsDisabled")),
-            frozenset(file["permissionIds"]),
-        )
+    async def _read(self, file: Json, api: Api) -> Access:
+        drive = str(file["driveId"])
+        permissions = await api.permissions(str(file["id"]))
+        async with self._locks[drive]:
+            if drive not in self._members:
+                self._members[drive] = await api.permissions(drive)
+        return shared_access(file, permissions, self._members[drive], drive, self._sharing, self._now())
 
-    async def _list(self, id_: str, key: Key, api: Api) -> Sequence[Json]:
-        async with self._locks[key]:
-            if key not in self._cache:
-                self._cache[key] = await api.permissions(id_)
-            return self._cache[key]
+
+def _shared_key(file: Json) -> Key | None:
+    """Return the same key for files that have the same permissions, including expiry and origin: files of one folder
+    that have no permissions of their own and the same ids inherit all of them from that folder. None: the file may have
+    permissions of its own."""
+    if file.get("hasAugmentedPermissions") is not False or not file.get("permissionIds"):
+        return None
+    return (
+        file["driveId"],
+        *(file.get("parents") or (file["id"],)),
+        bool(file.get("inheritedPermissionsDisabled")),
+        frozenset(file["permissionIds"]),
+    )
 
 
 MAX_CONCURRENT_GROUPS = 8

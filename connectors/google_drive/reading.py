@@ -126,7 +126,7 @@ class Tree:
 
 
 MAX_CONCURRENT_FILES = 4
-"""Files read at the same time by the full read, and again by everything else. Each is half of the client's limit, so
+"""Files read at the same time by the full read, and again by everything else. Each is less than the client's limit, so
 that an edit does not wait behind a crawl."""
 
 
@@ -206,19 +206,28 @@ class Reading:
         await self._links.add({str(target["id"]): corpus.user or "" for target in targets})
         return targets
 
-    async def listed(self, files: Sequence[Json]) -> list[Listed]:
-        """Return files as listing entries, without files that have been deleted."""
+    def access_reader(self) -> AccessReader:
+        return AccessReader(self._sharing, self._now, self._on_hidden)
+
+    async def listed(self, files: Sequence[Json], reader: AccessReader) -> list[Listed]:
+        """Return files as listing entries, without files that have been deleted. reader: of the whole listing, because
+        files of one folder are on many of its pages."""
         links = await self._links.targets()
         return [
-            Listed(external_id=str(file["id"]), acl_tags=access.tags, revision=content.revision_of(file))
-            for file, access in await self._accesses(files)
+            Listed(
+                external_id=str(file["id"]),
+                acl_tags=access.tags,
+                revision=content.revision_of(file),
+                read_at=reader.began,
+            )
+            for file, access in await self._accesses(files, reader)
             if access is not None and (access.tags or str(file["id"]) not in links)
         ]
 
     async def entries(self, files: Sequence[Json], *, bulk: bool = False) -> list[Entry]:
         """Return files as entries. bulk: a full read, which no user waits for. A file that fails repeatedly while
         others are read becomes unreadable, so that it does not block the others."""
-        with_access = await self._accesses(files)
+        with_access = await self._accesses(files, self.access_reader())
         entries: list[Entry] = []
         failure: Retryable | None = None
         links = await self._links.targets()
@@ -326,14 +335,13 @@ class Reading:
                     return None
                 raise
 
-    async def _accesses(self, files: Sequence[Json]) -> list[tuple[Json, Access | None]]:
+    async def _accesses(self, files: Sequence[Json], reader: AccessReader) -> list[tuple[Json, Access | None]]:
         """Return files with their access, or None for a file that has been deleted."""
         links = await self._links.targets()
-        reader = AccessReader(lambda file: self._api_of(file, links), self._sharing, self._now, self._on_hidden)
 
         async def access(file: Json) -> tuple[Json, Access | None]:
             try:
-                return file, await reader.access(file)
+                return file, await reader.access(file, self._api_of(file, links))
             except Vanished:
                 return file, None
 

@@ -18,6 +18,7 @@ from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.google_drive.places import Links, Owners
 from connectors.google_drive.reading import NO_DRIVE, Corpus, Reading, Tree, missing_drive, missing_folder, owner_of
+from connectors.listings import ListedPage, read_listings
 from connectors.protocol import Problem
 from connectors.source import (
     Context,
@@ -144,6 +145,10 @@ LOGS_AT_ONCE = 8
 """Logs of changes of which a page is requested at the same time: those of thousands of users are short."""
 
 
+_Place = tuple[Corpus, Tree | None, str | None]
+"""A corpus, the folders of its listing once they are read, and the token of a page."""
+
+
 def _has_no_drive(error: Exception) -> bool:
     return isinstance(error, Denied) and error.code == NO_DRIVE
 
@@ -256,29 +261,33 @@ class GoogleDrive:
 
     async def slim(self) -> AsyncGenerator[Sequence[Listed | Unlisted], None]:
         owners: dict[str, str] = {}
-        failure: Denied | Misconfigured | None = None
-        any_listed = False
+        reader = self._reading.access_reader()
         async with self._memory.listing() as memory:
             self._links.begin()
             selected = await self._corpora()
-            for corpus in selected:
-                async with aclosing(self._files(corpus, selected, self._options.sweep_page_size, None)) as pages:
-                    try:
-                        async for page, _ in pages:
-                            if corpus.user is not None:
-                                owners |= {str(file["id"]): corpus.user for file in page}
-                            yield await self._reading.listed(page)
-                        any_listed = True
-                    except CursorExpired as error:  # a listing has no cursor: it begins again
-                        raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
-                    except (Denied, Misconfigured) as error:
-                        self._skip(corpus, error)
-                        failure, memory.lacks_parts = error, True
-                        if not _has_no_drive(error):
-                            part = f"My Drive of {corpus.user}"
-                            yield [Unlisted(part=part, reason=str(error), tag=f"user:{corpus.user}")]
-            if failure is not None and not any_listed:
-                raise failure
+
+            async def read(place: _Place) -> ListedPage[_Place]:
+                corpus, tree, token = place
+                try:
+                    tree = tree or await self._tree(corpus)
+                    size = self._options.sweep_page_size
+                    files, following = await self._page(corpus, selected, tree, size, token)
+                    entries = await self._reading.listed(files, reader)
+                except CursorExpired as error:  # a listing has no cursor: it begins again
+                    raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
+                except (Denied, Misconfigured) as error:
+                    self._skip(corpus, error)
+                    memory.lacks_parts = True
+                    part = Unlisted(part=f"My Drive of {corpus.user}", reason=str(error), tag=f"user:{corpus.user}")
+                    return ListedPage([] if _has_no_drive(error) else [part], failure=error)
+                if corpus.user is not None:
+                    owners.update({str(file["id"]): corpus.user for file in files})
+                return ListedPage(entries, (corpus, tree, following) if following else None)
+
+            beginnings: list[_Place] = [(corpus, None, None) for corpus in selected]
+            async with aclosing(read_listings(beginnings, read)) as pages:
+                async for page in pages:
+                    yield page
             await self._links.end()
             if self._options.all_my_drives:
                 await self._owners.replace(owners)
@@ -296,16 +305,26 @@ class GoogleDrive:
         self, corpus: Corpus, selected: Sequence[Corpus], size: int, token: str | None
     ) -> AsyncGenerator[tuple[list[Json], str | None], None]:
         """Yield pages of documents, each with the token of the next page."""
-        api, query = self._api.acting_as(corpus.user), OWNED if corpus.user else DOCUMENTS
-        tree = Tree(api)
-        if corpus.folders is not None:
-            await self._require_drive(corpus, tree.load(corpus))
+        tree = await self._tree(corpus)
         while True:
-            page = await self._require_drive(corpus, api.documents(corpus.drive, query, size, token))
-            token = page.get("nextPageToken")
-            yield await self._reading.select(page.get("files", []), corpus, tree, selected), token
+            files, token = await self._page(corpus, selected, tree, size, token)
+            yield files, token
             if not token:
                 return
+
+    async def _tree(self, corpus: Corpus) -> Tree:
+        tree = Tree(self._api.acting_as(corpus.user))
+        if corpus.folders is not None:
+            await self._require_drive(corpus, tree.load(corpus))
+        return tree
+
+    async def _page(
+        self, corpus: Corpus, selected: Sequence[Corpus], tree: Tree, size: int, token: str | None
+    ) -> tuple[list[Json], str | None]:
+        """Return the documents of a page of a corpus, and the token of the next page."""
+        api, query = self._api.acting_as(corpus.user), OWNED if corpus.user else DOCUMENTS
+        page = await self._require_drive(corpus, api.documents(corpus.drive, query, size, token))
+        return await self._reading.select(page.get("files", []), corpus, tree, selected), page.get("nextPageToken")
 
     # Changes
 

@@ -28,6 +28,7 @@ from connectors.source import CursorExpired
 from connectors.web import Answered, Denied, Limits, Missing, Rejected, Web
 from connectors.web.token import RenewedToken
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.runtime.tasks import gather_or_cancel
 
 Json = dict[str, Any]
 
@@ -310,23 +311,25 @@ class Graph:
     async def _batch(self, paths: Sequence[str]) -> list[Json | Answered]:
         """Send GET requests, as many as possible in one. One that Graph cannot answer now is sent again by itself, so
         that rate limits and failures are waited out as for every other request."""
+        batches = [paths[start : start + BATCH_REQUESTS] for start in range(0, len(paths), BATCH_REQUESTS)]
+        return [answer for answers in await gather_or_cancel(*map(self._one_batch, batches)) for answer in answers]
+
+    async def _one_batch(self, paths: Sequence[str]) -> list[Json | Answered]:
+        requests = [{"id": str(n), "method": "GET", "url": f"/{path}"} for n, path in enumerate(paths)]
+        responses = (await self._web.json("POST", "$batch", json={"requests": requests})).get("responses", ())
+        by_id = {str(response.get("id")): response for response in responses}
         answers: list[Json | Answered] = []
-        for start in range(0, len(paths), BATCH_REQUESTS):
-            some = paths[start : start + BATCH_REQUESTS]
-            requests = [{"id": str(n), "method": "GET", "url": f"/{path}"} for n, path in enumerate(some)]
-            responses = (await self._web.json("POST", "$batch", json={"requests": requests})).get("responses", ())
-            by_id = {str(response.get("id")): response for response in responses}
-            for number, path in enumerate(some):
-                response = by_id.get(str(number)) or {}
-                if response.get("status") == 200 and isinstance(response.get("body"), dict):
-                    answers.append(response["body"])
-                    continue
-                try:
-                    answers.append(await self._get(path))
-                except (Missing, Denied, Rejected) as error:
-                    if error.status == 401:
-                        raise
-                    answers.append(error)
+        for number, path in enumerate(paths):
+            response = by_id.get(str(number)) or {}
+            if response.get("status") == 200 and isinstance(response.get("body"), dict):
+                answers.append(response["body"])
+                continue
+            try:
+                answers.append(await self._get(path))
+            except (Missing, Denied, Rejected) as error:
+                if error.status == 401:
+                    raise
+                answers.append(error)
         return answers
 
 

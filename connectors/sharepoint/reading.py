@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -254,14 +255,21 @@ class Reading:
         last = {str(item["id"]): item for item in items}
         return [item for item in last.values() if content.type_of(item, is_pages_library=drive.has_pages) is not None]
 
-    async def listed(self, items: Sequence[Json], drive: Drive, tree: Tree) -> list[Listed]:
-        """Return items as listing entries, without items that have been deleted."""
-        accesses = await self._accesses(items, drive, tree)
+    async def listed(
+        self, items: Sequence[Json], drive: Drive, tree: Tree, known: dict[str, Access], began: datetime
+    ) -> list[Listed]:
+        """Return items as listing entries, without items that have been deleted.
+
+        known: the access of those folders of the drive that have permissions of their own, as the listing has read it
+        since it began; what is read here is added.
+        """
+        accesses = await self._accesses(items, drive, tree, known)
         return [
             Listed(
                 external_id=external_id(drive.id, str(item["id"])),
                 acl_tags=accesses[str(item["id"])].tags,
                 revision=content.revision_of(item, drive.id),
+                read_at=began if self._uses_hierarchy(tree) else None,
             )
             for item in items
             if str(item["id"]) in accesses
@@ -270,7 +278,7 @@ class Reading:
     async def entries(self, items: Sequence[Json], drive: Drive, tree: Tree, *, bulk: bool = False) -> list[Entry]:
         """Return items as entries. bulk: a full read, which no user waits for. A file that fails repeatedly while
         others are read becomes unreadable, so that it does not block the others."""
-        accesses = await self._accesses(items, drive, tree)
+        accesses = await self._accesses(items, drive, tree, {})
         attempts = await gather_or_cancel(
             *(self._try(item, drive, accesses.get(str(item["id"])), bulk) for item in items)
         )
@@ -359,11 +367,19 @@ class Reading:
             message = f"{UNREADABLE} ({error.status}, {error.code})"
             return Unreadable(external_id=id_, code=code, message=message, acl_tags=())
 
-    async def _accesses(self, items: Sequence[Json], drive: Drive, tree: Tree) -> dict[str, Access]:
-        """Return the access of items by id, without items that have been deleted."""
-        by_hierarchy = self._by_hierarchy and tree.shows_roots
+    def _uses_hierarchy(self, tree: Tree) -> bool:
+        return self._by_hierarchy and tree.shows_roots
+
+    async def _accesses(
+        self, items: Sequence[Json], drive: Drive, tree: Tree, known: dict[str, Access]
+    ) -> dict[str, Access]:
+        """Return the access of items by id, without items that have been deleted. known: see ``listed``."""
+        by_hierarchy = self._uses_hierarchy(tree)
         roots = {str(item["id"]): tree.access_root(item) if by_hierarchy else str(item["id"]) for item in items}
-        of_root = await self._read_accesses(sorted(set(roots.values())), drive)
+        read = await self._read_accesses(sorted(set(roots.values()) - known.keys()), drive)
+        if by_hierarchy:
+            known.update(read)
+        of_root = ChainMap(read, known)
         accesses = {
             id_: of_root.get(root, NO_ACCESS)  # a folder above that was deleted meanwhile: the item is read again soon
             for id_, root in roots.items()

@@ -3,6 +3,7 @@ application lacks."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from typing import ClassVar
 import structlog
 
 from connectors.access_memory import AccessMemory, Listener
+from connectors.listings import ListedPage, read_listings
 from connectors.protocol import Problem
 from connectors.set_aside import Failures
 from connectors.sharepoint.access import EVERYONE, Access, Memberships
@@ -53,6 +55,9 @@ log = structlog.get_logger()
 
 RELIST_SECONDS = 1.0
 """Delay before a listing whose link has expired begins again."""
+
+_Place = tuple[Drive, Tree, str | None]
+"""A drive, the folders of its listing so far, and the link of a page."""
 
 
 def utc_now() -> datetime:
@@ -165,49 +170,54 @@ class SharePoint:
         while remaining:
             drive = remaining.pop(0)
             following = remaining[0].id if remaining else None
-            async with aclosing(self._items(drive, self._options.page_size, link)) as pages:
-                async for items, tree, after in pages:
-                    entries = await self._reading.entries(items, drive, tree, bulk=True)
-                    yield Page(entries, {"drive": drive.id if after else following, "link": after})
-            link = None
+            tree = Tree()
+            while True:
+                items, link = await self._items(drive, tree, link, self._options.page_size)
+                entries = await self._reading.entries(items, drive, tree, bulk=True)
+                yield Page(entries, {"drive": drive.id if link else following, "link": link})
+                if not link:
+                    break
 
     async def slim(self) -> AsyncGenerator[Sequence[Listed | Unlisted], None]:
+        began, known = datetime.now(UTC), defaultdict[str, dict[str, Access]](dict)
+
+        async def read(place: _Place) -> ListedPage[_Place]:
+            drive, tree, link = place
+            try:
+                items, following = await self._items(drive, tree, link, self._options.sweep_page_size)
+            except CursorExpired as error:  # a listing has no cursor: it begins again
+                raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
+            entries = await self._reading.listed(items, drive, tree, known[drive.id], began)
+            return ListedPage(entries, (drive, tree, following) if following else None)
+
         async with self._memory.listing() as listing:
             drives = await self._drives.selected(fresh=True)
-            for drive in drives:
-                async with aclosing(self._items(drive, self._options.sweep_page_size, None)) as pages:
-                    try:
-                        async for items, tree, _ in pages:
-                            yield await self._reading.listed(items, drive, tree)
-                    except CursorExpired as error:  # a listing has no cursor: it begins again
-                        raise Retryable(f"{error}: the listing starts again", retry_after=RELIST_SECONDS) from error
+            beginnings: list[_Place] = [(drive, Tree(), None) for drive in drives]
+            async with aclosing(read_listings(beginnings, read)) as pages:
+                async for page in pages:
+                    yield page
             logs = [self._unlisted[drive.id] for drive in drives if drive.id in self._unlisted]
             parts = [*self._drives.unlisted.values(), *logs]
             listing.lacks_parts = bool(parts)
             yield parts
 
-    async def _items(
-        self, drive: Drive, size: int, link: str | None
-    ) -> AsyncGenerator[tuple[list[Json], Tree, str | None], None]:
-        """Yield pages of a drive's documents with the folders seen so far, each with the link of the next page. A page
-        without items is no end: only a page without a link is."""
-        tree = Tree()
-        while True:
-            page = await self._page(drive, link, size)
-            if page is None:
-                return
-            items = page.get("value", [])
-            for item in items:
-                tree.note(item)
-                if is_folder(item):
-                    # A folder that has moved since it was last seen must still be noticed by ``changes``.
-                    key = external_id(drive.id, str(item["id"]))
-                    self._folders.setdefault(key, (parent_of(item), "shared" in item, None))
-            after = page.get("@odata.nextLink")
-            yield self._reading.select(items, drive), tree, after
-            if not after:
-                return
-            link = after
+    async def _items(self, drive: Drive, tree: Tree, link: str | None, size: int) -> tuple[list[Json], str | None]:
+        """Return the documents of a page of a drive, and the link of the next page; none if the drive cannot be read. A
+        page without documents is no end: only a page without a link is.
+
+        tree: the folders that the pages before have shown; those of this page are added.
+        """
+        page = await self._page(drive, link, size)
+        if page is None:
+            return [], None
+        items = page.get("value", [])
+        for item in items:
+            tree.note(item)
+            if is_folder(item):
+                # A folder that has moved since it was last seen must still be noticed by ``changes``.
+                key = external_id(drive.id, str(item["id"]))
+                self._folders.setdefault(key, (parent_of(item), "shared" in item, None))
+        return self._reading.select(items, drive), page.get("@odata.nextLink")
 
     async def _page(self, drive: Drive, link: str | None, size: int) -> Json | None:
         """Return a page of a drive's log; None if the drive cannot be read: it is set aside, and the others are

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from connectors.fakes.google_drive_corpus import FOLDER, Grant
 from connectors.google_drive.playground import ACCOUNT, ADMIN, STAFF
-from connectors.source import Reaction
+from connectors.source import Listed, Reaction, Unlisted
 from pipeline.core.errors import Retryable
 from tests.support.connectors.google_drive_kit import Desk, desk_in, listing, members, one, since
 
@@ -52,6 +54,33 @@ async def test_a_folder_shared_outside_its_drive_gives_its_files_the_grants_tag(
     requests = [path for _, path in desk.fake.requests if path.endswith("/permissions")]
     assert len(requests) == 2  # one of the four, and the drive: all four must have the same
     assert set(await listing(source)) == set(ids)
+
+
+async def test_the_access_of_a_folder_is_read_once_for_a_listing_and_as_old_as_it(desk: Desk) -> None:
+    """Its files are on many pages. What a poll publishes meanwhile has a later time, and wins."""
+    drive = desk.drive(Grant(type="group", who=STAFF))
+    folder = desk.corpus.add("Folder", parent=drive, mime_type=FOLDER).id
+    files = [desk.doc(f"Document {n}", folder) for n in range(3)]
+    guest = Grant(type="user", who="guest@elsewhere.org")
+    desk.corpus.share(folder, guest)
+    desk.corpus.shows_expired_grants = True
+    began = changed = datetime.now(UTC)
+    listed = list[Listed | Unlisted]()
+    async with aclosing(desk.source(drives=[drive], sweep_page_size=1).slim()) as pages:
+        async for page in pages:
+            listed += page
+            desk.corpus.share(folder, replace(guest, expires=desk.corpus.now() - timedelta(hours=1)))
+            if len(listed) == 1:
+                changed = datetime.now(UTC)
+    assert [entry.external_id for entry in listed if isinstance(entry, Listed)] == files
+    for entry in listed:
+        assert isinstance(entry, Listed)
+        assert entry.read_at is not None
+        assert began <= entry.read_at < changed
+        assert "user:guest@elsewhere.org" in entry.acl_tags
+    assert len([path for _, path in desk.fake.requests if path.endswith("/permissions")]) == 2  # a file, and the drive
+    [later, *_] = (await listing(desk.source(drives=[drive]))).values()
+    assert "user:guest@elsewhere.org" not in later.acl_tags
 
 
 async def test_files_in_a_limited_access_folder_lack_the_drives_tag(desk: Desk) -> None:
