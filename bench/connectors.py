@@ -1,5 +1,5 @@
-"""Measures a connector on a large source: its first crawl with a crash in the middle, a sweep, webhooks, and how long
-another process takes to take over.
+"""Measures a connector on a large source: its first crawl with a crash in the middle, a sweep, webhooks, how long
+another process takes to take over, and how soon it notices changes without webhooks.
 
     python -m bench.connectors [--documents 20000] [--groups 5000] [--events-per-second 1000] [--only crawl] [--json]
         [--requests-per-second 100] [--points-per-hour 65000] [--words 60]
@@ -12,7 +12,9 @@ API token; ``points`` is what an app would have spent of its quota. ``memory`` h
 those in the ledger and the resident MiB of the worker during the crawl. ``listed_again`` counts the pages of results
 that were requested before the crash and once more after it. ``differences`` counts the documents and people of which
 the ledger does not hold what the source does. ``events``: as many signed events a second as were asked for, each about
-another page that has changed; an event's milliseconds are those of its HTTP response.
+another page that has changed; an event's milliseconds are those of its HTTP response. ``changes``: the connector has
+its ordinary intervals and gets no event, each response takes 0.2 s, and pages, access and memberships change at random
+times of five minutes. ``seconds`` are those until the ledger has accepted a change, by its kind.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import threading
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,7 @@ from bench.running import PENSTOCK, Running, machine, running, spread
 from connectors.declared import VARIABLE
 from connectors.fakes.atlassian_limits import RateLimits
 from connectors.fakes.confluence import FakeConfluence, requests
+from connectors.fakes.confluence_state import Item
 from pipeline.runtime.http_server import served
 
 MEMBERS = 20
@@ -57,8 +62,8 @@ SAMPLES = 20
 EVENT_SECONDS = 10
 POLL_SECONDS = 0.5
 COMPARISON_SECONDS = 5.0
-SETTLE_SECONDS = 600.0
-"""Longest wait for the ledger to hold what the source does; what it lacks then is reported."""
+SETTLE_SECONDS = 3_600.0
+"""Longest wait, after the first load, for the ledger to hold what the source does; what it lacks then is reported."""
 LAST_SECONDS = 3_600.0
 """Longest wait for one of the steps."""
 AT_ONCE = 64
@@ -66,7 +71,32 @@ AT_ONCE = 64
 
 
 SOURCE = "wiki"
-STEPS = ("crawl", "events", "takeover")
+STEPS = ("crawl", "events", "takeover", "changes")
+CHANGE_KINDS = ("page", "text", "restriction", "move", "trash", "purge", "space permission", "membership")
+CHANGES = 12
+"""Changes of each kind."""
+CHANGE_SECONDS = 300.0
+"""The time over which they are spread."""
+REQUEST_SECONDS = 0.2
+"""From a request to its response, while changes are made."""
+
+Expected = tuple[str, list[str], list[str]]
+"""The title, the tags and the required tags of a document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change at the source, and what the ledger holds once it has accepted it."""
+
+    kind: str
+    at: float
+    document: str = ""
+    expected: Expected | None = None
+    """The document; None: it is deleted."""
+    person: str = ""
+    tag: str = ""
+    holds: bool = True
+    """Whether the person has the tag."""
 
 
 class Source:
@@ -132,16 +162,52 @@ class Source:
         requests, self.fake.requests = self.fake.requests, []
         return {line for line in requests if "/spaces/" in line and "body-format" in line}
 
-    def documents(self) -> dict[str, tuple[str, list[str], list[str]]]:
-        """Return the title, the tags and the required tags of each page, by its id, as the ledger has to hold them."""
-        return {
-            page.id: (
-                page.title,
-                [f"{SOURCE}/space:{page.space}"],
-                [f"{SOURCE}/restriction:{page.id}"] if page.read else [],
-            )
-            for page in self.pages
-        }
+    def documents(self) -> dict[str, Expected]:
+        """Return each page, by its id, as the ledger has to hold it."""
+        return {page.id: self.document(page) for page in self.pages if page.status == "current"}
+
+    @staticmethod
+    def document(page: Item) -> Expected:
+        restrictions = [f"{SOURCE}/restriction:{page.id}"] if page.read else []
+        return page.title, [f"{SOURCE}/space:{page.space}"], restrictions
+
+    def change(self, kind: str, chance: random.Random) -> Change:
+        """Change something. kind: of CHANGE_KINDS."""
+        state = self.fake.state
+        if kind == "membership":
+            group = chance.choice([name for name, members in state.groups.items() if members])
+            account = chance.choice(sorted(state.groups[group]))
+            state.groups[group].discard(account)
+            person = state.users[account].email.lower()
+            return Change(kind, time.monotonic(), person=person, tag=f"group:{group}", holds=False)
+        space = chance.choice([*state.spaces.values()])
+        if kind == "space permission":
+            newcomer, group = state.add_user(f"newcomer{len(state.users)}"), f"newcomers-{len(state.groups)}"
+            state.groups[group] = {newcomer.account_id}
+            person = newcomer.email.lower()
+            space.readers.groups.add(group)
+            return Change(kind, time.monotonic(), person=person, tag=f"space:{space.key}")
+        unrestricted = [page for page in self.pages if page.status == "current" and not page.read]
+        page = chance.choice([page for page in unrestricted if page.space != space.key])
+        match kind:
+            case "page":
+                page = state.add_page(
+                    space.key, f"New page {len(self.pages)}", "<p>New words.</p>", author=self.bot.account_id
+                )
+                self.pages.append(page)
+            case "text":
+                state.edit(page.id, title=f"{page.title}, edited")
+            case "restriction":
+                state.restrict(page.id, users={self.bot.account_id}, groups={chance.choice([*state.groups])})
+            case "move":
+                state.move(page.id, None, space=space.key)
+            case "trash":
+                state.trash(page.id)
+            case "purge":
+                state.trash(page.id)
+                state.purge(page.id)
+        expected = self.document(page) if page.status == "current" else None
+        return Change(kind, time.monotonic(), document=page.id, expected=expected)
 
     def holders(self) -> dict[str, set[str]]:
         """Return the tags of each person."""
@@ -172,10 +238,7 @@ class Connectors:
         self._run = run
         self._source = source
         self._file = run.folder / "connectors.toml"
-        self._file.write_text(
-            f'[connector.wiki]\nkind = "confluence"\nbase_url = "{source.url}"\nemail = "{source.bot.email}"\n'
-            "poll_seconds = 9000\nsweep_seconds = 9000\ngroups_seconds = 9000\n"
-        )
+        self.configure(source, "poll_seconds = 9000\nsweep_seconds = 9000\ngroups_seconds = 9000\n")
         self.environment = {
             **run.environment,
             VARIABLE: str(self._file),
@@ -184,6 +247,13 @@ class Connectors:
             "PENSTOCK_STREAM_HEALTH_PORT": "0",
             "PENSTOCK_CONNECTORS_HTTP_PORT": "0",
         }
+
+    def configure(self, source: Source, intervals: str = "") -> None:
+        """intervals: lines of settings; none: what connectors have without."""
+        self._file.write_text(
+            f'[connector.wiki]\nkind = "confluence"\nbase_url = "{source.url}"\nemail = "{source.bot.email}"\n'
+            + intervals
+        )
 
     @contextmanager
     def process(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -222,6 +292,29 @@ class Connectors:
             "documents": _differing(documents, source.documents()),
             "people": _differing(holders, source.holders()),
         }
+
+    def lacks(self, changes: Sequence[Change]) -> list[Change]:
+        """Return the changes that the ledger has not accepted."""
+        documents: dict[str, Expected] = {
+            external_id: (title, acl_tags, required_tags)
+            for external_id, title, acl_tags, required_tags in self._run.sql(
+                "SELECT external_id, title, acl_tags, required_tags FROM documents d JOIN access_sets a"
+                " ON a.id = d.access_id WHERE source = 'wiki' AND deleted_at IS NULL AND external_id = ANY(%s)",
+                [change.document for change in changes],
+            )
+        }
+        tags: dict[str, list[str]] = dict(
+            self._run.sql(
+                "SELECT principal, groups FROM memberships WHERE source = 'wiki' AND principal = ANY(%s)",
+                [change.person for change in changes],
+            )
+        )
+        return [
+            change
+            for change in changes
+            if (change.document and documents.get(change.document) != change.expected)
+            or (change.person and (change.tag in tags.get(change.person, ())) != change.holds)
+        ]
 
     def row(self) -> dict[str, Any]:
         rows = self._run.sql("SELECT to_jsonb(c) FROM connectors c WHERE source = 'wiki'")
@@ -384,6 +477,45 @@ def takeover(connectors: Connectors) -> dict[str, Any]:
     return seconds
 
 
+def unaided(connectors: Connectors, source: Source) -> dict[str, Any]:
+    """Measure how soon the ledger has changes of which no event tells."""
+    chance = random.Random(1)
+    connectors.configure(source)
+    source.fake.faults.seconds = REQUEST_SECONDS
+    kinds = [*CHANGE_KINDS] * CHANGES
+    chance.shuffle(kinds)
+    seconds, pending = defaultdict[str, list[float]](list), list[Change]()
+    with connectors.process() as process:
+        wait_for(lambda: connectors.holder() == process.pid)
+        began = time.monotonic()
+        source.requests_since(began)
+        due = sorted(began + chance.uniform(0, CHANGE_SECONDS) for _ in kinds)
+        while (due or pending) and time.monotonic() < began + LAST_SECONDS:
+            while due and due[0] <= time.monotonic():
+                due.pop(0)
+                pending.append(source.change(kinds.pop(), chance))
+            lacking = connectors.lacks(pending) if pending else []
+            for change in pending:
+                if change not in lacking:
+                    seconds[change.kind].append(time.monotonic() - change.at)
+            pending = lacking
+            time.sleep(POLL_SECONDS)
+        worker, elapsed = psutil.Process(process.pid), time.monotonic() - began
+        result = {
+            "seconds": {kind: spread(seconds[kind]) for kind in CHANGE_KINDS},
+            "not_accepted": len(pending),
+            "requests": source.requests_since(began),
+            "elapsed_seconds": round(elapsed),
+            "processor_seconds": round(sum(worker.cpu_times()[:2]), 1),
+            "memory_mib": memory(process),
+        }
+        settled = time.monotonic() + SETTLE_SECONDS
+        wait_for(
+            lambda: not any(connectors.differences(source).values()) or time.monotonic() > settled, COMPARISON_SECONDS
+        )
+        return {**result, "differences": connectors.differences(source)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A connector on a large source.")
     parser.add_argument("--documents", type=int, default=20_000)
@@ -409,11 +541,13 @@ def main() -> None:
             "documents": options.documents,
             "groups": options.groups,
             "requests_per_second": options.requests_per_second,
+            "words": options.words,
         }
         steps: dict[str, Callable[[], dict[str, Any]]] = {
             "crawl": lambda: crawl(connectors, source),
             "events": lambda: webhooks(run, connectors, source, options.events_per_second),
             "takeover": lambda: takeover(connectors),
+            "changes": lambda: unaided(connectors, source),
         }
         chosen = {name for name in STEPS if not options.only or name == "crawl" or name in options.only}
         for name, measure in steps.items():
