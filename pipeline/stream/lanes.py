@@ -32,6 +32,10 @@ GATHER_SECONDS = 0.02
 PARK_AFTER_TRIES = 3
 """A single record that has failed this often is parked: the lane goes on with other records, and tries it in
 between."""
+BACKFILL_LANES = {"detect": 3, "keywords": 3}
+"""The most backfill lanes of these stages. With as many as live ones, their batches were a third as large, and a large
+batch costs little more than a small one, above all in Elasticsearch. Vectors have all lanes, because a model may take
+time."""
 BACKFILL_POLL_SECONDS = 0.1
 """Pause between two checks whether backfill may go on."""
 
@@ -61,8 +65,8 @@ class _KeyLane:
     """When the last batch began, on time.monotonic()."""
     keys_in_progress: frozenset[bytes | None] = frozenset()
     """The keys of the records that are left of the present batch."""
-    sibling: _KeyLane | None = None
-    """The other queue of the same keys. A key that is in progress there waits here."""
+    siblings: list[_KeyLane] = field(default_factory=list)
+    """The queues of the other kind with some of the same keys. A key that is in progress there waits here."""
     parked: Batch | None = None
     """A record that keeps failing, which is tried again between batches. At most one, so that the memory of a lane
     stays bounded."""
@@ -81,23 +85,23 @@ class _KeyLane:
         )
 
     def is_in_sibling(self, key: bytes | None) -> bool:
-        """Whether the sibling is handling a record of this key."""
-        return self.sibling is not None and key in self.sibling.keys_in_progress
+        """Whether a sibling is handling a record of this key."""
+        return any(key in sibling.keys_in_progress for sibling in self.siblings)
 
     def set_in_progress(self, parts: Sequence[Batch]) -> None:
-        """Set the parts of a batch that are in progress, and let the sibling take the other keys. Records that wait for
-        the end of a flood do not count: valid records of their documents go on."""
+        """Set the parts of a batch that are in progress, and let the siblings take the other keys. Records that wait
+        for the end of a flood do not count: valid records of their documents go on."""
         self.keys_in_progress = frozenset(record.key for part in parts if not part.flooded for record, _ in part.items)
-        if self.sibling is not None:
-            self.sibling.changed.set()
+        for sibling in self.siblings:
+            sibling.changed.set()
 
     def blocks_sibling(self, part: Batch) -> bool:
-        """Whether a record of the sibling waits until this part is done."""
+        """Whether a record of a sibling waits until this part is done."""
         keys = {record.key for record, _ in part.items}
-        return self.sibling is not None and any(entry.key in keys for entry in self.sibling.queue)
+        return any(entry.key in keys for sibling in self.siblings for entry in sibling.queue)
 
     def takeable(self) -> Iterator[_Waiting]:
-        """The queued records whose key is not in progress in the sibling, in order."""
+        """The queued records whose key is not in progress in a sibling, in order."""
         return (entry for entry in self.queue if not self.is_in_sibling(entry.key))
 
     def take(self, count: int) -> list[Item]:
@@ -131,14 +135,20 @@ def _round_robin(waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
                 del by_source[source]
 
 
-def _pair() -> tuple[_KeyLane, _KeyLane]:
-    live, backfill = _KeyLane("live"), _KeyLane("backfill")
-    live.sibling, backfill.sibling = backfill, live
+def _lanes(count: int, backfill_count: int) -> tuple[list[_KeyLane], list[_KeyLane]]:
+    """The live lanes and the backfill lanes, which are no more. Each backfill lane has the keys of one or more live
+    ones."""
+    live = [_KeyLane("live") for _ in range(count)]
+    backfill = [_KeyLane("backfill") for _ in range(min(count, backfill_count))]
+    for n, lane in enumerate(live):
+        sibling = backfill[n % len(backfill)]
+        lane.siblings.append(sibling)
+        sibling.siblings.append(lane)
     return live, backfill
 
 
 class Lanes:
-    """``count`` pairs of a live and a backfill queue, which hand the records of one stage to it.
+    """Live and backfill queues, which hand the records of one stage to it.
 
     ``on_done(record, tag)`` is called for every record that was handled or set aside.
     """
@@ -154,9 +164,10 @@ class Lanes:
         metrics: Metrics,
         on_done: Callable[[Incoming, object], None],
     ) -> None:
+        """count: the live lanes. A stage that is in BACKFILL_LANES has no more backfill lanes than it says."""
         self._stage = stage
-        self._pairs = [_pair() for _ in range(count)]
-        self._lanes = [lane for pair in self._pairs for lane in pair]
+        self._live, self._backfill = _lanes(count, BACKFILL_LANES.get(stage.name, count))
+        self._lanes = [*self._live, *self._backfill]
         self._queue_size = queue_size
         self._batch_wait = batch_wait_seconds
         self._throttle = BackfillThrottle(backfill_share)
@@ -173,14 +184,14 @@ class Lanes:
     def start(self) -> None:
         self._tasks = [
             asyncio.create_task(self._run(lane), name=f"lane-{n}-{lane.kind}")
-            for n, pair in enumerate(self._pairs)
-            for lane in pair
+            for lanes in (self._live, self._backfill)
+            for n, lane in enumerate(lanes)
         ]
 
     async def put(self, record: Incoming, tag: object) -> None:
         """Queue a record in its key's lane. Waits while that lane is full, so that no more is read from the topic."""
-        live, backfill = self._pairs[zlib.crc32(record.key or b"") % len(self._pairs)]
-        lane = live if record.lane == "live" else backfill
+        n = zlib.crc32(record.key or b"") % len(self._live)
+        lane = self._live[n] if record.lane == "live" else self._live[n].siblings[0]
         while len(lane.queue) >= self._queue_size and not self._stopping.is_set():
             lane.room.clear()
             await lane.room.wait()
@@ -229,7 +240,7 @@ class Lanes:
 
     async def _next(self, lane: _KeyLane) -> Batch | None:
         """The parked record if it is due, otherwise the next batch of the queue; None: the lane is stopping, or a key
-        went into progress in the sibling meanwhile."""
+        went into progress in a sibling meanwhile."""
         while (parked := lane.parked) is not None and not (lane.due or lane.waiting or self._stopping.is_set()):
             wait = parked.not_before - monotonic()
             lane.changed.clear()
