@@ -2,8 +2,8 @@
 
 Neighbours are passages of the same tenant that share a possible reader with it. A document's conflicts end when its
 passages do, or when nobody may read both any more, also because a membership was lost. With another access set, all of
-its passages are compared again. The task is paced (``SHARE``), so that a first load is not slowed by it: it lags behind
-instead. Tenants share its pace.
+its passages are compared again. To slow no first load, the task waits while documents are pending, and is paced
+(``SHARE``): it lags behind instead. Tenants share its pace.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipeline.analysis.memberships import Memberships, latest
 from pipeline.analysis.task import Services
 from pipeline.analysis.tasks import TOPICS
 from pipeline.core.conflicts import Passage, examine, passage
-from pipeline.core.graph import READ_WHOLE_ROWS
+from pipeline.core.graph import BUSY_AT_MOST_SECONDS, BUSY_DOCUMENTS, READ_WHOLE_ROWS
 from pipeline.core.identity import OWN_TAG
 from pipeline.core.model import Generation
 from pipeline.kafka.client import deliver
-from pipeline.ledger import conflicts, generations
+from pipeline.ledger import conflicts, generations, work
 from pipeline.ledger.conflicts import Conflict, Examined, Side
 from pipeline.stores import graph
 from pipeline.stores.postgres import Connection, translated
@@ -41,6 +41,8 @@ LEAST_SIMILAR = 0.4
 """The least cosine of a neighbour. Passages below share no statement."""
 SHARE = 0.25
 """The share of its time that the task works, for all tenants, and leaves the database to others otherwise."""
+BUSY_CHECK_SECONDS = 1.0
+"""Pause between two checks whether documents are pending."""
 READ_AT_ONCE = 32
 MOST_TUPLES = 20_000
 """The most rows that a walk through the graph visits, where a tenant has few of a table's rows."""
@@ -80,6 +82,9 @@ class Conflicts:
         self._producer = services.producer
         self._active = 0
         """How many tenants' messages are handled at the moment."""
+        self._calm_at = monotonic()
+        """When fewer than BUSY_DOCUMENTS were pending for the last time."""
+        self._check_at = self._calm_at
 
     async def handle(self, messages: Sequence[Message]) -> None:
         """Examine the documents of these messages, each once. Raises Retryable when Postgres is away."""
@@ -143,6 +148,7 @@ class Conflicts:
             done = [chunk for chunk in document.chunk_ids if chunk not in set(document.new_chunk_ids)]
             for start in range(0, len(document.new_chunk_ids) or 1, READ_AT_ONCE):
                 some = document.new_chunk_ids[start : start + READ_AT_ONCE]
+                await self._let_documents_go_first(generation)
                 began = monotonic()
                 async with self._pool.connection() as connection:
                     await self._compare(connection, generation, document, some)
@@ -150,6 +156,22 @@ class Conflicts:
                     done += some
                     await conflicts.record_examined(connection, generation.name, document_id, document, done)
                 await self._pause(began)
+
+    async def _let_documents_go_first(self, generation: Generation) -> None:
+        """Wait while more than BUSY_DOCUMENTS are pending in a store, at most BUSY_AT_MOST_SECONDS: a comparison during
+        a first load would also read the whole table, which gets its graph afterwards."""
+        while monotonic() >= self._check_at:
+            async with self._pool.connection() as connection:
+                pending = await work.pending(
+                    connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
+                )
+            now = monotonic()
+            if pending <= BUSY_DOCUMENTS:
+                self._calm_at = now
+            if pending <= BUSY_DOCUMENTS or now - self._calm_at >= BUSY_AT_MOST_SECONDS:
+                self._check_at = now + BUSY_CHECK_SECONDS
+                return
+            await asyncio.sleep(BUSY_CHECK_SECONDS)
 
     async def _close_unread(self, connection: Connection, document_id: UUID, document: Examined) -> list[Conflict]:
         """Close the document's conflicts that nobody may read any more."""

@@ -125,6 +125,28 @@ async def test_a_large_table_without_a_graph_is_not_read_for_each_passage(
     assert await stored(library) == 1
 
 
+async def test_a_first_load_goes_before_the_comparisons(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "BUSY_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(task, "BUSY_DOCUMENTS", 1)
+    await library.put(a := document("a.md", DAYS_30), b := document("b.md", DAYS_90))
+    loading = await library.accept(*(document(f"{n}.md", f"Page {n} is still to be stored.") for n in range(2)))
+    examining = asyncio.create_task(examine(library, a, b))
+    await asyncio.sleep(0.5)
+    assert await stored(library) == 0, "documents are pending"
+    await library.converge(*loading)
+    async with asyncio.timeout(30):
+        await examining
+    assert await stored(library) == 1
+
+    await library.execute("DELETE FROM conflict_examined")
+    await library.execute("DELETE FROM conflicts")
+    await library.accept(*(document(f"{n}.md", f"Page {n} is never stored.") for n in range(2)))
+    monkeypatch.setattr(task, "BUSY_AT_MOST_SECONDS", 0.2)
+    async with asyncio.timeout(30):
+        await examine(library, a, b)
+    assert await stored(library) == 1, "a store that stays away delays it only for a while"
+
+
 async def test_a_contradiction_names_both_passages_and_quotes_them(library: Library) -> None:
     await indexed(library, document("a.md", DAYS_30), document("b.md", DAYS_90))
     [conflict] = await seen(library, "staff")
