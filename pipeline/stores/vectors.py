@@ -38,7 +38,7 @@ async def of_equal_chunks(
     table = sql.Identifier(generation.chunk_table)
     cursor = await connection.execute(
         sql.SQL(
-            "SELECT wanted.n, same.id, same.document_id FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (text, n)"
+            "SELECT wanted.n, same.id, same.document_id FROM unnest(%b::text[]) WITH ORDINALITY AS wanted (text, n)"
             " CROSS JOIN LATERAL (SELECT c.id, c.document_id FROM {} c"
             "  WHERE hashtextextended(c.text, 0) = hashtextextended(wanted.text, 0) AND c.text = wanted.text LIMIT %s"
             ") same"
@@ -80,13 +80,13 @@ async def of_ids(
 async def insert(connection: Connection, generation: Generation, rows: Sequence[tuple[object, ...]]) -> None:
     if rows:
         with trace_statement("INSERT", generation.chunk_table, len(rows)):
-            await connection.cursor().executemany(
+            await connection.execute(
                 sql.SQL(
-                    "INSERT INTO {} (id, document_id, access_id, text, embedding, in_graph)"
-                    " VALUES (%s, %s, %s, %s, %s, %s)"
+                    "INSERT INTO {} (id, document_id, access_id, text, embedding, in_graph) SELECT * FROM"
+                    " unnest(%b::uuid[], %b::uuid[], %b::bigint[], %b::text[], %b::{}[], %b::boolean[])"
                     " ON CONFLICT (id) DO NOTHING"
-                ).format(sql.Identifier(generation.chunk_table)),
-                rows,
+                ).format(sql.Identifier(generation.chunk_table), sql.SQL(generation.vector_type)),
+                [list(column) for column in zip(*rows, strict=True)],
             )
 
 

@@ -9,7 +9,7 @@ from tests.simulation.database import Transaction
 from tests.simulation.statements.registry import changed, statement
 
 
-@statement("SELECT wanted.n, same.id, same.document_id FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (text, n)")
+@statement("SELECT wanted.n, same.id, same.document_id FROM unnest(%b::text[]) WITH ORDINALITY AS wanted (text, n)")
 def _of_equal_texts(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     texts, most = p
     there: dict[str, list[tuple[Any, ...]]] = {}
@@ -30,14 +30,22 @@ def _present(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
 
 
 @statement("INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding, in_graph)")
-async def _insert_chunk(tx: Transaction, p: Any) -> int:
-    id_, document, access_id, text, embedding, in_graph = p
-    if tx.get("chunks", id_) is not None or await tx.lock("chunks", id_) is not None:
-        return 0
-    row = {"document_id": document, "access_id": access_id, "text": text, "embedding": embedding, "in_graph": in_graph}
-    row["stood"] = asyncio.get_running_loop().time()
-    await tx.put("chunks", row, id_)
-    return 1
+async def _insert_chunks(tx: Transaction, p: Any) -> int:
+    inserted = 0
+    for id_, document, access_id, text, embedding, in_graph in zip(*p, strict=True):
+        if tx.get("chunks", id_) is not None or await tx.lock("chunks", id_) is not None:
+            continue
+        row = {
+            "document_id": document,
+            "access_id": access_id,
+            "text": text,
+            "embedding": embedding,
+            "in_graph": in_graph,
+            "stood": asyncio.get_running_loop().time(),
+        }
+        await tx.put("chunks", row, id_)
+        inserted += 1
+    return inserted
 
 
 @statement("DELETE FROM chunks_g1 WHERE id = ANY(%s)")
