@@ -111,6 +111,7 @@ async def open_service(
             rerank_pool=query.rerank.pool,
             rerank_floor=query.rerank.floor,
         )
+        closing.push_async_callback(search.aclose)
         modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, metrics=metrics)
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)
         standing = StandingQuestions(

@@ -23,6 +23,9 @@ class RetrievalSettings(Part):
     ranks better and takes nearly half as much time again."""
     feedback_at_once: int = Field(4, ge=0)
     """The most concurrent searches that use feedback: while more run, all do without it. 0: none uses it."""
+    ef_search: int = Field(300, ge=40, le=1_000)
+    """The size of the candidate list of a search through the vectors' graph in Postgres. With a larger one, a search
+    misses fewer of the nearest passages and takes longer. A larger table needs a larger one (docs/performance.md)."""
     cached_queries: int = Field(2_000, ge=0)
     """The most embedded queries, and the most results, that are cached; 0 disables both caches, and the sharing of
     embeddings by concurrent callers."""

@@ -165,6 +165,19 @@ class QueryMetrics:
             buckets=SHARE_BUCKETS,
             registry=r,
         )
+        self.recall = Histogram(
+            "penstock_query_recall_ratio",
+            "Share of the ten nearest passages that a search through the vectors' graph found, of sampled searches",
+            buckets=SHARE_BUCKETS,
+            registry=r,
+        )
+        self.recall_checks = counter(
+            "penstock_query_recall_checks",
+            "Searches through the vectors' graph that were sampled, by outcome: compared, unfinished (the exact scan "
+            "took longer than 30 s, or Postgres did not answer)",
+            OutcomeLabels,
+            registry=r,
+        )
         self.previews = counter(
             "penstock_query_previews",
             "Previews of edits by outcome: passes, fails (an answer would be lost, lose a citation, or contradict)",

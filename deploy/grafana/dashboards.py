@@ -500,6 +500,19 @@ QUERY = Dashboard(
                     "reqps",
                     runbook="degraded",
                 ),
+                Panel(
+                    "Recall of the vectors' graph, mean",
+                    [
+                        (
+                            f"(sum(rate(penstock_query_recall_ratio_sum[{RATE}]))"
+                            f" / (sum(rate(penstock_query_recall_ratio_count[{RATE}])) > 0)) or vector(1)",
+                            "",
+                        )
+                    ],
+                    "percentunit",
+                    says="Of sampled searches. Also 1 while none was compared.",
+                    runbook="vector-recall",
+                ),
             ],
         ),
         (

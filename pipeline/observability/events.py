@@ -88,6 +88,8 @@ LogEvent = Literal[
     "postgres_unreachable",
     "publication_differs",
     "readers_missing",
+    "recall_check_crashed",
+    "recall_not_checked",
     "record_dead_lettered",
     "request_failed",
     "request_handled",

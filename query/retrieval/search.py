@@ -71,7 +71,8 @@ SPARE = 10
 
 
 class Search:
-    """The search over both stores. Safe to share between tasks. It does not close its arguments."""
+    """The search over both stores. Safe to share between tasks. ``aclose`` ends what it began, and does not close its
+    arguments."""
 
     def __init__(
         self,
@@ -89,14 +90,9 @@ class Search:
     ) -> None:
         """embedders: None means keyword search only. rerank_pool: how many passages the reranker reads. rerank_floor:
         replaces the calibrated one."""
-        self._stores = Stores(
-            pool,
-            es,
-            timeouts or Timeouts(),
-            tuning or Tuning(),
-            *([metrics.index_fenced.set] if metrics else []),
-        )
         self._settings = settings or RetrievalSettings()
+        tuning = tuning or Tuning(ef_search=self._settings.ef_search)
+        self._stores = Stores(pool, es, timeouts or Timeouts(), tuning, metrics)
         self._metrics = metrics
         self._vectors = (
             SharedVectors(
@@ -144,6 +140,9 @@ class Search:
         other._cache = Cache(0)
         other._active_searches = 0
         return other
+
+    async def aclose(self) -> None:
+        await self._stores.aclose()
 
     async def require_index(self, generation: Generation) -> None:
         """Raises IndexFenced, Retryable or Misconfigured while keyword search is not possible."""

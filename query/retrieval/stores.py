@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
@@ -30,8 +30,10 @@ from query.model import Candidate, Facts, Mode, Passage, Ranker, Sort, SourceFre
 from query.retrieval import vectors
 from query.retrieval.fusion import Ranking
 from query.retrieval.keywords import bm25, bm25_scores
+from query.retrieval.recall import RecallCheck
 from query.retrieval.steps import Steps
 from query.retrieval.vectors import NeighbourQuery, Scan, Tuning
+from query.telemetry import QueryMetrics
 
 SCAN_TIME_SHARE = 0.95
 """The share of a scan's time after which Postgres ends it by itself, before we would have to cancel it."""
@@ -134,11 +136,13 @@ class Stores:
         es: AsyncElasticsearch,
         timeouts: Timeouts,
         tuning: Tuning,
-        on_index_fence: Callable[[bool], None] = lambda fenced: None,
+        metrics: QueryMetrics | None = None,
     ) -> None:
-        """on_index_fence: called after every check with whether the keyword index is fenced."""
+        """metrics: show whether the keyword index is fenced, and the recall of sampled searches. None: no search is
+        sampled."""
         self._pool = pool
-        self._on_index_fence = on_index_fence
+        self._metrics = metrics
+        self._recall = RecallCheck(self.connection, tuning, metrics) if metrics else None
         self._index_checked_at: dict[str, float] = {}
         """The time (time.monotonic()) of the last successful check of each keyword index."""
         self._checks: dict[str, asyncio.Task[None]] = {}
@@ -228,7 +232,7 @@ class Stores:
                     scan = await self._scan(connection, query, scope.access, limit)
                     if scan not in ("index", "words"):
                         # The kind of scan is no fact of the step: it would reveal how much the caller may not read.
-                        offer.candidates, _ = await vectors.nearest(
+                        offer.candidates, scan = await vectors.nearest(
                             connection,
                             query,
                             vector,
@@ -237,6 +241,8 @@ class Stores:
                             timeout_seconds=SCAN_TIME_SHARE * (deadline - monotonic()),
                             tuning=self._tuning,
                         )
+                if scan in ("graph", "whole graph") and self._recall is not None:
+                    self._recall.offer(query, vector, scan, limit=limit)
                 if scan in ("index", "words"):
                     await self._indexed(question if scan == "words" else None, scope, vector, offer)
         except PenstockError as error:
@@ -342,10 +348,14 @@ class Stores:
                     await index_fence.require(known, self._es)
         except IndexFenced:
             self._index_checked_at.pop(index, None)
-            self._on_index_fence(True)
+            self._show_fence(fenced=True)
             raise
-        self._on_index_fence(False)
+        self._show_fence(fenced=False)
         self._index_checked_at[index] = began
+
+    def _show_fence(self, *, fenced: bool) -> None:
+        if self._metrics is not None:
+            self._metrics.index_fenced.set(fenced)
 
     async def verify(self, scope: Scope, candidates: Sequence[Candidate]) -> dict[UUID, Passage]:
         if not candidates:
@@ -369,6 +379,11 @@ class Stores:
     async def describe(self, scope: Scope, passages: Sequence[Passage]) -> dict[UUID, Detail]:
         async with self.connection(self.timeouts.ledger, "search", scope.caller.tenant) as connection:
             return await describe(connection, scope.generation.name, passages)
+
+    async def aclose(self) -> None:
+        """Cancel what runs in the background. The pool and the client stay open."""
+        if self._recall is not None:
+            await self._recall.aclose()
 
     @asynccontextmanager
     async def connection(self, seconds: float, doing: str, tenant: str) -> AsyncIterator[Connection]:

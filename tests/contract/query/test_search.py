@@ -38,10 +38,12 @@ from query.retrieval import vectors
 from query.retrieval.search import Search, Timeouts
 from query.retrieval.stores import NO_GRAPH
 from query.retrieval.vectors import NeighbourQuery, Tuning
+from query.telemetry import QueryMetrics
 from tests.faults.worker_harness import Outbox
 from tests.support.processes import run_penstock
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
 from tests.support.query.questions import QUESTIONS
+from tests.support.waiting import until
 from topics.codec import encode
 from topics.messages import DocumentUpserted, IdentityChanged
 
@@ -550,6 +552,24 @@ async def test_a_search_while_the_graph_of_a_large_table_is_built_neither_fails_
         await library.execute(make_index)
         search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), tuning=tuning)
         assert (await search.search("lanterns word4", staff, mode="vector")).degraded == ()
+
+
+async def test_recall_of_sampled_searches_is_measured(stack: Stack) -> None:
+    async with Library.create(stack, WordEmbedder()) as library:
+        await library.put(*(document(f"{n}.md", f"Lanterns, canal and word{n}.") for n in range(100)))
+        staff, metrics = await library.caller("acme", "staff"), QueryMetrics()
+        tuning = Tuning(always_exact_rows=0)
+
+        def sample(name: str, **labels: str) -> float:
+            return metrics.registry.get_sample_value(f"penstock_query_recall_{name}", labels) or 0.0
+
+        search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), tuning=tuning, metrics=metrics)
+        await search.search("canal word3", staff, mode="vector")
+        await until(lambda: sample("ratio_count") == 1)
+        await search.search("lanterns word4", staff, mode="vector")  # too early for another check
+        await search.aclose()
+        assert (sample("ratio_count"), sample("ratio_sum")) == (1, 1.0)
+        assert sample("checks_total", outcome="compared") == 1
 
 
 # Half a world
