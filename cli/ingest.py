@@ -54,7 +54,7 @@ MassDelete = Annotated[
 REFUSALS = {"mass_delete", "root_empty", "policy"}
 """Something that was asked for was not done, and waits for a word: exit code 1."""
 WARNINGS = REFUSALS | {"nobody"}
-POLL_SECONDS, POLL_PAUSE = 0.1, 5
+POLL_SECONDS, POLL_PAUSE = 0.03, 5
 """Between two looks at what is searchable; or so many times as long as the last one took."""
 POLL_IDS = 2_000
 

@@ -78,8 +78,9 @@ class Table:
 
     @property
     def builds_alone(self) -> bool:
-        """Whether one process builds its graph, so that waiting work has the other processors."""
-        return self.busy and not self.loaded
+        """Whether one process builds its graph, so that other work has the other processors: waiting documents, or,
+        while a small table can be read whole in the meantime, whatever people do next."""
+        return not self.loaded and (self.busy or (self.own is None and self.rows <= READ_WHOLE_ROWS))
 
 
 def next_step(table: Table) -> tuple[Step, Graph | None]:

@@ -52,6 +52,14 @@ def test_a_graph_is_built_once_a_load_has_settled_or_has_lasted_too_long(current
     assert next_step(current) == (step, None)
 
 
+def test_one_process_builds_the_graph_of_a_table_that_can_be_read_whole_meanwhile() -> None:
+    assert table(rows=READ_WHOLE_ROWS).builds_alone
+    assert not table(rows=READ_WHOLE_ROWS + 1).builds_alone
+    assert table(rows=READ_WHOLE_ROWS + 1, busy=True).builds_alone
+    assert not table(rows=READ_WHOLE_ROWS + 1, busy=True, loaded=True).builds_alone
+    assert not table(OLD).builds_alone, "its rows are not counted"
+
+
 def test_waiting_rows_move_into_the_graph_while_that_is_cheaper_than_a_new_build() -> None:
     assert next_step(table(OWN)) == ("rest", None)
     assert next_step(table(OWN, waiting=1)) == ("move", None)
