@@ -124,9 +124,7 @@ def _principal(asker: Asker) -> str:
     return asker.principal
 
 
-async def _answer(
-    service: Service, asker: Asker, question: Question
-) -> tuple[Answer, Sources, Sequence[Certificate]]:
+async def _answer(service: Service, asker: Asker, question: Question) -> tuple[Answer, Sources, Sequence[Certificate]]:
     """The answer, what it is made from, and certificates from before that was gathered."""
     fresh = await service.search.freshness(asker.caller, question.sources)
     material: list[Sources] = []
