@@ -61,6 +61,8 @@ UNREADABLE = (
     KeyError,  # there is no such codec
     ValueError,  # also a name that is not UTF-8
     IndexError,
+    OverflowError,  # a length that no memory has
+    SystemError,
     EOFError,
     zlib.error,
     cramjam.DecompressionError,

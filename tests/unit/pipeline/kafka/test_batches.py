@@ -132,7 +132,10 @@ def test_very_many_empty_blocks_of_snappy_are_refused() -> None:
 
 
 def test_records_whose_lengths_are_wrong_do_not_hide_the_next_batch() -> None:
-    for garbage in (b"", b"\xff" * 20, record(0, b"x")[:-1], record(0, b"x") + b"more", b"\x01\0\0\0"):
+    endless = b"\xfe" + b"\xff" * 8 + b"\x01"  # 2**63 - 1, which Kafka refuses and its imitations may not
+    wrong = b"\0\0\0" + endless + b"k", b"\0\0\0\x02k\x02v\x02\x02h" + endless + b"x"
+    lengths = [bytes([2 * len(body)]) + body for body in wrong]
+    for garbage in (b"", b"\xff" * 20, record(0, b"x")[:-1], record(0, b"x") + b"more", b"\x01\0\0\0", *lengths):
         read = consumed(batch(garbage), GOOD)
         assert read[-1] == (1, b"good"), garbage
         assert len(read) == 2
