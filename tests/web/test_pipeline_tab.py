@@ -14,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from deploy.local.stack import Stack
 from pipeline.audit import runs
+from pipeline.core.identity import document_id
 from pipeline.kafka.admin import ensure_topics
 from pipeline.kafka.client import deliver, producer
 from pipeline.runtime.settings import KafkaSettings
@@ -161,6 +162,34 @@ async def test_operators_decide_on_contradictions_that_they_may_read(tabs: Tabs,
     await entry.wait_for(state="detached")
     [(state,)] = await lived.library.execute("SELECT state FROM conflict_decisions WHERE conflict_id = %s", conflict)
     assert state == "dismissed"
+
+
+async def test_markup_in_a_contradiction_is_shown_as_text_and_leads_nowhere(tabs: Tabs, lived: Site) -> None:
+    """No script runs and nothing is loaded: the fixture asserts it too."""
+    hostile = "<img src=x onerror=window.harmed=1>[a](javascript:window.harmed=1)<script>window.harmed=1</script>"
+    made = [document(f"{n}{hostile}", f"{hostile} {n} tons", title=f"{n} {hostile}") for n in (7, 8)]
+    await lived.library.put(*made)
+    ids = [document_id(of.tenant, of.source, of.external_id) for of in made]
+    # As rows that are older than the check of addresses.
+    script = "javascript:window.harmed=1"
+    await lived.library.execute("UPDATE documents SET source_url = %s WHERE id = ANY(%s)", script, ids)
+    await lived.library.execute(
+        "INSERT INTO conflicts (id, tenant, generation, kind, document_a, document_b, chunk_a, chunk_b, places)"
+        " SELECT gen_random_uuid(), 'acme', g.name, 'unit', %s, %s, m.chunk_ids[1], n.chunk_ids[1], '[]'"
+        " FROM generations g JOIN manifests m ON m.generation = g.name JOIN manifests n ON n.generation = g.name"
+        " WHERE g.state = 'active' AND m.document_id = %s AND n.document_id = %s",
+        *ids,
+        *ids,
+    )
+    tab = await tabs.new(who=None)
+    await tab.open("?view=pipeline")
+    entry = tab.page.locator(".reviews > li:has-text('Different units')")
+    await entry.locator("summary").click()
+    assert (await entry.inner_text()).count("<script>window.harmed=1</script>") >= 4
+    assert await entry.locator("img, script, a").count() == 0
+    assert await tab.page.evaluate("window.harmed") is None
+    await entry.get_by_text("Dismiss", exact=True).click()
+    await entry.wait_for(state="detached")
 
 
 async def test_a_contradiction_with_a_passage_that_the_operator_may_not_read_is_not_listed(

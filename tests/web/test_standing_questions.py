@@ -80,3 +80,24 @@ async def test_another_reader_in_the_same_tab_sees_nothing_of_the_questions_befo
         await tab.until("document.querySelector('#who').textContent.startsWith('eve')")
         await tab.until("performance.getEntriesByName(document.baseURI + 'v1/standing').length > 1")
         assert QUESTION not in await tab.page.inner_text("main")
+
+
+async def test_markup_in_a_standing_question_and_its_answer_is_shown_as_text(tabs: Tabs) -> None:
+    """No script runs and nothing is loaded: the fixture asserts it too."""
+    hostile = "<img src=x onerror=window.harmed=1> ![a](javascript:window.harmed=1) <svg onload=window.harmed=1>"
+    site = tabs.site
+    async with kept(site, "hostile.md") as made:
+        await site.library.put(made.model_copy(update={"version": made.version + 100, "content": f"{FOUR} {hostile}"}))
+        body = {"question": f"{QUESTION} {hostile}", "keep": True}
+        async with httpx.AsyncClient(base_url=site.url, headers=as_("ann"), timeout=60) as client:
+            assert (await client.post("/v1/answers", json=body)).status_code == 200
+        tab = await tabs.new()
+        await tab.open()
+        entry = tab.page.locator(".standing li:has-text('onload')")
+        await entry.locator("summary").click()
+        await entry.locator("ol").wait_for()
+        await entry.get_by_text("Ask again", exact=True).click()
+        await entry.locator("ul.lines").wait_for()
+        assert hostile in await entry.inner_text()
+        assert await entry.locator("img, svg, script, a").count() == 0
+        assert await tab.page.evaluate("window.harmed") is None
