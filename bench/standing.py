@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from statistics import median
 from time import perf_counter, process_time
@@ -33,7 +33,8 @@ from pipeline.runtime.settings import ElasticsearchSettings, PostgresSettings, l
 from query.evaluation.place import Place, empty
 from query.standing import task
 from query.standing.probe import make
-from query.standing.words import words_of
+from query.standing.word_index import WordIndexes
+from query.standing.words import Words, of_passage, weight, words_of
 
 TENANT = "acme"
 PASSAGES = 8
@@ -111,17 +112,19 @@ async def _plant(place: Place, questions: int, documents: int, dimensions: int) 
         )
         await connection.execute("DROP INDEX standing_probes_g1")  # built at once below, which takes a minute, not ten
         ids = [uuid.uuid4() for _ in range(questions)]
+        of_questions = list[Words]()
         probes = near(questions)
         floors = dice.uniform(0.45, 0.75, questions)
         async with connection.cursor().copy(
             "COPY standing_questions (tenant, id, principal, question, request, sentences, generation, probe,"
-            " probe_generation, words, names, anchors, words_floor) FROM STDIN"
+            " probe_generation, words, names, words_floor) FROM STDIN"
         ) as copy:
             for number, (id_, probe, floor) in enumerate(zip(ids, probes, floors, strict=True)):
                 planted = make(probe, floor).to_text()
                 question = _question(number)
                 words = words_of(TENANT, question, (), is_full=False, coverage=COVERAGE)
-                of_words = (list(words.words), list(words.names), list(words.anchors), words.floor)
+                of_questions.append(words)
+                of_words = (list(words.words), list(words.names), words.floor)
                 cited = json.dumps([{"text": "It is so.", "cites": [n]} for n in range(1, PASSAGES + 1)])
                 await copy.write_row([TENANT, id_, "u", question, "{}", cited, "g1", planted, "g1", *of_words])
         async with connection.cursor().copy(
@@ -143,7 +146,7 @@ async def _plant(place: Place, questions: int, documents: int, dimensions: int) 
         await connection.commit()
         for table in ("standing_questions", "standing_passages", "documents", place.generation.chunk_table):
             await connection.execute(f"ANALYZE {table}".encode())
-    return (probes, floors, chunks)
+    return (probes, floors, chunks, of_questions)
 
 
 def _question(number: int) -> str:
@@ -160,7 +163,7 @@ def _chunk(n: int) -> uuid.UUID:
 
 
 async def _edits(place: Place, vectors: Any, documents: int, rounds: int) -> dict[str, Any]:
-    probes, floors, chunks = vectors
+    probes, floors, chunks, of_questions = vectors
     async with place.pool.connection() as connection:
         server = psutil.Process(connection.info.backend_pid)
 
@@ -182,12 +185,18 @@ async def _edits(place: Place, vectors: Any, documents: int, rounds: int) -> dic
             return await task._nearest(connection, place.generation, TENANT, [(_chunk(n), _document(n))])
 
         async def shared_words(n: int) -> Any:
-            return await task._with_its_words(connection, place.generation, TENANT, [_chunk(n)])
+            indexes = await words.of(connection, TENANT)
+            return await task._with_its_words(connection, place.generation, TENANT, [_chunk(n)], indexes)
 
+        words = WordIndexes()
+        began = process_time()
+        await words.of(connection, TENANT)
+        indexed = process_time() - began
         by_document, concerned = await cpu(behind)
         by_probe, entering = await cpu(entered)
         by_words, sharing = await cpu(shared_words)
     exact = [(probes @ chunks[n] > floors).sum() for n in range(rounds)]
+    counted = [_with_words_of(n, of_questions) for n in range(min(rounds, COUNTED))]
     return {
         "passages_ms": _spread(by_document),
         "questions_of_a_document": median(len(rows) for rows in concerned),
@@ -195,10 +204,20 @@ async def _edits(place: Place, vectors: Any, documents: int, rounds: int) -> dic
         "questions_of_a_new_chunk": median(len(rows) for rows in entering),
         "words_of_new_chunk_ms": _spread(by_words),
         "questions_of_its_words": median(len(rows) for rows in sharing),
+        "index_of_words_seconds": round(indexed, 2),
+        "recall_by_words": round(sum(map(len, sharing[:COUNTED])) / max(1, sum(counted)), 3),
         "recall": round(sum(map(len, entering)) / max(1, sum(min(task.NEAREST, int(count)) for count in exact)), 3),
     }
 
 
+def _with_words_of(chunk: int, questions: Sequence[Words]) -> int:
+    """How many questions are to be announced that a chunk has enough words of, counted one by one."""
+    contents = of_passage(TENANT, f"t\n{text(chunk, WORDS_A_CHUNK)}")
+    return min(task.NEAREST, sum(weight(of.words, of.names, contents) > of.floor for of in questions))
+
+
+COUNTED = 10
+"""For so many chunks all questions are counted one by one, to compare."""
 REPEATED = 5
 """The operating system counts processor time in hundredths of a second: each edit is measured so often."""
 

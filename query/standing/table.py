@@ -178,13 +178,13 @@ class NewAnswer:
 _STORE = """
     INSERT INTO standing_questions
         (tenant, id, principal, question, request, sentences, model, generation, probe, probe_generation, is_full,
-        words, names, anchors, words_floor)
+        words, names, words_floor)
     VALUES (%(tenant)s, %(id)s, %(principal)s, %(question)s, %(request)s, %(sentences)s, %(model)s, %(generation)s,
         %(probe)s, CASE WHEN %(probe)s::halfvec IS NOT NULL THEN %(generation)s END,
-        %(is_full)s, %(words)s, %(names)s, %(anchors)s, %(words_floor)s)
+        %(is_full)s, %(words)s, %(names)s, %(words_floor)s)
     ON CONFLICT (tenant, id) DO UPDATE SET sentences = excluded.sentences, model = excluded.model,
         generation = excluded.generation, probe = excluded.probe, probe_generation = excluded.probe_generation,
-        is_full = excluded.is_full, words = excluded.words, names = excluded.names, anchors = excluded.anchors,
+        is_full = excluded.is_full, words = excluded.words, names = excluded.names,
         words_floor = excluded.words_floor, asked_at = clock_timestamp()
     WHERE standing_questions.principal = excluded.principal
 """
@@ -243,7 +243,6 @@ async def embed_again(
         """
         UPDATE standing_questions SET probe = %(probe)s, probe_generation = %(generation)s,
             words = coalesce(words, %(words)s), names = CASE WHEN words IS NULL THEN %(names)s ELSE names END,
-            anchors = CASE WHEN words IS NULL THEN %(anchors)s ELSE anchors END,
             words_floor = CASE WHEN words IS NULL THEN %(words_floor)s ELSE words_floor END
         WHERE tenant = %(tenant)s AND id = %(id)s
             AND (probe_generation IS DISTINCT FROM %(generation)s OR words IS NULL)
@@ -256,6 +255,5 @@ def _words(words: Words) -> dict[str, Any]:
     return {
         "words": list(words.words),
         "names": list(words.names),
-        "anchors": list(words.anchors),
         "words_floor": words.floor,
     }

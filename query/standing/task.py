@@ -29,6 +29,7 @@ from query.standing import table
 from query.standing.model import KINDS, Kind, Source, affected, by_kind, question_of
 from query.standing.probe import ENTERS
 from query.standing.renewal import Renewal
+from query.standing.word_index import WordIndex, WordIndexes, best
 from query.standing.words import of_passage
 from topics.messages import AnswerInvalidated, DocumentIndexed, IdentityChanged, Message
 from topics.registry import ANSWERS_INVALIDATED
@@ -72,6 +73,7 @@ class StandingTask:
         self._pool = services.pool
         self._memberships = Memberships(services.pool, services.settings.kafka)
         self._renewal = Renewal(services.pool, services.settings.embedding, RetrievalSettings(), embedders=embedders)
+        self._words = WordIndexes()
         self._producer = services.producer
         self._metrics = services.metrics
 
@@ -150,7 +152,9 @@ class StandingTask:
                 async with self._pool.connection() as connection:
                     some = chunks[n : n + CHUNKS_AT_ONCE]
                     pairs = await _nearest(connection, generation, tenant, some)
-                    pairs += await _with_its_words(connection, generation, tenant, [chunk for chunk, _ in some])
+                    indexes = await self._words.of(connection, tenant)
+                    ids = [chunk for chunk, _ in some]
+                    pairs += await _with_its_words(connection, generation, tenant, ids, indexes)
             for question, source in pairs:
                 key = question.id, source.document_id
                 if key in decided:
@@ -329,9 +333,14 @@ async def _nearest(
 
 
 async def _with_its_words(
-    connection: Connection, generation: Generation, tenant: str, chunks: Sequence[UUID]
+    connection: Connection,
+    generation: Generation,
+    tenant: str,
+    chunks: Sequence[UUID],
+    indexes: tuple[WordIndex, WordIndex],
 ) -> list[tuple[Question, Source]]:
-    """The questions that a chunk has enough words of, without those that know it (``query.standing.words``)."""
+    """The questions that a chunk has enough words of, the best first, without those that know it. indexes: those of
+    the tenant."""
     cursor = await connection.execute(
         sql.SQL(
             "SELECT c.id, c.document_id, coalesce(d.title, '') || E'\\n' || c.text, c.created_at FROM {} c"
@@ -341,39 +350,26 @@ async def _with_its_words(
     )
     rows = []
     for chunk, document, text, created_at in await cursor.fetchall():
-        contents = await asyncio.to_thread(of_passage, tenant, text)
-        cursor = await connection.execute(
-            _BY_WORDS,
-            {
-                "tenant": tenant,
-                "chunk": chunk,
-                "document": document,
-                "created_at": created_at,
-                "contents": sorted(contents),
-                "looked_at": LOOKED_AT,
-                "most": NEAREST,
-            },
-            prepare=False,  # the best plan depends on the words
-        )
+        ids = await asyncio.to_thread(_by_words, tenant, text, indexes)
+        if not ids:
+            continue
+        values = {"tenant": tenant, "chunk": chunk, "document": document, "created_at": created_at, "ids": ids}
+        cursor = await connection.execute(_UNKNOWING, values | {"most": NEAREST})
         rows += [(Question(*row), Source(0, chunk, document, "new")) for row in await cursor.fetchall()]
     return rows
 
 
-LOOKED_AT = 1_000
-"""The most questions with an anchor in a chunk whose words are counted. Only a frequent word is an anchor of more."""
-_BY_WORDS = f"""
-    WITH anchored AS MATERIALIZED (
-        SELECT q.tenant, q.id, q.words, q.names, q.words_floor, q.asked_at FROM standing_questions q
-        WHERE q.anchors && %(contents)s::bigint[] LIMIT %(looked_at)s
-    ), weighed AS (
-        SELECT s.tenant, s.id, s.words_floor, (
-            SELECT count(*) FROM unnest(s.words) w WHERE w = ANY(%(contents)s::bigint[])
-        ) + (1 + cardinality(s.words)) * (
-            SELECT count(*) FROM unnest(s.names) n WHERE n = ANY(%(contents)s::bigint[])
-        ) AS weight
-        FROM anchored s WHERE s.tenant = %(tenant)s AND s.asked_at <= %(created_at)s
-    )
-    SELECT {_QUESTION} FROM weighed w JOIN standing_questions q ON q.tenant = w.tenant AND q.id = w.id
-    WHERE w.weight > w.words_floor AND {_UNKNOWN}
-    ORDER BY w.weight - w.words_floor DESC, q.id LIMIT %(most)s
+LOOKED_AT = 2 * NEAREST
+"""The most questions with a chunk's words that are looked up: some know the chunk already."""
+
+
+def _by_words(tenant: str, text: str, indexes: tuple[WordIndex, WordIndex]) -> list[UUID]:
+    return best(indexes, of_passage(tenant, text), LOOKED_AT)
+
+
+_UNKNOWING = f"""
+    SELECT {_QUESTION} FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY s (id, place)
+    JOIN standing_questions q ON q.tenant = %(tenant)s AND q.id = s.id
+    WHERE q.asked_at <= %(created_at)s AND {_UNKNOWN}
+    ORDER BY s.place LIMIT %(most)s
 """.encode()  # noqa: S608 — constants of this module

@@ -24,13 +24,11 @@ _NAME = "name"
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A passage with a weight above the floor would enter the context. Law: it contains one of the anchors."""
+    """A passage with a weight above the floor would enter the context."""
 
     words: Sequence[int] = ()
     names: Sequence[int] = ()
     """Identifiers. The weight of each is one more than that of all words; the weight of a word is 1."""
-    anchors: Sequence[int] = ()
-    """The names and words without which no passage exceeds the floor, identifiers first, then the longest words."""
     floor: int = 0
 
 
@@ -50,14 +48,7 @@ def words_of(tenant: str, question: str, passages: Iterable[str], *, is_full: bo
         contents = [{*_numbers(tenant, text, language)} for text in passages]
         weights = [weight(of_words, of_names, content) for content in contents]
         floor = max(floor, min(weights, default=0))
-    left = len(of_words) + len(of_names) * (len(of_words) + 1)
-    anchors = []
-    for number, weighs in [*((n, len(of_words) + 1) for n in of_names), *((n, 1) for n in of_words)]:
-        if left <= floor:
-            break
-        anchors.append(number)
-        left -= weighs
-    return Words(of_words, of_names, anchors, floor)
+    return Words(of_words, of_names, floor)
 
 
 def weight(words: Sequence[int], names: Sequence[int], passage: set[int]) -> int:

@@ -1,24 +1,42 @@
-"""The words of standing questions: a passage above a question's floor has one of its anchors."""
+"""The words of standing questions, and the index that counts them."""
 
 from __future__ import annotations
+
+from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from query.standing.word_index import Entry, WordIndex, best
 from query.standing.words import of_passage, weight, words_of
 
 WORDS = st.lists(st.sampled_from("turbine dam reservoir valve pump spillway hall KB5034441 err_42 four".split()))  # noqa: SIM905
 
 
-@given(WORDS, st.lists(WORDS, max_size=3), WORDS, st.booleans(), st.floats(0.1, 1.2))
-def test_a_passage_above_the_floor_has_an_anchor(
-    question: list[str], context: list[list[str]], passage: list[str], is_full: bool, coverage: float
+def entry(number: int, question: list[str], coverage: float = 0.75) -> Entry:
+    words = words_of("acme", " ".join(question), (), is_full=False, coverage=coverage)
+    return Entry(UUID(int=number), words.words, words.names, words.floor)
+
+
+@given(st.lists(WORDS, max_size=8), WORDS, st.floats(0.1, 1.2))
+def test_the_index_has_exactly_the_questions_whose_floor_a_passage_exceeds(
+    questions: list[list[str]], passage: list[str], coverage: float
 ) -> None:
-    texts = [" ".join(words) for words in context]
-    words = words_of("acme", " ".join(question), texts, is_full=is_full, coverage=coverage)
+    entries = [entry(number, question, coverage) for number, question in enumerate(questions)]
     contents = of_passage("acme", " ".join(passage))
-    if weight(words.words, words.names, contents) > words.floor:
-        assert contents.intersection(words.anchors)
+    margins = {e.id: weight(e.words, e.names, contents) - e.floor for e in entries}
+    above = WordIndex(entries).above(contents, 9)
+    assert {id_: margin for margin, id_ in above} == {id_: margin for id_, margin in margins.items() if margin > 0}
+    assert [margin for margin, _ in above] == sorted((margin for margin, _ in above), reverse=True)
+
+
+def test_a_question_that_was_asked_again_counts_as_it_is_now() -> None:
+    old = WordIndex([entry(1, ["turbine"]), entry(2, ["turbine", "dam"])])
+    new = WordIndex([entry(1, ["valve"]), entry(3, ["turbine"])])
+    passage = of_passage("acme", "The turbine of the dam.")
+    assert set(best((old, new), passage, 9)) == {UUID(int=2), UUID(int=3)}
+    assert best((old, WordIndex(())), of_passage("acme", "The turbine."), 9) == [UUID(int=1)]
+    assert best((old, new), of_passage("acme", "A valve."), 9) == [UUID(int=1)]
 
 
 def test_an_identifier_counts_more_than_all_words() -> None:

@@ -205,8 +205,7 @@ async def test_a_question_of_another_models_vectors_learns_of_a_new_passage(worl
     await put(world, tenant, "Boil water for tea.")
     id_ = (await keep(world, tenant))["standing_id"]
     await world.library.execute(
-        "UPDATE standing_questions SET probe = NULL, probe_generation = 'g0', words = NULL, anchors = '{}'"
-        " WHERE tenant = %s",
+        "UPDATE standing_questions SET probe = NULL, probe_generation = 'g0', words = NULL WHERE tenant = %s",
         tenant,
     )
     fits = document("new.md", DAM, tenant=tenant, acl_tags=["user:ann"])

@@ -1,0 +1,119 @@
+"""Which standing questions a passage has enough words of: their words in memory, by word.
+
+A frequent word is one of thousands of questions, and reading these in Postgres for each passage costs more than
+counting the words of all questions here, which takes less than a millisecond for 100,000.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import numpy as np
+from cachetools import TTLCache
+
+from pipeline.stores.postgres import Connection
+
+KEPT_SECONDS = 600.0
+"""How long an index is used. Questions that are kept or asked again meanwhile are read at each look; those that are
+removed are still in it, and have to be looked up."""
+MOST_RECENT = 2_000
+"""So many questions since an index was made, and it is made again."""
+MOST_TENANTS = 1_000
+ROWS_AT_ONCE = 2_000
+
+
+class Entry(NamedTuple):
+    """The words of a question, as ``query.standing.words`` made them."""
+
+    id: UUID
+    words: Sequence[int]
+    names: Sequence[int]
+    floor: int
+
+
+class WordIndex:
+    """Immutable."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.ids = [entry.id for entry in entries]
+        self._floors = np.array([entry.floor for entry in entries], dtype=np.int64)
+        words = np.array([n for entry in entries for n in (*entry.words, *entry.names)], dtype=np.int64)
+        sizes = [len(entry.words) + len(entry.names) for entry in entries]
+        rows = np.repeat(np.arange(len(entries)), np.array(sizes, dtype=np.int64))
+        weights = np.array(
+            [w for e in entries for w in (*[1] * len(e.words), *[len(e.words) + 1] * len(e.names))], dtype=np.float64
+        )
+        order = np.argsort(words, kind="stable")
+        self._words, starts = np.unique(words[order], return_index=True)
+        self._bounds = np.append(starts, len(words))
+        self._rows, self._weights = rows[order], weights[order]
+
+    def above(self, passage: Collection[int], most: int) -> list[tuple[float, UUID]]:
+        """The questions whose floor a passage with these words exceeds, with how far: at most so many, the farthest
+        first."""
+        asked = np.fromiter(passage, dtype=np.int64, count=len(passage))
+        at = np.flatnonzero(np.isin(self._words, asked, assume_unique=True))
+        if not len(at):
+            return []
+        places = [slice(self._bounds[n], self._bounds[n + 1]) for n in at]
+        rows = np.concatenate([self._rows[place] for place in places])
+        weights = np.concatenate([self._weights[place] for place in places])
+        margins = np.bincount(rows, weights=weights, minlength=len(self.ids)) - self._floors
+        above = np.flatnonzero(margins > 0)
+        if len(above) > most:
+            above = above[np.argpartition(-margins[above], most)[:most]]
+        first = above[np.argsort(-margins[above], kind="stable")]
+        return [(margin, self.ids[n]) for margin, n in zip(margins[first].tolist(), first.tolist(), strict=True)]
+
+
+class WordIndexes:
+    """The indexes of tenants. Not to be shared between tasks that read the same tenant at the same time, which would
+    only read it twice. Law: a question that was committed before a look is considered in it."""
+
+    def __init__(self) -> None:
+        self._known: TTLCache[str, tuple[datetime, WordIndex]] = TTLCache(MOST_TENANTS, KEPT_SECONDS)
+
+    async def of(self, connection: Connection, tenant: str) -> tuple[WordIndex, WordIndex]:
+        """The tenant's index, and that of the questions that were kept or asked again since: a question in both counts
+        in the second. Raises psycopg.Error."""
+        if (known := self._known.get(tenant)) is not None:
+            since, index = known
+            recent = await _recent(connection, tenant, since)
+            if len(recent) < MOST_RECENT:
+                return index, WordIndex(recent)
+        # A transaction may commit a minute after its questions' time.
+        cursor = await connection.execute("SELECT clock_timestamp() - interval '5 minutes'")
+        [since] = await cursor.fetchone() or (None,)
+        index = await asyncio.to_thread(WordIndex, await _all(connection, tenant))
+        self._known[tenant] = since, index
+        return index, WordIndex(())
+
+
+def best(indexes: tuple[WordIndex, WordIndex], passage: Collection[int], most: int) -> list[UUID]:
+    """The questions whose floors the passage exceeds by the most. indexes: of ``WordIndexes.of``."""
+    index, recent = indexes
+    asked_since = set(recent.ids)
+    results = [of for of in index.above(passage, most + len(asked_since)) if of[1] not in asked_since]
+    results += recent.above(passage, most)
+    return [id_ for _, id_ in sorted(results, key=lambda result: -result[0])[:most]]
+
+
+_ENTRIES = "SELECT id, words, names, words_floor FROM standing_questions WHERE tenant = %s AND words IS NOT NULL"
+
+
+async def _all(connection: Connection, tenant: str) -> list[Entry]:
+    async with connection.transaction(), connection.cursor(name="standing_words", binary=True) as cursor:
+        cursor.itersize = ROWS_AT_ONCE  # decoding a hundred thousand at once would stop the event loop for a second
+        await cursor.execute(_ENTRIES, [tenant])
+        return [Entry(*row) async for row in cursor]
+
+
+async def _recent(connection: Connection, tenant: str, since: datetime) -> list[Entry]:
+    """Of the questions that were asked then or later, at most MOST_RECENT."""
+    async with connection.cursor(binary=True) as cursor:
+        await cursor.execute(f"{_ENTRIES} AND asked_at >= %s LIMIT {MOST_RECENT}", [tenant, since])
+        return [Entry(*row) for row in await cursor.fetchall()]
