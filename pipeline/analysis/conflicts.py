@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, LiteralString
 from uuid import UUID
 
 from psycopg import sql
@@ -55,7 +55,8 @@ class Row:
     chunk_id: UUID
     document_id: UUID
     text: str
-    embedding: Any
+    embedding: str | None
+    """As Postgres writes it, because it is only given back. None: it is a neighbour, and its own are not looked for."""
     access_id: int
     title: str
     headings: tuple[str, ...]
@@ -189,6 +190,11 @@ class Conflicts:
         self, connection: Connection, generation: Generation, document: Examined, chunk_ids: Sequence[UUID]
     ) -> None:
         results: list[Conflict] = []
+        await connection.execute(
+            "SELECT set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'relaxed_order', true),"
+            " set_config('hnsw.max_scan_tuples', %s, true)",
+            [str(2 * CANDIDATES), str(MOST_TUPLES)],
+        )
         for row in await rows(connection, generation, document.tenant, chunk_ids):
             neighbours = await nearest(connection, generation, document.tenant, row)
             for neighbour, result in zip(
@@ -230,7 +236,7 @@ class Conflicts:
 
 
 _FIELDS = """
-    c.id, c.document_id, c.text, c.embedding, d.access_id, coalesce(d.title, ''),
+    c.id, c.document_id, c.text, {embedding}, d.access_id, coalesce(d.title, ''),
     coalesce(m.headings -> (array_position(m.chunk_ids, c.id) - 1), '[]'::jsonb), d.source_modified_at
 """
 _DESIRED = """
@@ -245,7 +251,7 @@ async def rows(connection: Connection, generation: Generation, tenant: str, chun
         sql.SQL(
             "SELECT {fields} FROM {chunks} c JOIN documents d ON d.id = c.document_id"
             " JOIN manifests m ON m.document_id = d.id WHERE c.id = ANY(%(chunks)s::uuid[]) AND {desired}"
-        ).format(fields=sql.SQL(_FIELDS), chunks=_table(generation), desired=sql.SQL(_DESIRED)),
+        ).format(fields=_fields("c.embedding::text"), chunks=_table(generation), desired=sql.SQL(_DESIRED)),
         {"chunks": list(chunk_ids), "tenant": tenant, "generation": generation.name},
     )
     return [_row(values) for values in await cursor.fetchall()]
@@ -253,50 +259,45 @@ async def rows(connection: Connection, generation: Generation, tenant: str, chun
 
 async def nearest(connection: Connection, generation: Generation, tenant: str, row: Row) -> list[Row]:
     """The nearest passages of the tenant that share a possible reader with this one, nearest first."""
-    async with connection.transaction():
-        await connection.execute(
-            "SELECT set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'relaxed_order', true),"
-            " set_config('hnsw.max_scan_tuples', %s, true)",
-            [str(2 * CANDIDATES), str(MOST_TUPLES)],
-        )
-        cursor = await connection.execute(
-            sql.SQL(
-                """
-                WITH inside AS MATERIALIZED (
-                    SELECT c.id, c.embedding <=> %(vector)s AS distance FROM {chunks} c
-                    WHERE c.in_graph AND c.id <> %(chunk)s AND {of_tenant}
-                    ORDER BY c.embedding <=> %(vector)s LIMIT %(limit)s
-                ), outside AS MATERIALIZED (
-                    SELECT c.id, c.embedding <=> %(vector)s AS distance FROM {chunks} c
-                    WHERE NOT c.in_graph AND c.id <> %(chunk)s AND {of_tenant} ORDER BY distance LIMIT %(limit)s
-                ), near AS (
-                    SELECT id, distance FROM (TABLE inside UNION ALL TABLE outside) around
-                    WHERE distance <= %(farthest)s ORDER BY distance + 0 LIMIT %(limit)s
-                )
-                SELECT {fields} FROM near JOIN {chunks} c ON c.id = near.id
-                JOIN documents d ON d.id = c.document_id JOIN manifests m ON m.document_id = d.id
-                WHERE {desired} ORDER BY near.distance
-                """
-            ).format(
-                chunks=_table(generation),
-                fields=sql.SQL(_FIELDS),
-                desired=sql.SQL(_DESIRED),
-                of_tenant=sql.SQL(
-                    "EXISTS (SELECT FROM documents d WHERE d.id = c.document_id AND d.tenant = %(tenant)s"
-                    " AND d.deleted_at IS NULL OFFSET 0)"
-                ),
+    cursor = await connection.execute(
+        sql.SQL(
+            """
+            WITH inside AS MATERIALIZED (
+                SELECT c.id, c.embedding <=> {vector} AS distance FROM {chunks} c
+                WHERE c.in_graph AND c.id <> %(chunk)s AND {of_tenant}
+                ORDER BY c.embedding <=> {vector} LIMIT %(limit)s
+            ), outside AS MATERIALIZED (
+                SELECT c.id, c.embedding <=> {vector} AS distance FROM {chunks} c
+                WHERE NOT c.in_graph AND c.id <> %(chunk)s AND {of_tenant} ORDER BY distance LIMIT %(limit)s
+            ), near AS (
+                SELECT id, distance FROM (TABLE inside UNION ALL TABLE outside) around
+                WHERE distance <= %(farthest)s ORDER BY distance + 0 LIMIT %(limit)s
+            )
+            SELECT {fields} FROM near JOIN {chunks} c ON c.id = near.id
+            JOIN documents d ON d.id = c.document_id JOIN manifests m ON m.document_id = d.id
+            WHERE {desired} ORDER BY near.distance
+            """
+        ).format(
+            vector=sql.SQL(f"%(vector)s::{generation.vector_type}"),
+            chunks=_table(generation),
+            fields=_fields("NULL"),
+            desired=sql.SQL(_DESIRED),
+            of_tenant=sql.SQL(
+                "EXISTS (SELECT FROM documents d WHERE d.id = c.document_id AND d.tenant = %(tenant)s"
+                " AND d.deleted_at IS NULL OFFSET 0)"
             ),
-            {
-                "vector": row.embedding,
-                "chunk": row.chunk_id,
-                "tenant": tenant,
-                "generation": generation.name,
-                "limit": CANDIDATES,
-                "farthest": 1 - LEAST_SIMILAR,
-            },
-            prepare=False,  # the best plan depends on the tenant
-        )
-        candidates = [_row(values) for values in await cursor.fetchall()]
+        ),
+        {
+            "vector": row.embedding,
+            "chunk": row.chunk_id,
+            "tenant": tenant,
+            "generation": generation.name,
+            "limit": CANDIDATES,
+            "farthest": 1 - LEAST_SIMILAR,
+        },
+        prepare=False,  # the best plan depends on the tenant
+    )
+    candidates = [_row(values) for values in await cursor.fetchall()]
     shared = await sharing_readers(connection, tenant, row.access_id, {c.access_id for c in candidates})
     return [candidate for candidate in candidates if candidate.access_id in shared][:NEIGHBOURS]
 
@@ -334,6 +335,10 @@ async def sharing_readers(connection: Connection, tenant: str, access_id: int, o
         {"mine": access_id, "theirs": list(unknown), "tenant": tenant, "own": OWN_TAG},
     )
     return {id_ for (id_,) in await cursor.fetchall()} | (others & {access_id})
+
+
+def _fields(embedding: LiteralString) -> sql.Composed:
+    return sql.SQL(_FIELDS).format(embedding=sql.SQL(embedding))
 
 
 def _table(generation: Generation) -> sql.Identifier:
