@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from uuid import UUID
 
@@ -28,22 +28,19 @@ from query.embedding.embedders import Embedders, require_same
 from query.embedding.shared import Embedded
 from query.evaluation import golden as judgements
 from query.evaluation.golden import Golden, Judged
-from query.model import SearchResults, shown_documents
+from query.model import SearchResults
 from query.modes.documents import readable_ids
 from query.modes.survey import ReadScope
 from query.preview.compare import compare
 from query.preview.model import KINDS, Edit, Finding, Report
 from query.preview.overlaying import LedgerDocument, match, overlay, read
-from query.retrieval.overlay import OverlaidStores, Overlay
+from query.retrieval.overlay import OverlaidStores, Overlay, Unaffected, WatchedStores
 from query.retrieval.search import Search
 from query.standing import table
 from query.standing.model import LOST, question_of
 
 TOP = 10
 """How many passages of each question are compared."""
-SEARCHED = 30
-"""How many are searched for: by those further down, most questions turn out to be unaffected without a second search.
-It costs no more: 64 candidates of each store are fused in either case."""
 SECONDS = 60.0
 """How long questions are asked. Those that are left over are counted in the report."""
 LEDGER_SECONDS = 20.0
@@ -93,7 +90,7 @@ class Previews:
         answered, affected = 0, 0
         findings: list[Finding] = []
         questions = _edited_first(known.questions, laid) if laid.documents else ()
-        live = self.search.over(lambda stores: stores)
+        live = self.search.over(lambda stores: WatchedStores(stores, laid))
         edited = self.search.over(lambda stores: OverlaidStores(stores, laid))
         for question in questions:
             golden = question.golden
@@ -101,14 +98,15 @@ class Previews:
                 break
             answered += 1
             embedded = await self.search.embed(golden.text, caller, known.generation)
-            before = await _ask(live, golden, caller, known.generation, embedded)
-            if not await _may_be_affected(live, edited, golden, caller, known.generation, laid, before, embedded):
+            try:
+                before = await _ask(live, golden, caller, known.generation, embedded)
+            except Unaffected:
                 continue
             affected += 1
             after = await _ask(edited, golden, caller, known.generation, embedded)
             # In a thread: texts that are made for it take a second, during which nobody else would be served.
             finding = await asyncio.to_thread(
-                compare, golden, _first(before), _first(after), laid.new.keys(), standing_id=question.standing_id
+                compare, golden, before, after, laid.new.keys(), standing_id=question.standing_id
             )
             if finding is not None:
                 findings.append(finding)
@@ -153,39 +151,10 @@ class Previews:
 async def _ask(
     search: Search, golden: Golden, caller: Caller, generation: Generation, embedded: Embedded
 ) -> SearchResults:
-    outcome = await search.search(
-        golden.text, caller, top=SEARCHED, generation=generation, embedded=embedded, certify=False
-    )
+    outcome = await search.search(golden.text, caller, top=TOP, generation=generation, embedded=embedded, certify=False)
     if outcome.degraded:
         raise Retryable(f"preview: a search was incomplete: {outcome.degraded[0]}")
     return outcome
-
-
-async def _may_be_affected(
-    live: Search,
-    edited: Search,
-    golden: Golden,
-    caller: Caller,
-    generation: Generation,
-    laid: Overlay,
-    before: SearchResults,
-    embedded: Embedded,
-) -> bool:
-    """Whether a passage of the edit is, or may come to be, among the first results of a question. Not, if none of the
-    results is of an edited document, and each of its chunks is further away than TOP of them, by cosine and also by
-    BM25: then the fusion, which adds both, ranks it below these."""
-    if len(before.results) < TOP or not laid.documents.isdisjoint(shown_documents(before.results)):
-        return True
-    results = [result.passage.chunk_id for result in before.results]
-    changed = [entry.chunk_id for entry in laid.entries]
-    cosines, bm25 = await live.scores(golden.text, caller, generation, results, embedded)
-    of_changed = await edited.scores(golden.text, caller, generation, changed, embedded)
-    # A chunk without a word of the question has a BM25 of 0; one that is not embedded yet is as far away as can be.
-    places = [(cosines.get(id_, -1.0), bm25.get(id_, 0.0)) for id_ in results]
-    return any(
-        sum(cosine < above and score <= words for above, words in places) < TOP
-        for cosine, score in ((of_changed[0].get(id_, -1.0), of_changed[1].get(id_, 0.0)) for id_ in changed)
-    )
 
 
 async def _standing(connection: Connection, caller: Caller, principal: str) -> list[_Question]:
@@ -220,10 +189,6 @@ def _edited_first(questions: Sequence[_Question], laid: Overlay) -> list[_Questi
         return any(document_id(golden.tenant, j.source, j.external_id) in laid.documents for j in golden.judged)
 
     return sorted(questions, key=is_edited, reverse=True)
-
-
-def _first(outcome: SearchResults) -> SearchResults:
-    return replace(outcome, results=outcome.results[:TOP])
 
 
 def _worst_first(findings: Sequence[Finding]) -> list[Finding]:

@@ -21,7 +21,7 @@ from query.access.verify import Detail
 from query.model import Candidate, Passage
 from query.retrieval.scoring import AnalysedEntry, gained, keyword_query
 from query.retrieval.steps import Steps
-from query.retrieval.stores import Embedding, Offer, Query, Scope, Stores
+from query.retrieval.stores import Embedding, Offer, Offers, Query, Scope, Stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,111 @@ class Overlay:
         return dict(zip(self.new, map(float, matrix @ np.asarray(vector, dtype=np.float32)), strict=True))
 
 
-class OverlaidStores(Stores):
-    """The stores with the edit. Filters are not supported: the edit's documents pass every one of them."""
+class _EditedStores(Stores):
+    """The live stores, and an edit of them. Filters are not supported: the edit's documents pass every one of them."""
 
     def __init__(self, live: Stores, overlay: Overlay) -> None:
         """live: its pool and client are used and not closed."""
         super().__init__(live._pool, live._es, live.timeouts, live._tuning)
         self._overlay = overlay
-        self._rewritten = frozenset(entry.chunk_id for entry in overlay.entries)
         self._gained = gained(overlay.entries)
+
+    async def _scores(self, scope: Scope, text: str, more: Mapping[str, float] | None = None) -> dict[UUID, float]:
+        """BM25 of the edit's entries, without those that do not match. Raises Retryable or Misconfigured."""
+        if not self._overlay.entries:
+            return {}
+        async with time_limit(self.timeouts.keywords, "Elasticsearch"):
+            query = await keyword_query(self._es, scope.generation, text, more)
+            scores = {}
+            for entry in self._overlay.entries:
+                if (score := query.score(entry, self._gained)) is not None:
+                    scores[entry.chunk_id] = score
+                await asyncio.sleep(0)  # a text that is made for it takes 20 ms, and an edit has a thousand
+        return scores
+
+
+class Unaffected(Exception):
+    """A search has the same results with the edit, so that the rest of it need not be done."""
+
+
+class WatchedStores(_EditedStores):
+    """The live stores, which end a search that the edit does not change. For one search at a time.
+
+    Everything after the candidates depends on the first ``depth`` of each store, and on the score of the next one. If
+    none of them is of an edited document, and no new passage would be among them, the results with the edit are
+    therefore the same.
+    """
+
+    def __init__(self, live: Stores, overlay: Overlay) -> None:
+        """live: its pool and client are used and not closed."""
+        super().__init__(live, overlay)
+        self._touched = True
+
+    async def offers(
+        self,
+        question: Query,
+        scope: Scope,
+        embedding: Embedding | None,
+        steps: Steps,
+        *,
+        depth: int,
+        spare: int,
+    ) -> tuple[Offers, Mapping[UUID, Passage]]:
+        offers, passages = await super().offers(question, scope, embedding, steps, depth=depth, spare=spare)
+        # A search that goes deeper asks again, and what touches it then is among the deeper candidates, too.
+        self._touched = await self._touches(question, scope, embedding, offers, passages, depth)
+        return offers, passages
+
+    async def embeddings(self, scope: Scope, ids: Sequence[UUID]) -> dict[UUID, Vectors]:
+        """Raises Unaffected: all candidates are known when feedback begins."""
+        self._require_touched()
+        return await super().embeddings(scope, ids)
+
+    async def describe(self, scope: Scope, passages: Sequence[Passage]) -> dict[UUID, Detail]:
+        """Raises Unaffected."""
+        self._require_touched()
+        return await super().describe(scope, passages)
+
+    def _require_touched(self) -> None:
+        if not self._touched:
+            raise Unaffected
+
+    async def _touches(
+        self,
+        question: Query,
+        scope: Scope,
+        embedding: Embedding | None,
+        offers: Offers,
+        passages: Mapping[UUID, Passage],
+        depth: int,
+    ) -> bool:
+        first = {
+            ranker: [c for c in offer.candidates if c.chunk_id in passages][: depth + 1]
+            for ranker, offer in offers.items()
+        }
+        if any(c.document_id in self._overlay.documents for candidates in first.values() for c in candidates):
+            return True
+        # Above these scores a passage would be among the candidates, or where they end.
+        least = {
+            ranker: candidates[-1].score if len(candidates) > depth else float("-inf")
+            for ranker, candidates in first.items()
+        }
+        if "vector" in least and embedding is not None:
+            _, vector = await asyncio.shield(embedding)
+            if any(score >= least["vector"] for score in self._overlay.cosine_scores(vector).values()):
+                return True
+        if "keyword" not in least:
+            return False
+        return any(score >= least["keyword"] for score in (await self._scores(scope, question.text)).values())
+
+
+class OverlaidStores(_EditedStores):
+    """The stores with the edit."""
+
+    def __init__(self, live: Stores, overlay: Overlay) -> None:
+        """live: its pool and client are used and not closed."""
+        super().__init__(live, overlay)
+        self._rewritten = frozenset(entry.chunk_id for entry in overlay.entries)
 
     async def _vectors(
         self,
@@ -102,8 +198,7 @@ class OverlaidStores(Stores):
         offer.withheld = withheld
         if offer.error is None:
             try:
-                async with time_limit(self.timeouts.keywords, "Elasticsearch"):
-                    scores = await self._scores(scope, question.text)
+                scores = await self._scores(scope, question.text)
             except PenstockError as error:
                 offer.error = error
             else:
@@ -113,18 +208,6 @@ class OverlaidStores(Stores):
                 ]
                 offer.candidates = _merged(offer.candidates, replaced, added, limit)
         return offer
-
-    async def _scores(self, scope: Scope, text: str, more: Mapping[str, float] | None = None) -> dict[UUID, float]:
-        """BM25 of the edit's entries, without those that do not match."""
-        if not self._overlay.entries:
-            return {}
-        query = await keyword_query(self._es, scope.generation, text, more)
-        scores = {}
-        for entry in self._overlay.entries:
-            if (score := query.score(entry, self._gained)) is not None:
-                scores[entry.chunk_id] = score
-            await asyncio.sleep(0)  # a text that is made for it takes 20 ms, and an edit has a thousand
-        return scores
 
     async def verify(self, scope: Scope, candidates: Sequence[Candidate]) -> dict[UUID, Passage]:
         overlay = self._overlay
@@ -157,6 +240,6 @@ class OverlaidStores(Stores):
 def _merged(
     live: Sequence[Candidate], replaced: frozenset[UUID], added: Sequence[Candidate], limit: int
 ) -> list[Candidate]:
-    """The candidates after the edit, best first."""
+    """The candidates after the edit, best first; of equal scores the live ones, in the order of their store."""
     left = [c for c in live if c.chunk_id not in replaced]
-    return sorted([*left, *added], key=lambda c: (-c.score, c.chunk_id))[:limit]
+    return sorted([*left, *added], key=lambda c: -c.score)[:limit]

@@ -247,16 +247,6 @@ class Search:
         async with time_limit(self._stores.timeouts.embed, "the embedding model"):
             return await self._vectors.embed(generation, caller, text)
 
-    async def scores(
-        self, query: str, caller: Caller, generation: Generation, ids: Sequence[UUID], embedded: Embedded
-    ) -> tuple[dict[UUID, float], dict[UUID, float]]:
-        """The cosine and the BM25 of chunks that are verified already; those that a store lacks, or that have no word
-        of the query, are absent. Raises Retryable and Misconfigured."""
-        scope = await self._pin(caller, NONE, generation, certify=False)
-        embeddings = await self._stores.embeddings(scope, ids)
-        bm25 = await self._stores.bm25_scores(scope, ids, query, {})
-        return {id_: float(embedding @ embedded[1]) for id_, embedding in embeddings.items()}, bm25
-
     async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None, *, certify: bool) -> Scope:
         """certify: whether freshness certificates are read, too."""
         async with self._stores.connection(self._stores.timeouts.ledger, "search", caller.tenant) as connection:
