@@ -94,7 +94,7 @@ class Print:
 
 
 _ACCESS = ("tenant", "acl_tags", "required_tags", "required_count")
-_DERIVED = ("identifiers", "analysed")
+_DERIVED = ("identifiers", "analysed", "title_words")
 
 
 def text_hash(text: str) -> bytes:

@@ -46,6 +46,10 @@ _KINDS = re.compile(
 _FILE_NAME = re.compile(_FILE)
 _SEGMENT = re.compile(r"[\w.@+~%-]+")
 _WORD = re.compile(r"[^\W_]{2,}")
+_UNDIVIDED = re.compile(r"\w+(?:\.\w+)*")
+"""Words and names that analyzers leave whole."""
+_JOINT = re.compile(r"[._]+|(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+"""Where the words of a name meet."""
 
 
 def identifiers(text: str) -> tuple[str, ...]:
@@ -77,6 +81,18 @@ def terms(text: str) -> list[str]:
         result.update(_ends(name))
         result.update(_WORD.findall(name))
     return sorted(result)[:MOST_TERMS]
+
+
+def words_of_names(text: str) -> str:
+    """The words of the names in a text that an analyzer leaves whole, in lower case, in their order: of ``read_text``,
+    ``ArgumentParser``, ``json.dumps`` and ``Budget_2026.xlsx``. Names of one word and numbers have none; at most
+    MOST_TERMS."""
+    words: list[str] = []
+    for name in _UNDIVIDED.findall(text):
+        parts = [part for part in _JOINT.split(name) if part]
+        if len(parts) > 1 and any(map(str.isalpha, parts)):
+            words += (part.lower() for part in parts if len(part) > 1)
+    return " ".join(words[:MOST_TERMS])
 
 
 def exact_names(text: str) -> set[str]:

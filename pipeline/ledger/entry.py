@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from pipeline.core.identifiers import terms
+from pipeline.core.identifiers import terms, words_of_names
 from pipeline.core.identity import EVERYONE
 from pipeline.core.languages import language_of
 from pipeline.core.model import Span
@@ -65,7 +65,9 @@ def entries(
 
 def content_fields(title: str, headings: Sequence[str], text: str) -> dict[str, Any]:
     """The fields of an entry that follow from its chunk, with the title, which its document's entries share."""
-    own: dict[str, Any] = {"text": text, "headings": list(headings)}
+    own: dict[str, Any] = {"title": title, "text": text, "headings": list(headings)}
+    if words := words_of_names(title):
+        own["title_words"] = words
     if language := language_of(text):
-        own["analysed"] = {language: {"title": title, **own}}
-    return {"title": title, **own, "identifiers": terms("\n".join((title, *headings, text)))}
+        own["analysed"] = {language: dict(own)}
+    return {**own, "identifiers": terms("\n".join((title, *headings, text)))}

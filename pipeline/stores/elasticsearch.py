@@ -37,7 +37,7 @@ ANALYSIS: Mapping[str, Any] = {
 }
 SIMILARITY: Mapping[str, Any] = {"default": {"type": "BM25", "k1": 1.5, "b": 0.75}}
 
-ANALYSED_FIELDS = ("headings", "text", "title")
+ANALYSED_FIELDS = ("headings", "text", "title", "title_words")
 """The fields of an entry that have another analyzer for another language."""
 
 MAPPING: Mapping[str, Any] = {
@@ -52,6 +52,7 @@ MAPPING: Mapping[str, Any] = {
             "analyzer": "body",
             "fields": {"raw": {"type": "keyword", "ignore_above": 1_024}},
         },
+        "title_words": {"type": "text", "analyzer": "body"},  # pipeline.core.identifiers.words_of_names
         "headings": {"type": "text", "analyzer": "body"},
         "text": {"type": "text", "analyzer": "body", "fields": {"exact": {"type": "text", "analyzer": "exact"}}},
         # What must be found exactly, and its parts: recognised by us (pipeline.core.identifiers), not by an analyzer.
@@ -77,7 +78,7 @@ MAPPING: Mapping[str, Any] = {
 }
 """One entry a chunk; ``_id`` is the chunk id, ``_version`` the ledger's seq. Frozen: other teams read it."""
 
-ADDED_FIELDS = ("keys", "analysed")
+ADDED_FIELDS = ("keys", "analysed", "title_words")
 """Fields that an index of an earlier version may lack, wholly or in part. No entry in it has them, so ``extend_index``
 adds them to the mapping of the live index."""
 

@@ -168,7 +168,10 @@ def _any_of(field: str, values: Sequence[str], *others: Mapping[str, Any]) -> Ma
     return {"bool": {"should": matches, "minimum_should_match": 1}}
 
 
-TITLE_BOOST, HEADINGS_BOOST, PHRASE_BOOST = 4.0, 1.5, 1.0
+WEIGHTS: Mapping[str, float] = {"text": 1, "title": 4.0, "title_words": 4.0, "headings": 1.5}
+"""The fields of an entry that are scored as one. ``title_words`` are those of the names in the title, such as
+``Budget_2026.xlsx`` (docs/adr/0101-words-of-names.md)."""
+PHRASE_BOOST = 1.0
 PHRASE_SLOP = 50
 """How many positions the query's words may be moved: near each other, in any order."""
 MAX_QUERY_WORDS = 150
@@ -188,9 +191,9 @@ MAX_ANALYSED_CHARACTERS = 120
 def clauses(words: str, more: Mapping[str, float] | None = None) -> dict[str, Any]:
     """The clauses of a bool query, without its filters.
 
-    Words match in text, title and headings, which BM25F scores as one field, and once more, unstemmed, where all of
-    them are near each other. In a passage in a language of the query, they count in the fields of that language too.
-    more: additional words and their weights.
+    Words match in text, title and headings, which BM25F scores as one field (WEIGHTS), and once more, unstemmed, where
+    all of them are near each other. In a passage in a language of the query, they count in the fields of that language,
+    too. more: additional words and their weights.
     """
     text = matched(words)
     languages = languages_of_question(text)
@@ -225,8 +228,13 @@ def _words(text: str, languages: Sequence[str], **options: object) -> dict[str, 
 
 
 def _combined(prefix: str, text: str, options: Mapping[str, object]) -> dict[str, Any]:
-    fields = [f"{prefix}text", f"{prefix}title^{TITLE_BOOST}", f"{prefix}headings^{HEADINGS_BOOST}"]
+    fields = [name if weight == 1 else f"{name}^{weight}" for name, weight in weighted_fields(prefix).items()]
     return {"combined_fields": {"query": text, "fields": fields, **options}}
+
+
+def weighted_fields(prefix: str) -> dict[str, float]:
+    """The fields that are scored as one, by their names with this prefix, and their weights."""
+    return {f"{prefix}{name}": weight for name, weight in WEIGHTS.items()}
 
 
 def _word(word: str, weight: float, languages: Sequence[str]) -> dict[str, Any]:

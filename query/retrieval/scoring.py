@@ -24,17 +24,16 @@ from pipeline.core.model import Generation
 from pipeline.stores.elasticsearch import SIMILARITY, translated
 from query.retrieval import keywords
 from query.retrieval.keywords import (
-    HEADINGS_BOOST,
     IDENTIFIER_BOOST,
     MAX_IDENTIFIERS,
     PART_BOOST,
     PHRASE_BOOST,
     PHRASE_SLOP,
-    TITLE_BOOST,
+    WEIGHTS,
+    weighted_fields,
 )
 
 K1, B = float(SIMILARITY["default"]["k1"]), float(SIMILARITY["default"]["b"])
-WEIGHTS: Mapping[str, float] = {"text": 1.0, "title": TITLE_BOOST, "headings": HEADINGS_BOOST}
 EXACT = "text.exact"
 TEXTS_A_REQUEST = 100
 
@@ -202,7 +201,7 @@ class KeywordQuery:
 
 def _combined(entry: AnalysedEntry, prefix: str, query: Analysed, new: Gained) -> float:
     """BM25F: the fields are one field, in which each occurrence counts with its field's weight."""
-    weights = {f"{prefix}{name}": weight for name, weight in WEIGHTS.items()}
+    weights = weighted_fields(prefix)
     terms = query.positions.get(f"{prefix}text", {})
     statistics = {name: _statistics(query, name, new) for name in weights}
     entries = max(of.entries for of in statistics.values())

@@ -66,6 +66,7 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
         "source",
         "external_id",
         "title",
+        "title_words",
         "headings",
         "text",
         "identifiers",

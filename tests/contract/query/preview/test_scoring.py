@@ -45,8 +45,8 @@ async def entries(library: Library, tenant: str) -> dict[UUID, dict[str, Any]]:
 async def test_a_text_scores_as_it_does_in_the_index(library: Library, tenant: str) -> None:
     names = sorted(topics)[:40]
     await library.put(
-        *(document(name, topics[name], tenant=tenant, media_type="text/x-rst") for name in names),
-        document("aufbewahrung", GERMAN, tenant=tenant),
+        *(document(f"{name}_LoopBody.rst", topics[name], tenant=tenant, media_type="text/x-rst") for name in names),
+        document("Datei_Aufbewahrung.md", GERMAN, tenant=tenant),
     )
     known = await entries(library, tenant)
     texts = await analyse(library.es, library.generation, known)

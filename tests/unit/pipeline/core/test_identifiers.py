@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.identifiers import LONGEST, MOST_TERMS, exact_names, identifiers, terms
+from pipeline.core.identifiers import LONGEST, MOST_TERMS, exact_names, identifiers, terms, words_of_names
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,29 @@ def test_overlong_identifiers_are_ignored_and_terms_are_limited() -> None:
     assert identifiers("A_1" * LONGEST) == ()
     assert len(terms(" ".join(f"X_{n}/y{n}.txt" for n in range(MOST_TERMS)))) == MOST_TERMS
     assert identifiers("_" * 199 + " " + "a_" * 99 + "!" + " " + "-a." * 66) is not None
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("asyncio.Task.print_stack", "asyncio task print stack"),
+        ("Budget_2026-Q3_final.xlsx", "budget 2026 q3 final xlsx"),
+        ("src/app/AccessDeniedHandler.java", "access denied handler java"),
+        ("XMLParser of PostgreSQL", "xml parser postgre sql"),
+        ("__init__.py", "init py"),
+        ("ÄnderungsAntrag.pdf", "änderungs antrag pdf"),
+        ("A plain, well-known title (it's 3.11, 10.0.0.1 or U.S. law)", ""),
+        ("GET", ""),
+        ("", ""),
+    ],
+)
+def test_the_words_of_names_are_searchable(title: str, words: str) -> None:
+    """Analyzers take `print_stack` and `Budget_2026.xlsx` for one word each."""
+    assert words_of_names(title) == words
+
+
+@given(st.text())
+def test_words_of_names_are_few_and_in_lower_case(text: str) -> None:
+    words = words_of_names(text)
+    assert words == words.lower()
+    assert len(words.split()) <= MOST_TERMS
