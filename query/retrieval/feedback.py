@@ -115,8 +115,10 @@ WORDS_WEIGHT = 2.0
 """The weight of all added words together; each of the query's own words has 1."""
 NEIGHBOURS = 8
 """How many of the nearest candidates count for a candidate (docs/adr/0083-neighbours.md)."""
-NEIGHBOUR_WEIGHT = 0.7
-"""The weight of the neighbours' mean score. With more, topics gain little, and known items lose."""
+NEIGHBOUR_WEIGHT = 0.5
+"""The weight of the neighbours' mean score. With more, known items lose."""
+NEIGHBOUR_STEPS = 12
+"""How far scores are passed on, from neighbour to neighbour: what is further counts less than 1 / 4,000."""
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _NON_LETTERS = {n: " " for n in range(128) if not chr(n).isalpha()}
@@ -157,7 +159,8 @@ def move_vector(vector: Vectors, passages: Sequence[WeightedPassage], embeddings
 
 def smooth(hits: Sequence[Hit], embeddings: Mapping[UUID, Vectors]) -> list[Hit]:
     """The hits by their scores and those of their neighbours, best first: similar passages are relevant to the same
-    queries. To each score, NEIGHBOUR_WEIGHT times the mean score of the NEIGHBOURS nearest hits is added.
+    queries. To each score, NEIGHBOUR_WEIGHT times the mean score of the NEIGHBOURS nearest hits is added, where theirs
+    have got the same from their own neighbours.
 
     embeddings: unit length. A hit whose embedding was deleted meanwhile is no neighbour and has none.
     """
@@ -168,9 +171,12 @@ def smooth(hits: Sequence[Hit], embeddings: Mapping[UUID, Vectors]) -> list[Hit]
     cosines = vectors @ vectors.T
     np.fill_diagonal(cosines, -np.inf)
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, : min(NEIGHBOURS, len(embedded) - 1)]
-    means = np.array([hit.score for hit in embedded])[nearest].mean(axis=1)
-    added = {hit.passage.chunk_id: NEIGHBOUR_WEIGHT * float(mean) for hit, mean in zip(embedded, means, strict=True)}
-    smoothed = [replace(hit, score=hit.score + added.get(hit.passage.chunk_id, 0.0)) for hit in hits]
+    own = np.array([hit.score for hit in embedded])
+    scores = own
+    for _ in range(NEIGHBOUR_STEPS):
+        scores = own + NEIGHBOUR_WEIGHT * scores[nearest].mean(axis=1)
+    passed = {hit.passage.chunk_id: float(score) for hit, score in zip(embedded, scores, strict=True)}
+    smoothed = [replace(hit, score=passed.get(hit.passage.chunk_id, hit.score)) for hit in hits]
     return sorted(smoothed, key=lambda hit: -hit.score)
 
 

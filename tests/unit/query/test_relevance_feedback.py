@@ -48,15 +48,17 @@ def direction(degrees: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 
 def test_a_passage_among_good_ones_comes_before_an_equal_one_among_bad_ones() -> None:
-    good = [hit(n, 5.0) for n in range(NEIGHBOURS)]
-    bad = [hit(10 + n, 1.0) for n in range(NEIGHBOURS)]
+    """Each good one has the score 5, and as much again from its neighbours, which have theirs."""
+    good = [hit(n, 5.0) for n in range(NEIGHBOURS + 1)]
+    bad = [hit(10 + n, 1.0) for n in range(NEIGHBOURS + 1)]
     hits = [*good, hit(20, 3.0), hit(21, 3.0), *bad]
     embeddings = {h.passage.chunk_id: direction(h.passage.chunk_id.int % 10) for h in good}
     embeddings |= {h.passage.chunk_id: direction(80 + h.passage.chunk_id.int % 10) for h in bad}
-    embeddings |= {UUID(int=20): direction(89.5), UUID(int=21): direction(0.5)}
+    embeddings |= {UUID(int=20): direction(60), UUID(int=21): direction(30)}
     smoothed = {h.passage.chunk_id.int: h.score for h in smooth(hits, embeddings)}
-    assert smoothed[21] == pytest.approx(3 + NEIGHBOUR_WEIGHT * 5)
-    assert smoothed[20] == pytest.approx(3 + NEIGHBOUR_WEIGHT * 1)
+    passed_on = NEIGHBOUR_WEIGHT / (1 - NEIGHBOUR_WEIGHT)
+    assert smoothed[21] == pytest.approx(3 + passed_on * 5, rel=0.001)
+    assert smoothed[20] == pytest.approx(3 + passed_on * 1, rel=0.001)
 
 
 def test_a_clear_match_stays_first_whatever_is_near_it() -> None:
