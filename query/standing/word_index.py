@@ -22,7 +22,10 @@ KEPT_SECONDS = 600.0
 removed are still in it, and have to be looked up."""
 MOST_RECENT = 2_000
 """So many questions since an index was made, and it is made again."""
-MOST_TENANTS = 1_000
+MOST_NUMBERS, MOST_TENANT_NUMBERS = 4_000_000, 1_000_000
+"""The words and identifiers that are held, of all tenants and of one: of its questions, those that were asked last.
+Each takes 24 bytes, and 140 while an index is made: 20,000 of the longest questions, which have 200, took 540 MiB.
+Usual ones have ten."""
 ROWS_AT_ONCE = 2_000
 
 
@@ -52,6 +55,11 @@ class WordIndex:
         self._bounds = np.append(starts, len(words))
         self._rows, self._weights = rows[order], weights[order]
 
+    @property
+    def size(self) -> int:
+        """The words and identifiers of all questions."""
+        return len(self._rows)
+
     def above(self, passage: Collection[int], most: int) -> list[tuple[float, UUID]]:
         """The questions whose floor a passage with these words exceeds, with how far: at most so many, the farthest
         first."""
@@ -72,10 +80,13 @@ class WordIndex:
 
 class WordIndexes:
     """The indexes of tenants. Not to be shared between tasks that read the same tenant at the same time, which would
-    only read it twice. Law: a question that was committed before a look is considered in it."""
+    only read it twice. Law: a question that was committed before a look is considered in it, if it is one of those of
+    its tenant that were asked last and have MOST_TENANT_NUMBERS words together."""
 
     def __init__(self) -> None:
-        self._known: TTLCache[str, tuple[datetime, WordIndex]] = TTLCache(MOST_TENANTS, KEPT_SECONDS)
+        self._known: TTLCache[str, tuple[datetime, WordIndex]] = TTLCache(
+            MOST_NUMBERS, KEPT_SECONDS, getsizeof=lambda known: known[1].size + 1
+        )
 
     async def of(self, connection: Connection, tenant: str) -> tuple[WordIndex, WordIndex]:
         """The tenant's index, and that of the questions that were kept or asked again since: a question in both counts
@@ -84,7 +95,7 @@ class WordIndexes:
             since, index = known
             recent = await _recent(connection, tenant, since)
             if len(recent) < MOST_RECENT:
-                return index, WordIndex(recent)
+                return index, await asyncio.to_thread(WordIndex, recent)
         # A transaction may commit a minute after its questions' time.
         cursor = await connection.execute("SELECT clock_timestamp() - interval '5 minutes'")
         [since] = await cursor.fetchone() or (None,)
@@ -108,8 +119,15 @@ _ENTRIES = "SELECT id, words, names, words_floor FROM standing_questions WHERE t
 async def _all(connection: Connection, tenant: str) -> list[Entry]:
     async with connection.transaction(), connection.cursor(name="standing_words", binary=True) as cursor:
         cursor.itersize = ROWS_AT_ONCE  # decoding a hundred thousand at once would stop the event loop for a second
-        await cursor.execute(_ENTRIES, [tenant])
-        return [Entry(*row) async for row in cursor]
+        await cursor.execute(f"{_ENTRIES} ORDER BY asked_at DESC", [tenant])
+        entries, numbers = [], 0
+        async for row in cursor:
+            entry = Entry(*row)
+            numbers += len(entry.words) + len(entry.names)
+            if numbers > MOST_TENANT_NUMBERS:
+                break
+            entries.append(entry)
+        return entries
 
 
 async def _recent(connection: Connection, tenant: str, since: datetime) -> list[Entry]:

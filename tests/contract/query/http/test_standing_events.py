@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
@@ -13,6 +14,7 @@ from pipeline.analysis import memberships
 from pipeline.analysis.task import Services
 from pipeline.core.identity import document_id
 from query.embedding.embedders import QueryEmbedder
+from query.standing import word_index
 from query.standing.task import StandingTask
 from tests.contract.query.http.test_standing import DAM, QUESTION, groups, keep, put, show
 from tests.support.query.generation_query_kit import Site
@@ -215,3 +217,28 @@ async def test_a_question_of_another_models_vectors_learns_of_a_new_passage(worl
         "SELECT probe_generation, cardinality(words) > 0 FROM standing_questions WHERE tenant = %s", tenant
     )
     assert row == ("g1", True)
+
+
+async def test_the_words_of_very_many_questions_take_a_bounded_amount_of_memory(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty thousand long questions of one tenant took 540 MiB of the worker that announces the changes of all."""
+    monkeypatch.setattr(word_index, "MOST_TENANT_NUMBERS", 25)
+    monkeypatch.setattr(word_index, "MOST_NUMBERS", 45)
+    tenants = [tenant, f"{tenant}-b", f"{tenant}-c"]
+    newest: dict[str, set[UUID]] = {}
+    for owner in tenants:
+        rows = await world.library.execute(
+            "INSERT INTO standing_questions (tenant, id, principal, question, request, sentences, generation, is_full,"
+            " words, names, words_floor, asked_at) SELECT %s, gen_random_uuid(), 'ann', 'q', '{}', '[]', 'g', true,"
+            " array(SELECT generate_series(1::bigint, 9)), '{99}', 3, now() - day * interval '1 day'"
+            " FROM generate_series(1, 5) day RETURNING asked_at, id",
+            owner,
+        )
+        newest[owner] = {id_ for _, id_ in sorted(rows)[-2:]}
+    indexes = word_index.WordIndexes()
+    async with world.library.pool.connection() as connection:
+        for owner in tenants:
+            index, _ = await indexes.of(connection, owner)
+            assert set(index.ids) == newest[owner]
+            assert indexes._known.currsize <= 45
