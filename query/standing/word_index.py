@@ -1,4 +1,4 @@
-"""Which standing questions a passage has enough words of: their words in memory, by word.
+"""Finds the standing questions that a passage has enough words of: their words in memory, by word.
 
 A frequent word is one of thousands of questions, and reading these in Postgres for each passage costs more than
 counting the words of all questions here, which takes less than a millisecond for 100,000.
@@ -17,7 +17,7 @@ from cachetools import TTLCache
 
 from pipeline.stores.postgres import Connection
 
-KEPT_SECONDS = 600.0
+INDEX_SECONDS = 600.0
 """How long an index is used. Questions that are kept or asked again meanwhile are read at each look; those that are
 removed are still in it, and have to be looked up."""
 MOST_RECENT = 2_000
@@ -63,8 +63,8 @@ class WordIndex:
     def above(self, passage: Collection[int], most: int) -> list[tuple[float, UUID]]:
         """The questions whose floor a passage with these words exceeds, with how far: at most so many, the farthest
         first."""
-        asked = np.fromiter(passage, dtype=np.int64, count=len(passage))
-        at = np.flatnonzero(np.isin(self._words, asked, assume_unique=True))
+        contents = np.fromiter(passage, dtype=np.int64, count=len(passage))
+        at = np.flatnonzero(np.isin(self._words, contents, assume_unique=True))
         if not len(at):
             return []
         places = [slice(self._bounds[n], self._bounds[n + 1]) for n in at]
@@ -85,7 +85,7 @@ class WordIndexes:
 
     def __init__(self) -> None:
         self._known: TTLCache[str, tuple[datetime, WordIndex]] = TTLCache(
-            MOST_NUMBERS, KEPT_SECONDS, getsizeof=lambda known: known[1].size + 1
+            MOST_NUMBERS, INDEX_SECONDS, getsizeof=lambda known: known[1].size + 1
         )
 
     async def of(self, connection: Connection, tenant: str) -> tuple[WordIndex, WordIndex]:
@@ -107,8 +107,8 @@ class WordIndexes:
 def best(indexes: tuple[WordIndex, WordIndex], passage: Collection[int], most: int) -> list[UUID]:
     """The questions whose floors the passage exceeds by the most. indexes: of ``WordIndexes.of``."""
     index, recent = indexes
-    asked_since = set(recent.ids)
-    results = [of for of in index.above(passage, most + len(asked_since)) if of[1] not in asked_since]
+    since_ids = set(recent.ids)
+    results = [of for of in index.above(passage, most + len(since_ids)) if of[1] not in since_ids]
     results += recent.above(passage, most)
     return [id_ for _, id_ in sorted(results, key=lambda result: -result[0])[:most]]
 
@@ -131,7 +131,7 @@ async def _all(connection: Connection, tenant: str) -> list[Entry]:
 
 
 async def _recent(connection: Connection, tenant: str, since: datetime) -> list[Entry]:
-    """Of the questions that were asked then or later, at most MOST_RECENT."""
+    """The questions that were asked then or later, at most MOST_RECENT."""
     async with connection.cursor(binary=True) as cursor:
         await cursor.execute(f"{_ENTRIES} AND asked_at >= %s LIMIT {MOST_RECENT}", [tenant, since])
         return [Entry(*row) for row in await cursor.fetchall()]

@@ -30,7 +30,7 @@ def test_the_index_has_exactly_the_questions_whose_floor_a_passage_exceeds(
     assert [margin for margin, _ in above] == sorted((margin for margin, _ in above), reverse=True)
 
 
-def test_a_question_that_was_asked_again_counts_as_it_is_now() -> None:
+def test_a_repeated_question_counts_as_it_is_now() -> None:
     old = WordIndex([entry(1, ["turbine"]), entry(2, ["turbine", "dam"])])
     new = WordIndex([entry(1, ["valve"]), entry(3, ["turbine"])])
     passage = of_passage("acme", "The turbine of the dam.")
