@@ -1,5 +1,5 @@
 """Writes the tables of docs/evaluation.md from the results of bench.retrieval, confidence, conversations, languages
-and context, and those of docs/conflicts.md from the results of bench.conflicts.
+and context, that of docs/conflicts.md from those of bench.conflicts, and that of docs/modes.md from bench.history.
 
 python -m bench.judged
 """
@@ -16,7 +16,7 @@ from typing import Any
 from bench import retrieval
 
 RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = [Path(__file__).parent.parent / "docs" / name for name in ("evaluation.md", "conflicts.md")]
+DOCUMENTS = [Path(__file__).parent.parent / "docs" / name for name in ("evaluation.md", "conflicts.md", "modes.md")]
 MARKED = re.compile(r"(<!-- (\w+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
 TITLES = {
     "cranfield": "Cranfield",
@@ -157,6 +157,22 @@ def context_table(results: Mapping[str, Any]) -> Iterator[str]:
     yield _measured(results)
 
 
+def history_table(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of groupings of a history: the share of questions whose pair is among what is read along."""
+    lines = results["lines"]
+    kinds = results["questions"]
+    selections = list(next(iter(lines.values()))[next(iter(kinds))])
+    heads = [f"{kind}: {selections[0]}" if n == 0 else name for kind in kinds for n, name in enumerate(selections)]
+    yield f"| pairs a chunk | tokens a chunk | {' | '.join(heads)} |"
+    yield "|---" * (2 + len(heads)) + "|"
+    for size, of in lines.items():
+        shares = [_number(of[kind][name]) for kind in kinds for name in selections]
+        yield f"| {size} | {of['tokens a chunk']} | {' | '.join(shares)} |"
+    yield ""
+    numbers = " and ".join(f"{number} of the kind {kind}" for kind, number in kinds.items())
+    yield f"A history of {results['pairs']} pairs; questions: {numbers}. {_measured(results)}"
+
+
 def _kinds(of: Mapping[str, Any]) -> list[str]:
     return [f"nDCG@5 {kind}" if n == 0 else kind for n, kind in enumerate(of["kinds"])]
 
@@ -201,13 +217,16 @@ def written(document: str, tables: Mapping[str, Iterable[str]]) -> str:
 def tables() -> dict[str, Iterator[str]]:
     """Return the tables by their markers, from the stored results; those that were not measured are absent."""
     retrieved = _results("retrieval")
-    others = {name: name for name in ("conversations", "languages", "conflicts", "context")} | {"floors": "confidence"}
+    others = {name: name for name in ("conversations", "languages", "conflicts", "context", "history")} | {
+        "floors": "confidence"
+    }
     writers = {
         "floors": floor_table,
         "conversations": conversation_table,
         "languages": language_table,
         "conflicts": conflict_table,
         "context": context_table,
+        "history": history_table,
     }
     measured = {marker: results for marker, name in others.items() if (results := _results(name))}
     return {name: collection_table(name, retrieved) for name in retrieved} | {

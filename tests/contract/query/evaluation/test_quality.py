@@ -71,21 +71,22 @@ def below(measured: Mapping[tuple[str, str], float], bounds: Mapping[tuple[str, 
 
 @pytest.mark.timeout(900)
 async def test_python_documentation_is_ranked_as_well_as_before(stack: Stack, tmp_path: Path) -> None:
-    """Keywords .7950 (recall .98) and hybrid .8847 with Python 3.11, .8888 without the nearest candidates. Without
-    titles in embeddings, too, .8808, and in that state: reciprocal ranks: hybrid .8209; the text alone: .7875 and
-    .8522; a fifth of the keywords' weight: hybrid .8683; the standard analyzer: .7808 (.94) and .8719."""
+    """Keywords .8460 (recall .99) and hybrid .9086 with Python 3.11. Without the words of names, .7950 (.98) and .8847,
+    without the nearest candidates, too, .8888. Without titles in embeddings, too, .8808, and in that state: reciprocal
+    ranks: hybrid .8209; the text alone: .7875 and .8522; a fifth of the keywords' weight: hybrid .8683; the standard
+    analyzer: .7808 (.94) and .8719."""
     write(tmp_path / "python_docs")
     dataset = part(read(tmp_path / "python_docs"), queries=100, documents=250, longest=1_500)
     other = 0.0 if sys.version_info[:2] == (3, 11) else OTHER_DOCUMENTS
-    bounds = {("keyword", "nDCG@10"): 0.79, ("keyword", "recall@50"): 0.97, ("hybrid", "nDCG@10"): 0.88}
+    bounds = {("keyword", "nDCG@10"): 0.84, ("keyword", "recall@50"): 0.98, ("hybrid", "nDCG@10"): 0.90}
     assert below(await quality(stack, dataset), {key: bound - other for key, bound in bounds.items()}) == []
 
 
 @pytest.mark.timeout(900)
 async def test_cranfield_is_ranked_as_well_as_before(stack: Stack) -> None:
-    """Keywords .5332 (recall .8138) and hybrid .6049. Without titles in embeddings, and with five nearest candidates:
-    hybrid .6025, without the nearest candidates .5923, without relevance feedback .5857; the text alone: .5155 (.7986)
-    and .5660."""
+    """Keywords .5332 (recall .8138) and hybrid .6026, .6049 before scores were passed on. Without titles in embeddings,
+    and with five nearest candidates: hybrid .6025, without the nearest candidates .5923, without relevance feedback
+    .5857; the text alone: .5155 (.7986) and .5660."""
     if not CRANFIELD.is_dir():
         pytest.skip(f"{CRANFIELD} is missing: Cranfield is not part of the repository")
     dataset = part(read(CRANFIELD), queries=40, documents=300, longest=2_500)
