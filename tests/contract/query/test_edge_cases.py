@@ -54,6 +54,19 @@ async def test_questions_are_normalised_like_documents(desk: Desk, written: str)
     assert names(results) == ["one"]
 
 
+@pytest.mark.parametrize("question", ["the budget of 2026", "denied handlers"])
+async def test_the_words_of_a_files_name_are_searched(desk: Desk, question: str) -> None:
+    """An analyzer takes such a title for one word."""
+    tenant = desk.tenant
+    await desk.library.put(
+        document("a", "Figures.", tenant=tenant, title="Budget_2026.xlsx"),
+        document("b", "Nothing.", tenant=tenant, title="src/AccessDeniedHandler.java"),
+    )
+    caller = await desk.library.caller(tenant, "staff")
+    results = await desk.search.search(question, caller, mode="keyword")
+    assert names(results) == (["a"] if "budget" in question else ["b"])
+
+
 async def test_a_question_of_only_invisible_characters_is_rejected_as_empty() -> None:
     with pytest.raises(BadQuery, match="empty"):
         check("\u200b\u202e\ufeff", 10, "hybrid")
