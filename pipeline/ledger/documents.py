@@ -202,9 +202,15 @@ async def write(
     keys = await declared(connection, {a.identity.tenant for a in with_fields}) if with_fields else {}
     async with connection.pipeline():
         cursor = connection.cursor()
-        await cursor.executemany(_UPDATE_DOCUMENT, [_document_row(a, seqs, access) for a in accepted])
+        if without_fields := [a for a in accepted if a.fields is None]:
+            await cursor.executemany(
+                _UPDATE_STATE, [(*_state_row(a, seqs, access), a.identity.id) for a in without_fields]
+            )
         if with_fields:
-            await cursor.executemany(_UPDATE_FIELDS, [_fields_row(a, keys) for a in with_fields])
+            await cursor.executemany(
+                _UPDATE_STATE_AND_FIELDS,
+                [(*_state_row(a, seqs, access), *_fields_row(a, keys), a.identity.id) for a in with_fields],
+            )
         if bodies := [a for a in accepted if a.text is not None or a.fields is not None]:
             await cursor.executemany(_UPSERT_BODY, [_body_row(a) for a in bodies])
         manifests = [(a, name, m) for a in accepted for name, m in a.manifests.items()]
@@ -243,18 +249,18 @@ def _has_access(a: Accepted) -> bool:
     return a.state.access_observed_at is not None
 
 
-_UPDATE_DOCUMENT = """
+_STATE = """
     UPDATE documents SET version = %s, observed_at = %s, content_hash = %s, meta_hash = %s, deleted_floor = %s,
         deleted_at = %s, access_observed_at = %s, access_id = %s, seq = %s, event_count = event_count + %s,
         lane = CASE WHEN %s THEN %s ELSE lane END,
         received_at = CASE WHEN %s THEN clock_timestamp() ELSE received_at END,
         changed_at = CASE WHEN %s THEN %s ELSE changed_at END
+"""
+_UPDATE_STATE = f"{_STATE} WHERE id = %s"
+_UPDATE_STATE_AND_FIELDS = f"""
+    {_STATE}, {", ".join(f"{column} = %s" for column in FIELD_COLUMNS)}, keys = %s, external_id = %s, erased_at = NULL
     WHERE id = %s
 """
-_UPDATE_FIELDS = f"""
-    UPDATE documents SET {", ".join(f"{column} = %s" for column in FIELD_COLUMNS)}, keys = %s, external_id = %s,
-        erased_at = NULL WHERE id = %s
-"""  # noqa: S608 — names of this module
 """It writes the external id again, because retention erases it some time after a document was deleted."""
 _UPSERT_BODY = """
     INSERT INTO document_bodies AS b (document_id, text, metadata) VALUES (%s, coalesce(%s, ''), coalesce(%s, '{}'))
@@ -284,7 +290,7 @@ _UPSERT_EVENT = """
 """
 
 
-def _document_row(
+def _state_row(
     a: Accepted, seqs: Mapping[UUID, int], access: Mapping[tuple[str, tuple[str, ...], tuple[str, ...]], int]
 ) -> tuple[Any, ...]:
     s = a.state
@@ -306,14 +312,13 @@ def _document_row(
         drew,
         drew,
         a.changed_at,
-        a.identity.id,
     )
 
 
 def _fields_row(a: Accepted, keys: Declared) -> tuple[Any, ...]:
     assert a.fields is not None
     of_tenant = keys.get(a.identity.tenant, {})
-    return *_values(a.fields), terms(a.fields.metadata, of_tenant), a.identity.external_id, a.identity.id
+    return *_values(a.fields), terms(a.fields.metadata, of_tenant), a.identity.external_id
 
 
 def _values(document_fields: Fields) -> tuple[Any, ...]:

@@ -104,37 +104,34 @@ def _access_ids(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return [(*key, row["id"]) for key in keys if (row := tx.get("access_sets", *key)) is not None]
 
 
+_STATE_COLUMNS = (
+    "version",
+    "observed_at",
+    "content_hash",
+    "meta_hash",
+    "deleted_floor",
+    "deleted_at",
+    "access_observed_at",
+    "access_id",
+    "seq",
+)
+
+
 @statement("UPDATE documents SET version = %s, observed_at = %s")
 async def _update_document(tx: Transaction, p: Any) -> int:
-    *state, events, drew, lane, drew_too, _, changed_at, id_ = p
+    *all_values, id_ = p
     row = await tx.lock("documents", id_)
     assert row is not None
-    columns = (
-        "version",
-        "observed_at",
-        "content_hash",
-        "meta_hash",
-        "deleted_floor",
-        "deleted_at",
-        "access_observed_at",
-        "access_id",
-        "seq",
-    )
-    values = dict(zip(columns, state, strict=True)) | {"event_count": row["event_count"] + events}
+    state, rest = all_values[: len(_STATE_COLUMNS)], all_values[len(_STATE_COLUMNS) :]
+    events, drew, lane, drew_too, _, changed_at, *fields = rest
+    values = dict(zip(_STATE_COLUMNS, state, strict=True)) | {"event_count": row["event_count"] + events}
     if drew:
         values["lane"] = lane
     if drew_too:
         values |= {"received_at": tx.now(), "changed_at": changed_at}
+    if fields:
+        values |= zip((*FIELD_COLUMNS, "keys", "external_id"), fields, strict=True)
     await tx.put("documents", changed(row, **values), id_)
-    return 1
-
-
-@statement("UPDATE documents SET title = %s")
-async def _update_fields(tx: Transaction, p: Any) -> int:
-    *values, keys, external_id, id_ = p
-    row = await tx.lock("documents", id_)
-    fields = {**dict(zip(FIELD_COLUMNS, values, strict=True)), "keys": keys}
-    await tx.put("documents", changed(row, **fields, external_id=external_id), id_)
     return 1
 
 
