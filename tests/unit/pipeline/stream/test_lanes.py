@@ -11,7 +11,7 @@ from pipeline.core.errors import Poison, Retryable
 from pipeline.core.model import Lane
 from pipeline.observability.metrics import Metrics
 from pipeline.stages.stage import FinalStage, Incoming
-from pipeline.stream import attempts
+from pipeline.stream import attempts, lanes
 from pipeline.stream.lanes import Lanes
 from tests.support.waiting import until
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -70,6 +70,36 @@ async def test_records_of_one_key_are_handled_in_order() -> None:
     for key in {b"key-%d" % n for n in range(7)}:
         offsets = [r.offset for batch in stage.batches for r in batch if r.key == key]
         assert offsets == sorted(offsets)
+
+
+async def test_fewer_backfill_lanes_have_larger_batches_and_keep_the_order_of_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "BACKFILL_LANES", {"recording": 1})
+    done: list[int] = []
+    in_progress: list[bytes | None] = []
+    overlaps: list[bytes | None] = []
+
+    class Watching(Recording):
+        async def handle(self, batch: Sequence[Incoming]) -> None:
+            keys = [r.key for r in batch]
+            overlaps.extend(key for key in keys if key in in_progress)
+            in_progress.extend(keys)
+            await asyncio.sleep(0.005)
+            for key in keys:
+                in_progress.remove(key)
+            await super().handle(batch)
+
+    stage = Watching(batch_size=16)
+    running = build(stage, done, count=8)
+    for n in range(16):
+        await running.put(record(n, b"key-%d" % n, lane="backfill"), None)
+    for n in range(16, 32):
+        await running.put(record(n, b"key-%d" % (n - 16)), None)
+    running.start()
+    await drain(running, done, 32)
+    assert overlaps == []
+    assert sum(batch[0].lane == "backfill" for batch in stage.batches) < 8, "not one batch in each of eight lanes"
 
 
 async def test_a_poison_record_is_set_aside_and_the_others_are_handled() -> None:
