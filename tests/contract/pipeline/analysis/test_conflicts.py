@@ -148,6 +148,8 @@ async def test_a_first_load_goes_before_the_comparisons(library: Library, monkey
 
 
 async def test_a_contradiction_names_both_passages_and_quotes_them(library: Library) -> None:
+    counter = library.metrics.conflicts_detected.labels("number")._value
+    before = counter.get()
     await indexed(library, document("a.md", DAYS_30), document("b.md", DAYS_90))
     [conflict] = await seen(library, "staff")
     assert conflict["kind"] == "number"
@@ -157,6 +159,7 @@ async def test_a_contradiction_names_both_passages_and_quotes_them(library: Libr
     [place] = conflict["places"]
     quoted = [quote[slice(*span)] for quote, span in zip(conflict["quotes"], place["spans"], strict=True)]
     assert sorted(quoted) == ["30 days", "90 days"]
+    assert counter.get() == before + 1
 
 
 async def test_examining_again_changes_nothing(library: Library) -> None:

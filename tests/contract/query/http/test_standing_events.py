@@ -16,6 +16,8 @@ from pipeline.core.identity import document_id
 from query.embedding.embedders import QueryEmbedder
 from query.standing import word_index
 from query.standing.task import StandingTask
+from query.standing.word_index import WordIndexes, best
+from query.standing.words import of_passage
 from tests.contract.query.http.test_standing import DAM, QUESTION, groups, keep, put, show
 from tests.support.query.generation_query_kit import Site
 from tests.support.query.http_kit import World
@@ -67,6 +69,8 @@ async def test_an_edit_is_announced_once_with_the_numbers_of_its_sentences(world
     await world.library.put(
         made.model_copy(update={"version": made.version + 100, "content": DAM.replace("four", "five")})
     )
+    counter = world.library.metrics.answers_invalidated.labels("changed")._value
+    before = counter.get()
     changed = [event for event in await events(world, announced(made)) if event.change == "changed"]
     [event] = changed
     assert (str(event.question_id), event.tenant) == (id_, tenant)
@@ -75,6 +79,22 @@ async def test_an_edit_is_announced_once_with_the_numbers_of_its_sentences(world
     fields = {"tenant", "source", "observed_at", "question_id", "change", "sentences", "asked_at"}
     assert set(event.model_dump()) == fields, "no content"
     assert await events(world, announced(made)) == [], "announced before"
+    assert counter.get() == before + 1
+
+
+async def test_a_question_counts_that_was_stored_after_the_words_of_others_were_read(world: World, tenant: str) -> None:
+    indexes, passage = WordIndexes(), of_passage(tenant, "Turbines below the spillway of a reservoir.")
+
+    async def matching() -> list[str]:
+        async with world.library.pool.connection() as connection:
+            return [str(id_) for id_ in best(await indexes.of(connection, tenant), passage, 9)]
+
+    await put(world, tenant, "Boil water for tea.")
+    first = (await keep(world, tenant, question="which turbines"))["standing_id"]
+    assert await matching() == [first]
+    second = (await keep(world, tenant, question="turbines, spillway and reservoir"))["standing_id"]
+    await keep(world, tenant, question="tea with milk")
+    assert sorted(await matching()) == sorted([first, second])
 
 
 @pytest.mark.parametrize(("state", "change"), [("revoked", "unreadable"), ("retired", "deleted")])
