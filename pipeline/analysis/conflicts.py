@@ -83,9 +83,9 @@ class Conflicts:
         self._producer = services.producer
         self._active = 0
         """How many tenants' messages are handled at the moment."""
-        self._calm_at = monotonic()
-        """When fewer than BUSY_DOCUMENTS were pending for the last time."""
-        self._check_at = self._calm_at
+        self._waited_seconds = 0.0
+        """For how long documents were pending, less the time in which they were not."""
+        self._checked_at = self._check_at = monotonic()
 
     async def handle(self, messages: Sequence[Message]) -> None:
         """Examine the documents of these messages, each once. Raises Retryable when Postgres is away."""
@@ -159,17 +159,20 @@ class Conflicts:
                 await self._pause(began)
 
     async def _let_documents_go_first(self, generation: Generation) -> None:
-        """Wait while more than BUSY_DOCUMENTS are pending in a store, at most BUSY_AT_MOST_SECONDS: a comparison during
-        a first load would also read the whole table, which gets its graph afterwards."""
+        """Wait while more than BUSY_DOCUMENTS are pending in a store, at most BUSY_AT_MOST_SECONDS, and later for as
+        long as they were not: a comparison during a first load would also read the whole table, which gets its graph
+        afterwards."""
         while monotonic() >= self._check_at:
             async with self._pool.connection() as connection:
                 pending = await work.pending(
                     connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
                 )
-            now = monotonic()
-            if pending <= BUSY_DOCUMENTS:
-                self._calm_at = now
-            if pending <= BUSY_DOCUMENTS or now - self._calm_at >= BUSY_AT_MOST_SECONDS:
+            now, is_busy = monotonic(), pending > BUSY_DOCUMENTS
+            since = min(now - self._checked_at, 2 * BUSY_CHECK_SECONDS)  # without messages nobody has waited
+            waited = self._waited_seconds + (since if is_busy else -since)
+            self._waited_seconds = min(max(0.0, waited), BUSY_AT_MOST_SECONDS)
+            self._checked_at = now
+            if not is_busy or self._waited_seconds >= BUSY_AT_MOST_SECONDS:
                 self._check_at = now + BUSY_CHECK_SECONDS
                 return
             await asyncio.sleep(BUSY_CHECK_SECONDS)
