@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.chunking import chunk
-from pipeline.core.identifiers import terms
+from pipeline.core.identifiers import terms, words_of_names
 from pipeline.core.languages import language_of
 from pipeline.core.model import Chunk, CountTokens, Generation
 from pipeline.core.normalise import MESSAGES_TYPE, normalise
@@ -232,6 +232,7 @@ def expected(generation: Generation, message: DocumentUpserted, count_tokens: Co
                 "text": c.text,
                 "headings": list(c.headings),
                 "identifiers": _identifiers("\n".join((message.title, *c.headings, c.text))),
+                **_title_words(message.title),
                 **_analysed(message.title, c),
             }
             for i, c in zip(ids, chunks, strict=True)
@@ -252,9 +253,13 @@ def _cut(
 
 def _analysed(title: str, of: Chunk) -> dict[str, Any]:
     language = language_of(of.text)
-    return (
-        {"analysed": {language: {"title": title, "headings": list(of.headings), "text": of.text}}} if language else {}
-    )
+    fields = {"title": title, "headings": list(of.headings), "text": of.text, **_title_words(title)}
+    return {"analysed": {language: fields}} if language else {}
+
+
+def _title_words(title: str) -> dict[str, str]:
+    words = words_of_names(title)
+    return {"title_words": words} if words else {}
 
 
 @lru_cache(10_000)
