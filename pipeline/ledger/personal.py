@@ -455,7 +455,7 @@ PLACES: tuple[Place, ...] = (
     Place("answer_provenance", free="tenant answer_id documents made_at"),
     Place(
         "standing_questions",
-        personal="principal question request sentences probe words names",
+        personal="principal question request sentences probe words names anchors",
         free="tenant id model generation stored_at asked_at probe_generation is_full words_floor",
         erase={
             "document": "UPDATE standing_questions q SET sentences = '[]' WHERE q.tenant = %(tenant)s AND EXISTS ("

@@ -130,7 +130,7 @@ BEGIN
             standing_questions, standing_passages
             TO penstock_analysis;
         GRANT SELECT, INSERT, UPDATE, DELETE ON conflicts, conflict_examined, standing_changes TO penstock_analysis;
-        GRANT UPDATE (probe, probe_generation, words, names, words_floor) ON standing_questions
+        GRANT UPDATE (probe, probe_generation, words, names, anchors, words_floor) ON standing_questions
             TO penstock_analysis;
         GRANT EXECUTE ON FUNCTION readable_sets TO penstock_analysis;
         FOR chunks IN SELECT DISTINCT to_regclass(quote_ident(chunk_table)) FROM generations LOOP
