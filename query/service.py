@@ -87,7 +87,7 @@ async def open_service(
     async with AsyncExitStack() as closing:
         embedders = embedders or GenerationEmbedders.by_settings(settings.embedding, dist() / "models", metrics=metrics)
         closing.push_async_callback(embedders.aclose)
-        es = connect(settings.elasticsearch)
+        es = connect(settings.elasticsearch, reads_only=True)
         closing.push_async_callback(es.close)
         pool = await closing.enter_async_context(
             open_pool(settings.postgres, "queries", on_fence=metrics.ledger_fenced.set)

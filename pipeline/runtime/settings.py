@@ -139,7 +139,7 @@ class ElasticsearchSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_ELASTICSEARCH_", frozen=True, extra="forbid")
 
     url: str = "http://127.0.0.1:9200"
-    """The address of the server."""
+    """The address of the server, or those of several nodes of a cluster, separated by commas."""
     index_prefix: str = ""
     """Put before every index name, for a cluster shared with others."""
     username: str | None = None

@@ -133,8 +133,12 @@ def mapping(dimensions: int | None) -> dict[str, Any]:
     }
 
 
-def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
-    """A client. Opens no connection yet. It never retries by itself: our callers know what a retry means."""
+def connect(settings: ElasticsearchSettings, *, reads_only: bool = False) -> AsyncElasticsearch:
+    """A client. Opens no connection yet. It never retries a write by itself: our callers know what a retry means.
+
+    reads_only: it only reads, so that a request which one node does not answer is sent to the next.
+    """
+    urls = [url.strip() for url in settings.url.split(",")]
     auth: dict[str, Any] = {}
     if settings.api_key:
         auth["api_key"] = settings.api_key.get_secret_value()
@@ -144,9 +148,10 @@ def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
         if "https://" in settings.url:
             auth["ssl_context"] = _context(settings)
         return AsyncElasticsearch(
-            [url.strip() for url in settings.url.split(",")],
+            urls,
             request_timeout=settings.request_timeout_seconds,
-            max_retries=0,
+            max_retries=len(urls) - 1 if reads_only else 0,
+            retry_on_status=(),
             retry_on_timeout=False,
             **auth,
         )

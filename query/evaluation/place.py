@@ -156,7 +156,13 @@ async def empty(
         es = connect(mine.elasticsearch)
         closing.push_async_callback(es.close)
         closing.push_async_callback(_remove_index, es, generation.keyword_index)
-        await create_index(es, generation.keyword_index, dimensions=generation.indexed_dimensions)
+        await create_index(
+            es,
+            generation.keyword_index,
+            shards=mine.elasticsearch.shards,
+            replicas=mine.elasticsearch.replicas,
+            dimensions=generation.indexed_dimensions,
+        )
         yield assembled(mine, pool, es, generation, embedder)
 
 

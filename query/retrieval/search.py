@@ -400,7 +400,7 @@ async def open_search(
     async with AsyncExitStack() as closing:
         if embedders is not None:
             closing.push_async_callback(embedders.aclose)
-        es = connect(settings.elasticsearch)
+        es = connect(settings.elasticsearch, reads_only=True)
         closing.push_async_callback(es.close)
         reranker = await open_reranker(rerank)
         if reranker is not None:

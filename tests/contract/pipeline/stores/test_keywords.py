@@ -11,8 +11,10 @@ from uuid import UUID, uuid4
 
 import pytest
 from aiohttp import web
+from elastic_transport import ConnectionError
 from elasticsearch import AsyncElasticsearch
 
+from deploy.local.service import HOST, free_port
 from deploy.local.stack import Service, Stack
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.identity import EVERYONE
@@ -97,6 +99,18 @@ async def search_ids(es: AsyncElasticsearch, index: str, query: Mapping[str, obj
 
 
 # --- the index ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_one_node_does_not_answer_is_sent_to_the_next_only_if_it_reads(
+    elasticsearch_settings: ElasticsearchSettings,
+) -> None:
+    nobody = f"http://{HOST}:{free_port()}"
+    both = elasticsearch_settings.model_copy(update={"url": f"{nobody},{elasticsearch_settings.url}"})
+    async with es_store.connect(both, reads_only=True) as reads, es_store.connect(both) as writes:
+        for _ in range(4):
+            assert (await reads.cluster.health())["status"] in ("green", "yellow")
+        outcomes = await asyncio.gather(*(writes.cluster.health() for _ in range(2)), return_exceptions=True)
+        assert sum(isinstance(outcome, ConnectionError) for outcome in outcomes) == 1
 
 
 async def test_creating_the_keyword_index_again_changes_nothing(es: AsyncElasticsearch, index: str) -> None:
