@@ -1,9 +1,10 @@
 """Measures the disk space of documents and chunks and the cost of a graph, from which `penstock plan` calculates.
 
-    python -m bench.sizing            # on the running local stack; three minutes → bench/results/sizing.json
+    python -m bench.sizing            # on the running local stack; five minutes → bench/results/sizing.json
 
 Vectors are random: no graph is harder to build. Their tables are made by what makes a generation's, in a schema that is
-dropped at the end. Ledger and keyword index: a small library of bench.load_corpus, by the real detect and sink.
+dropped at the end, and their indexes in Elasticsearch by what makes a generation's. Ledger and keyword index: a small
+library of bench.load_corpus, by the real detect and sink.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from uuid import UUID, uuid4
 import numpy as np
 import psutil
 import psycopg
+from elasticsearch import AsyncElasticsearch
 from pgvector import HalfVector
 from pgvector.psycopg import register_vector_async
 from psycopg import AsyncConnection, sql
@@ -28,6 +32,9 @@ from bench.load_library import CHUNKS_A_DOCUMENT, TARGET_WORDS, WORDS_A_CHUNK
 from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams, Generation
 from pipeline.runtime.settings import home, load
+from pipeline.stages.entry_vectors import fields
+from pipeline.stores.dense import nearest
+from pipeline.stores.elasticsearch import connect, create_index
 from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import create_chunk_table
 from tests.support.query.library import Library, document
@@ -37,6 +44,8 @@ ROWS = {1_536: 4_000, 384: 8_000}
 """Rows by dimensions."""
 ONE_BY_ONE = 500
 """Rows that are added to an existing graph, in one transaction."""
+SEARCHES = 200
+"""For the nearest vectors of one shard in Elasticsearch."""
 DOCUMENTS = 400
 CHARACTERS = 1_600
 """Length of a chunk: 400 tokens of four characters."""
@@ -63,7 +72,9 @@ async def measure(connection: AsyncConnection[Any], dimensions: int, rows: int) 
     of = generation(dimensions)
     random = np.random.default_rng(7)
     await create_chunk_table(connection, of)
+    began = await busy(connection)
     await add(connection, of, random, rows)
+    plain = await busy(connection) - began
     heap = await size(connection, f"pg_table_size('{of.chunk_table}')")
     small = await size(connection, f"pg_indexes_size('{of.chunk_table}')")
     began = await busy(connection)
@@ -76,6 +87,7 @@ async def measure(connection: AsyncConnection[Any], dimensions: int, rows: int) 
     )
     bits = await size(connection, "pg_relation_size('sized_bits')")
     await connection.execute("DROP INDEX sized_bits")
+    keys = await size(connection, f"pg_relation_size('{of.chunk_table}_pkey')")
     began = await busy(connection)
     await add(connection, of, random, ONE_BY_ONE)
     added = await busy(connection) - began
@@ -84,9 +96,59 @@ async def measure(connection: AsyncConnection[Any], dimensions: int, rows: int) 
         "row_bytes": round((heap + small) / rows),
         "graph_bytes": round(graph / rows),
         "bit_graph_bytes": round(bits / rows),
+        "key_bytes": round(keys / rows),
+        "ms_per_row_alone": round(1000 * plain / rows, 2),
         "ms_per_row_built": round(1000 * built / rows, 2),
         "ms_per_row_added": round(1000 * added / ONE_BY_ONE, 2),
     }
+
+
+async def entries(es: AsyncElasticsearch, dimensions: int, rows: int) -> dict[str, float]:
+    """Measure the vectors of keyword entries: bytes of each, and the processor time that they add to an entry."""
+    random = np.random.default_rng(7)
+    names = {f"sized-{dimensions}-{uuid4().hex[:8]}": dimensions, f"sized-0-{uuid4().hex[:8]}": None}
+    server, client = {}, {}
+    try:
+        for name, carried in names.items():
+            await create_index(es, name, dimensions=carried, refresh_interval="-1")
+            began = await node_seconds(es), time.process_time()
+            for _ in range(0, rows, 200):
+                operations: list[dict[str, Any]] = []
+                for vector in random.standard_normal((200, dimensions)).astype(np.float32):
+                    entry = {"text": text(random), "tenant": "t", "document_id": str(uuid4()), "acl_tags": ["all"]}
+                    operations += [{"index": {"_id": str(uuid4())}}, entry | (fields(vector) if carried else {})]
+                await es.bulk(index=name, operations=operations)
+            client[name] = time.process_time() - began[1]
+            await es.options(request_timeout=600).indices.forcemerge(index=name, max_num_segments=1)
+            server[name] = await node_seconds(es) - began[0]
+        of = replace(generation(dimensions), keyword_index=next(iter(names)), vectors="elasticsearch")
+        await es.indices.refresh(index=of.keyword_index)
+        began_searches = await node_seconds(es)
+        for vector in random.standard_normal((SEARCHES, dimensions)).astype(np.float32):
+            await nearest(es, of, vector, [{"term": {"tenant": "t"}}], limit=50)
+        searched = await node_seconds(es) - began_searches
+        stats = await es.indices.stats(index=list(names), metric="store,dense_vector")
+    finally:
+        for name in names:
+            await es.indices.delete(index=name, ignore_unavailable=True)
+            await es.indices.delete_index_template(name=name)
+    with_vectors, without = names
+    stored = {name: stats["indices"][name]["primaries"]["store"]["size_in_bytes"] for name in names}
+    held = stats["indices"][with_vectors]["primaries"]["dense_vector"]["off_heap"]
+    return {
+        "rows": rows,
+        "disk_bytes": round((stored[with_vectors] - stored[without]) / rows),
+        "memory_bytes": round((held["total_veb_size_bytes"] + held["total_vex_size_bytes"]) / rows),
+        "server_ms": round(1000 * (server[with_vectors] - server[without]) / rows, 2),
+        "search_ms": round(1000 * searched / SEARCHES, 2),
+        "client_ms": round(1000 * (client[with_vectors] - client[without]) / rows, 2),
+    }
+
+
+async def node_seconds(es: AsyncElasticsearch) -> float:
+    """Return the processor seconds that Elasticsearch has used so far."""
+    stats = await es.nodes.stats(metric="process")
+    return sum(float(node["process"]["cpu"]["total_in_millis"]) / 1000 for node in stats["nodes"].values())
 
 
 LEDGER = ("documents", "manifests", "index_state", "document_events", "access_sets")
@@ -174,12 +236,18 @@ async def main() -> None:
             by_dimensions = {str(n): await measure(connection, n, rows) for n, rows in ROWS.items()}
         finally:
             await connection.execute("DROP SCHEMA sized CASCADE")
+    es = connect(load().elasticsearch)
+    try:
+        by_entries = {str(n): await entries(es, n, rows) for n, rows in ROWS.items()}
+    finally:
+        await es.close()
     result = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpus": os.cpu_count(),
         "load_average": {"before": round(began, 1), "after": round(os.getloadavg()[0], 1)},
         "characters": CHARACTERS,
         "dimensions": by_dimensions,
+        "elasticsearch": by_entries,
         "library": await library(),
     }
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")

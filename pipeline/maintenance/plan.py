@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from pipeline.core.model import VectorIndex
+
 Quantisation = Literal["halfvec", "binary"]
 
 GB = 10**9
+MAX_ENTRY_DIMENSIONS = 4_096
+"""The most that Elasticsearch indexes."""
 SECONDS_A_MONTH = 730 * 3600
 
 PAGE_BYTES = 8152
@@ -34,13 +38,34 @@ KEYWORD_SHARD_BYTES = 30 * GB
 """Elastic's own advice is 10 to 50 GB."""
 GRAPH_HEADROOM = 1.25
 """Memory beyond the graph itself: the ledger's hot rows and the connections."""
+KEY_BYTES = 43
+"""A chunk in the primary key of its table (sized). Where vectors are searched in Elasticsearch, every result is looked
+up in it, and it is what Postgres has to hold in memory."""
+ENTRY_VECTOR_BYTES = 64
+"""Memory of a quantised vector in Elasticsearch beyond one bit a dimension: its corrections and its neighbours in the
+graph. sized: within 4 %."""
+ENTRY_VECTOR_DISK_BYTES = 305
+"""Disk beyond that memory and the whole vector of four bytes a dimension, which scores the nearest. sized: within
+1 %."""
+ENTRY_SERVER_SECONDS, ENTRY_SERVER_SECONDS_PER_DIMENSION = 0.00056, 2.2e-6
+"""Processor time of Elasticsearch to put an entry's vector into its graph, merged to one segment (sized)."""
+ENTRY_CLIENT_SECONDS_PER_DIMENSION = 2.8e-7
+"""Processor time of a keywords worker to send an entry's vector (sized)."""
+SHARD_SECONDS, SHARD_SECONDS_PER_DIMENSION = 0.013, 6.5e-6
+"""Processor time of a search for the nearest vectors in one shard (sized; by a Java without vector instructions, among
+a few thousand entries, of which it looks at 2,000: pipeline.stores.dense)."""
+MAX_HEAP_GB = 31
+"""The largest heap of an Elasticsearch node; never more than half of its memory: Elastic's own advice. The rest caches
+files."""
 
 DETECT_CHUNKS_PER_SECOND = 1_050.0
 KEYWORDS_CHUNKS_PER_SECOND = 1_050.0
 """One process each, in bulk (load: 4,700 and 4,600 of 370 characters, which are 1,080 of 1,600)."""
-VECTORS_ROWS_PER_SECOND = 118.0
-"""One process into a graph that stands: 8.4 ms of a processor a row (sized)."""
-BUILT_ROWS_PER_SECOND = 850.0
+VECTORS_ROWS_PER_SECOND = 172.0
+"""One process into a graph that stands: 5.8 ms of a processor a row (sized)."""
+ROWS_WITHOUT_GRAPH_PER_SECOND = 2_185.0
+"""One process where no graph stands (load: 8,740 of 384 dimensions, a quarter of the bytes)."""
+BUILT_ROWS_PER_SECOND = 1_316.0
 """Building a graph over existing rows, by one processor (sized)."""
 CHUNKS_PER_CHANGE = 3.0
 """Chunks that are embedded again for an edit, at p95 (tests/unit/pipeline/core/test_chunking_stability.py)."""
@@ -67,7 +92,10 @@ class Workload:
     """400 tokens of four characters."""
     chunk_tokens: int = 400
     dimensions: int = 1_536
+    vectors: VectorIndex = "pgvector"
+    """Where they are searched."""
     quantisation: Quantisation = "halfvec"
+    """How a graph in pgvector is stored; Elasticsearch's holds one bit a dimension."""
     changes_per_hour: float = 1_000.0
     queries_per_second: float = 10.0
     load_hours: float = 168.0
@@ -75,6 +103,7 @@ class Workload:
     replication: int = 3
     keyword_replicas: int = 1
     node_memory_gb: float = 256.0
+    """Memory of a node of the store that searches the vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +120,7 @@ class Prices:
 class Plan:
     chunks: int
     graph_gb: float
-    """The HNSW index, which has to lie in memory: a walk reads its pages at random."""
+    """The HNSW index, which has to lie in memory: a walk reads it at random. In Elasticsearch, that of one copy."""
     graph_hours: float
     """To build it anew (a rebuild, another model), by one processor; parallel workers divide it."""
     postgres_disk_gb: float
@@ -100,6 +129,9 @@ class Plan:
     postgres_nodes: int
     keyword_disk_gb: float
     """Replicas included, and room for a rebuild."""
+    keyword_memory_gb: float
+    """Beyond the heap, in all: the graphs with their replicas. 0 where Postgres searches the vectors."""
+    keyword_nodes: int
     keyword_shards: int
     kafka_disk_gb: float
     detect: int
@@ -122,12 +154,21 @@ class Plan:
 
 
 def graph_bytes(dimensions: int, quantisation: Quantisation) -> float:
-    """Bytes of one chunk in the HNSW index. Raises ValueError where pgvector cannot index so many dimensions."""
+    """Bytes of one chunk in pgvector's HNSW index. Raises ValueError where pgvector cannot index so many dimensions."""
     most = {"halfvec": 4_000, "binary": 64_000}[quantisation]
     if not 1 <= dimensions <= most:
         raise ValueError(f"{dimensions} dimensions: pgvector indexes 1 to {most:,} as {quantisation}")
     entry = GRAPH_BYTES + (2 * dimensions if quantisation == "halfvec" else ceil(dimensions / 8))
     return 8192 / max(1, PAGE_BYTES // entry)
+
+
+def entry_vector_bytes(dimensions: int) -> tuple[float, float]:
+    """Bytes of one chunk's vector in Elasticsearch: in memory, and on disk. Raises ValueError where Elasticsearch
+    cannot index so many dimensions."""
+    if not 1 <= dimensions <= MAX_ENTRY_DIMENSIONS:
+        raise ValueError(f"{dimensions} dimensions: Elasticsearch indexes 1 to {MAX_ENTRY_DIMENSIONS:,}")
+    held = ceil(dimensions / 8) + ENTRY_VECTOR_BYTES
+    return held, held + 4 * dimensions + ENTRY_VECTOR_DISK_BYTES
 
 
 def row_bytes(characters: int, dimensions: int) -> float:
@@ -143,40 +184,66 @@ def plan(workload: Workload, prices: Prices | None = None) -> Plan:
         raise ValueError("documents, chunks per document, hours and memory must be more than nothing")
     chunks = ceil(workload.documents * workload.chunks_per_document)
     text = chunks * workload.chunk_characters
-    graph = chunks * graph_bytes(workload.dimensions, workload.quantisation)
     rows = chunks * row_bytes(workload.chunk_characters, workload.dimensions)
     ledger = workload.documents * LEDGER_DOCUMENT_BYTES + chunks * LEDGER_CHUNK_BYTES + text * BODY_SHARE
-    postgres_memory = graph * GRAPH_HEADROOM
     keyword = text * KEYWORD_SHARE
+    copies = 1 + workload.keyword_replicas
     changes = workload.changes_per_hour / 3600
     load = chunks / (workload.load_hours * 3600)
     touched = changes * PEAK * CHUNKS_PER_CHANGE  # chunks a second at the peak
     read = changes * PEAK * workload.chunks_per_document  # detect cuts a changed document whole
+    written = max(load, touched)
+    if workload.vectors == "pgvector":
+        graph = postgres_graph = chunks * graph_bytes(workload.dimensions, workload.quantisation)
+        graph_seconds = chunks / BUILT_ROWS_PER_SECOND
+        postgres_memory = graph * GRAPH_HEADROOM
+        keyword_memory, entry_seconds, shard_seconds = 0.0, 0.0, 0.0
+        rows_per_second, entries_per_second = VECTORS_ROWS_PER_SECOND, KEYWORDS_CHUNKS_PER_SECOND
+    else:
+        held, stored = entry_vector_bytes(workload.dimensions)
+        graph, postgres_graph = chunks * held, 0.0
+        entry_seconds = ENTRY_SERVER_SECONDS + workload.dimensions * ENTRY_SERVER_SECONDS_PER_DIMENSION
+        shard_seconds = SHARD_SECONDS + workload.dimensions * SHARD_SECONDS_PER_DIMENSION
+        graph_seconds = chunks * entry_seconds
+        postgres_memory = chunks * KEY_BYTES * GRAPH_HEADROOM
+        keyword += chunks * stored
+        keyword_memory = graph * copies
+        rows_per_second = ROWS_WITHOUT_GRAPH_PER_SECOND
+        entries_per_second = 1 / (
+            1 / KEYWORDS_CHUNKS_PER_SECOND + workload.dimensions * ENTRY_CLIENT_SECONDS_PER_DIMENSION
+        )
     workers = {
         "detect": max(1, ceil(max(load, read) / DETECT_CHUNKS_PER_SECOND)),
-        "vectors": max(1, ceil(max(load, touched) / VECTORS_ROWS_PER_SECOND)),
-        "keywords": max(1, ceil(max(load, touched) / KEYWORDS_CHUNKS_PER_SECOND)),
+        "vectors": max(1, ceil(written / rows_per_second)),
+        "keywords": max(1, ceil(written / entries_per_second)),
     }
+    cache_gb = workload.node_memory_gb - min(MAX_HEAP_GB, workload.node_memory_gb / 2)
     document = text / workload.documents
     kafka = workload.replication * document * (workload.documents + workload.changes_per_hour * 24 * RETAINED_DAYS)
     query = ceil(workload.queries_per_second * SERVICE_SECONDS_PER_QUERY / BUSY)
-    stores = ceil(workload.queries_per_second * STORES_SECONDS_PER_QUERY / BUSY)
+    shards = max(1, ceil(keyword / KEYWORD_SHARD_BYTES))
+    search_seconds = STORES_SECONDS_PER_QUERY + shards * shard_seconds
+    stores = ceil((workload.queries_per_second * search_seconds + written * entry_seconds * copies) / BUSY)
     load_tokens = chunks * workload.chunk_tokens
     month_tokens = ceil(changes * SECONDS_A_MONTH * CHUNKS_PER_CHANGE * workload.chunk_tokens)
-    disk = 2 * (graph + rows) + ledger + 2 * keyword * (1 + workload.keyword_replicas) + kafka
+    postgres_disk = 2 * (postgres_graph + rows) + ledger
+    keyword_disk = 2 * keyword * copies
+    disk = postgres_disk + keyword_disk + kafka
     processors = (query + stores + sum(workers.values())) * prices.processor
-    memory = postgres_memory / GB * prices.memory_gb
+    memory = (postgres_memory + keyword_memory) / GB * prices.memory_gb
     disks = disk / GB * prices.disk_gb
     tokens = month_tokens / 1e6 * prices.million_tokens
     return Plan(
         chunks=chunks,
         graph_gb=graph / GB,
-        graph_hours=chunks / BUILT_ROWS_PER_SECOND / 3600,
-        postgres_disk_gb=(2 * (graph + rows) + ledger) / GB,
+        graph_hours=graph_seconds / 3600,
+        postgres_disk_gb=postgres_disk / GB,
         postgres_memory_gb=postgres_memory / GB,
         postgres_nodes=max(1, ceil(postgres_memory / GB / workload.node_memory_gb)),
-        keyword_disk_gb=2 * keyword * (1 + workload.keyword_replicas) / GB,
-        keyword_shards=max(1, ceil(keyword / KEYWORD_SHARD_BYTES)),
+        keyword_disk_gb=keyword_disk / GB,
+        keyword_memory_gb=keyword_memory / GB,
+        keyword_nodes=max(copies, ceil(keyword_memory / GB / cache_gb)),
+        keyword_shards=shards,
         kafka_disk_gb=kafka / GB,
         **workers,
         partitions=max(SMALLEST_PARTITIONS, *workers.values()),

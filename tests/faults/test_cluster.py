@@ -182,10 +182,10 @@ async def test_vectors_survive_a_killed_node_and_a_moved_shard_while_people_sear
 
         async def shards() -> list[tuple[int, str, bool]]:
             """Number, node and whether it is the primary of each started shard."""
-            found = await es.cat.shards(index=index, format="json", h="shard,node,prirep,state")
+            rows = await es.cat.shards(index=index, format="json", h="shard,node,prirep,state")
             return [
                 (int(shard["shard"]), shard["node"], shard["prirep"] == "p")
-                for shard in found
+                for shard in rows
                 if shard["state"] == "STARTED"
             ]
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from cli.plan import plan as command
 from pipeline.maintenance import plan as capacity
-from pipeline.maintenance.plan import Prices, Workload, graph_bytes, plan, row_bytes
+from pipeline.maintenance.plan import Prices, Workload, entry_vector_bytes, graph_bytes, plan, row_bytes
 
 GUIDE = Path(__file__).parents[3] / "docs" / "scaling.md"
 BIG = Workload(2_000_000, changes_per_hour=10_000, queries_per_second=500)
@@ -33,9 +33,24 @@ def test_the_models_graph_size_matches_the_measured_one(dimensions: int) -> None
     assert graph_bytes(dimensions, "binary") == pytest.approx(measured["bit_graph_bytes"], rel=0.03)
 
 
+@pytest.mark.parametrize("dimensions", [384, 1_536])
+def test_the_models_cost_of_a_vector_in_elasticsearch_matches_the_measured_one(dimensions: int) -> None:
+    measured = SIZED["elasticsearch"][str(dimensions)]
+    memory, disk = entry_vector_bytes(dimensions)
+    assert memory == pytest.approx(measured["memory_bytes"], rel=0.04)
+    assert disk == pytest.approx(measured["disk_bytes"], rel=0.01)
+    server = capacity.ENTRY_SERVER_SECONDS + dimensions * capacity.ENTRY_SERVER_SECONDS_PER_DIMENSION
+    assert 1000 * server == pytest.approx(measured["server_ms"], rel=0.05)
+    search = capacity.SHARD_SECONDS + dimensions * capacity.SHARD_SECONDS_PER_DIMENSION
+    assert 1000 * search == pytest.approx(measured["search_ms"], rel=0.05)
+    client = dimensions * capacity.ENTRY_CLIENT_SECONDS_PER_DIMENSION
+    assert 1000 * client == pytest.approx(measured["client_ms"], rel=0.1)
+
+
 def test_the_models_row_size_matches_the_measured_one() -> None:
     assert row_bytes(SIZED["characters"], 1_536) == pytest.approx(SIZED["dimensions"]["1536"]["row_bytes"], rel=0.05)
     assert row_bytes(SIZED["characters"], 384) == pytest.approx(SIZED["dimensions"]["384"]["row_bytes"], rel=0.05)
+    assert pytest.approx(SIZED["dimensions"]["1536"]["key_bytes"], rel=0.05) == capacity.KEY_BYTES
 
 
 def test_the_models_ledger_and_keyword_index_sizes_match_the_measured_ones() -> None:
@@ -55,6 +70,8 @@ def test_the_models_rates_match_the_measured_ones() -> None:
     graph = SIZED["dimensions"]["1536"]
     assert pytest.approx(1000 / graph["ms_per_row_added"], rel=0.05) == capacity.VECTORS_ROWS_PER_SECOND
     assert pytest.approx(1000 / graph["ms_per_row_built"], rel=0.05) == capacity.BUILT_ROWS_PER_SECOND
+    plain = LOAD["chunks"] / LOAD["seconds_to_load"]["vectors"] / 4
+    assert pytest.approx(plain, rel=0.05) == capacity.ROWS_WITHOUT_GRAPH_PER_SECOND
 
 
 def test_the_models_cost_of_a_search_matches_the_measured_one() -> None:
@@ -75,9 +92,23 @@ def test_plan_of_fifty_million_chunks() -> None:
     assert p.load_cost == pytest.approx(2_600)
 
 
+def test_plan_of_a_thousand_million_chunks_in_elasticsearch() -> None:
+    p = plan(Workload(40_000_000, vectors="elasticsearch"))
+    assert p.chunks == 1_000_000_000
+    assert p.graph_gb == pytest.approx(256, rel=0.01)
+    assert p.keyword_memory_gb == pytest.approx(2 * p.graph_gb)
+    assert (p.keyword_nodes, p.postgres_nodes) == (3, 1)
+    assert plan(Workload(40_000_000, vectors="elasticsearch", keyword_replicas=0)).keyword_nodes == 2
+    in_postgres = plan(Workload(40_000_000))
+    assert in_postgres.postgres_nodes == 20
+    assert p.keyword_disk_gb > in_postgres.keyword_disk_gb, "the entries carry the vectors"
+    assert p.postgres_disk_gb < in_postgres.postgres_disk_gb, "without a graph"
+
+
 @given(
     st.builds(
         Workload,
+        vectors=st.sampled_from(["pgvector", "elasticsearch"]),
         documents=st.integers(1, 10**8),
         chunks_per_document=st.floats(0.1, 1_000),
         changes_per_hour=st.floats(0, 10**6),
@@ -109,17 +140,26 @@ def test_the_monthly_cost_is_the_sum_of_resources_times_prices() -> None:
     assert min(parts) > 0
 
 
-@pytest.mark.parametrize("wrong", [replace(BIG, dimensions=4_001), replace(BIG, documents=0)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(BIG, dimensions=4_001),
+        replace(BIG, dimensions=4_097, vectors="elasticsearch"),
+        replace(BIG, documents=0),
+    ],
+)
 def test_an_impossible_workload_is_refused(wrong: Workload) -> None:
     with pytest.raises(ValueError, match=r"dimensions|more than nothing"):
         plan(wrong)
 
 
-def test_the_guides_example_output_is_that_of_the_command() -> None:
+def test_each_example_in_the_guide_shows_the_output_of_the_command() -> None:
     app = typer.Typer()
     app.command()(command)
-    [(line, shown)] = re.findall(r"^\$ penstock plan (.+)\n((?:.+\n)+?)```$", GUIDE.read_text(), re.M)
-    assert CliRunner().invoke(app, line.split()).stdout == shown
+    examples = re.findall(r"^\$ penstock plan (.+)\n((?:.+\n)+?)```$", GUIDE.read_text(), re.M)
+    assert len(examples) == 2
+    for line, shown in examples:
+        assert CliRunner().invoke(app, line.split()).stdout == shown
 
 
 def test_the_plan_command_prints_text_or_json_and_refuses_invalid_options() -> None:
@@ -131,5 +171,6 @@ def test_the_plan_command_prints_text_or_json_and_refuses_invalid_options() -> N
     assert "50,000,000 chunks" in said.stdout
     output = json.loads(run(app, ["--documents", "2000000", "--json"]).stdout)
     assert output["graph_gb"] == pytest.approx(204.8)
+    assert "--vectors elasticsearch" in run(app, ["--documents", "40000000"]).stdout
     refused = run(app, ["--documents", "5", "--dimensions", "5000"])
     assert (refused.exit_code, "4,000" in refused.output) == (2, True)
