@@ -304,6 +304,9 @@ class Playground(Protocol):
     A playground whose source sends metadata that can change alone also has ``relabel(name)``, which changes the
     metadata of a document and neither its title nor its text.
 
+    A playground whose events are not signed by a header also has ``forged(request)``, which returns the request without
+    what proves its origin.
+
     A playground whose documents are in Penstock's own Postgres also has ``placed(tenant, source, postgres)``, which is
     called first.
     """

@@ -129,8 +129,8 @@ class FakeGraph:
 
     OPEN: ClassVar[re.Pattern[str]] = re.compile(r"/[^/]+/oauth2/v2\.0/token")
 
-    def __init__(self) -> None:
-        self.tenant = Tenant()
+    def __init__(self, tenant: Tenant | None = None) -> None:
+        self.tenant = tenant or Tenant()
         self.faults = Faults()
         self.certificate, public = certificate()
         self._public = public

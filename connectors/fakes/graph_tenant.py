@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 HOST = "contoso.sharepoint.com"
 TENANT = "0a1b2c3d-0000-4000-8000-00000000000a"
 ROLES = ("read", "write", "owner")
+START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -106,10 +107,12 @@ class Item:
 class Tenant:
     """Everything by id. Every change has a number, by which the log of changes orders items."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], datetime] = lambda: START) -> None:
+        """clock: the time to start from; by default it stands still, so that only ``advance`` moves it."""
         self._numbers = itertools.count(1)
         self._ids = itertools.count(1)
-        self._clock = datetime(2026, 11, 21, 12, tzinfo=UTC)
+        self._clock = clock
+        self._advanced = timedelta()
         self.last_change = 0
         self.users: dict[str, User] = {}
         self.groups: dict[str, EntraGroup] = {}
@@ -119,10 +122,10 @@ class Tenant:
         self.items: dict[str, Item] = {}
 
     def now(self) -> datetime:
-        return self._clock
+        return self._clock() + self._advanced
 
     def advance(self, duration: timedelta) -> None:
-        self._clock += duration
+        self._advanced += duration
 
     # Directory
 

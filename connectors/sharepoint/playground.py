@@ -3,13 +3,16 @@ of its own."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from connectors.fakes.graph import CLIENT, FakeGraph
-from connectors.fakes.graph_tenant import TENANT, Grant
+from connectors.fakes.graph_tenant import TENANT, Grant, Tenant
 from connectors.fakes.misbehaviour import Misbehaving
 from connectors.source import Request
 from pipeline.runtime.http_server import served
@@ -102,6 +105,13 @@ class SharePointPlayground:
     def sent(self) -> Sequence[Request]:
         return [Request({"content-type": "application/json"}, {}, body) for body in self.fake.take()]
 
+    def forged(self, request: Request) -> Request:
+        """Replace the secret of the subscription by another."""
+        body = json.loads(request.body)
+        for notification in body["value"]:
+            notification["clientState"] = "forged"
+        return replace(request, body=json.dumps(body).encode())
+
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
     ) -> None:
@@ -114,7 +124,7 @@ class SharePointPlayground:
 
 @asynccontextmanager
 async def playing() -> AsyncIterator[SharePointPlayground]:
-    fake = FakeGraph()
+    fake = FakeGraph(Tenant(lambda: datetime.now(UTC)))
     misbehaving = Misbehaving(fake)
     async with served(misbehaving) as url, served(fake.sharepoint) as sharepoint_url:
         yield SharePointPlayground(fake, url, sharepoint_url, misbehaving)
