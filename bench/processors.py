@@ -1,7 +1,9 @@
 """Measures the processor seconds of a step by process, and each process's memory over time.
 
 Processor seconds are the kernel's own counts, of a process and of its children that have ended (Postgres answers each
-connection in a process of its own), so what else runs on the machine does not change them much.
+connection in a process of its own). They depend less on what else runs on the machine than elapsed time does, but up to
+three times as many have been measured at a high load, when caches and the processors' shared cores are another's: only
+measurements in turns can be compared.
 """
 
 from __future__ import annotations
