@@ -81,10 +81,7 @@ async def measure(connection: AsyncConnection[Any], dimensions: int, rows: int) 
     await create_graph(connection, of)
     built = await busy(connection) - began
     graph = await size(connection, f"pg_relation_size('{of.chunk_table}_hnsw')")
-    await connection.execute(
-        f"CREATE INDEX sized_bits ON {of.chunk_table} USING hnsw"
-        f" ((binary_quantize(embedding)::bit({dimensions})) bit_hamming_ops) WITH (m = 16, ef_construction = 64)"
-    )
+    await create_graph(connection, replace(of, quantisation="binary"), name="sized_bits")
     bits = await size(connection, "pg_relation_size('sized_bits')")
     await connection.execute("DROP INDEX sized_bits")
     keys = await size(connection, f"pg_relation_size('{of.chunk_table}_pkey')")

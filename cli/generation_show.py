@@ -30,7 +30,9 @@ def generations_table(standings: Sequence[Standing]) -> Table:
             s.name,
             state,
             f"{s.since:%Y-%m-%d %H:%M}",
-            f"{printable(s.model)}, {s.dimensions}" + (f", {s.vectors}" if s.vectors != "pgvector" else ""),
+            f"{printable(s.model)}, {s.dimensions}"
+            + (f", {s.vectors}" if s.vectors != "pgvector" else "")
+            + (f", {s.quantisation}" if s.quantisation != "halfvec" else ""),
             str(s.chunk_tokens),
             documents,
             f"{s.chunks:,}",

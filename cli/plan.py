@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from cli.output import Json, print_json, stdout
-from pipeline.core.model import VectorIndex
-from pipeline.maintenance.plan import Plan, Prices, Quantisation, Workload
+from pipeline.core.model import Quantisation, VectorIndex
+from pipeline.maintenance.plan import Plan, Prices, Workload
 from pipeline.maintenance.plan import plan as planned
 
 
@@ -21,7 +21,7 @@ def plan(
     dimensions: Annotated[int, typer.Option(min=1, help="Dimensions of the model's vectors.")] = 1_536,
     vectors: Annotated[VectorIndex, typer.Option(help="Store that searches the vectors.")] = "pgvector",
     quantisation: Annotated[
-        Quantisation, typer.Option(help="Storage of a graph in pgvector: halfvec (used), or binary (an estimate only).")
+        Quantisation, typer.Option(help="What a graph in pgvector holds of each vector; binary: its signs.")
     ] = "halfvec",
     load_hours: Annotated[float, typer.Option(min=0.01, help="Hours that the first load may take.")] = 168.0,
     node_memory_gb: Annotated[

@@ -262,13 +262,14 @@ async def rows(connection: Connection, generation: Generation, tenant: str, chun
 
 async def nearest(connection: Connection, generation: Generation, tenant: str, row: Row) -> list[Row]:
     """The nearest passages of the tenant that share a possible reader with this one, nearest first."""
+    vector = sql.SQL(f"%(vector)s::{generation.vector_type}")
     cursor = await connection.execute(
         sql.SQL(
             """
             WITH inside AS MATERIALIZED (
                 SELECT c.id, c.embedding <=> {vector} AS distance FROM {chunks} c
                 WHERE c.in_graph AND c.id <> %(chunk)s AND {of_tenant}
-                ORDER BY c.embedding <=> {vector} LIMIT %(limit)s
+                ORDER BY {order} LIMIT %(walked)s
             ), outside AS MATERIALIZED (
                 SELECT c.id, c.embedding <=> {vector} AS distance FROM {chunks} c
                 WHERE NOT c.in_graph AND c.id <> %(chunk)s AND {of_tenant} ORDER BY distance LIMIT %(limit)s
@@ -281,7 +282,8 @@ async def nearest(connection: Connection, generation: Generation, tenant: str, r
             WHERE {desired} ORDER BY near.distance
             """
         ).format(
-            vector=sql.SQL(f"%(vector)s::{generation.vector_type}"),
+            vector=vector,
+            order=graph.distance(generation, sql.SQL("c.embedding"), vector),
             chunks=_table(generation),
             fields=_fields("NULL"),
             desired=sql.SQL(_DESIRED),
@@ -296,6 +298,7 @@ async def nearest(connection: Connection, generation: Generation, tenant: str, r
             "tenant": tenant,
             "generation": generation.name,
             "limit": CANDIDATES,
+            "walked": graph.RESCORED[generation.quantisation] * CANDIDATES,
             "farthest": 1 - LEAST_SIMILAR,
         },
         prepare=False,  # the best plan depends on the tenant

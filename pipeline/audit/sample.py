@@ -22,7 +22,7 @@ NEIGHBOURS = 100
 EF_SEARCH = 1_000
 """The widest search that pgvector offers. A row that it does not find is found by no query."""
 EQUAL = 1e-6
-"""The largest cosine distance of two vectors that count as equal."""
+"""The largest distance of two vectors that count as equal: of cosines, and of signs none may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,15 @@ async def reach(pool: Pool, generation: Generation, ids: Sequence[UUID]) -> Samp
 
 
 def _nearest(generation: Generation) -> sql.Composed:
-    return sql.SQL(
-        "SELECT id, embedding <=> (SELECT embedding FROM {table} WHERE id = %(id)s) FROM {table}"
-        " WHERE in_graph ORDER BY embedding <=> (SELECT embedding FROM {table} WHERE id = %(id)s) LIMIT %(limit)s"
-    ).format(table=sql.Identifier(generation.chunk_table))
+    table = sql.Identifier(generation.chunk_table)
+    return sql.SQL("SELECT id, {distance} FROM {table} WHERE in_graph ORDER BY {distance} LIMIT %(limit)s").format(
+        table=table,
+        distance=graph.distance(
+            generation,
+            sql.SQL("embedding"),
+            sql.SQL("(SELECT embedding FROM {} WHERE id = %(id)s)").format(table),
+        ),
+    )
 
 
 async def _problem(connection: Connection, generation: Generation, id_: UUID) -> str | None:

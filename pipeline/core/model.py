@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
@@ -16,6 +16,9 @@ EmbeddingProvider = Literal["local", "openai"]
 VectorIndex = Literal["pgvector", "elasticsearch"]
 """Where the nearest vectors of a generation are searched: in an HNSW graph over its chunk table, or in its keyword
 index, whose entries then carry the vectors."""
+Quantisation = Literal["halfvec", "binary"]
+MAX_GRAPH_DIMENSIONS: Mapping[Quantisation, int] = {"halfvec": 4_000, "binary": 16_000}
+"""That a graph in pgvector takes; a graph of signs would take 64,000, but the row with its halfvec does not."""
 
 ConflictKind = Literal["number", "date", "version", "unit", "name", "negation", "duplicate", "outdated"]
 Span = tuple[int, int]
@@ -104,6 +107,8 @@ class Generation:
     calibration: Calibration | None = None
     """None: the floor of relevance was not measured yet."""
     vectors: VectorIndex = "pgvector"
+    quantisation: Quantisation = "halfvec"
+    """A graph in pgvector holds each vector, or with ``binary`` the signs of its numbers."""
 
     @property
     def indexed_dimensions(self) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
-from pipeline.core.model import Generation, VectorIndex
+from pipeline.core.model import Generation, Quantisation, VectorIndex
 from pipeline.generations.building import POLL_SECONDS, Builder, patiently
 from pipeline.ledger import builds, generations
 from pipeline.ledger.builds import FOLLOWED_SECONDS, Build
@@ -40,6 +40,7 @@ class Standing:
     ready: bool
     """For a build: whether it may be cut over to."""
     vectors: VectorIndex
+    quantisation: Quantisation
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ async def standings(connection: Connection) -> list[Standing]:
                     WHERE m.generation = g.name),
                 s.pending, s.failed, s.lagging, coalesce(b.tokens, 0),
                 coalesce(pg_total_relation_size(to_regclass(quote_ident(g.chunk_table))), 0),
-                b.ready_at IS NOT NULL AND b.replaces @> '{vectors,keywords}', g.vectors
+                b.ready_at IS NOT NULL AND b.replaces @> '{vectors,keywords}', g.vectors,
+                g.quantisation
             FROM generations g LEFT JOIN builds b ON b.generation = g.name
             CROSS JOIN (SELECT count(*) FROM documents) d (count)
             CROSS JOIN LATERAL (

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.core.model import CountTokens, Generation, VectorIndex
+from pipeline.core.model import MAX_GRAPH_DIMENSIONS, CountTokens, Generation, Quantisation, VectorIndex
 from pipeline.core.titles import embedded_title, title_tokens
 from pipeline.embedding import choose
 from pipeline.embedding.port import Embedder
@@ -29,9 +29,6 @@ from pipeline.stores import datasets
 from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.postgres import Connection, create_chunk_table, translated
 
-MOST_DIMENSIONS = 4_000
-"""That pgvector's graph takes of a halfvec."""
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -45,11 +42,14 @@ class Change:
     price: float | None = None
     """The price of a million tokens. None: as in the settings."""
     vectors: VectorIndex | None = None
-    """None: as in the active generation."""
+    quantisation: Quantisation | None = None
+    """None for this and for the store: as in the active generation."""
 
     @property
     def asks(self) -> bool:
-        return bool(self.model) or self.chunk_tokens is not None or self.vectors is not None
+        return bool(self.model) or any(
+            value is not None for value in (self.chunk_tokens, self.vectors, self.quantisation)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +226,11 @@ class Migration:
     ) -> Generation:
         service = choose.service_of(target)
         assert service is not None
+        vectors = change.vectors or active.vectors
+        if vectors == "elasticsearch" and change.quantisation is not None:
+            raise Misconfigured(
+                "--quantisation is for a graph in pgvector: Elasticsearch always holds one bit a dimension"
+            )
         new = replace(
             active,
             state="building",
@@ -238,10 +243,12 @@ class Migration:
             document_prefix=embedder.document_prefix,
             query_prefix=embedder.query_prefix,
             service=replace(service, price_per_million_tokens=change.price),
-            vectors=change.vectors or active.vectors,
+            vectors=vectors,
+            quantisation="halfvec" if vectors == "elasticsearch" else change.quantisation or active.quantisation,
         )
-        if new.dimensions > MOST_DIMENSIONS:
-            raise Misconfigured(f"{new.dimensions} dimensions: the graph takes {MOST_DIMENSIONS} at most")
+        most = MAX_GRAPH_DIMENSIONS[new.quantisation]
+        if new.dimensions > most:
+            raise Misconfigured(f"{new.dimensions} dimensions: a graph of {new.quantisation} takes {most:,} at most")
         if _alike(new, active):
             raise Misconfigured(
                 f"nothing would change: the active generation {active.name} has {active.model}, {active.dimensions}"
@@ -285,13 +292,17 @@ def _priced(generation: Generation, change: Change) -> Generation:
 
 def _alike(one: Generation, other: Generation) -> bool:
     """Whether they embed, cut and search alike."""
-    return (one.model, one.dimensions, one.document_prefix, one.query_prefix, one.params, one.vectors) == (
-        other.model,
-        other.dimensions,
-        other.document_prefix,
-        other.query_prefix,
-        other.params,
-        other.vectors,
+    return all(
+        getattr(one, name) == getattr(other, name)
+        for name in (
+            "model",
+            "dimensions",
+            "document_prefix",
+            "query_prefix",
+            "params",
+            "vectors",
+            "quantisation",
+        )
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.model import ChunkParams, EmbeddingService, Generation, VectorIndex
+from pipeline.core.model import ChunkParams, EmbeddingService, Generation, Quantisation, VectorIndex
 from pipeline.core.relevance import Calibration
 from pipeline.embedding.port import Embedder, Vectors
 from pipeline.stores.graph import create_graph
@@ -21,7 +21,7 @@ weights round differently on another family of processors (int8 against float32 
 
 _COLUMNS = (
     "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table, "
-    "keyword_index, vector_type, service, calibration, vectors"
+    "keyword_index, vector_type, service, calibration, vectors, quantisation"
 )
 
 
@@ -74,6 +74,7 @@ async def ensure_first(
     index_prefix: str,
     service: EmbeddingService | None = None,
     vectors: VectorIndex = "pgvector",
+    quantisation: Quantisation = "halfvec",
 ) -> Generation:
     """The active generation, which is created from the settings when there is none. The caller creates its index.
 
@@ -105,6 +106,7 @@ async def ensure_first(
             keyword_index=f"{index_prefix}chunks-g1",
             service=service,
             vectors=vectors,
+            quantisation=quantisation,
         )
         await add(connection, generation)
         await _create_table(connection, generation)

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
 
-from pipeline.core.model import VectorIndex
-
-Quantisation = Literal["halfvec", "binary"]
+from pipeline.core.model import MAX_GRAPH_DIMENSIONS, Quantisation, VectorIndex
 
 GB = 10**9
 MAX_ENTRY_DIMENSIONS = 4_096
@@ -155,7 +152,7 @@ class Plan:
 
 def graph_bytes(dimensions: int, quantisation: Quantisation) -> float:
     """Bytes of one chunk in pgvector's HNSW index. Raises ValueError where pgvector cannot index so many dimensions."""
-    most = {"halfvec": 4_000, "binary": 64_000}[quantisation]
+    most = MAX_GRAPH_DIMENSIONS[quantisation]
     if not 1 <= dimensions <= most:
         raise ValueError(f"{dimensions} dimensions: pgvector indexes 1 to {most:,} as {quantisation}")
     entry = GRAPH_BYTES + (2 * dimensions if quantisation == "halfvec" else ceil(dimensions / 8))

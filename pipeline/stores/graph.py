@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import LiteralString
 
 from psycopg import sql
 
 from pipeline.core.graph import FRONT_ROWS, READ_WHOLE_ROWS, Graph
-from pipeline.core.model import Generation, Lane
+from pipeline.core.model import Generation, Lane, Quantisation
 from pipeline.stores.postgres import Connection
 
 _OPTIONS = "m = 16, ef_construction = 64"
+RESCORED: Mapping[Quantisation, int] = {"halfvec": 1, "binary": 4}
+"""How many rows a walk has to fetch for each that is wanted, to be compared by their whole vectors: signs say little
+about the order of near rows (docs/adr/0106)."""
 
 
 def own_name(generation: Generation) -> str:
@@ -25,6 +29,24 @@ def successor_name(generation: Generation) -> str:
 def older_name(generation: Generation) -> str:
     """The name of a graph over all rows, made for the return to an older version (docs/upgrade.md)."""
     return f"{generation.chunk_table}_hnsw_all"
+
+
+def held(generation: Generation, vector: sql.Composable) -> sql.Composable:
+    """The expression for what the graph holds of a vector of the chunk table's type."""
+    if generation.quantisation == "halfvec":
+        return vector
+    return sql.SQL("(binary_quantize({})::bit({}))").format(vector, sql.Literal(generation.dimensions))
+
+
+def distance(generation: Generation, one: sql.Composable, other: sql.Composable) -> sql.Composed:
+    """The expression for the distance by which the graph orders rows. Only a statement that orders by exactly this
+    expression uses it."""
+    operator = sql.SQL("<=>" if generation.quantisation == "halfvec" else "<~>")
+    return sql.SQL("{} {} {}").format(held(generation, one), operator, held(generation, other))
+
+
+def _operators(generation: Generation) -> LiteralString:
+    return "bit_hamming_ops" if generation.quantisation == "binary" else f"{generation.vector_type}_cosine_ops"
 
 
 async def graphs(connection: Connection, generation: Generation) -> dict[str, Graph]:
@@ -159,9 +181,9 @@ async def create_graph(
     await _create(
         connection,
         name or own_name(generation),
-        sql.SQL(
-            f"{{}} USING hnsw (embedding {generation.vector_type}_cosine_ops) WITH ({_OPTIONS}) WHERE in_graph"
-        ).format(sql.Identifier(table)),
+        sql.SQL(f"{{}} USING hnsw ({{}} {_operators(generation)}) WITH ({_OPTIONS}) WHERE in_graph").format(
+            sql.Identifier(table), held(generation, sql.SQL("embedding"))
+        ),
         concurrently=concurrently,
     )
 

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from pipeline.core.errors import Misconfigured
 from pipeline.core.identity import document_id
-from pipeline.core.model import ChunkParams, Generation, VectorIndex
+from pipeline.core.model import ChunkParams, Generation, Quantisation, VectorIndex
 from pipeline.embedding.choose import chunk_params
 from pipeline.embedding.port import Embedder, OneModel
 from pipeline.kafka.producer import Stored
@@ -139,7 +139,13 @@ async def opened(settings: Settings, embedder: Embedder, dataset: Dataset) -> As
 
 @asynccontextmanager
 async def empty(
-    settings: Settings, embedder: Embedder, name: str, params: ChunkParams, *, vectors: VectorIndex = "pgvector"
+    settings: Settings,
+    embedder: Embedder,
+    name: str,
+    params: ChunkParams,
+    *,
+    vectors: VectorIndex = "pgvector",
+    quantisation: Quantisation = "halfvec",
 ) -> AsyncIterator[Place]:
     """A database of this name and its index on the settings' servers, removed at the end. vectors: where the nearest
     are searched. Raises Retryable when a server is away, Misconfigured when we may not create a database."""
@@ -151,7 +157,12 @@ async def empty(
         pool = await closing.enter_async_context(open_pool(mine.postgres))
         async with pool.connection() as connection:
             generation = await generations.ensure_first(
-                connection, embedder, params, index_prefix=mine.elasticsearch.index_prefix, vectors=vectors
+                connection,
+                embedder,
+                params,
+                index_prefix=mine.elasticsearch.index_prefix,
+                vectors=vectors,
+                quantisation=quantisation,
             )
         es = connect(mine.elasticsearch)
         closing.push_async_callback(es.close)

@@ -32,6 +32,7 @@ from pipeline.core.graph import READ_WHOLE_ROWS
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
 from pipeline.stores import dense
+from pipeline.stores.graph import RESCORED, distance
 from pipeline.stores.postgres import Connection
 from pipeline.stores.vectors import value
 from query.access.callers import Caller, Readable
@@ -89,7 +90,7 @@ async def choose_scan(connection: Connection, query: NeighbourQuery, *, limit: i
     elif graph is None:
         graph, most_rows, per_document = "words", tuning.most_exact_rows, 1  # a load outdates the planner's estimates
     else:
-        most_rows = max(most_rows, isqrt(VISIT_COST * OVERFETCH * limit * rows))
+        most_rows = max(most_rows, isqrt(VISIT_COST * _walked(query.generation, limit) * rows))
     cursor = await connection.execute(
         sql.SQL(
             """
@@ -216,7 +217,7 @@ def local_settings(scan: Scan, limit: int, timeout_seconds: float, tuning: Tunin
 _WALK = """
         SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {chunks} c
         WHERE {inside} c.access_id = ANY(%(ids)s::bigint[]) {ledger}
-        ORDER BY c.embedding <=> %(vector)s LIMIT %(walked)s
+        ORDER BY {order} LIMIT %(walked)s
 """
 _OUTSIDE = """
         SELECT * FROM (
@@ -256,6 +257,10 @@ _LISTED = """AND EXISTS (
     WHERE m.document_id = c.document_id AND m.generation = %(generation)s AND c.id = ANY(m.chunk_ids) OFFSET 0)"""
 
 
+def _walked(generation: Generation, limit: int) -> int:
+    return OVERFETCH * RESCORED[generation.quantisation] * limit
+
+
 def build(query: NeighbourQuery, vector: Vectors, scan: Scan, *, limit: int) -> tuple[sql.Composed, dict[str, Any]]:
     """The statement and its parameters. Because relaxed_order returns rows slightly out of order, OVERFETCH times as
     many are fetched and sorted again."""
@@ -271,7 +276,8 @@ def build(query: NeighbourQuery, vector: Vectors, scan: Scan, *, limit: int) -> 
     else:
         ledger = sql.SQL(_IN_LEDGER).format(**parts) if query.filters or query.verified else sql.SQL("")
         inside = sql.SQL("c.in_graph AND" if scan == "graph" else "")
-        walk = sql.SQL(_WALK).format(chunks=chunks, ledger=ledger, inside=inside)
+        order = distance(generation, sql.SQL("c.embedding"), sql.SQL("%(vector)s"))
+        walk = sql.SQL(_WALK).format(chunks=chunks, ledger=ledger, inside=inside, order=order)
         outside = sql.SQL(_OUTSIDE).format(chunks=chunks, ledger=ledger)
         statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, outside=outside)
     return statement, {
@@ -281,5 +287,5 @@ def build(query: NeighbourQuery, vector: Vectors, scan: Scan, *, limit: int) -> 
         "tenant": query.caller.tenant,
         "generation": generation.name,
         "limit": limit,
-        "walked": OVERFETCH * limit,
+        "walked": _walked(generation, limit),
     }

@@ -14,6 +14,7 @@ import pytest_asyncio
 from psycopg.rows import dict_row
 
 from deploy.local.stack import Stack
+from pipeline.stores.graph import RESCORED
 from query.access.callers import Readable
 from query.embedding.embedders import QueryEmbedder
 from query.retrieval import search as search_module
@@ -103,5 +104,6 @@ async def test_readers_search_the_graph_with_the_parameters_of_the_service(libra
     settings = dict(option.split("=", 1) for option in options)
     assert settings["hnsw.ef_search"] == str(Tuning().ef_search)
     assert settings["hnsw.max_scan_tuples"] == str(Tuning().max_scan_tuples)
-    assert f"greatest({Tuning().always_exact_rows}, sqrt({VISIT_COST:.1f} * wanted * " in source
+    assert f"greatest({Tuning().always_exact_rows}, sqrt({VISIT_COST:.1f} * wanted * rescored * " in source
     assert f"wanted    integer := {OVERFETCH} * least(" in source, "wanted is OVERFETCH times as many as requested"
+    assert f"rescored := {RESCORED['binary']};" in source, "as many more rows as a graph of signs needs"

@@ -17,7 +17,7 @@ from pipeline.audit.repair import Repairer, RepairResult
 from pipeline.audit.runs import Run
 from pipeline.audit.sample import sample
 from pipeline.audit.walk import Walk
-from pipeline.core.model import VectorIndex
+from pipeline.core.model import Quantisation, VectorIndex
 from pipeline.embedding.port import Embedded
 from pipeline.kafka.producer import Stored
 from pipeline.stores.keywords import Keywords
@@ -77,10 +77,15 @@ class Audited:
     @classmethod
     @asynccontextmanager
     async def create(
-        cls, stack: Stack, limits: Limits = SMALL, *, vectors: VectorIndex = "pgvector"
+        cls,
+        stack: Stack,
+        limits: Limits = SMALL,
+        *,
+        vectors: VectorIndex = "pgvector",
+        quantisation: Quantisation = "halfvec",
     ) -> AsyncIterator[Audited]:
         embedder = CountingEmbedder()
-        async with Library.create(stack, embedder, vectors=vectors) as library:
+        async with Library.create(stack, embedder, vectors=vectors, quantisation=quantisation) as library:
             waking = Waking(library)
             yield cls(library, embedder, waking, Examiner(library.pool, library.es, library.generation, limits))
             await waking.rest()

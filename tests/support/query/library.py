@@ -20,7 +20,7 @@ from elasticsearch import AsyncElasticsearch
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
-from pipeline.core.model import ChunkParams, Generation, VectorIndex
+from pipeline.core.model import ChunkParams, Generation, Quantisation, VectorIndex
 from pipeline.embedding.port import Embedded, Embedder, Vectors
 from pipeline.observability.metrics import Metrics
 from pipeline.runtime.settings import (
@@ -81,11 +81,13 @@ class Library:
         *,
         params: ChunkParams | None = None,
         vectors: VectorIndex = "pgvector",
+        quantisation: Quantisation = "halfvec",
     ) -> AsyncIterator[Library]:
         """An empty database and index of its own on the stack's servers. vectors: where the nearest are searched."""
         name = f"q{uuid.uuid4().hex[:10]}"
         params = params or ChunkParams(200, 80, 254)
-        async with empty(settings_on(stack), embedder, name, params, vectors=vectors) as own:
+        settings = settings_on(stack)
+        async with empty(settings, embedder, name, params, vectors=vectors, quantisation=quantisation) as own:
             yield cls.over(own, embedder)
 
     @classmethod

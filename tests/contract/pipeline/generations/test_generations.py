@@ -138,6 +138,25 @@ async def test_vectors_move_to_elasticsearch_and_back_without_embedding(site: Si
     assert await site.states() == {"g1": "retired", "g2": "previous", "g3": "active"}
 
 
+async def test_a_graph_of_signs_is_a_generation_that_embeds_nothing(site: Site) -> None:
+    await site.put(kept := document("kept.md", sections("kept")))
+    embedded = len(site.embedder.texts)
+    with pytest.raises(Misconfigured, match="Elasticsearch always holds one bit"):
+        await build(site, Change(vectors="elasticsearch", quantisation="binary"))
+    assert (await build(site, Change(quantisation="binary"))).tokens == 0
+    assert (await cutover(site)).active == "g2"
+    await site.put(added := document("added.md", sections("added")))
+    await assert_equal(site.space, [kept, added], vector=vector)
+    [(index,)] = await site.space.query("SELECT indexdef FROM pg_indexes WHERE indexname = 'chunks_g2_hnsw'")
+    assert "bit_hamming_ops" in index
+    with pytest.raises(Misconfigured, match="nothing would change"):
+        await build(site, Change(quantisation="binary"))
+    assert (await site.run("vectors")).generation == "g3"
+    [(index,)] = await site.space.query("SELECT indexdef FROM pg_indexes WHERE indexname = 'chunks_g3_hnsw'")
+    assert "bit_hamming_ops" in index, "a rebuilt graph holds the same"
+    assert len(site.embedder.texts) > embedded, "of the added document"
+
+
 async def test_a_lost_index_with_vectors_is_rebuilt_from_the_rows(site: Site) -> None:
     messages = [document(f"{name}.md", sections(name)) for name in ("one", "two")]
     await site.put(*messages)

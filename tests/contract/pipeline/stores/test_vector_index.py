@@ -9,7 +9,7 @@ import pytest
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.identity import document_id
-from pipeline.core.model import VectorIndex
+from pipeline.core.model import Quantisation, VectorIndex
 from pipeline.embedding.port import Embedded
 from pipeline.stores.elasticsearch import create_index
 from query.access.filters import NONE, Filters
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.stack
 SUBJECTS = ("turbine", "reservoir", "spillway", "sluice", "penstock", "weir", "gate", "dam")
 
 
-@pytest.fixture(params=["pgvector", "elasticsearch"])
-def vectors(request: pytest.FixtureRequest) -> VectorIndex:
-    index: VectorIndex = request.param
+@pytest.fixture(params=[("pgvector", "halfvec"), ("pgvector", "binary"), ("elasticsearch", "halfvec")], ids="-".join)
+def vectors(request: pytest.FixtureRequest) -> tuple[VectorIndex, Quantisation]:
+    index: tuple[VectorIndex, Quantisation] = request.param
     return index
 
 
@@ -38,8 +38,9 @@ def of_any_size(audited: Audited) -> None:
 
 
 @pytest.fixture
-async def audited(stack: Stack, vectors: VectorIndex) -> AsyncIterator[Audited]:
-    async with Audited.create(stack, vectors=vectors) as audited:
+async def audited(stack: Stack, vectors: tuple[VectorIndex, Quantisation]) -> AsyncIterator[Audited]:
+    index, quantisation = vectors
+    async with Audited.create(stack, vectors=index, quantisation=quantisation) as audited:
         of_any_size(audited)
         yield audited
 
