@@ -13,19 +13,36 @@ from pipeline.runtime.home import FEEDBACK_FILE, SHORTEST_SECRET, home, made_sec
 from pipeline.runtime.settings import Part, explained
 
 
-class RetrievalSettings(Part):
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_QUERY_", frozen=True, extra="forbid")
+class RankingSettings(Part):
+    """How candidates become a ranking."""
 
-    per_document: int = Field(2, ge=1)
-    """The most passages of one document in a result list, as long as other documents have passages left."""
+    keyword_weight: float = Field(1.0, ge=0, le=10)
+    """The weight of keyword scores in the fusion, where that of vector scores is 1. 0: keyword search only proposes
+    candidates."""
     feedback: bool = True
     """Whether a hybrid search ranks a second time with pseudo-relevance feedback (query/retrieval/feedback.py). It
     ranks better and takes nearly half as much time again."""
-    feedback_at_once: int = Field(4, ge=0)
-    """The most concurrent searches that use feedback: while more run, all do without it. 0: none uses it."""
+    neighbour_weight: float = Field(0.5, ge=0, lt=1)
+    """How much of the mean score of its nearest candidates each candidate gains, as the last part of feedback
+    (docs/adr/0083-neighbours.md). With more, searches for one known document lose; 0: nothing."""
+    per_document: int = Field(2, ge=1)
+    """The most passages of one document in a result list, as long as other documents have passages left."""
     ef_search: int = Field(300, ge=40, le=1_000)
     """The size of the candidate list of a search through the vectors' graph in Postgres. With a larger one, a search
     misses fewer of the nearest passages and takes longer. A larger table needs a larger one (docs/performance.md)."""
+    cosine_floor: float | None = Field(None, ge=-1, le=1)
+    """The least cosine of the nearest passage to a question that is answered. None: the floor that was calibrated for
+    the generation (docs/generations.md); -1: every question is answered from whatever is nearest."""
+    coverage_floor: float = Field(0.75, gt=0)
+    """A passage with this share of the question's words is relevant, unless its cosine is that of most unrelated
+    questions; above 1: words do not count."""
+
+
+class RetrievalSettings(RankingSettings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_QUERY_", frozen=True, extra="forbid")
+
+    feedback_at_once: int = Field(4, ge=0)
+    """The most concurrent searches that use feedback: while more run, all do without it. 0: none uses it."""
     cached_queries: int = Field(2_000, ge=0)
     """The most embedded queries, and the most results, that are cached; 0 disables both caches, and the sharing of
     embeddings by concurrent callers."""
@@ -33,12 +50,6 @@ class RetrievalSettings(Part):
     """How many tokens of a model's window documents may fill for callers of the standard class (counted as cl100k)."""
     extended_tokens: int = Field(150_000, ge=1)
     """The same for callers of the extended class."""
-    cosine_floor: float | None = Field(None, ge=-1, le=1)
-    """The least cosine of the nearest passage to a question that is answered. None: the floor that was calibrated for
-    the generation (docs/generations.md); -1: every question is answered from whatever is nearest."""
-    coverage_floor: float = Field(0.75, gt=0)
-    """A passage with this share of the question's words is relevant, unless its cosine is that of most unrelated
-    questions; above 1: words do not count."""
     personal_sources: frozenset[str] = frozenset()
     """Sources that hold one person's own documents, which are searched by meaning and by time."""
 
@@ -46,8 +57,8 @@ class RetrievalSettings(Part):
 Flavour = Literal["cohere", "jina", "tei", "vllm"]
 
 
-class RerankSettings(Part):
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_RERANK_", frozen=True, extra="forbid")
+class RerankerSettings(Part):
+    """The reranker, and how much of a ranking it decides."""
 
     url: str | None = None
     """The address, with its path, of a server that speaks Cohere's rerank protocol (Jina, TEI, vLLM, Cohere). None:
@@ -64,11 +75,16 @@ class RerankSettings(Part):
     """A reranker that an installed package offers in the group ``penstock.rerankers``, by its name."""
     pool: int = Field(50, ge=2, le=200)
     """How many passages are reranked."""
-    top: int = Field(5, ge=1, le=20)
-    """How many reranked passages an answer is made from, unless the caller requests another number."""
     floor: float | None = None
     """The least score of a passage that is relevant, on the reranker's own scale. None: the one that `penstock
     generation calibrate` measured for this reranker; without either, the cosine decides."""
+
+
+class RerankSettings(RerankerSettings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_RERANK_", frozen=True, extra="forbid")
+
+    top: int = Field(5, ge=1, le=20)
+    """How many reranked passages an answer is made from, unless the caller requests another number."""
     timeout_seconds: float = Field(1.0, gt=0)
     """A search does not wait longer for the reranker: the order of the fusion stays."""
     price_per_thousand_searches: float = Field(0.0, ge=0)
@@ -278,7 +294,6 @@ class QuerySettings(Part):
     evaluation: EvalSettings = Field(default_factory=EvalSettings)
     shadow: ShadowSettings = Field(default_factory=ShadowSettings)
     feedback: FeedbackSettings = Field(default_factory=FeedbackSettings)
-
 
 def load() -> QuerySettings:
     """The current settings. Raises Misconfigured with one line that names the variable."""

@@ -24,9 +24,10 @@ from pipeline.embedding.port import Vectors
 from pipeline.runtime.tasks import gather_or_cancel, time_limit
 from query.model import Candidate, Passage
 from query.retrieval.arrange import Hit
-from query.retrieval.ranking import rank_candidates
+from query.retrieval.ranking import rank_candidates, weights_of
 from query.retrieval.steps import Steps
 from query.retrieval.stores import Embedding, Offer, Offers, Query, Scope, Stores
+from query.settings import RankingSettings
 
 TIME_SHARE = 1 / 3
 """The time limit of feedback, as a share of the time for vectors: what a search's time budget
@@ -44,6 +45,7 @@ async def rank_with_feedback(
     hits: Sequence[Hit],
     *,
     depth: int,
+    settings: RankingSettings,
 ) -> list[Hit] | None:
     """The ranking with feedback. None if one store's candidates are missing or this took too long (the step says why);
     then the first ranking stands.
@@ -76,7 +78,8 @@ async def rank_with_feedback(
                     "keyword": _offer(known.values(), bm25, first["keyword"]),
                 }
                 # A separate record, because the step "feedback" covers all of it.
-                return smooth(rank_candidates(again, passages, Steps(), depth), embeddings)
+                ranked = rank_candidates(again, passages, Steps(), depth, weights_of(settings))
+                return smooth(ranked, embeddings, settings.neighbour_weight)
     except PenstockError:
         return None
 
@@ -115,10 +118,9 @@ WORDS_WEIGHT = 2.0
 """The weight of all added words together; each of the query's own words has 1."""
 NEIGHBOURS = 8
 """How many of the nearest candidates count for a candidate (docs/adr/0083-neighbours.md)."""
-NEIGHBOUR_WEIGHT = 0.5
-"""The weight of the neighbours' mean score. With more, known items lose."""
 NEIGHBOUR_STEPS = 12
-"""How far scores are passed on, from neighbour to neighbour: what is further counts less than 1 / 4,000."""
+"""How far scores are passed on, from neighbour to neighbour: with a weight of 0.5, what is further counts less than
+1 / 4,000."""
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _NON_LETTERS = {n: " " for n in range(128) if not chr(n).isalpha()}
@@ -157,10 +159,10 @@ def move_vector(vector: Vectors, passages: Sequence[WeightedPassage], embeddings
     return np.asarray(total / length if length else vector, dtype=np.float32)
 
 
-def smooth(hits: Sequence[Hit], embeddings: Mapping[UUID, Vectors]) -> list[Hit]:
+def smooth(hits: Sequence[Hit], embeddings: Mapping[UUID, Vectors], weight: float) -> list[Hit]:
     """The hits by their scores and those of their neighbours, best first: similar passages are relevant to the same
-    queries. To each score, NEIGHBOUR_WEIGHT times the mean score of the NEIGHBOURS nearest hits is added, where theirs
-    have got the same from their own neighbours.
+    queries. To each score, ``weight`` times the mean score of the NEIGHBOURS nearest hits is added, where theirs have
+    got the same from their own neighbours.
 
     embeddings: unit length. A hit whose embedding was deleted meanwhile is no neighbour and has none.
     """
@@ -174,7 +176,7 @@ def smooth(hits: Sequence[Hit], embeddings: Mapping[UUID, Vectors]) -> list[Hit]
     own = np.array([hit.score for hit in embedded])
     scores = own
     for _ in range(NEIGHBOUR_STEPS):
-        scores = own + NEIGHBOUR_WEIGHT * scores[nearest].mean(axis=1)
+        scores = own + weight * scores[nearest].mean(axis=1)
     passed = {hit.passage.chunk_id: float(score) for hit, score in zip(embedded, scores, strict=True)}
     smoothed = [replace(hit, score=passed.get(hit.passage.chunk_id, hit.score)) for hit in hits]
     return sorted(smoothed, key=lambda hit: -hit.score)

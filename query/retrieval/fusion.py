@@ -11,8 +11,8 @@ import numpy as np
 from query.model import Ranker
 
 WEIGHTS: Mapping[Ranker, float] = {"vector": 1.0, "keyword": 1.0}
-"""Equal weights: the scores themselves show, for each query, which ranking to trust. Weights from 0.7 to 1.5 change
-little."""
+"""Equal weights (``RankingSettings.keyword_weight`` sets others): the scores themselves show, for each query, which
+ranking to trust. Weights from 0.7 to 1.5 change little."""
 MIN_RANKING_SIZE = 10
 """A shorter ranking is padded with zeros, because few scores have no meaningful standard deviation."""
 

@@ -15,13 +15,13 @@ from uuid import UUID
 
 from pipeline.core.identifiers import identifiers
 from pipeline.core.model import Generation
-from query.model import Facts, Passage
+from query.model import Facts, Passage, Ranker
 from query.retrieval.arrange import Hit
-from query.retrieval.fusion import fuse
+from query.retrieval.fusion import WEIGHTS, fuse
 from query.retrieval.steps import Steps
 from query.retrieval.stores import Offers
 from query.retrieval.words import best_coverage
-from query.settings import RetrievalSettings
+from query.settings import RankingSettings
 
 MEASURED: Mapping[str, float] = {"all-MiniLM-L6-v2": 0.30}
 """The floor of a model before its generation is calibrated. By two collections: 265 right questions, 337 wrong ones."""
@@ -43,7 +43,7 @@ class Floors:
 
 
 def floors_of(
-    generation: Generation, settings: RetrievalSettings, *, reranker: str | None = None, rerank: float | None = None
+    generation: Generation, settings: RankingSettings, *, reranker: str | None = None, rerank: float | None = None
 ) -> Floors:
     """The floors that are configured, else calibrated. reranker: the model of the reranker in use. rerank: its
     configured floor."""
@@ -90,15 +90,26 @@ def assess(
     return best >= floors.coverage, {**facts, "coverage": f"{best:.2f}", "coverage floor": f"{floors.coverage:.2f}"}
 
 
-def rank_candidates(offers: Offers, passages: Mapping[UUID, Passage], steps: Steps, depth: int) -> list[Hit]:
+def rank_candidates(
+    offers: Offers,
+    passages: Mapping[UUID, Passage],
+    steps: Steps,
+    depth: int,
+    weights: Mapping[Ranker, float] = WEIGHTS,
+) -> list[Hit]:
     """The fusion of both stores' readable candidates, the first ``depth`` of each."""
     with steps.step("fuse"):
         texts = {c.chunk_id: c.text for offer in offers.values() for c in offer.candidates}
         rankings = {ranker: offer.ranking(depth, passages) for ranker, offer in offers.items() if offer.error is None}
         for ranker, ranking in rankings.items():
             offers[ranker].facts["passages"] = len(ranking.ids)
-        fused = fuse(rankings)
+        fused = fuse(rankings, weights)
     return [Hit(passages[f.chunk_id], texts[f.chunk_id], f.score, f.ranks) for f in fused]
+
+
+def weights_of(settings: RankingSettings) -> Mapping[Ranker, float]:
+    """The weights of the fusion."""
+    return {**WEIGHTS, "keyword": settings.keyword_weight}
 
 
 def has_more(offers: Offers, passages: Mapping[UUID, Passage], depth: int) -> bool:

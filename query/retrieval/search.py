@@ -53,7 +53,7 @@ from query.retrieval.arrange import Hit, arrange, by_time, exact_first, present,
 from query.retrieval.cache import Cache, CachedResults, ChunkKey, Key, access_digest, changed_since, snapshot
 from query.retrieval.cursor import MAX_PAGED, Cursor, search_digest
 from query.retrieval.feedback import rank_with_feedback
-from query.retrieval.ranking import floors_of, has_more, is_relevant, nearest_cosine, rank_candidates
+from query.retrieval.ranking import floors_of, has_more, is_relevant, nearest_cosine, rank_candidates, weights_of
 from query.retrieval.steps import Steps
 from query.retrieval.stores import Embedding, Query, Scope, Stores, Timeouts
 from query.retrieval.vectors import Tuning
@@ -304,7 +304,7 @@ class Search:
         while True:
             offers, passages = await self._stores.offers(question, scope, embedding, steps, depth=depth, spare=SPARE)
             more = has_more(offers, passages, depth)
-            hits = rank_candidates(offers, passages, steps, depth)
+            hits = rank_candidates(offers, passages, steps, depth, weights_of(self._settings))
             if question.sort != "relevance":
                 hits = by_time(hits, question.sort, complete=not more or depth >= MAX_DEPTH)
             if depth >= MAX_DEPTH or not more or self._suffice(question, _unseen(hits, before)):
@@ -327,7 +327,16 @@ class Search:
                 with steps.step("feedback") as facts:
                     facts["skipped"] = "too many concurrent searches"
             elif reranked := await rank_with_feedback(
-                self._stores, question, scope, embedding, steps, offers, passages, hits, depth=depth
+                self._stores,
+                question,
+                scope,
+                embedding,
+                steps,
+                offers,
+                passages,
+                hits,
+                depth=depth,
+                settings=self._settings,
             ):
                 hits = reranked
         hits = _unseen(hits, before) if relevant or floors.rerank is not None else []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from query.model import Candidate, Passage, Ranker
 from query.retrieval.arrange import Hit
-from query.retrieval.feedback import NEIGHBOUR_WEIGHT, NEIGHBOURS, feedback_candidates, smooth
+from query.retrieval.feedback import NEIGHBOURS, feedback_candidates, smooth
 from query.retrieval.stores import Offer
 
 DEPTH, SPARE = 4, 16
@@ -55,23 +55,22 @@ def test_a_passage_among_good_ones_comes_before_an_equal_one_among_bad_ones() ->
     embeddings = {h.passage.chunk_id: direction(h.passage.chunk_id.int % 10) for h in good}
     embeddings |= {h.passage.chunk_id: direction(80 + h.passage.chunk_id.int % 10) for h in bad}
     embeddings |= {UUID(int=20): direction(60), UUID(int=21): direction(30)}
-    smoothed = {h.passage.chunk_id.int: h.score for h in smooth(hits, embeddings)}
-    passed_on = NEIGHBOUR_WEIGHT / (1 - NEIGHBOUR_WEIGHT)
-    assert smoothed[21] == pytest.approx(3 + passed_on * 5, rel=0.001)
-    assert smoothed[20] == pytest.approx(3 + passed_on * 1, rel=0.001)
+    smoothed = {h.passage.chunk_id.int: h.score for h in smooth(hits, embeddings, 0.5)}
+    assert smoothed[21] == pytest.approx(3 + 5, rel=0.001)
+    assert smoothed[20] == pytest.approx(3 + 1, rel=0.001)
 
 
 def test_a_clear_match_stays_first_whatever_is_near_it() -> None:
     hits = [hit(0, 9.0), *(hit(n, 2.0) for n in range(1, 20))]
     embeddings = {h.passage.chunk_id: direction(0 if h.passage.chunk_id.int else 90) for h in hits}
-    assert smooth(hits, embeddings)[0].passage == passage(0)
+    assert smooth(hits, embeddings, 0.5)[0].passage == passage(0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.none() | st.floats(0, 360)), max_size=12))
 def test_smoothing_keeps_all_hits_also_without_embeddings(drawn: list[tuple[float, float | None]]) -> None:
     hits = [hit(n, score) for n, (score, _) in enumerate(drawn)]
     embeddings = {UUID(int=n): direction(degrees) for n, (_, degrees) in enumerate(drawn) if degrees is not None}
-    smoothed = smooth(hits, embeddings)
+    smoothed = smooth(hits, embeddings, 0.5)
     assert sorted(h.passage.chunk_id for h in smoothed) == [h.passage.chunk_id for h in hits]
     if len(embeddings) > 1:
         assert [h.score for h in smoothed] == sorted((h.score for h in smoothed), reverse=True)
