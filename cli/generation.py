@@ -230,7 +230,7 @@ async def _cutover(
     compared = None
     if evaluation:
         require("eval", "query")
-        from query.evaluation.generations import NothingJudged
+        from query.evaluation.questions import NothingJudged
 
         try:
             compared = await _compared(None, dataset, tenant, principals, tags)

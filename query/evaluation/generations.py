@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -10,24 +9,27 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.core.model import Generation
+from pipeline.core.errors import Misconfigured
 from pipeline.ledger import generations
 from pipeline.runtime.settings import Settings, dist
 from pipeline.stores.elasticsearch import connect
-from pipeline.stores.postgres import Connection, Pool
-from query.access.callers import Caller, identify
-from query.access.tenant_rows import set_tenant
+from pipeline.stores.postgres import Pool
 from query.embedding.embedders import GenerationEmbedders
-from query.evaluation import dataset as datasets
-from query.evaluation import golden as judgements
-from query.evaluation import measures, rank
-from query.evaluation.dataset import Judgements
+from query.evaluation import measures
 from query.evaluation.measures import Interval
+from query.evaluation.questions import (
+    AT_ONCE,
+    PATIENT,
+    TIMEOUT_SECONDS,
+    Question,
+    both_values,
+    of_collection,
+    of_golden,
+)
 from query.evaluation.service import connected
 from query.evaluation.shadow import Shadowed, shadowed
-from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, SearchResults
-from query.retrieval.search import Search, Timeouts
+from query.model import MAX_TOP, SearchResults
+from query.retrieval.search import Search
 from query.settings import RetrievalSettings
 
 DECIDES = "nDCG@5"
@@ -35,13 +37,6 @@ WORST_CHANGE = -0.02
 """The lowest relative change of it against the active generation; below it, a cut-over is refused."""
 ROUNDING = 1e-9
 """A tolerance for rounding: 0.98 / 1.0 - 1 is slightly less than -0.02."""
-AT_ONCE = 4
-TIMEOUT_SECONDS = 60.0
-"""The time limit of each store and of the models, long enough that no search leaves a store out."""
-
-
-class NothingJudged(Misconfigured):
-    """There is no question by which the generations could be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +69,6 @@ class Comparison:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A question, its caller, and the golden question that its results are compared with, if any."""
-
-    text: str
-    caller: Caller
-    golden: judgements.Golden | None = None
-
-    def ranking(self, results: SearchResults) -> Sequence[str]:
-        return rank.documents(results) if self.golden is None else judgements.ranking(self.golden, results)
-
-
 async def compare(
     settings: Settings,
     pool: Pool,
@@ -109,11 +92,9 @@ async def compare(
         if candidate not in existing:
             raise Misconfigured(f"there is no generation {candidate} to compare: see `penstock generation list`")
         if dataset is None:
-            questions, judged = await _golden(connection)
+            questions, judged = await of_golden(connection)
         else:
-            await set_tenant(connection, tenant)
-            caller = await identify(connection, tenant, principals=principals, tags=tags)
-            questions, judged = await asyncio.to_thread(_collection, dataset, caller)
+            questions, judged = await of_collection(connection, dataset, tenant, principals, tags)
     async with AsyncExitStack() as closing:
         embedders = GenerationEmbedders.by_settings(
             settings.embedding, dist() / "models", embed_seconds=TIMEOUT_SECONDS
@@ -121,11 +102,18 @@ async def compare(
         closing.push_async_callback(embedders.aclose)
         es = connect(settings.elasticsearch)
         closing.push_async_callback(es.close)
-        patient = Timeouts(TIMEOUT_SECONDS, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
         alone = (retrieval or RetrievalSettings()).model_copy(update={"cached_queries": 0, "feedback_at_once": AT_ONCE})
-        search = Search(pool, es, embedders, timeouts=patient, settings=alone)
-        before = await _values(search, active, questions, judged)
-        after = await _values(search, existing[candidate], questions, judged)
+        search = Search(pool, es, embedders, timeouts=PATIENT, settings=alone)
+
+        async def both(question: Question) -> Sequence[SearchResults]:
+            """By the active generation, then by the candidate."""
+            return [
+                await search.search(question.text, question.caller, top=MAX_TOP, rerank=False, generation=generation)
+                for generation in (active, existing[candidate])
+            ]
+
+        names = f"of generation {active.name}", f"of generation {candidate}"
+        before, after = await both_values(both, questions, judged, names)
     async with connected(pool) as connection:
         shadow = await shadowed(connection, active.name, candidate)
     tested = measures.compare(after[DECIDES], before[DECIDES])
@@ -148,49 +136,3 @@ def _change(before: float, after: float) -> float:
     if before == 0.0:
         return 1.0 if after > 0.0 else 0.0
     return after / before - 1.0
-
-
-async def _golden(connection: Connection) -> tuple[dict[str, _Question], Judgements]:
-    left, _ = await judgements.current(connection, await judgements.load(connection))
-    if not left:
-        raise NothingJudged(
-            "there are no current golden questions to compare the generations by: add some with `penstock golden add`,"
-            " or name a dataset"
-        )
-    questions = {}
-    for golden in left:
-        await set_tenant(connection, golden.tenant)
-        caller = await identify(connection, golden.tenant, principals=golden.principals, tags=golden.tags)
-        questions[str(golden.id)] = _Question(golden.text, caller, golden)
-    return questions, {str(golden.id): judgements.gains(golden) for golden in left}
-
-
-def _collection(folder: Path, caller: Caller) -> tuple[dict[str, _Question], Judgements]:
-    collection = datasets.read(folder)
-    questions = {id_: _Question(text[:MAX_QUERY_CHARACTERS], caller) for id_, text in collection.queries.items()}
-    return questions, collection.judgements
-
-
-async def _values(
-    search: Search, generation: Generation, questions: Mapping[str, _Question], judged: Judgements
-) -> measures.Values:
-    places = asyncio.Semaphore(AT_ONCE)
-    rankings: dict[str, Sequence[str]] = {}
-
-    async def ask(id_: str, question: _Question) -> None:
-        async with places:
-            results = await search.search(
-                question.text, question.caller, top=MAX_TOP, rerank=False, generation=generation
-            )
-        if results.degraded:
-            raise Retryable(f"a search of generation {generation.name} was incomplete: {results.degraded[0]}")
-        rankings[id_] = question.ranking(results)
-
-    tasks = [asyncio.create_task(ask(id_, question)) for id_, question in questions.items()]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return measures.measure(rankings, judged)

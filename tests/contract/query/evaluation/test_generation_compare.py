@@ -17,8 +17,9 @@ from cli.main import app
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
 from query.evaluation import golden
-from query.evaluation.generations import Comparison, NothingJudged, compare
+from query.evaluation.generations import Comparison, compare
 from query.evaluation.golden import Golden, Judged
+from query.evaluation.questions import NothingJudged
 from query.evaluation.shadow import Shadowed, record
 from query.retrieval.search import Search
 from tests.support.query.generation_query_kit import Site, names
