@@ -126,7 +126,7 @@ async def open_service(
         following = GenerationFollower(pool, embedders, metrics)
         closing.push_async_callback(following.aclose)
         shadow = await closing.enter_async_context(
-            open_shadow(settings, query.shadow, query.retrieval, timeouts, embedders, following, metrics)
+            open_shadow(settings, query, timeouts, embedders, following, metrics, reranker)
         )
         trail = await closing.enter_async_context(open_trail(settings, name, count=metrics.trail_counted))
         metrics.trail_waiting.set_function(lambda: trail.oldest_seconds)

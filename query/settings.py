@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -14,7 +15,7 @@ from pipeline.runtime.settings import Part, explained
 
 
 class RankingSettings(Part):
-    """How candidates become a ranking."""
+    """How candidates become a ranking. Each of them can be tried beside the current one (``ShadowSettings``)."""
 
     keyword_weight: float = Field(1.0, ge=0, le=10)
     """The weight of keyword scores in the fusion, where that of vector scores is 1. 0: keyword search only proposes
@@ -58,7 +59,7 @@ Flavour = Literal["cohere", "jina", "tei", "vllm"]
 
 
 class RerankerSettings(Part):
-    """The reranker, and how much of a ranking it decides."""
+    """The reranker, and how much of a ranking it decides. Each of them can be tried beside the current one."""
 
     url: str | None = None
     """The address, with its path, of a server that speaks Cohere's rerank protocol (Jina, TEI, vLLM, Cohere). None:
@@ -255,9 +256,26 @@ class ShadowSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_SHADOW_", frozen=True, extra="forbid")
 
     share: float = Field(0.0, ge=0, le=1)
-    """The share of searches that also run on the generation that is being built, or on the previous one; 0: none."""
+    """The share of searches that also run on the generation that is being built, or on the previous one, and by the
+    candidate settings of ranking, if there are any; 0: none."""
     at_once: int = Field(2, ge=1)
     """The most concurrent shadow queries; beyond it, a search is not shadowed."""
+    seconds: float = Field(20.0, gt=0)
+    """A shadow query that takes longer is given up, and counted as failed."""
+
+
+class CandidateRanking(RankingSettings):
+    """Settings of ranking that may take the place of the current ones: shadow queries and `penstock golden compare`
+    compare both. What is not set is as it is, whatever its default here."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_SHADOW_QUERY_", frozen=True, extra="forbid")
+
+
+class CandidateReranker(RerankerSettings):
+    """The same for the reranker. Another address takes the place of the current reranker, without its key and its
+    floor; an empty ``PENSTOCK_SHADOW_RERANK_URL`` stands for none."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_SHADOW_RERANK_", frozen=True, extra="forbid")
 
 
 class EvalSettings(Part):
@@ -293,7 +311,63 @@ class QuerySettings(Part):
     auth: AuthSettings = Field(default_factory=AuthSettings)
     evaluation: EvalSettings = Field(default_factory=EvalSettings)
     shadow: ShadowSettings = Field(default_factory=ShadowSettings)
+    candidate_ranking: CandidateRanking = Field(default_factory=CandidateRanking)
+    candidate_reranker: CandidateReranker = Field(default_factory=CandidateReranker)
     feedback: FeedbackSettings = Field(default_factory=FeedbackSettings)
+
+    def candidate(self) -> QuerySettings | None:
+        """These settings with the candidate ones in their place; None if there are none that differ.
+
+        Another reranker takes the place of the current one: whatever else named that one, its key and its floor do not
+        hold for the other.
+        """
+        ranking = _set_in(self.candidate_ranking)
+        reranker = _set_in(self.candidate_reranker)
+        reranker |= {name: reranker[name] or None for name in _ADDRESSES if name in reranker}
+        if any(reranker[name] != getattr(self.rerank, name) for name in _ADDRESSES if name in reranker):
+            reranker = {**dict.fromkeys((*_ADDRESSES, "api_key", "floor")), **reranker}
+        elif reranker.get("model", self.rerank.model) != self.rerank.model:
+            reranker = {"floor": None, **reranker}
+        candidate = self.model_copy(
+            update={
+                "retrieval": self.retrieval.model_copy(update=ranking),
+                "rerank": self.rerank.model_copy(update=reranker),
+            }
+        )
+        return None if (candidate.retrieval, candidate.rerank) == (self.retrieval, self.rerank) else candidate
+
+
+_ADDRESSES = ("url", "onnx_path", "plugin")
+"""The settings that name a reranker."""
+
+
+def _set_in(part: Part) -> dict[str, object]:
+    return {name: getattr(part, name) for name in part.model_fields_set}
+
+
+def differences(current: QuerySettings, candidate: QuerySettings) -> tuple[str, ...]:
+    """The settings of ranking that differ, for people: ``QUERY_KEYWORD_WEIGHT 1.3 instead of 1.0``. They hold no
+    secret: of a key only that it differs, and of an address neither a password nor a query."""
+    parts = (
+        ("QUERY", RankingSettings, current.retrieval, candidate.retrieval),
+        ("RERANK", RerankerSettings, current.rerank, candidate.rerank),
+    )
+    return tuple(
+        f"{prefix}_{name.upper()} {_shown(after)} instead of {_shown(before)}"
+        for prefix, of, now, then in parts
+        for name in of.model_fields
+        if (before := getattr(now, name)) != (after := getattr(then, name))
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return "a key"
+    if isinstance(value, str) and "://" in value:
+        url = urlsplit(value)
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+    return "none" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
+
 
 def load() -> QuerySettings:
     """The current settings. Raises Misconfigured with one line that names the variable."""

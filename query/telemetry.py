@@ -43,6 +43,15 @@ class OutcomeLabels(NamedTuple):
     outcome: str
 
 
+class ComparedLabels(NamedTuple):
+    compared: str
+
+
+class ComparedOutcomeLabels(NamedTuple):
+    compared: str
+    outcome: str
+
+
 class CacheOutcomeLabels(NamedTuple):
     cache: str
     outcome: str
@@ -148,20 +157,22 @@ class QueryMetrics:
         )
         self.shadow = counter(
             "penstock_query_shadow",
-            "Shadow queries on the next (or previous) generation, by outcome: measured, failed, dropped (too many "
-            "were running)",
-            OutcomeLabels,
+            "Shadow queries, by what is compared (generation: the next or previous one; ranking: the candidate "
+            "settings of ranking) and outcome: measured, failed, dropped (too many were running)",
+            ComparedOutcomeLabels,
             registry=r,
         )
-        self.shadow_overlap = Histogram(
+        self.shadow_overlap = histogram(
             "penstock_query_shadow_overlap_ratio",
-            "Share of the first ten documents that both generations find",
+            "Share of the first ten documents that both generations, or both settings of ranking, find",
+            ComparedLabels,
             buckets=SHARE_BUCKETS,
             registry=r,
         )
-        self.shadow_agreement = Histogram(
+        self.shadow_agreement = histogram(
             "penstock_query_shadow_agreement_ratio",
-            "Rank-biased overlap (p = 0.9) of both generations' first ten documents",
+            "Rank-biased overlap (p = 0.9) of the first ten documents of both",
+            ComparedLabels,
             buckets=SHARE_BUCKETS,
             registry=r,
         )

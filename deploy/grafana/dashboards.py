@@ -565,7 +565,7 @@ QUERY = Dashboard(
             ],
         ),
         (
-            "The next generation",
+            "The next generation, and the next settings of ranking",
             [
                 Panel(
                     "Models that have answered here",
@@ -578,26 +578,34 @@ QUERY = Dashboard(
                     runbook="model-not-ready",
                 ),
                 Panel(
-                    "Questions asked of both generations",
-                    [(per_second("penstock_query_shadow_total", "outcome") + " or vector(0)", "{{outcome}}")],
+                    "Questions asked of both",
+                    [
+                        (
+                            per_second("penstock_query_shadow_total", "compared, outcome") + " or vector(0)",
+                            "{{compared}} {{outcome}}",
+                        )
+                    ],
                     "reqps",
                 ),
                 Panel(
                     "How far both agree, mean",
                     [
                         (
-                            f"(sum(rate(penstock_query_shadow_agreement_ratio_sum[{RATE}]))"
-                            f" / (sum(rate(penstock_query_shadow_agreement_ratio_count[{RATE}])) > 0)) or vector(1)",
-                            "order of the first ten",
+                            f"({per_second('penstock_query_shadow_agreement_ratio_sum', 'compared')}"
+                            f" / ({per_second('penstock_query_shadow_agreement_ratio_count', 'compared')} > 0))"
+                            " or vector(1)",
+                            "{{compared}} order of the first ten",
                         ),
                         (
-                            f"(sum(rate(penstock_query_shadow_overlap_ratio_sum[{RATE}]))"
-                            f" / (sum(rate(penstock_query_shadow_overlap_ratio_count[{RATE}])) > 0)) or vector(1)",
-                            "first ten shared",
+                            f"({per_second('penstock_query_shadow_overlap_ratio_sum', 'compared')}"
+                            f" / ({per_second('penstock_query_shadow_overlap_ratio_count', 'compared')} > 0))"
+                            " or vector(1)",
+                            "{{compared}} first ten shared",
                         ),
                     ],
                     "percentunit",
-                    says="Also 1 while nothing is compared.",
+                    says="generation: the next or previous one; ranking: other settings. Also 1 while nothing is"
+                    " compared.",
                 ),
             ],
         ),

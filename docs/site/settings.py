@@ -57,6 +57,14 @@ PARTS: Mapping[type[BaseSettings], tuple[str, str]] = {
     query_settings.FeedbackSettings: ("Feedback", "the query service, `penstock forget`, `penstock export`"),
     query_settings.EvalSettings: ("Evaluation", "the query service, `penstock eval`"),
     query_settings.ShadowSettings: ("Shadow queries", "the query service"),
+    query_settings.CandidateRanking: (
+        "Candidate settings of search",
+        "the query service and `penstock golden compare`",
+    ),
+    query_settings.CandidateReranker: (
+        "Candidate settings of reranking",
+        "the query service and `penstock golden compare`",
+    ),
     AlertingSettings: ("Alerting", "Alertmanager's configuration (`python -m deploy.alertmanager`)"),
 }
 """Settings class → its heading, and what reads it. ``QuerySettings`` only holds others."""

@@ -1,4 +1,5 @@
-"""Shadow queries: searches that are also run on the generation that may become active, without delaying the response.
+"""Shadow queries: searches that are also run on the generation that may become active, and by the settings of ranking
+that may take the place of the current ones, without delaying the response.
 
 They have connections of their own, so that they never take one from a search that a caller waits for. The models are
 shared with the service.
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Literal, Protocol
 
 import structlog
 
@@ -25,11 +27,13 @@ from query.access.callers import Caller
 from query.access.filters import NONE, Filters
 from query.embedding.embedders import Embedders
 from query.embedding.generations import GenerationFollower
+from query.evaluation.rankings import Rankings, open_rankings
 from query.limits.charging import charge_to
 from query.model import Mode, SearchResults
+from query.rerank.reranker import Reranker
 from query.retrieval.search import Search
 from query.retrieval.stores import Timeouts
-from query.settings import RetrievalSettings, ShadowSettings
+from query.settings import QuerySettings, ShadowSettings
 from query.telemetry import QueryMetrics
 
 _log = structlog.get_logger(__name__)
@@ -53,6 +57,31 @@ class Searcher(Protocol):
     ) -> SearchResults: ...
 
 
+Compared = Literal["generation", "ranking"]
+"""The kinds of candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """A search that was answered."""
+
+    query: str
+    caller: Caller
+    mode: Mode
+    filters: Filters
+    rerank: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A candidate and the active one that it is compared with, by their names in ``shadow_agreement``."""
+
+    compared: Compared
+    active: str
+    candidate: str
+    both: Callable[[Searched], Awaitable[tuple[SearchResults, SearchResults]]]
+
+
 @dataclass(slots=True)
 class Shadow:
     """Runs shadow queries in background tasks. Without a pool and a search it does nothing."""
@@ -62,45 +91,46 @@ class Shadow:
     metrics: QueryMetrics
     search: Searcher | None = None
     pool: Pool | None = None
+    rankings: Rankings | None = None
+    """The candidate settings of ranking, if there are any."""
     dice: Callable[[], float] = random.random
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def offer(self, query: str, caller: Caller, *, mode: Mode = "hybrid", filters: Filters = NONE) -> None:
-        """Run a shadow query of a search that was answered, or drop it. It returns immediately and never raises."""
-        seen = self.following.seen
-        if self.search is None or self.pool is None or seen is None or seen.candidate is None:
-            return
-        if self.dice() >= self.settings.share:
-            return
-        if len(self._tasks) >= self.settings.at_once:
-            self.metrics.shadow.labels("dropped").inc()
-            return
-        work = self._ask(self.search, self.pool, seen.active, seen.candidate, query, caller, mode, filters)
-        task = asyncio.create_task(work, name="shadow")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _ask(
-        self,
-        search: Searcher,
-        pool: Pool,
-        active: Generation,
-        candidate: Generation,
-        query: str,
-        caller: Caller,
-        mode: Mode,
-        filters: Filters,
+    def offer(
+        self, query: str, caller: Caller, *, mode: Mode = "hybrid", filters: Filters = NONE, rerank: bool = True
     ) -> None:
+        """Run the shadow queries of a search that was answered, or drop them. It returns immediately and never
+        raises."""
+        if self.pool is None or not (pairs := self._pairs()) or self.dice() >= self.settings.share:
+            return
+        for pair in pairs:
+            if len(self._tasks) >= self.settings.at_once:
+                self.metrics.shadow.labels(pair.compared, "dropped").inc()
+                continue
+            work = self._ask(self.pool, pair, Searched(query, caller, mode, filters, rerank))
+            task = asyncio.create_task(work, name="shadow")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _pairs(self) -> list[Pair]:
+        pairs: list[Pair] = []
+        if self.search is None or (seen := self.following.seen) is None:
+            return pairs
+        active = seen.active
+        if seen.candidate is not None:
+            both = partial(_by_both_generations, self.search, active, seen.candidate)
+            pairs.append(Pair("generation", active.name, seen.candidate.name, both))
+        if self.rankings is not None:
+            candidate = ranking_name(active, self.rankings.differences)
+            pairs.append(Pair("ranking", active.name, candidate, partial(_by_both_rankings, self.rankings, active)))
+        return pairs
+
+    async def _ask(self, pool: Pool, pair: Pair, searched: Searched) -> None:
         charge_to(None)  # the caller does not pay for it
-
-        async def ask(generation: Generation) -> SearchResults:
-            return await search.search(
-                query, caller, top=2 * DEPTH, mode=mode, filters=filters, rerank=False, generation=generation
-            )
-
         measured = None
         try:
-            one, other = await ask(active), await ask(candidate)
+            async with time_limit(self.settings.seconds, "a shadow query"):
+                one, other = await pair.both(searched)
             if not one.degraded and not other.degraded:
                 rankings = documents(one), documents(other)
                 measured = overlap(*rankings), rank_biased(*rankings)
@@ -108,36 +138,74 @@ class Shadow:
             pass  # counted below
         except Exception as error:  # noqa: BLE001  (a mistake of ours; its text may quote the question)
             _log.error("shadow_crashed", kind=type(error).__name__)
-        self._count(measured)
+        self._count(pair.compared, measured)
         try:
             async with time_limit(RECORD_SECONDS, "Postgres"):
                 with translated("shadow"):
                     async with pool.connection() as connection:
-                        await record(connection, active.name, candidate.name, measured)
+                        await record(connection, pair.active, pair.candidate, measured)
         except PenstockError as error:
             _log.warning("shadow_not_recorded", reason=str(error))
 
-    def _count(self, measured: tuple[float, float] | None) -> None:
-        self.metrics.shadow.labels("failed" if measured is None else "measured").inc()
+    def _count(self, compared: Compared, measured: tuple[float, float] | None) -> None:
+        self.metrics.shadow.labels(compared, "failed" if measured is None else "measured").inc()
         if measured is not None:
-            self.metrics.shadow_overlap.observe(measured[0])
-            self.metrics.shadow_agreement.observe(measured[1])
+            self.metrics.shadow_overlap.labels(compared).observe(measured[0])
+            self.metrics.shadow_agreement.labels(compared).observe(measured[1])
 
     async def aclose(self) -> None:
         await cancel_and_wait(self._tasks)
 
 
+async def _by_both_generations(
+    search: Searcher, active: Generation, candidate: Generation, searched: Searched
+) -> tuple[SearchResults, SearchResults]:
+    async def ask(generation: Generation) -> SearchResults:
+        return await search.search(
+            searched.query,
+            searched.caller,
+            top=2 * DEPTH,
+            mode=searched.mode,
+            filters=searched.filters,
+            rerank=False,
+            generation=generation,
+        )
+
+    return await ask(active), await ask(candidate)
+
+
+async def _by_both_rankings(
+    rankings: Rankings, active: Generation, searched: Searched
+) -> tuple[SearchResults, SearchResults]:
+    return await rankings.both(
+        searched.query,
+        searched.caller,
+        active,
+        top=2 * DEPTH,
+        mode=searched.mode,
+        filters=searched.filters,
+        rerank=searched.rerank,
+    )
+
+
+def ranking_name(generation: Generation, differences: Sequence[str]) -> str:
+    """The name of candidate settings in ``shadow_agreement``: sums of other settings stay apart."""
+    return f"{generation.name} with {', '.join(differences)}"
+
+
 @asynccontextmanager
 async def open_shadow(
     settings: Settings,
-    shadow: ShadowSettings,
-    retrieval: RetrievalSettings,
+    query: QuerySettings,
     timeouts: Timeouts,
     embedders: Embedders,
     following: GenerationFollower,
     metrics: QueryMetrics,
+    reranker: Reranker | None,
 ) -> AsyncIterator[Shadow]:
-    """Open a Shadow, with connections only if a share is configured. Raises Retryable and Misconfigured."""
+    """Open a Shadow, with connections only if a share is configured. reranker: the current one, whose cached scores
+    serve shadow queries, too; it is not closed here. Raises Retryable and Misconfigured."""
+    shadow = query.shadow
     if not shadow.share:
         yield Shadow(shadow, following, metrics)
         return
@@ -146,9 +214,16 @@ async def open_shadow(
         closing.push_async_callback(es.close)
         few = settings.postgres.model_copy(update={"pool_max_size": 2 * shadow.at_once})
         pool = await closing.enter_async_context(open_pool(few, "queries"))
-        forgetful = retrieval.model_copy(update={"cached_queries": 0})
+        forgetful = query.retrieval.model_copy(update={"cached_queries": 0})
         search = Search(pool, es, embedders, timeouts=timeouts, settings=forgetful)
-        mine = Shadow(shadow, following, metrics, search, pool)
+        rankings = None
+        if (candidate := query.candidate()) is not None:
+            rankings = await closing.enter_async_context(
+                open_rankings(
+                    query, candidate, pool, es, embedders, timeouts, reranker, seconds=shadow.seconds / 2, threads=1
+                )
+            )
+        mine = Shadow(shadow, following, metrics, search, pool, rankings)
         closing.push_async_callback(mine.aclose)
         yield mine
 

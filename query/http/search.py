@@ -55,7 +55,7 @@ async def search(
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
     if body.sort == "relevance" and body.cursor is None:
-        service.shadow.offer(body.query, caller, mode=body.mode, filters=filters)
+        service.shadow.offer(body.query, caller, mode=body.mode, filters=filters, rerank=body.rerank)
     note(request, model.shown_documents(outcome.results))
     return model.as_json(replace(outcome, at_least=seen))
 

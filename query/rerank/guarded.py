@@ -142,10 +142,13 @@ def _outcome(error: PenstockError) -> Outcome:
 
 
 async def open_reranker(
-    settings: RerankSettings, on_outcome: Callable[[Outcome], None] = lambda outcome: None
+    settings: RerankSettings,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+    *,
+    threads: int | None = None,
 ) -> Reranker | None:
     """None: reranking is not set up. To be closed by whoever opened it. Loads a local model in a thread. on_outcome:
-    see ``Guarded``. Raises Misconfigured, naming the setting."""
+    see ``Guarded``. threads: of a local model, see ``CrossEncoder``. Raises Misconfigured, naming the setting."""
     chosen = [name for name in ("url", "onnx_path", "plugin") if getattr(settings, name)]
     if len(chosen) > 1:
         both = " and ".join(f"PENSTOCK_RERANK_{name.upper()}" for name in chosen)
@@ -158,7 +161,7 @@ async def open_reranker(
     elif settings.onnx_path:
         from query.rerank.cross_encoder import CrossEncoder
 
-        inner = await asyncio.to_thread(CrossEncoder, settings.onnx_path)
+        inner = await asyncio.to_thread(CrossEncoder, settings.onnx_path, threads=threads)
     elif settings.plugin:
         make: Callable[[RerankSettings], Reranker] = await asyncio.to_thread(
             plugins.load, "penstock.rerankers", settings.plugin
