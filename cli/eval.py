@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import Json, print_json, progress_bars, stdout
+from cli.output import FailBelow, Json, print_json, progress_bars, stdout
 
 if TYPE_CHECKING:
     from query.evaluation.dataset import Dataset
@@ -56,14 +56,7 @@ def evaluate(
     rerank: Annotated[
         bool, typer.Option("--rerank", help="Also measure hybrid search with the configured reranker.")
     ] = False,
-    fail_below: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-below",
-            metavar="MEASURE=VALUE",
-            help="Exit code 3 if a measure is lower, such as nDCG@10=0.44. Repeatable.",
-        ),
-    ] = None,
+    fail_below: FailBelow = None,
     json_output: Json = False,
 ) -> None:
     """Measure keyword, vector and hybrid search: nDCG@5 and @10, recall@50, MRR, with 95 % intervals and paired tests.
@@ -88,7 +81,7 @@ def evaluate(
     if load and (principals or tags):
         typer.echo("error: --as and --tag need --no-load", err=True)
         raise typer.Exit(2)
-    bounds = _bounds(fail_below or [])
+    bounds = bounds_of(fail_below or [])
     try:
         collection = read(dataset)
         before = _saved(against) if against else None
@@ -120,7 +113,7 @@ def evaluate(
         raise typer.Exit(WORSE)
 
 
-def _bounds(texts: Sequence[str]) -> dict[str, float]:
+def bounds_of(texts: Sequence[str]) -> dict[str, float]:
     """The least value of each measure. Exits with 2 where a text is not ``MEASURE=VALUE``."""
     from query.evaluation.measures import MEASURES
 

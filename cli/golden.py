@@ -6,19 +6,22 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
-from cli.output import Json, print_json, printable, stdout
+from cli import generation as generations
+from cli.output import FailBelow, Json, print_json, printable, stdout
 from cli.terminal import harmless_json
 
 if TYPE_CHECKING:
     from pipeline.stores.postgres import Connection
     from query.evaluation.golden import Golden
     from query.evaluation.promotion import Asker, Candidate
+    from query.evaluation.ranking_gate import Gate
     from query.evaluation.service import Run
 
 golden = typer.Typer(
@@ -243,6 +246,86 @@ def run(
         raise typer.Exit(1)
 
 
+@golden.command()
+def compare(
+    dataset: generations.Dataset = None,
+    tenant: generations.Tenant = "default",
+    principals: generations.Principals = None,
+    tags: generations.Tags = None,
+    fail_below: FailBelow = None,
+    json_output: Json = False,
+) -> None:
+    """Compare candidate settings of ranking and reranking with the current ones, before they take their place.
+
+    Candidate settings are variables with PENSTOCK_SHADOW_ in place of PENSTOCK_. Both rank the same questions, and what
+    is found in the same documents; nothing is stored. Also shown is how far both agree on shadow queries.
+
+    Exit code 1: the comparison failed, or no question is judged. 3: nDCG@5 or recall@50 is more than 2 % lower by the
+    candidate settings and p < 0.05, or a measure is below its bound.
+
+    Examples:
+
+      PENSTOCK_SHADOW_QUERY_KEYWORD_WEIGHT=1.5 penstock golden compare
+
+      PENSTOCK_SHADOW_RERANK_URL=http://127.0.0.1:9100/rerank penstock golden compare --fail-below nDCG@5=0.8 --json
+    """
+    from cli.eval import WORSE, bounds_of
+    from query.evaluation.dataset import BadDataset
+
+    bounds = bounds_of(fail_below or [])
+    try:
+        gate = asyncio.run(_judged(dataset, tenant, principals or [], tags or []))
+    except BadDataset as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    if json_output:
+        print_json(asdict(gate))
+    else:
+        _show(gate)
+    if not gate.questions:
+        typer.echo(
+            "error: there are no current golden questions to compare by: add some with `penstock golden add`, or name"
+            " a --dataset",
+            err=True,
+        )
+        raise typer.Exit(1)
+    for reason in (reasons := gate.failures(bounds)):
+        typer.echo(f"error: {reason}", err=True)
+    if reasons:
+        raise typer.Exit(WORSE)
+
+
+def _show(gate: Gate) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    for setting in gate.settings:
+        stdout.print(printable(setting), soft_wrap=True)
+    if gate.questions:
+        title = f"{gate.questions} questions, generation {gate.generation}"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("measure")
+        for column in ("current", "candidate", "change (95 %)", "p", "better", "worse"):
+            table.add_column(column, justify="right")
+        for name, of in gate.measures.items():
+            d = of.difference
+            table.add_row(
+                name,
+                f"{of.current:.3f}",
+                f"{of.candidate:.3f}",
+                f"{d.mean:+.3f} ({d.low:+.3f}, {d.high:+.3f})",
+                f"{of.p:.4f}",
+                str(of.better),
+                str(of.worse),
+            )
+        stdout.print(table)
+    if gate.shadow.queries or gate.shadow.failed:
+        stdout.print(
+            f"On {gate.shadow.queries:,} real questions: overlap@10 {gate.shadow.overlap:.2f}, rank-biased"
+            f" {gate.shadow.agreement:.2f}; {gate.shadow.failed:,} incomplete"
+        )
+
+
 def _row(key: tuple[str, str], run: Run) -> dict[str, Any]:
     (value, queries), change = run.means[key], run.changes.get(key)
     return {
@@ -324,6 +407,20 @@ async def _connected() -> AsyncIterator[Connection]:
 
     async with open_pool(load().postgres) as pool, connected(pool) as connection:
         yield connection
+
+
+async def _judged(dataset: Path | None, tenant: str, principals: Sequence[str], tags: Sequence[str]) -> Gate:
+    from pipeline.runtime.settings import load
+    from pipeline.stores.postgres import open_pool
+    from query.evaluation.ranking_gate import candidate_of, judge
+    from query.settings import load as query_settings
+
+    settings, query = load(), query_settings()
+    candidate = candidate_of(query)
+    async with open_pool(settings.postgres) as pool:
+        return await judge(
+            settings, query, candidate, pool, dataset=dataset, tenant=tenant, principals=principals, tags=tags
+        )
 
 
 async def _run(*, accept: bool, store: bool) -> Run | None:

@@ -14,6 +14,14 @@ from cli.console import SafeConsole
 from cli.terminal import harmless, harmless_json
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; logs go to stderr.")]
+FailBelow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-below",
+        metavar="MEASURE=VALUE",
+        help="Exit code 3 if a measure is lower, such as nDCG@10=0.44. Repeatable.",
+    ),
+]
 
 stderr = SafeConsole(stderr=True, highlight=False)
 stdout = SafeConsole(highlight=False)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -79,7 +80,10 @@ class Site:
 
     @classmethod
     @asynccontextmanager
-    async def create(cls, stack: Stack) -> AsyncIterator[Site]:
+    async def create(
+        cls, stack: Stack, params: Mapping[str, ChunkParams] = MappingProxyType({})
+    ) -> AsyncIterator[Site]:
+        """params: how generations chunk that do so in another way."""
         async with AsyncExitStack() as closing:
             models = {g: await closing.enter_async_context(Model(g)) for g in DIMENSIONS}
             embedding = _embedding(models)
@@ -100,6 +104,7 @@ class Site:
                     dimensions=DIMENSIONS[n],
                     chunk_table=f"chunks_{n}",
                     keyword_index=f"{own.generation.keyword_index}-{n}",
+                    params=params.get(n, own.generation.params),
                     service=service,
                 )
                 async with own.pool.connection() as connection:
