@@ -40,7 +40,6 @@ from query.evaluation.dataset import Dataset, read
 from query.evaluation.measures import Values, compare, interval, measure
 from query.evaluation.rank import rank
 from query.model import Mode, Ranker
-from query.retrieval.arrange import Hit
 from query.retrieval.fusion import Fused, Ranking
 from query.retrieval.search import Search, Timeouts
 from query.settings import RetrievalSettings
@@ -56,7 +55,7 @@ TESTED = ("nDCG@10", "recall@50")
 PATIENT = Timeouts(60.0, 60.0, 60.0)
 
 
-def reciprocal_ranks(rankings: Mapping[Ranker, Ranking]) -> list[Fused]:
+def reciprocal_ranks(rankings: Mapping[Ranker, Ranking], _: object = None) -> list[Fused]:
     """Cormack, Clarke and Büttcher (2009): Σ 1 / (60 + rank)."""
     ranks: dict[UUID, dict[Ranker, int]] = {}
     for ranker, ranking in rankings.items():
@@ -74,15 +73,12 @@ def no_words(*_: object) -> dict[str, float]:
     return {}
 
 
-def no_neighbours(hits: Sequence[Hit], _: object) -> list[Hit]:
-    return list(hits)
-
-
 @dataclass(frozen=True, slots=True)
 class Variant:
     name: str
     mode: Mode = "hybrid"
     feedback: bool = False
+    neighbour_weight: float = RetrievalSettings.model_fields["neighbour_weight"].default
     instead: tuple[tuple[str, Callable[..., object]], ...] = ()
     """Functions of the service by name, with their replacements."""
 
@@ -90,7 +86,6 @@ class Variant:
 TEXT_ONLY = ("query.retrieval.keywords.clauses", plain)
 RRF = ("query.retrieval.ranking.fuse", reciprocal_ranks)
 NO_WORDS = ("query.retrieval.feedback.expansion_words", no_words)
-NO_NEIGHBOURS = ("query.retrieval.feedback.smooth", no_neighbours)
 VARIANTS = (
     Variant("vector alone", "vector"),
     Variant("keyword alone, text only", "keyword", instead=(TEXT_ONLY,)),
@@ -98,8 +93,8 @@ VARIANTS = (
     Variant("hybrid: reciprocal ranks, text only", instead=(TEXT_ONLY, RRF)),
     Variant("+ title, headings, nearness", instead=(RRF,)),
     Variant("+ standardised scores instead of ranks"),
-    Variant("+ relevance feedback: moved vector", feedback=True, instead=(NO_WORDS, NO_NEIGHBOURS)),
-    Variant("+ relevance feedback: typical words", feedback=True, instead=(NO_NEIGHBOURS,)),
+    Variant("+ relevance feedback: moved vector", feedback=True, neighbour_weight=0.0, instead=(NO_WORDS,)),
+    Variant("+ relevance feedback: typical words", feedback=True, neighbour_weight=0.0),
     Variant("+ relevance feedback: nearest candidates (complete)", feedback=True),
 )
 
@@ -116,7 +111,9 @@ async def run(settings: Settings, model: Embedder, dataset: Dataset) -> dict[str
                 here.es,
                 QueryEmbedder(lambda: model, embed_seconds=60),
                 timeouts=PATIENT,
-                settings=RetrievalSettings(feedback=variant.feedback, cached_queries=0),
+                settings=RetrievalSettings(
+                    feedback=variant.feedback, neighbour_weight=variant.neighbour_weight, cached_queries=0
+                ),
             )
             caller = await search.identify(place.TENANT, tags=[place.TAG])
             with ExitStack() as patches:
