@@ -15,7 +15,7 @@ export function showHelp() {
       el("button", { type: "button", class: "icon", "aria-label": "Close", onclick: () => card.close() }, "×")),
     el("dl", { class: "keys" }, KEYS.map(([keys, what]) => el("div", {}, el("dt", {}, keys.split(" ").map((key, n) => [n ? " " : null, key === "or" ? "or" : el("kbd", {}, key)])), el("dd", {}, what)))),
   );
-  card.onclick = (event) => event.target === card && card.close();
+  card.onclick = (event) => void (event.target === card && card.close());
   card.showModal();
 }
 

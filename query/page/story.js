@@ -26,7 +26,7 @@ export async function show(id, { passage, stems = [], onClosed }) {
     controller.abort();
     onClosed();
   };
-  drawer.onclick = (event) => event.target === drawer && drawer.close();
+  drawer.onclick = (event) => void (event.target === drawer && drawer.close()); // false would disable links
   if (!drawer.open) drawer.showModal();
   const [document_, story] = await Promise.allSettled([get(`v1/documents/${encodeURIComponent(id)}`, controller.signal), get(`v1/documents/${encodeURIComponent(id)}/why`, controller.signal)]);
   if (controller.signal.aborted) return;

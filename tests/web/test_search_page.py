@@ -249,6 +249,19 @@ async def test_only_an_operator_sees_the_next_step_and_notes_in_a_documents_stor
         await library.put(deletion(new))
 
 
+async def test_a_link_in_the_drawer_leads_to_the_source(tab: Tab) -> None:
+    """The drawer's own listener prevented the default action of every click in it."""
+    await tab.open("?q=undo+a+hard+reset&source=git-guide")
+    await tab.results()
+    await tab.page.click("#results a.title")
+    await tab.page.wait_for_selector("#story .facts a.host")
+    clicked = """new Promise(prevented => {
+        document.addEventListener("click", event => { prevented(event.defaultPrevented); event.preventDefault(); });
+        document.querySelector("#story .facts a.host").click();
+    })"""
+    assert await tab.page.evaluate(clicked) is False
+
+
 async def test_a_document_that_does_not_exist_gives_a_plain_message(tab: Tab) -> None:
     await tab.open("?q=stash&doc=7b7e4f0c-9f0b-4f57-93c5-3a3b8f2f0d11")
     await tab.page.wait_for_selector("#story .doubt")
