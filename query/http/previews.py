@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+from query.access.callers import Caller
 from query.http.audit_trail import note
 from query.http.dependencies import Authenticated, Serving, caller_now, release_search
 from query.http.schemas import PreviewRequest, PreviewResponse
 from query.preview import model
+from query.preview.model import Edit, Report
 from query.preview.turns import Busy
 from query.problems import Problem
+from query.service import Service
 
 SECONDS = 120.0
 """The time limit of a preview: its questions, and before them the embedding of the new chunks."""
@@ -29,14 +33,35 @@ async def previews(body: PreviewRequest, request: Request, service: Serving, ide
     stored."""
     # It takes long: it asks one question after the other, without the slot of a search.
     release_search(request)
+    report = await preview(
+        service,
+        body.edit(),
+        identity.tenant,
+        lambda: caller_now(request),
+        operator=identity.operator,
+        principal=identity.principal if identity.has("answers") else None,
+    )
+    note(request, model.shown_documents(report))
+    return model.as_json(report)
+
+
+async def preview(
+    service: Service,
+    edit: Edit,
+    tenant: str,
+    identify: Callable[[], Awaitable[Caller]],
+    *,
+    operator: bool,
+    principal: str | None,
+) -> Report:
+    """The report of an edit, in the tenant's turn. identify: returns the caller with its access at that moment, which
+    is read after the wait for the turn. operator, principal: as of ``Previews.preview``. Raises Problem (503),
+    BadQuery, Retryable, Misconfigured and TimeoutError."""
     try:
-        async with service.previewing.of(identity.tenant, WAITING_SECONDS), asyncio.timeout(SECONDS):
-            # The caller's access as it is now, and not as it was before the wait.
-            caller = await caller_now(request)
-            own = identity.principal if identity.has("answers") else None
-            report = await service.previews.preview(body.edit(), caller, operator=identity.operator, principal=own)
+        async with service.previewing.of(tenant, WAITING_SECONDS), asyncio.timeout(SECONDS):
+            caller = await identify()
+            report = await service.previews.preview(edit, caller, operator=operator, principal=principal)
     except Busy as error:
         raise Problem("busy", "another preview is running: retry later", headers={"Retry-After": "10"}) from error
     service.metrics.previews.labels("fails" if report.fails else "passes").inc()
-    note(request, model.shown_documents(report))
-    return model.as_json(report)
+    return report

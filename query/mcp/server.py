@@ -31,7 +31,9 @@ from query import problems
 from query.access.callers import Caller
 from query.http.audit_trail import ToolCall
 from query.http.schemas import AtLeastResponse, PublicationRequest
-from query.mcp import standing, tools
+from query.mcp import previews, standing, tools
+from query.mcp.asker import Asker, Outcome
+from query.mcp.previews import MayNotPreview
 from query.mcp.shapes import (
     NOTICE,
     ConflictsArguments,
@@ -39,6 +41,8 @@ from query.mcp.shapes import (
     FetchArguments,
     FetchOutput,
     NoArguments,
+    PreviewArguments,
+    PreviewOutput,
     SearchArguments,
     SearchOutput,
     StandingAnswerOutput,
@@ -48,7 +52,7 @@ from query.mcp.shapes import (
     StandingOutput,
     StandingRemoveOutput,
 )
-from query.mcp.standing import Asker, NotAPerson, Outcome
+from query.mcp.standing import NotAPerson
 from query.model import AtLeast
 from query.service import Service
 from query.standing.questions import Unknown
@@ -65,8 +69,9 @@ Note = Callable[[Context, ToolCall], Awaitable[None]]
 
 INSTRUCTIONS = f"""\
 Search this organisation's documents, restricted to those that your user may read. `search` returns matching passages;
-`fetch` returns a whole document by the id of a result. Cite the url. `standing` lists questions whose answers your user
-has stored, and what has changed since. {NOTICE}"""
+`fetch` returns a whole document by the id of a result. Cite the url. `preview` shows which answers an edit of a
+document would change. `standing` lists questions whose answers your user has stored, and what has changed since.
+{NOTICE}"""
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,17 @@ TOOLS = (
         ConflictsArguments,
         ConflictsOutput,
         _reading(tools.conflicts, tools.conflicting_documents),
+    ),
+    _Tool(
+        "preview",
+        "Preview an edit",
+        "Show which answers an edit of a document would change if it were published: questions that lose their answer"
+        " or its citation, or whose results would contradict each other. Nothing is stored or published. It asks your"
+        " user's standing questions, and the questions with judged answers whose documents your user may read, and"
+        f" takes up to two minutes. {NOTICE}",
+        PreviewArguments,
+        PreviewOutput,
+        previews.preview,
     ),
     _Tool(
         "standing",
@@ -212,9 +228,9 @@ def server(service: Service, identify: Identify, note: Note) -> Server[dict[str,
                 if not outcome.is_recorded:
                     call = ToolCall(tool.name, "allowed", object=outcome.object, documents=outcome.documents)
                     await note(context, call)
-            except (tools.DocumentUnavailable, Unknown, NotAPerson) as error:
+            except (tools.DocumentUnavailable, Unknown, NotAPerson, MayNotPreview) as error:
                 object_ = tools.requested_object(arguments)
-                reason = "forbidden" if isinstance(error, NotAPerson) else "not-found"
+                reason = "forbidden" if isinstance(error, NotAPerson | MayNotPreview) else "not-found"
                 await note(context, ToolCall(tool.name, "refused", reason, object=object_))
                 return _failed(str(error))
             except Exception as error:  # noqa: BLE001 # every error becomes a tool error and a log line

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from pydantic import BaseModel
 
 from pipeline.core.errors import PenstockError
-from query.access.callers import Caller
 from query.answers.model import Answer, NumberedPassage, Sources
 from query.answers.visible import visible
 from query.http.audit_trail import ToolCall
 from query.http.schemas import DifferenceLine, SourceFreshness, StandingSummary
+from query.mcp.asker import Asker, Outcome
 from query.mcp.shapes import (
     AnswerPassage,
     NoArguments,
@@ -27,43 +25,11 @@ from query.mcp.shapes import (
     StandingRemoveOutput,
 )
 from query.mcp.tools import address_of, title_of
-from query.model import AtLeast, CallerClass, shown_documents
 from query.model import SourceFreshness as Certificate
+from query.model import shown_documents
 from query.modes.material import Question
 from query.service import Service
 from query.standing.model import Line, as_json
-
-
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """The user of a tool call."""
-
-    caller: Caller
-    """With its access at this call."""
-    principal: str | None
-    """The owner of standing questions. None: the user has none, because it is a service of fixed tags, or one that may
-    not use answers on behalf of this person."""
-    caller_class: CallerClass
-    seen: AtLeast | None
-    """The published changes that it can see, of those that the call named."""
-    answering: Callable[[], AbstractAsyncContextManager[None]]
-    """Admits an answer: the place and the budget that it needs beyond those of a search. Raises Problem and
-    Retryable."""
-    release_search: Callable[[], None]
-    """Releases the slot of a search while a model writes."""
-    record: Callable[[ToolCall], Awaitable[None]]
-    """Writes the record of a change to the audit trail before it is committed. Raises Retryable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The output of a tool, and what the audit trail records of it."""
-
-    output: BaseModel
-    documents: Sequence[UUID] = ()
-    object: str = ""
-    is_recorded: bool = False
-    """Whether the record is already written, because the call is a change."""
 
 
 class NotAPerson(PenstockError):

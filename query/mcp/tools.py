@@ -24,6 +24,7 @@ from query.mcp.shapes import (
     DocumentResult,
     FetchArguments,
     FetchOutput,
+    PreviewArguments,
     SearchArguments,
     SearchOutput,
     StandingArguments,
@@ -91,7 +92,7 @@ def shown_documents(output: SearchOutput) -> list[UUID]:
 
 def requested_object(arguments: object) -> str:
     """The requested document or question for the audit trail; "" if the argument is not an id."""
-    if isinstance(arguments, StandingArguments):
+    if isinstance(arguments, StandingArguments | PreviewArguments):
         return arguments.object
     id_ = _uuid(arguments.id) if isinstance(arguments, FetchArguments) else None
     return f"document:{id_}" if id_ else ""
@@ -147,16 +148,23 @@ def conflicting_documents(output: ConflictsOutput) -> list[UUID]:
     return list(dict.fromkeys(id_ for conflict in output.conflicts for id_ in conflict.documents))
 
 
-async def fetch(service: Service, caller: Caller, arguments: FetchArguments) -> FetchOutput:
-    """A document's text. The statement that reads checks access again. Raises DocumentUnavailable and Retryable."""
+async def readable_document(service: Service, caller: Caller, id_: UUID | None) -> reading.Document:
+    """A document with its text. The statement that reads checks access again. Raises DocumentUnavailable and
+    Retryable."""
     document = None
-    if (id_ := _uuid(arguments.id)) is not None:
+    if id_ is not None:
         async with time_limit(service.budget.ledger, "Postgres"):
             with translated("fetch"):
                 async with rows_of(service.pool, caller.tenant) as connection:
                     document = await reading.read(connection, caller, id_)
     if document is None:
         raise DocumentUnavailable("the document does not exist, or you may not read it: use an id from a search result")
+    return document
+
+
+async def fetch(service: Service, caller: Caller, arguments: FetchArguments) -> FetchOutput:
+    """A document's text. Raises DocumentUnavailable and Retryable."""
+    document = await readable_document(service, caller, _uuid(arguments.id))
     text = await asyncio.to_thread(visible, document.text)  # up to 4 MiB
     end = arguments.offset + MAX_FETCHED_CHARACTERS
     metadata = _metadata(document.source, document.author, document.media_type, document.source_modified_at)

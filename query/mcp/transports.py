@@ -14,12 +14,13 @@ from starlette.types import ASGIApp
 from pipeline.core.errors import Misconfigured
 from pipeline.core.publication import Publication
 from pipeline.trail import access, recorded
+from query.access.callers import Caller
 from query.auth.authenticator import LOOPBACK_NAMES
 from query.auth.identity import Identity
 from query.http.audit_trail import ToolCall, note_call, record_change
 from query.http.dependencies import release_search, wait_for_publication
+from query.mcp.asker import Asker
 from query.mcp.server import Context, server
-from query.mcp.standing import Asker
 from query.service import Service
 from query.settings import ServeSettings
 
@@ -34,7 +35,11 @@ async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
         if identity is None or request is None:
             raise Misconfigured("the MCP endpoint is not behind the gate")
         known = cast(Identity, identity)
-        caller = await service.search.identify(known.tenant, principals=known.principals, tags=known.tags)
+
+        async def caller_at_present() -> Caller:
+            return await service.search.identify(known.tenant, principals=known.principals, tags=known.tags)
+
+        caller = await caller_at_present()
         caller, seen = await wait_for_publication(request, service, caller, publications, seconds)
 
         async def record(call: ToolCall) -> None:
@@ -50,6 +55,9 @@ async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
             request.state.answering,
             lambda: release_search(request),
             record,
+            caller_at_present,
+            operator=known.operator,
+            may_preview=known.has("previews"),
         )
 
     async def note(context: Context, call: ToolCall) -> None:
@@ -89,8 +97,20 @@ async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tag
     async def identify(context: Context, publications: Sequence[Publication], seconds: float) -> Asker:
         search = service.search
         seen = await search.wait_for(publications, tenant, principals=principals, tags=tags, seconds=seconds)
-        caller = await search.identify(tenant, principals=principals, tags=tags)
-        return Asker(caller, person, "standard", seen, nullcontext, lambda: None, lambda call: note(context, call))
+
+        async def caller_at_present() -> Caller:
+            return await search.identify(tenant, principals=principals, tags=tags)
+
+        return Asker(
+            await caller_at_present(),
+            person,
+            "standard",
+            seen,
+            nullcontext,
+            lambda: None,
+            lambda call: note(context, call),
+            caller_at_present,
+        )
 
     async def note(_: Context, call: ToolCall) -> None:
         record = recorded(

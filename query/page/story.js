@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { $, ago, day, el, externalLink, shortLocation, plural, time, webUrl } from "./dom.js";
+import * as preview from "./preview.js";
 import { typeName } from "./results.js";
 import { highlight } from "./words.js";
 
@@ -42,6 +43,7 @@ export async function show(id, { passage, stems = [], onClosed }) {
     facts(doc),
     story.status === "fulfilled" ? timeline(story.value) : el("p", { class: "doubt" }, `The history cannot be loaded: ${story.reason.message}`),
     documentText(doc, passage, stems),
+    preview.section(doc, controller.signal),
   ].filter(Boolean));
   const here = drawer.querySelector(".here");
   if (here) here.parentElement.scrollTop = here.offsetTop - here.parentElement.offsetTop - 24;
@@ -50,6 +52,7 @@ export async function show(id, { passage, stems = [], onClosed }) {
 /** Close the drawer and discard what it shows, because the caller has changed. onClosed is not called. */
 export function clear() {
   running?.abort();
+  preview.forget();
   const drawer = $("story");
   drawer.onclose = null;
   drawer.close();

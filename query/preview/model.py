@@ -29,6 +29,7 @@ class ProposedDocument:
     """The extracted text; None: the document is deleted."""
     title: str = ""
     media_type: str = "text/plain"
+    """Empty: that of the document at present, else plain text."""
     external_id: str | None = None
     """The id that the source gives it; None: the path decides."""
 

@@ -242,7 +242,8 @@ def _identity(edit: Edit, caller: Caller, of: Matched) -> tuple[str, UUID]:
 def _chunk(edit: Edit, caller: Caller, generation: Generation, embedder: Embedder, of: Matched) -> _Chunked:
     """Runs in a thread. Raises BadQuery for a text that no store can hold."""
     try:
-        text, media_type = normalise(of.proposed.content or "", of.proposed.media_type)
+        present = of.known.passage.media_type if of.known else None
+        text, media_type = normalise(of.proposed.content or "", of.proposed.media_type or present or "text/plain")
     except Poison as error:
         raise BadQuery(f"{of.proposed.path}: {error}") from error
     if len(text) > MAX_CHARACTERS:

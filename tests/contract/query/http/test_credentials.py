@@ -84,6 +84,7 @@ def calls(ids: dict[str, str]) -> list[Call]:
         tool("search", query="reservoir"),
         tool("fetch", "reader", id=doc),
         tool("conflicts"),
+        tool("preview", "reader", "previews", id=doc, content="The reservoir of the dam."),
         tool("standing", "principal", "answers"),
         tool("standing_keep", "principal", "answers", question=QUESTION),
         tool("standing_show", "ann", "answers", id=standing),
@@ -131,6 +132,7 @@ async def credentials(tenant: str, keys: Path) -> AsyncIterator[tuple[Issuer, di
     everything = frozenset(scopes)
     grants = {scope: frozenset({scope}) for scope in scopes} | {
         "mcp and answers": frozenset[Scope]({"mcp", "answers"}),
+        "mcp and previews": frozenset[Scope]({"mcp", "previews"}),
         "answers and history": frozenset[Scope]({"answers", "history"}),
         "all scopes": everything,
     }

@@ -159,3 +159,18 @@ async def test_a_service_needs_the_scope_of_answers_for_a_persons_standing_quest
                     assert (await refused(caller, tool, **arguments)).startswith("only a person has standing questions")
             if "answers" in scopes:
                 assert (await call(person, "standing"))["standing"] == []
+
+
+async def test_a_service_needs_the_scope_of_previews_to_preview_for_a_person_over_mcp(
+    world: World, tenant: str, tmp_path: Path
+) -> None:
+    edit = {"source": "wiki", "path": "ann.md", "content": "The harbour."}
+    for scopes in (["mcp"], ["mcp", "previews"]):
+        keys = acting(tmp_path, tenant, *scopes)
+        async with service_over(world.library, auth={"keys_file": keys}) as (client, _):
+            headers = {"X-Api-Key": "bot-key", "X-Penstock-On-Behalf-Of": vouch("ann")}
+            person = Person(str(client.base_url).rstrip("/"), headers)
+            if "previews" in scopes:
+                assert (await call(person, "preview", **edit))["questions"] == 0
+            else:
+                assert "needs the scope `previews`" in await refused(person, "preview", **edit)

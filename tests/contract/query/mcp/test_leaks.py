@@ -11,9 +11,12 @@ from uuid import uuid4
 import httpx
 import pytest
 import pytest_asyncio
+from mcp.client import Client
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
+from query.evaluation import golden as judgements
+from query.evaluation.golden import Golden, Judged
 from query.service import Service
 from tests.fakes.issuer import Issuer, Key, bearer, issuing
 from tests.support.query.http_kit import service_over, write_keys
@@ -78,7 +81,7 @@ def ids(response: dict[str, object]) -> set[str]:
 async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(served: Served) -> None:
     models = [Model() for _ in served.worlds]
     planted: list[list[Planted]] = []
-    request_count = count = fetched = conflict_count = 0
+    request_count = count = fetched = conflict_count = finding_count = 0
     for part in ("first", "then"):
         for world, model in zip(served.worlds, models, strict=True):
             model.learn(*getattr(world, part))
@@ -91,7 +94,8 @@ async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(s
             if not planted:
                 dice = random.Random(served.worlds[0].seed)
                 planted = [await plant(served.paths.library, list(model.living()), dice) for model in models]
-            for world, model, conflicts in zip(served.worlds, models, planted, strict=True):
+                judged = [await judge(served, model) for model in models]
+            for world, model, conflicts, of in zip(served.worlds, models, planted, judged, strict=True):
                 every = {key: str(document_id(*key)) for key in (document.key for document in model.living())}
                 missing = None
                 for proof, asker in served.askers(world):
@@ -102,6 +106,8 @@ async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(s
                         listed = (await call(client, "conflicts", limit=50))["conflicts"]
                         check_conflicts(listed, conflicts, now, exactly=follow)
                         conflict_count += len(listed)
+                        if of[0] == asker.tenant:
+                            finding_count += await check_preview(client, of, every, now)
                         assert shown <= {every[key] for key in now}, (world, asker)
                         if follow:
                             assert bool(shown) == bool(now), (world, asker)
@@ -113,6 +119,35 @@ async def test_every_mcp_response_shows_only_what_a_plain_access_filter_allows(s
     assert count > 40, "worlds in which nobody reads anything prove nothing"
     assert fetched > 20
     assert conflict_count > 5
+    assert finding_count > 0
+
+
+async def judge(served: Served, model: Model) -> DocumentKey:
+    """Store a golden question for a document. The question is the document's own text."""
+    living = min(model.living(), key=lambda living: (len(living.required), -len(living.acl), living.key))
+    async with served.paths.library.pool.connection() as connection:
+        tenant, source, external_id = living.key
+        await judgements.store(connection, Golden(tenant, living.content, (Judged(source, external_id),)))
+    return living.key
+
+
+async def check_preview(
+    client: Client, of: DocumentKey, every: dict[DocumentKey, str], now: dict[DocumentKey, Living]
+) -> int:
+    """The deletion of the judged document: of who may not read it, it is that of none."""
+    output = await call(client, "preview", source=of[1], path=of[2], content=None)
+    assert output["state"] == ("deleted" if of in now else "unknown")
+    assert output["questions"] == (1 if of in now else 0)
+    texts = {every[key]: now[key].content.split() for key in now}
+    for finding in output["findings"]:
+        assert finding["question"].split() == now[of].content.split()
+        for quoted in (*finding["before"], *finding["after"]):
+            assert set(quoted["text"].removesuffix(" …").split()) <= set(texts[quoted["id"]])
+        assert every[of] not in {quoted["id"] for quoted in finding["after"]}
+    if of not in now and of in every:
+        gone = await refused(client, "preview", id=every[of], content=None)
+        assert gone == await refused(client, "preview", id=str(uuid4()), content=None)
+    return len(output["findings"])
 
 
 async def check_fetches(client, every: dict[DocumentKey, str], now: dict[DocumentKey, Living], missing: str) -> int:

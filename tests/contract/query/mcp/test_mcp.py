@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
@@ -18,9 +19,14 @@ from mcp_types import TextContent
 from deploy.local.stack import Stack
 from penstock.wire import publication_token
 from pipeline.core.identity import document_id
+from pipeline.embedding.port import Embedded
+from query.embedding.embedders import QueryEmbedder
+from query.evaluation import golden as judgements
+from query.evaluation.golden import Golden, Judged
 from query.http.app import describe_app
 from query.mcp.endpoint import mount
-from query.mcp.shapes import MAX_FETCHED_CHARACTERS, NOTICE
+from query.mcp.shapes import MAX_FETCHED_CHARACTERS, MAX_FINDINGS, MAX_PLACES, MAX_QUOTED_CHARACTERS, NOTICE
+from query.preview.model import Report
 from query.service import Service
 from tests.support.query.http_kit import as_, service_over
 from tests.support.query.library import Library, WordEmbedder, access, deletion, document
@@ -29,7 +35,7 @@ from tests.support.query.mcp_kit import CANARY, HOSTILE, SEARCH, WAY_IN, Person,
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 STANDING = {"standing", "standing_show", "standing_keep", "standing_ask", "standing_remove"}
-NAMES = {"search", "fetch", "conflicts"} | STANDING
+NAMES = {"search", "fetch", "conflicts", "preview"} | STANDING
 
 
 @dataclass
@@ -235,6 +241,10 @@ async def test_access_is_checked_again_between_search_and_fetch(served: Served, 
         ("search", {"query": "x", "tenant": "beta"}, "tenant: Extra inputs are not permitted"),
         ("fetch", {"id": "x", "principal": "eve"}, "principal: Extra inputs are not permitted"),
         ("fetch", {"id": 7}, "id: Input should be a valid string"),
+        ("preview", {"source": "wiki", "path": "a.md"}, "content: Field required"),
+        ("preview", {"source": "wiki", "content": "x"}, "the arguments: Value error, name the document by its id"),
+        ("preview", {"id": str(UUID(int=1)), "source": "wiki", "path": "a", "content": "x"}, "the arguments: Value"),
+        ("preview", {"source": "wiki", "path": "a", "content": "x", "acl_tags": ["board"]}, "acl_tags: Extra inputs"),
     ],
 )
 async def test_a_wrong_call_is_a_tool_error_of_one_line(
@@ -343,6 +353,123 @@ async def test_the_tools_show_no_sentence_that_the_user_may_not_read_and_nobody_
         assert "4812" not in json.dumps(output), tool
         assert "winch4" not in json.dumps(output), tool
     await call(ann, "standing_remove", id=id_)
+
+
+# Previews
+
+BOLLARDS = "How many bollards stand on the mole?"
+
+
+async def bollards(served: Served, *readers: str) -> str:
+    """A page that answers a golden question, and the id of its document."""
+    text = "Twelve bollards stand on the mole. Each is painted white."
+    made = document("bollards.md", text, acl_tags=[f"user:{reader}" for reader in readers])
+    await served.library.put(made)
+    async with served.library.pool.connection() as connection:
+        await judgements.store(
+            connection, Golden("acme", BOLLARDS, (Judged("wiki", "bollards.md", "Twelve bollards"),))
+        )
+    return doc("bollards.md")
+
+
+async def test_an_agent_sees_which_answers_its_edit_would_change(served: Served) -> None:
+    import jsonschema  # here, because it takes a second
+
+    id_ = await bollards(served, "ann")
+    reads = "SELECT seq FROM documents WHERE id = %s"
+    before = await served.library.execute(reads, id_)
+    ann = Person(served.address, as_("ann"))
+    output = await call(ann, "preview", id=id_, content="Each bollard is painted white.")
+    assert (output["state"], output["fails"], output["questions"], output["omitted"]) == ("changed", True, 1, 0)
+    [finding] = output["findings"]
+    assert (finding["question"], finding["kind"]) == (BOLLARDS, "lost")
+    assert [(moved["external_id"], moved["before"], moved["after"]) for moved in finding["moved"]] == [
+        ("bollards.md", 1, None)
+    ]
+    assert finding["before"][0]["id"] == id_
+    assert "Twelve bollards" in finding["before"][0]["text"]
+    kept = await call(ann, "preview", source="wiki", path="bollards.md", content="Twelve bollards stand on the mole.")
+    assert (kept["state"], [of["kind"] for of in kept["findings"]]) == ("changed", ["changed"])
+    deleted = await call(ann, "preview", id=id_, content=None)
+    assert (deleted["state"], deleted["fails"]) == ("deleted", True)
+    assert await served.library.execute(reads, id_) == before
+    async with connected(served.address, headers=as_("ann")) as client:
+        schemas = {tool.name: tool.output_schema or {} for tool in (await client.list_tools()).tools}
+    jsonschema.validate(output, schemas["preview"])
+    async with asyncio.timeout(20):
+        while (
+            len(
+                recorded := await served.library.execute(
+                    "SELECT action, decision FROM trail.records WHERE %s = ANY(documents) AND action = 'mcp.preview'",
+                    UUID(id_),
+                )
+            )
+            < 3
+        ):
+            await asyncio.sleep(0.05)
+    assert recorded == [("mcp.preview", "allowed")] * 3
+
+
+async def test_a_preview_of_an_unreadable_document_is_that_of_a_missing_one(served: Served) -> None:
+    id_ = await bollards(served, "ann")
+    eve = Person(served.address, as_("eve"))
+    assert await refused(eve, "preview", id=id_, content="x") == await refused(
+        eve, "preview", id=str(uuid4()), content="x"
+    )
+    by_path = await call(eve, "preview", source="wiki", path="bollards.md", content="Nothing stands on the mole.")
+    assert (by_path["state"], by_path["questions"], by_path["findings"]) == ("new", 0, [])
+    deleted = await call(eve, "preview", source="wiki", path="bollards.md", content=None)
+    assert (deleted["state"], deleted["removed"]) == ("unknown", 0)
+
+
+async def test_a_second_preview_of_an_agent_at_once_is_refused(served: Served) -> None:
+    id_ = await bollards(served, "ann")
+    async with served.service.previewing.of("acme", 1):
+        line_ = await refused(Person(served.address, as_("ann")), "preview", id=id_, content="x")
+    assert line_ == "another preview is running: retry later"
+
+
+async def test_a_preview_describes_a_bounded_number_of_questions(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id_ = await bollards(served, "ann")
+    whole = served.service.previews.preview
+
+    async def many(*args: Any, **keywords: Any) -> Report:
+        report = await whole(*args, **keywords)
+        [finding] = report.findings
+        long = replace(finding, question="x" * 5_000, moved=[*finding.moved] * 90)
+        return replace(report, findings=[long] * (MAX_FINDINGS + 7))
+
+    class Many:
+        preview = staticmethod(many)
+
+    monkeypatch.setattr(served.service, "previews", Many())
+    output = await call(Person(served.address, as_("ann")), "preview", id=id_, content=None)
+    assert (len(output["findings"]), output["omitted"]) == (MAX_FINDINGS, 7)
+    assert {(len(of["question"]), len(of["moved"])) for of in output["findings"]} == {
+        (MAX_QUOTED_CHARACTERS + 2, MAX_PLACES)
+    }
+
+
+async def test_what_embedding_for_a_preview_costs_is_charged_to_its_caller(served: Served) -> None:
+    class Billed(WordEmbedder):
+        async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+            return replace(await super().embed_documents(texts), tokens=5, money=0.25)
+
+    async def spent() -> float:
+        """By the tenant today, as far as it is recorded: a service records everything when it ends."""
+        rows = await served.library.execute(
+            "SELECT money FROM query_use WHERE tenant = 'acme' AND caller = '' AND span = 'day'"
+        )
+        return float(rows[0][0]) if rows else 0.0
+
+    id_ = await bollards(served, "ann")
+    before = await spent()
+    async with service_over(served.library) as (http, service):
+        service.previews.embedders = QueryEmbedder(Billed)
+        await call(Person(str(http.base_url).rstrip("/"), as_("ann")), "preview", id=id_, content="Thirteen bollards.")
+    assert await spent() - before == pytest.approx(0.25)
 
 
 # The transport
