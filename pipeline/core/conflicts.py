@@ -14,10 +14,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 from pipeline.core.model import ConflictKind, Span
-from pipeline.core.statements import Name, Said, Statement, Value, statements_of
+from pipeline.core.statements import REPLACED, Name, Said, Statement, Value, statements_of
 
 Kind = ConflictKind
 OlderSide = Literal["a", "b"] | None
@@ -41,6 +42,8 @@ COPIED_SHARE = 0.6
 """The share of a passage's statements that the other repeats, from which on it is a copy."""
 LEAST_COPIED = 2
 """The fewest equal statements of a copy."""
+MOST_NEEDED = 100
+"""From more statements on, a passage is not searched for the words of each."""
 REWORDED_SHARE = 0.5
 """The share of content words that a statement has in common with what it replaces, from which on it is reworded."""
 
@@ -58,18 +61,42 @@ class Pair(NamedTuple):
     of_b: Statement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Passage:
-    """A passage as it is compared."""
+    """A passage as it is compared. Its statements are read only when they are needed: of most neighbours they are not,
+    and reading them is nearly the whole cost of comparing."""
 
     document: str
     """Two passages of the same document have the same."""
     title: str
     headings: tuple[str, ...]
     modified_at: datetime | None
-    statements: Sequence[Statement]
-    text_key: str
-    """Equal for passages that differ at most in white space, case and markup."""
+    text: str
+
+    @cached_property
+    def statements(self) -> Sequence[Statement]:
+        return _whole(statements_of(self.text), self.text)
+
+    @cached_property
+    def text_key(self) -> str:
+        """Equal for passages that differ at most in white space, case and markup."""
+        return _MARKUP.sub(" ", self.text).strip().lower()
+
+    @cached_property
+    def needed(self) -> Sequence[Sequence[str]]:
+        """A text with a statement of the same content words contains, ``_folded``, all words of one of these. The
+        longest come first."""
+        return [
+            sorted({_folded(word) for word in statement.key if word not in REPLACED}, key=len, reverse=True)
+            for statement in self.statements
+        ]
+
+    def may_share_words(self, other: Passage) -> bool:
+        """False: no statement of this passage has the content words of one of the other."""
+        if len(self.statements) > MOST_NEEDED:
+            return True
+        text = _folded(other.text)
+        return any(all(word in text for word in words) for words in self.needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +117,13 @@ _MARKUP = re.compile(r"[\W_]+")
 def passage(
     text: str, document: str, title: str = "", headings: Sequence[str] = (), modified_at: datetime | None = None
 ) -> Passage:
-    """Read a passage. document: what identifies its document."""
-    key = _MARKUP.sub(" ", text).strip().lower()
-    return Passage(document, title, tuple(headings), modified_at, _whole(statements_of(text), text), key)
+    """A passage of a text. document: what identifies its document."""
+    return Passage(document, title, tuple(headings), modified_at, text)
+
+
+def _folded(text: str) -> str:
+    """The text in the letters of the words of statements. A sigma has another form where a word ends."""
+    return text.lower().replace("’", "'").replace("ς", "σ")
 
 
 def _whole(statements: list[Statement], text: str) -> list[Statement]:
@@ -108,6 +139,8 @@ def examine(new: Passage, neighbours: Sequence[Passage]) -> list[Comparison | No
     where the neighbours have several different values for it: it is one of a list of parallel statements.
     """
     results = [compare(new, neighbour) for neighbour in neighbours]
+    if not any(result is not None and result.pairs for result in results):
+        return results
     said_by_document: defaultdict[str, set[Said]] = defaultdict(set)
     for neighbour in neighbours:
         said_by_document[neighbour.document].update(s.said for s in neighbour.statements)
@@ -146,6 +179,8 @@ def compare(a: Passage, b: Passage) -> Comparison | None:
     same_document = a.document == b.document
     if a.text_key == b.text_key:
         return None if same_document or not a.text_key else Comparison("duplicate", (), _older(a, b))
+    if not a.may_share_words(b):  # nor do they differ in a name only: that counts only for copies
+        return None
     said_a, said_b = ({s.said for s in p.statements} for p in (a, b))
     equal = set() if same_document else said_a & said_b  # neighbouring chunks of a document repeat each other's ends
     copied = len(equal) >= LEAST_COPIED and len(equal) >= COPIED_SHARE * (min(len(said_a), len(said_b)) - 1)

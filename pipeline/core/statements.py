@@ -97,6 +97,8 @@ _MONTHS = {
     )
     for name in names.split()
 }
+_MEANT = NEGATIONS | OPPOSITES.keys() | _NUMERALS.keys() | _MONTHS.keys()
+"""Words that say how many, when, or not."""
 _DIMENSIONS: dict[str, dict[str, float]] = {
     "time": {
         "ns nanosecond nanoseconds": 1e-9,
@@ -233,32 +235,41 @@ def _statement(text: str, start: int, end: int, pattern: re.Pattern[str]) -> Sta
     last = ""
     while position < len(tokens):
         token = tokens[position]
-        written = token[0].replace("’", "'")
-        word = _ELISION.sub("", written.lower())
-        following = tokens[position + 1][0].lower() if position + 1 < len(tokens) else ""
-        taken = 1
-        if (word[0].isdigit() or word in _MONTHS) and (date := _date(tokens, position, word)) is not None:
+        written, taken, content = token[0], 1, ""
+        following = tokens[position + 1][0] if position + 1 < len(tokens) else ""
+        if is_word := written.isalpha():
+            word = written.lower()
+        else:
+            written = written.replace("’", "'")
+            word = _ELISION.sub("", written.lower())
+        if is_word and word not in _MEANT:  # as nearly all are, and nothing below is for them
+            if word not in _STOP and (len(word) > 1 or written.isupper() or pattern is not _TOKEN):
+                content = word
+        elif (word[0].isdigit() or word in _MONTHS) and (date := _date(tokens, position, word)) is not None:
             form, taken = date
             values.append(Value("date", form, "", "", (token.start(), tokens[position + taken - 1].end())))
             key.append("#")
         elif word[0].isdigit() or word[0] in "-$€£" or word in _NUMERALS:
-            value, taken = _value(tokens, position, word, following, last)
+            value, taken = _value(tokens, position, word, following.lower(), last)
             values.append(value)
             key.append("#")
         elif (word in NEGATIONS or word.endswith("n't")) and written != "None":
-            if not (word == "not" and following == "only"):
+            if not (word == "not" and following.lower() == "only"):
                 negations.append(token.span())
         elif (positive := OPPOSITES.get(word)) is not None:
             negations.append(token.span())
             key.append(_stem(positive))
         elif word not in _STOP and (len(word) > 1 or not word.isalpha() or written.isupper() or pattern is not _TOKEN):
+            content = word
+        if content:
+            stem = _stem(content)
             if _is_name(text, token, first=not key and not values):
                 if position == name_ends and names:
-                    names[-1] = Name((*names[-1].words, _stem(word)), (names[-1].span[0], token.end()))
+                    names[-1] = Name((*names[-1].words, stem), (names[-1].span[0], token.end()))
                 else:
-                    names.append(Name((_stem(word),), token.span()))
+                    names.append(Name((stem,), token.span()))
                 name_ends = position + 1
-            key.append(_stem(word))
+            key.append(stem)
         last = word
         position += taken
     weight = len(set(key) - {"#"})
@@ -283,6 +294,8 @@ def _statement(text: str, start: int, end: int, pattern: re.Pattern[str]) -> Sta
 
 def _stem(word: str) -> str:
     """The word without what English grammar adds most often. In other languages it is a word more or less alike."""
+    if not word.endswith("s"):
+        return word
     if word.endswith("'s"):
         word = word[:-2]
     if len(word) > 3 and word.endswith("s") and word[-2] not in "siu":
@@ -290,13 +303,19 @@ def _stem(word: str) -> str:
     return word
 
 
+REPLACED = frozenset({"#", *(_stem(word) for word in OPPOSITES.values())})
+"""Words of a key that may stand for others in the text."""
+
+
 def _is_name(text: str, token: re.Match[str], *, first: bool) -> bool:
     written = token[0]
     inner = written[1:]
-    if "_" in written or "." in inner or any(c.isupper() or c.isdigit() for c in inner):
+    if not (written.isalpha() and inner.islower()) and (
+        "_" in written or "." in inner or any(c.isupper() or c.isdigit() for c in inner)
+    ):
         return True
-    before = text[token.start() - 1 : token.start()]
-    return (bool(before) and before in '`"*“‘') or (written[0].isupper() and not first)
+    start = token.start()
+    return (start > 0 and text[start - 1] in '`"*“‘') or (not first and written[0].isupper())
 
 
 def _date(tokens: list[re.Match[str]], position: int, word: str) -> tuple[str, int] | None:

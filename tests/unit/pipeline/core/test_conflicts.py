@@ -159,6 +159,30 @@ def test_code_and_questions_state_nothing() -> None:
     assert compared("How long is the retention of 30 days?", "How long is the retention of 90 days?") is None
 
 
+FORMS = (
+    ("keys", "key", "KEYS", "key’s"),
+    ("disabled", "enabled", "Enabled"),
+    ("forbidden", "allowed", "verboten", "erlaubt"),
+    ("ΟΔΟΣ", "οδος", "Οδος"),
+    ("ΟΔΟΣ:ΝΕΑ", "οδος νεα"),
+    ("l’eau", "eau", "L'eau"),
+    ("don’t", "not", "never", "must"),
+    ("30", "ninety", "90 days"),
+    ("vault.open", "VAULT.open"),
+    ("密码", "密码不"),
+)
+"""Words of which all forms are, or may be, the same word of a key."""
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from(FORMS), st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=8))
+def test_a_passage_that_is_not_read_shares_no_statement(words: list[tuple[tuple[str, ...], int, int]]) -> None:
+    a = passage(" ".join(forms[n % len(forms)] for forms, n, _ in words) + ".", "a")
+    b = passage(" ".join(forms[n % len(forms)] for forms, _, n in reversed(words)) + ".", "b")
+    if {statement.key for statement in a.statements} & {statement.key for statement in b.statements}:
+        assert a.may_share_words(b)
+
+
 @settings(max_examples=50)
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_any_text_can_be_compared_and_the_spans_are_in_it(a: str, b: str) -> None:
