@@ -15,13 +15,23 @@ from topics.registry import DOCUMENTS_LIVE
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 ALWAYS = 10**9
+TABLE = "<table><tr>" + 100 * '<td colspan="1000">x</td>' + "</tr></table>"
+ENDLESS = 30 * TABLE
+"""A page of 75 kB that is longer than 16 million characters as Markdown."""
 
 
 @pytest.mark.timeout(900)
 async def test_each_fault_raises_exactly_its_alerts_and_its_repair_clears_them(stack: Stack, tmp_path: Path) -> None:
     async with watched(stack, tmp_path) as world, world.in_use():
         await world.fires()
-        for rehearsed in (unreadable_record, lost_rows, unreadable_source, reranker_outage, model_outage):
+        for rehearsed in (
+            unreadable_record,
+            refused_document,
+            lost_rows,
+            unreadable_source,
+            reranker_outage,
+            model_outage,
+        ):
             await rehearsed(world)
             await world.fires()
 
@@ -33,6 +43,23 @@ async def unreadable_record(world: Watched) -> None:
     [(letter,)] = await world.space.query("SELECT id FROM dead_letters")
     code, _ = await world.space.penstock("dead", "dismiss", letter, "--reason", "a rehearsal", "--json")
     assert code == 0
+
+
+async def refused_document(world: Watched) -> None:
+    """A document of the source never gets into the ledger: for its readers, the source is not complete."""
+    refused = world.notes / "table.html"
+    refused.write_text(ENDLESS)
+    await world.fires("PenstockDeadLetters", "PenstockCertificateOld", within_seconds=300)
+    # The three commands of docs/runbooks/certificate.md, and what it says that they show.
+    _, connectors = await world.space.penstock("connector", "status", "notes", "--json")
+    assert "notes" in str(connectors)
+    _, letters = await world.space.penstock("dead", "list", "--json")
+    assert "too_large" in str(letters)
+    _, status = await world.space.penstock("status", "--json")
+    assert status
+    refused.write_text("<p>The table is a file of its own now.</p>")
+    for (letter,) in await world.space.query("SELECT id FROM dead_letters"):
+        await world.space.penstock("dead", "dismiss", letter, "--reason", "a rehearsal", "--json")
 
 
 async def lost_rows(world: Watched) -> None:
