@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any, Literal, LiteralString
+from typing import Any, Literal
 from uuid import UUID
 
 from psycopg import sql
@@ -55,8 +55,6 @@ class Row:
     chunk_id: UUID
     document_id: UUID
     text: str
-    embedding: str | None
-    """As Postgres writes it, because it is only given back. None: it is a neighbour, and its own are not looked for."""
     access_id: int
     title: str
     headings: tuple[str, ...]
@@ -198,10 +196,17 @@ class Conflicts:
             " set_config('hnsw.max_scan_tuples', %s, true)",
             [str(2 * CANDIDATES), str(MOST_TUPLES)],
         )
-        for row in await rows(connection, generation, document.tenant, chunk_ids):
-            neighbours = await nearest(connection, generation, document.tenant, row)
+        tenant, new = document.tenant, await rows(connection, generation, document.tenant, chunk_ids)
+        near = await nearest(connection, generation, tenant, new)
+        others = {id_ for ids in near.values() for id_ in ids} - {row.chunk_id for row in new}
+        known = {row.chunk_id: row for row in (*new, *await rows(connection, generation, tenant, list(others)))}
+        passages = {id_: row.read() for id_, row in known.items()}
+        for row in new:
+            neighbours = [known[id_] for id_ in near.get(row.chunk_id, ()) if id_ in known]
             for neighbour, result in zip(
-                neighbours, examine(row.read(), [neighbour.read() for neighbour in neighbours]), strict=True
+                neighbours,
+                examine(passages[row.chunk_id], [passages[neighbour.chunk_id] for neighbour in neighbours]),
+                strict=True,
             ):
                 if result is not None:
                     places = [(pair.kind, pair.a, pair.b) for pair in result.pairs]
@@ -238,54 +243,61 @@ class Conflicts:
         )
 
 
-_FIELDS = """
-    c.id, c.document_id, c.text, {embedding}, d.access_id, coalesce(d.title, ''),
-    coalesce(m.headings -> (array_position(m.chunk_ids, c.id) - 1), '[]'::jsonb), d.source_modified_at
-"""
 _DESIRED = """
     d.tenant = %(tenant)s AND d.deleted_at IS NULL AND d.version IS NOT NULL AND d.access_id IS NOT NULL
-    AND m.generation = %(generation)s AND c.id = ANY(m.chunk_ids)
+    AND m.generation = %(generation)s
 """
 
 
 async def rows(connection: Connection, generation: Generation, tenant: str, chunk_ids: Sequence[UUID]) -> list[Row]:
-    """The passages of these chunks that are still desired and have a vector, nearest or not, in no order."""
+    """The passages of these chunks that are still desired and have a vector, in no order."""
+    if not chunk_ids:
+        return []
     cursor = await connection.execute(
         sql.SQL(
-            "SELECT {fields} FROM {chunks} c JOIN documents d ON d.id = c.document_id"
-            " JOIN manifests m ON m.document_id = d.id WHERE c.id = ANY(%(chunks)s::uuid[]) AND {desired}"
-        ).format(fields=_fields("c.embedding::text"), chunks=_table(generation), desired=sql.SQL(_DESIRED)),
+            """
+            SELECT c.id, c.document_id, c.text, d.access_id, coalesce(d.title, ''),
+                coalesce(m.headings -> (array_position(m.chunk_ids, c.id) - 1), '[]'::jsonb), d.source_modified_at
+            FROM {chunks} c JOIN documents d ON d.id = c.document_id JOIN manifests m ON m.document_id = d.id
+            WHERE c.id = ANY(%(chunks)s::uuid[]) AND {desired} AND c.id = ANY(m.chunk_ids)
+            """
+        ).format(chunks=_table(generation), desired=sql.SQL(_DESIRED)),
         {"chunks": list(chunk_ids), "tenant": tenant, "generation": generation.name},
     )
     return [_row(values) for values in await cursor.fetchall()]
 
 
-async def nearest(connection: Connection, generation: Generation, tenant: str, row: Row) -> list[Row]:
-    """The nearest passages of the tenant that share a possible reader with this one, nearest first."""
-    vector = sql.SQL(f"%(vector)s::{generation.vector_type}")
+async def nearest(
+    connection: Connection, generation: Generation, tenant: str, new: Sequence[Row]
+) -> dict[UUID, list[UUID]]:
+    """The nearest passages of each of these, of one document, in the tenant that share a possible reader with it: their
+    ids, nearest first. In one statement, which leaves vectors and texts where they are."""
+    if not new:
+        return {}
     cursor = await connection.execute(
         sql.SQL(
             """
-            WITH inside AS MATERIALIZED (
-                SELECT c.id, c.embedding <=> {vector} AS distance FROM {chunks} c
-                WHERE c.in_graph AND c.id <> %(chunk)s AND {of_tenant}
-                ORDER BY {order} LIMIT %(walked)s
-            ), outside AS MATERIALIZED (
-                SELECT c.id, c.embedding <=> {vector} AS distance FROM {chunks} c
-                WHERE NOT c.in_graph AND c.id <> %(chunk)s AND {of_tenant} ORDER BY distance LIMIT %(limit)s
-            ), near AS (
-                SELECT id, distance FROM (TABLE inside UNION ALL TABLE outside) around
+            SELECT one.id, near.id, d.access_id
+            FROM {chunks} one
+            CROSS JOIN LATERAL (
+                WITH inside AS MATERIALIZED (
+                    SELECT c.id, c.document_id, c.embedding <=> one.embedding AS distance FROM {chunks} c
+                    WHERE c.in_graph AND c.id <> one.id AND {of_tenant}
+                    ORDER BY {order} LIMIT %(walked)s
+                ), outside AS MATERIALIZED (
+                    SELECT c.id, c.document_id, c.embedding <=> one.embedding AS distance FROM {chunks} c
+                    WHERE NOT c.in_graph AND c.id <> one.id AND {of_tenant} ORDER BY distance LIMIT %(limit)s
+                )
+                SELECT id, document_id, distance FROM (TABLE inside UNION ALL TABLE outside) around
                 WHERE distance <= %(farthest)s ORDER BY distance + 0 LIMIT %(limit)s
-            )
-            SELECT {fields} FROM near JOIN {chunks} c ON c.id = near.id
-            JOIN documents d ON d.id = c.document_id JOIN manifests m ON m.document_id = d.id
-            WHERE {desired} ORDER BY near.distance
+            ) near
+            JOIN documents d ON d.id = near.document_id JOIN manifests m ON m.document_id = d.id
+            WHERE one.id = ANY(%(chunks)s::uuid[]) AND {desired} AND near.id = ANY(m.chunk_ids)
+            ORDER BY near.distance
             """
         ).format(
-            vector=vector,
-            order=graph.distance(generation, sql.SQL("c.embedding"), vector),
+            order=graph.distance(generation, sql.SQL("c.embedding"), sql.SQL("one.embedding")),
             chunks=_table(generation),
-            fields=_fields("NULL"),
             desired=sql.SQL(_DESIRED),
             of_tenant=sql.SQL(
                 "EXISTS (SELECT FROM documents d WHERE d.id = c.document_id AND d.tenant = %(tenant)s"
@@ -293,8 +305,7 @@ async def nearest(connection: Connection, generation: Generation, tenant: str, r
             ),
         ),
         {
-            "vector": row.embedding,
-            "chunk": row.chunk_id,
+            "chunks": [row.chunk_id for row in new],
             "tenant": tenant,
             "generation": generation.name,
             "limit": CANDIDATES,
@@ -303,9 +314,13 @@ async def nearest(connection: Connection, generation: Generation, tenant: str, r
         },
         prepare=False,  # the best plan depends on the tenant
     )
-    candidates = [_row(values) for values in await cursor.fetchall()]
-    shared = await sharing_readers(connection, tenant, row.access_id, {c.access_id for c in candidates})
-    return [candidate for candidate in candidates if candidate.access_id in shared][:NEIGHBOURS]
+    candidates = await cursor.fetchall()
+    shared = await sharing_readers(connection, tenant, new[0].access_id, {access for _, _, access in candidates})
+    near: dict[UUID, list[UUID]] = {}
+    for chunk_id, other, access in candidates:
+        if access in shared and len(others := near.setdefault(chunk_id, [])) < NEIGHBOURS:
+            others.append(other)
+    return near
 
 
 async def sharing_readers(connection: Connection, tenant: str, access_id: int, others: set[int]) -> set[int]:
@@ -343,14 +358,10 @@ async def sharing_readers(connection: Connection, tenant: str, access_id: int, o
     return {id_ for (id_,) in await cursor.fetchall()} | (others & {access_id})
 
 
-def _fields(embedding: LiteralString) -> sql.Composed:
-    return sql.SQL(_FIELDS).format(embedding=sql.SQL(embedding))
-
-
 def _table(generation: Generation) -> sql.Identifier:
     return sql.Identifier(generation.chunk_table)
 
 
 def _row(values: Sequence[Any]) -> Row:
-    chunk_id, document_id, text, embedding, access_id, title, headings, modified_at = values
-    return Row(chunk_id, document_id, text, embedding, access_id, title, tuple(headings), modified_at)
+    chunk_id, document_id, text, access_id, title, headings, modified_at = values
+    return Row(chunk_id, document_id, text, access_id, title, tuple(headings), modified_at)
