@@ -218,12 +218,24 @@ class Head:
     branch: str
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many bytes a mirror may take on disk, and the option that says so."""
+
+    bytes: Callable[[], int]
+    """Blocks."""
+    option: str
+
+
 class Mirror:
     """A bare mirror of the remote's branch. Only one task at a time may call ``refresh``."""
 
-    def __init__(self, folder: Path, options: GitOptions) -> None:
+    def __init__(self, folder: Path, options: GitOptions, room: Room | None = None) -> None:
+        """room: None: ``max_repository_bytes`` of the options."""
         self._folder = folder
         self._options = options
+        self._room = room or Room(lambda: options.max_repository_bytes, "max_repository_bytes")
+        self.max_files = options.max_files
         home = folder / "home"
         secret = options.token.get_secret_value() if options.token else ""
         secrets = (secret, basic(options.username, options.token)) if options.token else ()
@@ -272,7 +284,8 @@ class Mirror:
         if head is None or await self.has_commit(head.commit):
             return head
         name = "HEAD" if self._options.branch is None else f"refs/heads/{self._options.branch}"
-        watching = asyncio.create_task(self._wait_until_too_large())
+        room = await asyncio.to_thread(self._room.bytes)
+        watching = asyncio.create_task(self._wait_until_larger(room))
         fetching = asyncio.create_task(
             self._remote(
                 "fetch",
@@ -291,28 +304,27 @@ class Mirror:
         try:
             done, _ = await asyncio.wait({watching, fetching}, return_when=asyncio.FIRST_COMPLETED)
             if fetching not in done:
-                raise await self._remove_too_large(fetching)
+                raise await self._remove_too_large(fetching, room)
             await fetching
         finally:
             for task in (watching, fetching):
                 task.cancel()
             await asyncio.gather(watching, fetching, return_exceptions=True)
-        if await asyncio.to_thread(_size, self.git.folder) > self._options.max_repository_bytes:
-            raise await self._remove_too_large(None)
+        if await asyncio.to_thread(size, self.git.folder) > room:
+            raise await self._remove_too_large(None, room)
         commit = (await self.run_local("rev-parse", "--verify", f"{REF}^{{commit}}")).decode().strip()
         await self.run_local("gc", "--auto", "--quiet", "--prune=2.weeks.ago")
         return Head(commit, head.branch)
 
-    async def _remove_too_large(self, fetching: asyncio.Task[bytes] | None) -> Misconfigured:
+    async def _remove_too_large(self, fetching: asyncio.Task[bytes] | None, room: int) -> Misconfigured:
         """Stop fetching, remove the mirror and return the error."""
         if fetching is not None:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
         await asyncio.to_thread(shutil.rmtree, self.git.folder, ignore_errors=True)
-        limit = self._options.max_repository_bytes
         return Misconfigured(
-            f"the repository takes more than max_repository_bytes = {limit:,} on disk: raise it, or connect a"
-            " smaller one"
+            f"the repository takes more than the {max(0, room):,} bytes on disk that {self._room.option} leaves to it:"
+            f" raise {self._room.option}, or connect a smaller one"
         )
 
     async def has_commit(self, commit: str | None) -> bool:
@@ -404,15 +416,16 @@ class Mirror:
             (folder / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
             (folder / "HEAD").write_text("ref: refs/penstock/none\n")
 
-    async def _wait_until_too_large(self) -> None:
-        """Return when the repository has grown beyond the limit."""
+    async def _wait_until_larger(self, room: int) -> None:
+        """Return when the repository takes more bytes than that."""
         while True:
-            if await asyncio.to_thread(_size, self.git.folder) > self._options.max_repository_bytes:
+            if await asyncio.to_thread(size, self.git.folder) > room:
                 return
             await asyncio.sleep(_SIZE_CHECK_SECONDS)
 
 
-def _size(folder: Path) -> int:
+def size(folder: Path) -> int:
+    """Return the bytes of all files in a folder. Blocks."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

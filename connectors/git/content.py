@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -46,9 +46,7 @@ class Reader:
         self._options = options
         self._folder = folder
 
-    async def entries(
-        self, tree: Snapshot, files: Sequence[tuple[str, str]], access: Access, last_changes: Mapping[str, LastChange]
-    ) -> list[Entry]:
+    async def entries(self, tree: Snapshot, files: Sequence[tuple[str, str]], access: Access) -> list[Entry]:
         """Return files as entries. files: (external id, path). Raises Retryable."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="read-", dir=self._folder) as name:
@@ -56,19 +54,11 @@ class Reader:
             blobs = {tree.files[path].blob for path in fits}
             await self._write(Path(name), sorted(blobs))
             return [
-                await self._entry(tree, external_id, path, Path(name) / tree.files[path].blob, access, last_changes)
+                await self._entry(tree, external_id, path, Path(name) / tree.files[path].blob, access)
                 for external_id, path in files
             ]
 
-    async def _entry(
-        self,
-        tree: Snapshot,
-        external_id: str,
-        path: str,
-        blob: Path,
-        access: Access,
-        last_changes: Mapping[str, LastChange],
-    ) -> Entry:
+    async def _entry(self, tree: Snapshot, external_id: str, path: str, blob: Path, access: Access) -> Entry:
         file, shown_path = tree.files[path], printable_path(path)
         acl_tags, required_tags = access.tags_of(path)
         current_revision = revision(path, file, self._options, tree.branch)
@@ -84,7 +74,7 @@ class Reader:
                 required_tags=required_tags,
                 revision=current_revision,
             )
-        last_change = last_changes.get(path, LastChange(None, None))
+        last_change = tree.last_changes.get(path, LastChange(None, None))
         return Document(
             external_id=external_id,
             title=(extracted.title or name)[:4_000],

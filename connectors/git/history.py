@@ -156,7 +156,11 @@ def _byte(value: int) -> str:
     return chr(value) if value < 0x80 else chr(0xDC00 + value)
 
 
-MAX_FILES = 2_000_000
+_MEAN_RECORD_BYTES, _MIN_LISTING_BYTES = 260, 1024**2
+"""The most bytes of a commit's listing for each of ``max_files``, 60 of which are not the path's. Trees that contain
+one another make gigabytes of paths of a few kilobytes."""
+MAX_WALKED = 20_000_000
+"""Records of git's log that are read for last changes. Linux has about five million."""
 RENAMES_SECONDS = 60.0
 """Time to find files that were moved and edited; 2,000 of 9 KB that have nothing in common take 16 s of processor."""
 _FILE = re.compile(rb"100(?:644|755|664) blob ([0-9a-f]+) +(\d+)\t(.+)", re.DOTALL)
@@ -183,6 +187,8 @@ class Snapshot:
     documents: Mapping[str, str]
     """By external id, in its order: the paths of the files that are documents."""
     ids: Ids
+    last_changes: Mapping[str, LastChange] = field(default_factory=dict)
+    """By path."""
 
     @cached_property
     def order(self) -> list[str]:
@@ -192,18 +198,26 @@ class Snapshot:
 async def files(mirror: Mirror, commit: str) -> dict[str, File]:
     """Return a commit's regular files by path. Raises Misconfigured (too many) and Retryable."""
     by_path: dict[str, File] = {}
-    entries = 0
+    entries = listing_bytes = 0
+    max_bytes = max(_MIN_LISTING_BYTES, mirror.max_files * _MEAN_RECORD_BYTES)
+
+    def fits() -> bool:
+        return entries <= mirror.max_files and listing_bytes <= max_bytes
 
     def consume(record: bytes) -> bool:
-        nonlocal entries
+        nonlocal entries, listing_bytes
         entries += 1  # links and submodules too: trees that contain one another hold any number of them
+        listing_bytes += len(record)
         if match := _FILE.fullmatch(record):
             by_path[os.fsdecode(match[3])] = File(match[1].decode(), int(match[2]))
-        return entries <= MAX_FILES
+        return fits()
 
     await mirror.read_records(consume, "ls-tree", "-r", "-l", "-z", "--full-tree", commit)
-    if entries > MAX_FILES:
-        raise Misconfigured(f"the repository has more than {MAX_FILES:,} files: connect a smaller one")
+    if not fits():
+        raise Misconfigured(
+            f"the repository has more than {mirror.max_files:,} files, or very long paths: raise max_files, or connect"
+            " a smaller one"
+        )
     return by_path
 
 
@@ -287,8 +301,12 @@ class History:
         known = self.commit is not None and await mirror.is_ancestor(self.commit, commit)
         last_changes = dict(self.last_changes) if known else {}
         commits = f"{self.commit}..{commit}" if known else commit
+        expected = frozenset(paths)
+        if not expected:
+            self.commit, self.last_changes = commit, {}
+            return
         # New commits are walked completely; the whole history only until the last commit of every file is known.
-        walk = _Walk(None if known else set(paths))
+        walk = _Walk(expected, to_end=known)
         await mirror.read_records(
             walk.consume,
             "log",
@@ -306,16 +324,20 @@ class History:
             # A merged commit may be older than those of the branch: the newest counts, as in a walk over everything.
             if before is None or before.at is None or (last_change.at is not None and last_change.at >= before.at):
                 last_changes[path] = last_change
-        self.commit, self.last_changes = commit, last_changes
+        self.commit = commit
+        self.last_changes = {path: last_changes[path] for path in expected if path in last_changes}
 
 
 class _Walk:
-    """Collects the last change of each file from git's log. Ends when it has that of every requested path."""
+    """Collects the last change of each expected path from git's log, and of no other: a history of some kilobytes can
+    name any number of files. Ends after MAX_WALKED records; what it has not seen by then has no last change."""
 
-    def __init__(self, requested: set[str] | None) -> None:
-        """requested: None walks to the end."""
+    def __init__(self, expected: frozenset[str], *, to_end: bool) -> None:
+        """to_end: whether to go on when the last change of every expected path is known."""
         self.fresh: dict[str, LastChange] = {}
-        self._missing = requested
+        self._expected = expected
+        self._to_end = to_end
+        self._left = MAX_WALKED
         self._last_change = LastChange(None, None)
         self._stamp = b""
 
@@ -327,11 +349,12 @@ class _Walk:
             self._last_change, self._stamp = LastChange(_name(record), _time(self._stamp)), b""
         else:
             path = os.fsdecode(record.removeprefix(b"\n"))
-            self.fresh.setdefault(path, self._last_change)
-            if self._missing is not None:
-                self._missing.discard(path)
-                return bool(self._missing)
-        return True
+            if path in self._expected:
+                self.fresh.setdefault(path, self._last_change)
+                if not self._to_end and len(self.fresh) == len(self._expected):
+                    return False
+        self._left -= 1
+        return self._left > 0
 
 
 def _name(raw: bytes) -> str | None:

@@ -126,6 +126,9 @@ class GitOptions(BaseModel):
     """Largest mirror on disk, including all history."""
     max_memory_bytes: int = Field(1024**3, ge=64 * 1024**2)
     """The most memory of one git process. A repository with millions of objects needs more."""
+    max_files: int = Field(500_000, ge=1)
+    """The most files of a commit, with links and submodules. Their paths are held in memory (about 0.5 KiB each), and
+    may have 200 bytes on average."""
     max_file_bytes: int = Field(50_000_000, ge=1)
     """Largest file that is read."""
     page_documents: int = Field(50, ge=1, le=50)

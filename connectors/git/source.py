@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import ClassVar
 
 from connectors.files import may_hold_text
-from connectors.git.client import Head, Mirror, RepositoryMissing
+from connectors.git.client import Head, Mirror, RepositoryMissing, Room
 from connectors.git.content import Reader, revision
 from connectors.git.history import History, Ids, Snapshot, advance_ids, changes, files, rebuild_ids
 from connectors.git.options import Access, GitOptions
@@ -59,10 +59,11 @@ class Git:
     metadata_keys: ClassVar[MetadataKeys] = PATH_KEYS
     playground: ClassVar[Playing] = staticmethod(_playing)
 
-    def __init__(self, options: GitOptions, context: Context) -> None:
+    def __init__(self, options: GitOptions, context: Context, room: Room | None = None) -> None:
+        """room: of the mirror; None: ``max_repository_bytes``."""
         self._options = options
         self._context = context
-        self._mirror = Mirror(context.folder, options)
+        self._mirror = Mirror(context.folder, options, room)
         self._reader = Reader(self._mirror, options, context.folder / "reading")
         self._history = History()
         self._received = Received(context.memory)
@@ -71,6 +72,15 @@ class Git:
 
     async def close(self) -> None:
         return None
+
+    @property
+    def held(self) -> int:
+        """The number of files whose names are held in memory."""
+        return 0 if self._snapshot is None else len(self._snapshot.files)
+
+    def forget(self) -> None:
+        """Hold no names until the next reading, which begins with the mirror."""
+        self._snapshot, self._history = None, History()
 
     async def check(self) -> Sequence[Problem]:
         problems = []
@@ -230,9 +240,10 @@ class Git:
             for path, file in by_path.items()
             if may_hold_text(path, file.size) and self._options.selects(path)
         }
+        history = self._history
         if self._options.authors:
-            await self._history.advance(self._mirror, head.commit, documents.values())
-        return Snapshot(head.commit, head.branch, by_path, dict(sorted(documents.items())), ids)
+            await history.advance(self._mirror, head.commit, documents.values())
+        return Snapshot(head.commit, head.branch, by_path, dict(sorted(documents.items())), ids, history.last_changes)
 
     async def _ids(self) -> Ids:
         if self._snapshot is not None:
@@ -270,7 +281,7 @@ class Git:
         """Return the entry of each id; Gone, if it is not a document of the tree."""
         access = await asyncio.to_thread(self._options.access)
         present = [(external_id, tree.documents[external_id]) for external_id in ids if external_id in tree.documents]
-        entries = await self._reader.entries(tree, present, access, self._history.last_changes)
+        entries = await self._reader.entries(tree, present, access)
         return [*entries, *(Gone(external_id) for external_id in ids if external_id not in tree.documents)]
 
 

@@ -614,13 +614,28 @@ async def test_a_commit_whose_renames_are_costly_to_find_is_read(
     assert texts(await crawled(source)) == {"a.md": "one", "b.md": "two"}
 
 
-async def test_a_tree_of_too_many_links_is_refused_like_one_of_files(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("connectors.git.history.MAX_FILES", 99)
+async def test_a_tree_of_too_many_links_is_refused_like_one_of_files(repository: Repository) -> None:
     push_trees_within_trees(repository, "120000", 2)
     with pytest.raises(Misconfigured, match="more than 99 files"):
-        await listed(repository.source())
+        await listed(repository.source(max_files=99))
+    assert texts(await crawled(repository.source(max_files=100))) == {}
+
+
+async def test_a_tree_of_few_files_with_very_long_paths_is_refused(repository: Repository) -> None:
+    """Some kilobytes of trees took gigabytes of the process of all connectors: each path has 2,000 letters."""
+    work = repository.work
+    repository.push({"a.md": "one"})
+    entries = "".join(f"100644 blob {work.git('rev-parse', 'HEAD:a.md')}\t{n}.md\n" for n in range(600))
+    for name in "abcdefgh":
+        made = subprocess.run(
+            ["git", "mktree"], cwd=work.folder, check=True, capture_output=True, input=entries.encode()
+        )
+        entries = f"040000 tree {made.stdout.decode().strip()}\t{250 * name}\n"
+    long = work.git("commit-tree", entries.split()[2], "-p", "HEAD", "-m", "Long")
+    work.git("push", "--quiet", str(work.remote), f"{long}:main")
+    with pytest.raises(Misconfigured, match="or very long paths: raise max_files"):
+        await listed(repository.source(max_files=600))
+    assert len(await listed(repository.source())) == 600
 
 
 async def test_a_missing_remote_is_reported_as_misconfigured(repository: Repository) -> None:
