@@ -19,7 +19,7 @@ from connectors.github.queries import PROBED_REPOSITORIES, Repository, following
 from connectors.github.queries import repository_named as find_named
 from connectors.source import Group
 from connectors.web import Denied, ServerFailed
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, Retryable
 
 _COLLABORATORS = """
 query($ids: [ID!]!) { nodes(ids: $ids) { ... on Repository {
@@ -172,7 +172,7 @@ class Directory:
             for place in batch:
                 logins = collaborators.get(place.id)
                 if logins is None:  # REST shows them to some Apps that GraphQL refuses
-                    logins = await self._api.collaborators(place.name)
+                    logins = await self._collaborators_of_name(place)
                 if logins is None:
                     findings.hidden.add(place.name)
                 elif tags is None or tag(place.id) in tags:
@@ -201,6 +201,15 @@ class Directory:
                 after = following(page)
             logins[int(json["databaseId"])] = [str(row["login"]) for row in rows]
         return logins
+
+    async def _collaborators_of_name(self, place: Repository) -> list[str] | None:
+        """Return what REST shows, which names a repository by its name. Raises Retryable if it has another name then:
+        these may be the collaborators of another repository, which has the former name now."""
+        logins = await self._api.collaborators(place.name)
+        current = None if logins is None else await self._api.repository(place.id)
+        if current is not None and str(current["full_name"]).lower() != place.name.lower():
+            raise Retryable(f"{place.name} was renamed while its collaborators were read")
+        return None if current is None else logins
 
     async def _organization(self, login: str, findings: Findings) -> Organization:
         organization = Organization()

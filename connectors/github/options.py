@@ -50,6 +50,8 @@ class GitHubOptions(BaseModel):
     kinds: tuple[Kind | Wikis, ...] = ("issues", "pull_requests", "discussions")
     """The kinds of documents to read. ``wikis`` are read with git, and only if they are named here: the credential then
     needs the permission to read the repositories' files, too."""
+    max_wikis_bytes: int = Field(default=4 * 1024**3, ge=1024)
+    """The most that the mirrors of all wikis together take on disk, with their whole histories."""
     web_url: str | None = None
     """The address of the website, below which git reads wikis. None: it follows from ``api_url``."""
     ca_file: Path | None = None

@@ -11,11 +11,13 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from pydantic import SecretStr
 
+from connectors.git.client import Room, size
 from connectors.git.options import DEFAULT_EXCLUDE, GitOptions
 from connectors.git.source import Git
 from connectors.github import queries
@@ -53,6 +55,10 @@ ENDINGS = (
 """The endings of pages, whose names are their titles (github.com/gollum/gollum). Other files were uploaded."""
 PROBED_AT_ONCE = 8
 MAX_PROBED_BY_CHECK = 20
+MAX_FILES = 20_000
+"""The most files of a wiki. GitHub advises 5,000."""
+MAX_HELD = 200_000
+"""The most files of all wikis whose paths stay in memory between two readings."""
 
 
 class Wikis:
@@ -69,7 +75,8 @@ class Wikis:
         self._failures = failures
         self._folder = context.folder / "wikis"
         self._sources: dict[int, tuple[GitOptions, Git]] = {}
-        """By the number of the repository; with other options (a token expires) it is made anew."""
+        """By the number of the repository, in the order of their last use; with other options (a token expires) one is
+        made anew."""
         self._exists: dict[int, bool] = {}
         """By the number of the repository: whether its wiki has a page, where that was tried."""
         self._errors: dict[int, PenstockError] = {}
@@ -183,7 +190,7 @@ class Wikis:
 
     async def _listed(self, place: Repository) -> AsyncIterator[list[Listed]]:
         async for page in (await self._source(place)).slim():
-            current = await self._current(place.node)
+            current = await self._still(place)
             if current is None:
                 return
             tags, prefix = acl_tags(current, self._options.public_acl_tags), wiki_prefix(place.id)
@@ -193,6 +200,8 @@ class Wikis:
         """Yield what was changed since the cursor, and the cursor after it. None: everything. If the history was
         replaced by another, everything is read; a sweep finds what is gone."""
         source = await self._source(place)
+        if cursor is not None and await source.newest() == cursor:
+            return
         begin: Cursor = {"commit": None} if cursor is None else cursor
         try:
             async for page in source.changes(begin):
@@ -221,8 +230,20 @@ class Wikis:
                 raise
             self._errors[place.id] = error
             return None
+        finally:
+            self._forget_unused()
         self._failures.succeed(name)
         return result
+
+    def _forget_unused(self) -> None:
+        """Keep to MAX_HELD, beginning with the wikis that were not used for longest."""
+        sources = [source for _, source in self._sources.values()]
+        held = sum(source.held for source in sources)
+        for source in sources:
+            if held <= MAX_HELD:
+                return
+            held -= source.held
+            source.forget()
 
     async def _source(self, place: Repository) -> Git:
         name = f"{self._options.website}/{place.name}"
@@ -230,19 +251,25 @@ class Wikis:
             url=f"{name}.wiki.git",
             token=SecretStr(await self._api.token()),
             ca_file=self._options.ca_file,
+            max_files=MAX_FILES,
             exclude=list(EXCLUDE),
             source_url=f"{name}/wiki/{{path}}",
         )
-        if (made := self._sources.get(place.id)) is not None and made[0] == options:
-            return made[1]
-        folder, memory = self._folder / str(place.id), WikiMemory(self._context.memory, place.id)
-        source = Git(options, replace(self._context, folder=folder, memory=memory))
-        self._sources[place.id] = options, source
-        return source
+        made = self._sources.pop(place.id, None)
+        if made is None or made[0] != options:
+            folder, memory = self._folder / str(place.id), WikiMemory(self._context.memory, place.id)
+            room = Room(lambda: self._options.max_wikis_bytes - self._taken(folder), "max_wikis_bytes")
+            made = options, Git(options, replace(self._context, folder=folder, memory=memory), room)
+        self._sources[place.id] = made
+        return made[1]
+
+    def _taken(self, by_others_than: Path) -> int:
+        """Return the bytes on disk of the mirrors, except one. Blocks."""
+        return sum(size(folder) for folder in self._folder.iterdir() if folder != by_others_than)
 
     async def _entries(self, place: Repository, entries: Sequence[Entry]) -> list[Entry]:
         """Return git's entries as those of a wiki, with the access that its repository has now."""
-        current = await self._current(place.node)
+        current = await self._still(place)
         if current is None:
             return [Gone(wiki_prefix(place.id) + entry.external_id) for entry in entries]
         return [entry_of(current, entry, self._options) for entry in entries]
@@ -252,10 +279,18 @@ class Wikis:
         current = await queries.repository(self._api, node)
         return current if current is not None and current.has_wiki and not current.is_disabled else None
 
+    async def _still(self, place: Repository) -> Repository | None:
+        """Return a repository as it is now, after its wiki was read by its name. Raises Retryable if it has another
+        name: what was read may be of another repository, which has the former name now, and other readers."""
+        current = await self._current(place.node)
+        if current is not None and current.name != place.name:
+            raise Retryable(f"{place.name} was renamed while its wiki was read: it is read again by its new name")
+        return current
+
     def _remove_others(self, repositories: Collection[int]) -> None:
         """Remove the mirrors of wikis that are no longer read. Blocks."""
         for id in self._sources.keys() - repositories:
-            del self._sources[id]
+            self._sources.pop(id, None)
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():
             if folder.name not in map(str, repositories):
                 shutil.rmtree(folder, ignore_errors=True)

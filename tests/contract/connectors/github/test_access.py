@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import Misconfigured
+from connectors.github.client import Api
+from pipeline.core.errors import Misconfigured, Retryable
 from tests.support.connectors.github_kit import Desk, desk_in, listing, members
 
 
@@ -102,6 +103,25 @@ async def test_hidden_collaborators_are_requested_by_rest_and_otherwise_nobody_r
     desk.fake.faults.hidden_in_rest.add(repository(desk))
     assert await members(desk.github()) == {}
     assert await codes(desk) == {"permission"}
+
+
+async def test_the_collaborators_of_a_repository_with_the_former_name_of_another_are_not_let_in(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = desk.fake.places[repository(desk)]
+    desk.fake.faults.hidden_collaborators.add(place.id)
+    source, by_name = desk.github(), Api.collaborators
+
+    async def renamed(api: Api, name: str) -> list[str] | None:
+        desk.fake.rename(place, "acme/elsewhere")
+        desk.fake.repository(name, "otto")
+        return await by_name(api, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Api, "collaborators", renamed)
+        with pytest.raises(Retryable, match="was renamed while its collaborators were read"):
+            await members(source)
+    assert (await members(source))[f"repository:{place.id}"] == ["ines@acme.example", "sam@acme.example"]
 
 
 async def test_hidden_members_leave_only_the_addresses_of_the_settings(desk: Desk) -> None:

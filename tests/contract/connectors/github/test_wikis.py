@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,8 @@ import pytest
 
 from connectors.github import GitHub, GitHubOptions
 from connectors.github.playground import WikisPlayground, playing_wikis
-from connectors.source import Context, Document, Gone, Unlisted, Unreadable
+from connectors.source import Context, Document, Gone, Listed, Unlisted, Unreadable
+from pipeline.core.errors import Retryable
 from tests.support.connectors.github_kit import IMPATIENT, changed, everything, listing, one, read
 from tests.support.connectors.slack_kit import Notes
 
@@ -179,3 +182,70 @@ async def test_wikis_are_read_only_where_the_settings_name_them(desk: Desk) -> N
     assert await everything(source) == await listing(source) == {}
     assert await one(source, id) == Gone(id)
     assert desk.play.backend.requests == []
+
+
+async def test_the_wiki_of_a_repository_that_gets_the_name_of_another_is_not_shown_to_that_ones_readers(
+    desk: Desk,
+) -> None:
+    """A first load lists the repositories once, hours before it reads the last of their wikis by name."""
+    await desk.play.write("travel", "Book early.\n")
+    await desk.play.write("sport", "Run.\n")
+    source = desk.github()
+    pages = source.full(None)
+    texts = [entry.content for entry in (await anext(pages)).entries if isinstance(entry, Document)]
+    assert texts == ["Book early.\n"]
+    former = desk.play.wikis.pop("sport")
+    root = desk.play.backend.root / "acme"
+    desk.play.fake.rename(former.place, "acme/sports")
+    (root / "about-sport.wiki.git").rename(root / "sports.wiki.git")
+    secret = desk.play.fake.repository("acme/about-sport", "otto")
+    clone = type(former.clone)(desk.folder / "secret", root / "about-sport.wiki.git")
+    clone.write("Plan.md", "We sell the company.\n")
+    await asyncio.to_thread(clone.push)
+    with pytest.raises(Retryable, match="was renamed while its wiki was read"):
+        [page async for page in pages]
+    entries = await everything(source)
+    of_secret = [entry for entry in entries.values() if isinstance(entry, Document) and "sell" in entry.content]
+    assert [[*entry.acl_tags] for entry in of_secret] == [[f"repository:{secret.id}"]]
+    assert [id for id in entries if id.startswith(f"{former.place.id}/")] == [f"{former.place.id}/wiki/About-sport.md"]
+
+
+async def test_a_wiki_that_would_fill_the_memory_or_the_disk_of_all_connectors_is_set_aside(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its editors push what they like, and trees that contain one another hold any number of files."""
+    small, large = await desk.play.write("sport", "Run.\n"), await desk.play.write("travel", "Book early.\n")
+    clone = desk.play.wikis["travel"].clone
+    monkeypatch.setattr("connectors.github.wikis.MAX_FILES", 3)
+    for n in range(3):
+        clone.write(f"{n}.md", "More.\n")
+    await asyncio.to_thread(clone.push)
+    listed = [entry async for page in desk.github().slim() for entry in page]
+    assert [entry.external_id for entry in listed if isinstance(entry, Listed)] == [small]
+    [unlisted] = [entry for entry in listed if isinstance(entry, Unlisted)]
+    assert "more than 3 files" in unlisted.reason
+    monkeypatch.setattr("connectors.github.wikis.MAX_FILES", 100)
+    clone.write("noise.md", os.urandom(300_000).hex())
+    await asyncio.to_thread(clone.push)
+    listed = [entry async for page in desk.github(max_wikis_bytes=200_000).slim() for entry in page]
+    assert [entry.external_id for entry in listed if isinstance(entry, Listed)] == [small]
+    [unlisted] = [entry for entry in listed if isinstance(entry, Unlisted)]
+    assert "max_wikis_bytes leaves to it" in unlisted.reason
+    assert {large, small} <= (await listing(desk.github(max_wikis_bytes=2_000_000))).keys()
+
+
+async def test_the_paths_of_wikis_that_were_read_long_ago_are_not_held_in_memory(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.github.wikis.MAX_HELD", 1)
+    for name in ("travel", "sport", "food"):
+        await desk.play.write(name, f"{name}.\n")
+    source = desk.github()
+    cursor = await source.start()
+    assert len(await everything(source)) == len(await listing(source)) == 3
+    assert sum(git.held for _, git in source._wikis._sources.values()) == 1
+    id = await desk.play.write("travel", "Book late.\n")
+    changes, _ = await changed(source, cursor)
+    assert changes.keys() == {id}
+    assert isinstance(page := changes[id], Document)
+    assert page.author == "Ada Author"
