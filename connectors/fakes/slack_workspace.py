@@ -195,6 +195,16 @@ class Workspace:
             **fields,
         }
 
+    def delete_file(self, id: str) -> None:
+        """Delete a file. The messages that share it stay, with a tombstone in its place."""
+        del self.files[id]
+        for channel in self.channels.values():
+            for message in channel.messages.values():
+                message["files"] = [
+                    {"id": id, "mode": "tombstone"} if file["id"] == id else file for file in message.get("files", ())
+                ]
+        self._send({"type": "file_deleted", "file_id": id})
+
     # Channels
 
     def channel(self, name: str, *members: str, bot: bool = True, **fields: Any) -> str:

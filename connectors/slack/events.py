@@ -5,6 +5,7 @@ An envelope looks the same over HTTP and over a socket: docs.slack.dev/apis/even
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -33,6 +34,8 @@ _CHANNEL = frozenset(
         "group_deleted",
     }
 )
+_FILE = frozenset({"file_change", "file_deleted", "file_unshared"})
+_FILE_ID = re.compile(r"F[A-Z0-9]{1,40}")
 _USER = frozenset({"user_change", "team_join"})
 _REFERRING = frozenset({"message_changed", "message_deleted", "message_replied"})
 """Events about another message: their own ``ts`` is not the message's."""
@@ -82,6 +85,15 @@ def reaction(envelope: Mapping[str, Any]) -> tuple[Reaction, Effect | None]:
     if isinstance(kind, str) and kind.startswith("subteam_"):  # user groups have names but grant no access
         return Reaction(), "names"
     return Reaction(), None
+
+
+def file_of(envelope: Mapping[str, Any]) -> str | None:
+    """Return the id of the file that was changed, deleted or taken out of a channel, or None."""
+    event = envelope.get("event")
+    if envelope.get("type") != "event_callback" or not isinstance(event, Mapping) or event.get("type") not in _FILE:
+        return None
+    file = event.get("file_id")
+    return file if isinstance(file, str) and _FILE_ID.fullmatch(file) else None
 
 
 def channel_of(envelope: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ token that may not read it does not get an error but a page for signing in, with
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from connectors.files import Downloads, FileType, NoText, file_type
 from connectors.set_aside import SetAside
 from connectors.slack.client import Api
 from connectors.slack.options import SlackOptions
+from connectors.source import Memory
 from connectors.web import Denied, Forbidden, Missing, Rejected, ServerFailed, TooLarge
 from pipeline.core.errors import Misconfigured, PenstockError, Poison
 from pipeline.core.normalise import is_html, normalise
@@ -26,6 +27,8 @@ MAX_FILES = 20
 MAX_CHARACTERS = 100_000
 """The text of one file in a thread: with MAX_FILES, two thirds of what a document may hold."""
 CUT = "\n… (the rest of the file is not read)"
+MAX_THREADS = 1_000
+"""The threads that are remembered of one file: those in which its text was read last."""
 _HTML = "text/html"
 
 
@@ -36,8 +39,9 @@ class SignInPage(PenstockError):
 class Files:
     """Reads files with the token of ``Api``, of the host in the settings alone."""
 
-    def __init__(self, api: Api, options: SlackOptions, folder: Path, set_aside: SetAside) -> None:
+    def __init__(self, api: Api, options: SlackOptions, folder: Path, set_aside: SetAside, memory: Memory) -> None:
         """folder: holds a file while it is read."""
+        self._memory = memory
         self._api = api
         self._options = options
         self._downloads = Downloads(folder / "files", options.max_file_bytes)
@@ -72,6 +76,18 @@ class Files:
                 continue
             texts[id] = text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + CUT
         return texts, is_complete
+
+    async def remember(self, thread: str, files: Collection[str]) -> None:
+        """Record that a thread has the texts of these files: an event about a file names no message, and no listing
+        shows the files of replies."""
+        for file in files:
+            threads = await self.threads(file)
+            if thread not in threads:
+                await self._memory.put(f"file:{file}", [*threads, thread][-MAX_THREADS:])
+
+    async def threads(self, file: str) -> list[str]:
+        """Return the external ids of the threads that have the text of a file."""
+        return list(await self._memory.get(f"file:{file}") or ())
 
     async def _text(self, file: Object, kind: FileType) -> str:
         url = str(file.get("url_private_download") or file["url_private"])

@@ -386,6 +386,7 @@ class Reader:
         has another revision than its listing, so that the next sweep reads it again."""
         channel_info = await self._directory.channel_info(channel)
         texts, is_complete = await self._files.texts(messages)
+        await self._files.remember(external_id(channel.id, ts), texts)
         convert = partial(
             document, messages, ts, channel_info, min_characters=self._options.min_characters, texts=texts
         )

@@ -257,8 +257,8 @@ class Slack:
             self._verifier = SignatureVerifier(options.signing_secret.get_secret_value().strip())
         self._directory = Directory(self._api, options)
         self._lost = LostChannels(self._directory, options, context.memory, context.folder)
-        files = Files(self._api, options, context.folder, context.set_aside)
-        self._reader = Reader(self._api, self._directory, self._lost, files, options, context.set_aside)
+        self._files = Files(self._api, options, context.folder, context.set_aside, context.memory)
+        self._reader = Reader(self._api, self._directory, self._lost, self._files, options, context.set_aside)
         self._lister = Lister(self._api, self._directory, self._lost, options, context.set_aside)
         self._seen = events.SeenEvents()
 
@@ -318,6 +318,8 @@ class Slack:
         if not self._concerns(envelope):
             return Reaction()
         reaction, effect = events.reaction(envelope)
+        if (file := events.file_of(envelope)) is not None:
+            reaction = Reaction(ids=tuple(await self._files.threads(file)))
         if effect == "names":
             self._directory.expire_names()
         elif effect == "people" and not self._directory.update_user(envelope["event"].get("user")):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from connectors.slack.files import CUT, MAX_CHARACTERS, MAX_FILES
-from connectors.source import Document
+from connectors.source import Document, Reaction
 from connectors.web import Limits
 from pipeline.core.errors import Misconfigured
 from tests.support.connectors.slack_kit import Desk, desk_in, everything, listing, one, text
@@ -113,6 +113,27 @@ async def test_a_missing_scope_is_named_and_stops_the_instance(desk: Desk) -> No
     with pytest.raises(Misconfigured, match="add it and install the app again"):
         await one(source, id)
     assert await desk.slack().check() == []
+
+
+async def test_the_text_of_a_file_that_was_deleted_in_a_reply_is_removed(desk: Desk) -> None:
+    """No listing shows the files of replies, and the event about a file names no message."""
+    w = desk.workspace
+    secret = w.file("keys.txt", "The vault opens with 4711.")
+    id = thread(desk)
+    channel, ts = id.split(":")
+    w.post(channel, w.user("Ben Roy"), "By mistake:", thread=ts, files=[secret])
+    source = desk.slack(files=True)
+    assert "4711" in await text(source, id)
+    before = await listing(source)
+    desk.fake.drop_events()
+    w.delete_file(secret["id"])
+    assert await listing(source) == before, "a sweep does not notice it"
+    [request] = desk.fake.sent()
+    reaction = await desk.slack(files=True).on_event(request)
+    assert reaction.ids == (id,)
+    assert await text(source, id) == "Ann Lee: The plan.\x1eBen Roy: By mistake:"
+    other = desk.fake.signed({"type": "event_callback", "event": {"type": "file_deleted", "file_id": "F/../x"}})
+    assert await source.on_event(other) == Reaction()
 
 
 async def test_a_file_that_fails_is_named_and_read_by_the_next_sweep(desk: Desk) -> None:
