@@ -170,7 +170,7 @@ def verify(
 
     Example: penstock trail verify --noted heads.jsonl
     """
-    remembered = _noted(noted) if noted is not None else {}
+    remembered = _noted(noted) if noted is not None else frozenset()
     done = asyncio.run(_verify(since, remembered))
     from pipeline.runtime.settings import load
 
@@ -184,19 +184,20 @@ def verify(
                 "noted": len(remembered),
                 "keyed": keyed,
                 "findings": [{"kind": finding.kind, "where": finding.where} for finding in done.findings],
+                "more_findings": done.more,
             }
         )
     else:
         for finding in done.findings:
             stdout.print(finding.line, markup=False, soft_wrap=True)
         without = "" if keyed else " (no key is set: anyone who may write the tables could have replaced all of it)"
-        result = f"{len(done.findings)} findings" if done.findings else "intact"
+        result = f"{len(done.findings) + done.more} findings" if done.findings else "intact"
         stdout.print(f"{done.records} records, {done.heads} heads: {result}{without}", markup=False, soft_wrap=True)
     if done.findings:
         raise typer.Exit(1)
 
 
-async def _verify(since: datetime | None, noted: dict[int, bytes]) -> TrailReport:
+async def _verify(since: datetime | None, noted: frozenset[tuple[int, bytes]]) -> TrailReport:
     from cli.recorded import recording
     from pipeline.ledger import trail as table
     from pipeline.runtime.settings import load
@@ -214,18 +215,18 @@ async def _verify(since: datetime | None, noted: dict[int, bytes]) -> TrailRepor
         )
 
 
-def _noted(file: Path) -> dict[int, bytes]:
-    """Raises BadParameter for a file without heads."""
-    links: dict[int, bytes] = {}
-    for line in file.read_text().splitlines():
+def _noted(file: Path) -> frozenset[tuple[int, bytes]]:
+    """The numbers and codes of the heads in a file. Raises BadParameter for a file without heads."""
+    heads = set()
+    for line in file.read_bytes().splitlines():
         try:
-            said = json.loads(line[line.index("{") :])
-            links[int(said["number"])] = bytes.fromhex(said["mac"])
-        except (ValueError, KeyError, TypeError):
-            continue  # of a log, most lines are about something else
-    if not links:
+            said = json.loads(line[line.index(b"{") :])
+            heads.add((int(said["number"]), bytes.fromhex(said["mac"])))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue  # of a log, most lines are about something else, and some quote what others sent
+    if not heads:
         raise typer.BadParameter(f"--noted: {file} has no heads: it must have lines of `penstock trail head --json`")
-    return links
+    return frozenset(heads)
 
 
 @trail.command()

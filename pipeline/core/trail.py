@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -228,41 +229,103 @@ class Finding:
         return f"{self.kind}: {self.where}: {MEANS[self.kind]}"
 
 
-def check_heads(keys: Keys, heads: Sequence[Head], *, oldest: date | None) -> Iterator[Finding]:
-    """In the order of their numbers. oldest: of an earlier day they may have gone by age (None: none may)."""
-    previous: Head | None = None
-    believed_at = replaced_at = None  # by heads with the newest key alone: who has an older one says what he likes
-    for head in heads:
-        where = f"head {head.number}"
+@dataclass(slots=True)
+class Covered:
+    """The records of a chain that heads cover. It holds 40 bytes for a head: whoever may add heads may add millions."""
+
+    count: int = 0
+    at: datetime | None = None
+    """The time of the newest head."""
+    _counts: array[int] = field(default_factory=lambda: array("q"))
+    _digests: bytearray = field(default_factory=bytearray)
+
+    def add(self, head: Head) -> None:
+        self.count = max(self.count, head.count)
+        self.at = head.at if self.at is None else max(self.at, head.at)
+        self._counts.append(head.count)
+        self._digests += head.digest.ljust(_CODE_BYTES)[:_CODE_BYTES]
+
+    def digests(self) -> dict[int, set[bytes]]:
+        """The codes that records must have, by their numbers."""
+        digests: dict[int, set[bytes]] = {}
+        for n, count in enumerate(self._counts):
+            digest = bytes(self._digests[n * _CODE_BYTES : (n + 1) * _CODE_BYTES])
+            digests.setdefault(count, set()).add(digest)
+        return digests
+
+
+_CODE_BYTES = 32
+
+
+class Heads:
+    """Checks the heads, which come in the order of their numbers, and keeps what they say about each day's chains."""
+
+    def __init__(self, keys: Keys, *, oldest: date | None, noted: Collection[tuple[int, bytes]] = ()) -> None:
+        """oldest: of an earlier day they may have gone by age (None: none may). noted: numbers of heads and their
+        codes, as somebody has kept them outside of the database. All of them count: where heads were removed, others
+        get their numbers, and logs then hold two of one number."""
+        self.count = 0
+        self.of: dict[date, dict[UUID, Covered]] = {}
+        """By day and chain."""
+        self._keys = keys
+        self._oldest = oldest
+        self._noted: dict[int, set[bytes]] = {}
+        for number, mac in noted:
+            self._noted.setdefault(number, set()).add(mac)
+        self._first: Head | None = None
+        self._previous: Head | None = None
+        # By heads with the newest key alone: whoever has an older one can write what he likes.
+        self._believed_at: datetime | None = None
+        self._replaced_at: datetime | None = None
+
+    def head(self, head: Head) -> Iterator[Finding]:
+        self.count += 1
+        self.of.setdefault(head.day, {}).setdefault(head.chain, Covered()).add(head)
+        if self._noted.pop(head.number, {head.mac}) != {head.mac}:
+            yield Finding("heads-cut-off", f"head {head.number}")
+        where, previous = f"head {head.number}", self._previous
         if previous is None:
-            if head.number != 1 and (oldest is None or head.day >= oldest):
-                yield Finding("head-removed", f"heads 1 to {head.number - 1}")
+            self._first = head
             known = b"" if head.number == 1 else None  # what came before the first one is not there to compare with
         else:
+            if self.count == 2:
+                yield from self._before_first(head)
             known = previous.mac if head.number == previous.number + 1 else None
             if known is None:
                 yield Finding("head-removed", f"heads {previous.number + 1} to {head.number - 1}")
         if known is not None:
-            mac = keys.mac("head", known, _head(head), named=head.key_id)
+            mac = self._keys.mac("head", known, _head(head), named=head.key_id)
             if mac is None:
                 yield Finding("unknown-key", f"{where} (key {head.key_id})")
             elif not hmac.compare_digest(mac, head.mac):
                 yield Finding("head-altered", where)
-        if head.key_id == keys.id:
-            replaced_at = replaced_at or head.at
-            believed_at = max(believed_at or head.at, head.at)
-        elif replaced_at is not None and max(believed_at or head.at, head.at) > replaced_at + KEY_OVERLAP:
+        if head.key_id == self._keys.id:
+            self._replaced_at = self._replaced_at or head.at
+            self._believed_at = max(self._believed_at or head.at, head.at)
+        elif (
+            self._replaced_at is not None
+            and max(self._believed_at or head.at, head.at) > self._replaced_at + KEY_OVERLAP
+        ):
             yield Finding("outdated-key", where)
-        previous = head
+        self._previous = head
 
-
-def check_noted(heads: Sequence[Head], noted: Mapping[int, bytes]) -> Iterator[Finding]:
-    """noted: codes of heads by their numbers, as somebody has kept them outside of the database."""
-    known = {head.number: head.mac for head in heads}
-    first = min(known, default=1)
-    for number, mac in sorted(noted.items()):
-        if number >= first and known.get(number) != mac:
+    def end(self) -> Iterator[Finding]:
+        if self.count == 1:
+            yield from self._before_first(None)
+        first = 1 if self._first is None else self._first.number
+        for number in sorted(number for number in self._noted if number >= first):
             yield Finding("heads-cut-off", f"head {number}")
+
+    def _before_first(self, second: Head | None) -> Iterator[Finding]:
+        """The code of the first head that is left cannot be checked, because the one before it is not there: whoever
+        removed that could have given this one any day. The second one's can, and age takes heads a month later than
+        records."""
+        first = self._first
+        assert first is not None
+        if first.number == 1:
+            return
+        if self._oldest is None or second is None or max(first.day, second.day) >= self._oldest:
+            yield Finding("head-removed", f"heads 1 to {first.number - 1}")
 
 
 @dataclass
@@ -273,25 +336,28 @@ class Day:
 
     keys: Keys
     day: date
-    heads: Collection[Head]
+    covered: dict[UUID, Covered]
+    """The statements of heads about the chains of the day; consumed."""
     looked_at: datetime
     """When the heads were read."""
     records: int = 0
-    _of: dict[UUID, list[Head]] = field(default_factory=dict)
+    _of: Covered = field(default_factory=Covered)
+    """Those about the present chain."""
+    _digests: dict[int, set[bytes]] = field(default_factory=dict)
     _before: Sealed | None = None
     _loose: Sealed | None = None
     """The chain's first record that no head covers although one would have to."""
     _unknown: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        for head in self.heads:
-            self._of.setdefault(head.chain, []).append(head)
+    """Keys that a finding names."""
 
     def record(self, sealed: Sealed) -> Iterator[Finding]:
         before = self._before
-        if before is not None and before.chain != sealed.chain:
-            yield from self._ended(before)
+        if before is None or before.chain != sealed.chain:
+            if before is not None:
+                yield from self._ended(before)
             before = None
+            self._of = self.covered.pop(sealed.chain, Covered())
+            self._digests = self._of.digests()
         self.records += 1
         self._before = sealed
         if self._loose is None and self._is_loose(sealed):
@@ -308,8 +374,7 @@ class Day:
                 self._unknown.add(sealed.key_id)
                 yield Finding("unknown-key", f"{where} (key {sealed.key_id})")
             return
-        noted = [head.digest for head in self._of.get(sealed.chain, ()) if head.count == sealed.number]
-        if not hmac.compare_digest(mac, sealed.mac) or any(digest != sealed.mac for digest in noted):
+        if not hmac.compare_digest(mac, sealed.mac) or self._digests.get(sealed.number, {sealed.mac}) != {sealed.mac}:
             yield Finding("altered", where)
         elif before is not None and sealed.key_id != before.key_id:  # a process has one key
             yield Finding("outdated-key", where)
@@ -317,25 +382,21 @@ class Day:
     def end(self) -> Iterator[Finding]:
         if self._before is not None:
             yield from self._ended(self._before)
-        for chain, heads in self._of.items():
-            count = max(head.count for head in heads)
-            yield Finding("chain-removed", f"chain {chain} on {self.day} ({count} records)")
+        for chain, covered in self.covered.items():
+            yield Finding("chain-removed", f"chain {chain} on {self.day} ({covered.count} records)")
 
     def _is_loose(self, sealed: Sealed) -> bool:
         """A first head is committed with a chain's first records, and another when the last one is five minutes old:
         what a process that was killed leaves behind is younger than that."""
-        heads = self._of.get(sealed.chain, ())
-        if sealed.number <= max((head.count for head in heads), default=0):
+        if sealed.number <= self._of.count:
             return False
-        newest = max((head.at for head in heads), default=None)
-        at = sealed.record.at
+        newest, at = self._of.at, sealed.record.at
         return at < self.looked_at - UNANCHORED and (newest is None or at - newest > UNANCHORED)
 
     def _ended(self, last: Sealed) -> Iterator[Finding]:
-        count = max((head.count for head in self._of.pop(last.chain, ())), default=0)
         where = f"chain {last.chain} on {self.day}"
-        if count > last.number:
-            yield Finding("cut-off", f"records {last.number + 1} to {count} of {where}")
+        if self._of.count > last.number:
+            yield Finding("cut-off", f"records {last.number + 1} to {self._of.count} of {where}")
         if self._loose is not None:
             yield Finding("without-head", f"records {self._loose.number} to {last.number} of {where}")
             self._loose = None

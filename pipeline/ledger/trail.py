@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, LiteralString
 from uuid import UUID
@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.errors import LockNotAvailable, UniqueViolation
 
 from pipeline.core.errors import Retryable
-from pipeline.core.trail import Day, Finding, Head, Keys, Record, Sealed, check_heads, check_noted, seal_head
+from pipeline.core.trail import Day, Finding, Head, Heads, Keys, Record, Sealed, seal_head
 from pipeline.stores.postgres import Connection
 
 MOST_ATTEMPTS = 100
@@ -198,10 +198,13 @@ async def of_day(connection: Connection, day: date) -> AsyncIterator[Sealed]:
             yield _sealed(row)
 
 
-async def heads(connection: Connection) -> list[Head]:
-    """All heads, in order. Raises psycopg.Error."""
-    cursor = await connection.execute(_HEADS)
-    return [_as_head(row) for row in await cursor.fetchall()]
+async def heads(connection: Connection) -> AsyncIterator[Head]:
+    """All heads, in order. The caller holds a transaction. Raises psycopg.Error."""
+    async with connection.cursor("heads") as cursor:
+        cursor.itersize = ROWS_AT_ONCE
+        await cursor.execute(_HEADS)
+        async for row in cursor:
+            yield _as_head(row)
 
 
 async def newest_head(connection: Connection) -> Head | None:
@@ -211,43 +214,61 @@ async def newest_head(connection: Connection) -> Head | None:
     return _as_head(row) if row else None
 
 
-@dataclass(frozen=True, slots=True)
+MOST_FINDINGS = 1_000
+
+
+@dataclass(slots=True)
 class TrailReport:
     """The result of a check: how much was read, and what was wrong."""
 
-    records: int
-    heads: int
-    findings: Sequence[Finding]
+    records: int = 0
+    heads: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    """The first MOST_FINDINGS: whoever may add records may add millions that are not right."""
+    more: int = 0
+    """The number of further findings."""
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            if len(self.findings) < MOST_FINDINGS:
+                self.findings.append(finding)
+            else:
+                self.more += 1
 
 
 async def examine(
-    connection: Connection, keys: Keys, *, retention_days: float, since: datetime | None, noted: Mapping[int, bytes]
+    connection: Connection,
+    keys: Keys,
+    *,
+    retention_days: float,
+    since: datetime | None,
+    noted: Collection[tuple[int, bytes]],
 ) -> TrailReport:
     """Read the whole trail and check it. retention_days: the age in days up to which records must exist; 0: all must.
-    since: check only records of this day and later. noted: the codes, by number, of heads that were stored outside of
+    since: check only records of this day and later. noted: numbers and codes of heads that were stored outside of
     Postgres. Raises psycopg.Error."""
     now = datetime.now(UTC)
-    known = await heads(connection)  # before the records, of which more may be added meanwhile
     oldest = (now - timedelta(days=retention_days)).date() if retention_days else None
     first = since.astimezone(UTC).date() if since else date.min
-    findings = [*check_heads(keys, known, oldest=oldest), *check_noted(known, noted)]
+    report, known = TrailReport(), Heads(keys, oldest=oldest, noted=noted)
+    async with connection.transaction():  # before the records, of which more may be added meanwhile
+        async for head in heads(connection):
+            report.add(known.head(head))
+    report.add(known.end())
+    report.heads = known.count
     present = await days(connection)
-    of: dict[date, list[Head]] = {}
-    for head in known:
-        of.setdefault(head.day, []).append(head)
-    for day in sorted(of.keys() - {*present}):
+    for day in sorted(known.of.keys() - {*present}):
         if day >= max(first, oldest or date.min):
-            findings.append(Finding("day-removed", day.isoformat()))
-    records = 0
+            report.add([Finding("day-removed", day.isoformat())])
     for day in present:
         if day >= first:
-            checked = Day(keys, day, of.get(day, ()), now)
+            checked = Day(keys, day, known.of.pop(day, {}), now)
             async with connection.transaction():
                 async for sealed in of_day(connection, day):
-                    findings += checked.record(sealed)
-            findings += checked.end()
-            records += checked.records
-    return TrailReport(records, len(known), findings)
+                    report.add(checked.record(sealed))
+            report.add(checked.end())
+            report.records += checked.records
+    return report
 
 
 def _as_head(row: Sequence[Any]) -> Head:

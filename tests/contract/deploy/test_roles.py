@@ -308,7 +308,7 @@ async def test_every_role_may_write_the_audit_trail_and_only_its_reader_may_read
     if role == "penstock_trail_reader":
         async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
             assert len(await trail_table.page(connection, trail_table.RecordFilter(person=role), 10)) == 2
-            examined = await trail_table.examine(connection, Keys(), retention_days=0, since=None, noted={})
+            examined = await trail_table.examine(connection, Keys(), retention_days=0, since=None, noted=())
             assert (examined.findings, examined.records >= 2) == ([], True)
     if role == "penstock_worker":
         async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:

@@ -82,7 +82,7 @@ class Place:
 
 
 async def examined(connection: Connection, **fields: Any) -> TrailReport:
-    arguments: dict[str, Any] = {"retention_days": 0, "since": None, "noted": {}, **fields}
+    arguments: dict[str, Any] = {"retention_days": 0, "since": None, "noted": (), **fields}
     return await table.examine(connection, KEYS, **arguments)
 
 
@@ -319,7 +319,8 @@ async def test_trail_verify_checks_the_records_against_heads_stored_elsewhere(pl
     fine = await run_json(home, "trail", "verify", "--noted", str(kept))
     assert (fine["intact"], fine["keyed"], fine["noted"], fine["findings"]) == (True, True, 1, [])
     assert fine["records"] > 0
-    kept.write_text(json.dumps({**head, "mac": "00" * 32}))
+    removed = {**head, "mac": "00" * 32}  # the newest line is of a head that got the number of one that was removed
+    kept.write_text('{"a":' * 200_000 + "\n" + f"{json.dumps(removed)}\n{json.dumps(head)}\n")
     done = await penstock(home, "trail", "verify", "--noted", str(kept))
     assert done.exit_code == 1
     assert f"heads-cut-off: head {head['number']}" in done.stdout
@@ -427,6 +428,19 @@ async def test_a_day_of_records_dropped_before_its_retention_is_detected(place: 
         await connection.execute(f"DROP TABLE trail.records_{today:%Y%m%d}".encode())
         differences = await examined(connection, retention_days=400)
     assert ("day-removed", today.isoformat()) in {(finding.kind, finding.where) for finding in differences.findings}
+
+
+async def test_a_removal_of_everything_but_the_newest_part_does_not_pass_as_retention(place: Place) -> None:
+    """The code of the first head that is left covers one that is gone: its day could be changed without the key."""
+    await chain(place)
+    last = await chain(place, 2)
+    async with tampering(place) as connection:
+        await connection.execute("DELETE FROM trail.records WHERE chain <> %s", [last.chain])
+        await connection.execute("DELETE FROM trail.heads WHERE number < (SELECT max(number) - 1 FROM trail.heads)")
+        first = "UPDATE trail.heads SET day = day - 420 WHERE number = (SELECT min(number) FROM trail.heads)"
+        await connection.execute(first.encode())
+        differences = await examined(connection, retention_days=400)
+    assert [finding.kind for finding in differences.findings] == ["head-removed"]
 
 
 async def test_trail_records_cannot_be_updated_or_deleted_even_by_the_owner(place: Place) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
@@ -20,14 +21,14 @@ from pipeline.core.trail import (
     Day,
     Finding,
     Head,
+    Heads,
     Keys,
     Record,
     Sealed,
-    check_heads,
-    check_noted,
     seal,
     seal_head,
 )
+from pipeline.ledger.trail import MOST_FINDINGS, TrailReport
 from pipeline.runtime.settings import RetentionSettings, TrailSettings
 from pipeline.trail import recorded
 from query.http.app import describe_app
@@ -60,15 +61,22 @@ def make_head(
 
 
 def findings_of(
-    rows: Sequence[Sealed], heads: Sequence[Head], keys: Keys = KEYS, noted: dict[int, bytes] | None = None
+    rows: Sequence[Sealed], heads: Sequence[Head], keys: Keys = KEYS, noted: Collection[tuple[int, bytes]] = ()
 ) -> set[str]:
-    findings: list[Finding] = [*check_heads(keys, heads, oldest=None), *check_noted(heads, noted or {})]
-    day = Day(keys, NOON.date(), heads, LATER)
+    checked = Heads(keys, oldest=None, noted=noted)
+    findings: list[Finding] = [*(finding for head in heads for finding in checked.head(head)), *checked.end()]
+    day = Day(keys, NOON.date(), checked.of.get(NOON.date(), {}), LATER)
     for row in sorted(rows, key=lambda row: (row.chain, row.number)):
         findings += day.record(row)
     findings += day.end()
     assert all(finding.line for finding in findings)
     return {finding.kind for finding in findings}
+
+
+def kinds_of(heads: Sequence[Head], oldest: date) -> list[str]:
+    """The findings about heads of which earlier ones may have gone by age."""
+    checked = Heads(KEYS, oldest=oldest)
+    return [finding.kind for head in heads for finding in checked.head(head)] + [f.kind for f in checked.end()]
 
 
 def relink_heads(heads: Sequence[Head], keys: Keys) -> list[Head]:
@@ -177,12 +185,16 @@ def test_a_chain_rewritten_without_the_key_is_detected(rows: list[Sealed], heads
 def test_removing_the_newest_records_and_heads_is_detected_by_a_head_noted_elsewhere(
     rows: list[Sealed], heads: list[Head]
 ) -> None:
-    kept = {heads[2].number: heads[2].mac}
+    kept = [(heads[2].number, heads[2].mac)]
     assert findings_of(rows, heads, noted=kept) == set()
     assert findings_of([*rows[:3], *rows[8:]], heads[:2]) == set(), "within the database nothing is missing"
     assert findings_of([*rows[:3], *rows[8:]], heads[:2], noted=kept) == {"heads-cut-off"}
     again = make_head(rows[:3], before=heads[1])
     assert findings_of([*rows[:3], *rows[8:]], [*heads[:2], again], noted=kept) == {"heads-cut-off"}
+    logged = [*kept, (again.number, again.mac)]
+    assert findings_of([*rows[:3], *rows[8:]], [*heads[:2], again], noted=logged) == {"heads-cut-off"}, (
+        "a process that goes on after the removal logs a head of the same number"
+    )
 
 
 def test_a_killed_process_leaves_an_intact_trail(rows: list[Sealed], heads: list[Head]) -> None:
@@ -195,8 +207,34 @@ def test_a_killed_process_leaves_an_intact_trail(rows: list[Sealed], heads: list
 
 def test_heads_removed_by_retention_are_not_reported_as_missing(rows: list[Sealed], heads: list[Head]) -> None:
     next_day = heads[1].day + timedelta(days=1)
-    assert [*check_heads(KEYS, heads[1:], oldest=next_day)] == []
-    assert [head.kind for head in check_heads(KEYS, heads[1:], oldest=heads[1].day)] == ["head-removed"]
+    assert kinds_of(heads[1:], next_day) == []
+    assert kinds_of(heads[1:], heads[1].day) == ["head-removed"]
+
+
+def test_a_changed_day_of_the_first_head_does_not_hide_that_earlier_heads_were_removed(heads: list[Head]) -> None:
+    """Nothing authenticates the first head that is left: without the key, all before it could be removed."""
+    oldest = heads[0].day - timedelta(days=400)
+    aged = replace(heads[1], day=oldest - timedelta(days=20))
+    assert kinds_of([aged, heads[2]], oldest) == ["head-removed"]
+    assert kinds_of([aged], oldest) == ["head-removed"]
+
+
+def test_a_flood_of_heads_takes_little_memory_and_a_flood_of_findings_is_counted() -> None:
+    """Every login of ours may add heads and records. A million of them ended the check for want of memory."""
+
+    def flood() -> Iterator[Head]:
+        return (Head(n, NOON, NOON.date(), ONE, n, bytes(32), KEYS.id, bytes(32)) for n in range(1, 50_001))
+
+    checked, report = Heads(KEYS, oldest=None), TrailReport()
+    tracemalloc.start()
+    try:
+        for head in flood():
+            report.add(checked.head(head))
+        assert tracemalloc.get_traced_memory()[1] < 6_000_000
+    finally:
+        tracemalloc.stop()
+    assert (len(report.findings), report.more) == (MOST_FINDINGS, 50_000 - MOST_FINDINGS)
+    assert (checked.count, checked.of[NOON.date()][ONE].count) == (50_000, 50_000)
 
 
 def test_older_trail_records_are_verified_with_the_previous_key(rows: list[Sealed], heads: list[Head]) -> None:
