@@ -52,6 +52,7 @@ def secrets(tenant: str) -> list[tuple[str, str, str, dict[str, Any]]]:
         (tenant, "wiki", "secret/former.md", fields | {"acl_tags": ["user:eve"]}),
         (tenant, "wiki", "secret/gone.md", fields | {"acl_tags": ["user:ann"]}),
         (tenant, "vault", "plan.md", fields | {"acl_tags": ["user:ann"]}),
+        (tenant, "canary.wiki", "plan.md", fields | {"acl_tags": ["user:eve"]}),  # by a canary that was taken over
         (f"{tenant}-other", "wiki", "dam.md", fields | {"acl_tags": ["user:eve"]}),
         (f"{tenant}-other", "vault", "plan.md", fields | {"acl_tags": ["user:eve"]}),
     ]
