@@ -378,6 +378,7 @@ class World:
             None,
             None,
             g.vectors,
+            g.quantisation,
         )
         self.database.tables["generations"][GENERATION,] = {"columns": columns}
 

@@ -114,7 +114,7 @@ async def test_readers_contradictions_and_the_audit_search_a_graph_of_signs(libr
         )
         [row] = await conflicts.rows(connection, generation, "acme", [id_ for (id_,) in await cursor.fetchall()])
         before = await walks(connection)
-        await conflicts.nearest(connection, generation, "acme", row)
+        await conflicts.nearest(connection, generation, "acme", [row])
         assert await walks(connection) == before + 1
     sampled = await sample(library.pool, generation, 20)
     assert (sampled.problem, sampled.unreachable) == (None, ())
