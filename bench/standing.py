@@ -195,9 +195,11 @@ async def _edits(place: Place, vectors: Any, documents: int, rounds: int) -> dic
         by_document, concerned = await cpu(behind)
         by_probe, entering = await cpu(entered)
         by_words, sharing = await cpu(shared_words)
+    whole = [sum(parts) for parts in zip(by_document, by_probe, by_words, strict=True)]
     exact = [(probes @ chunks[n] > floors).sum() for n in range(rounds)]
     counted = [_with_words_of(n, of_questions) for n in range(min(rounds, COUNTED))]
     return {
+        "edit_ms": _spread(whole),
         "passages_ms": _spread(by_document),
         "questions_of_a_document": median(len(rows) for rows in concerned),
         "new_chunk_ms": _spread(by_probe),

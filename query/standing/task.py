@@ -351,11 +351,14 @@ async def _with_its_words(
     rows = []
     for chunk, document, text, created_at in await cursor.fetchall():
         ids = await asyncio.to_thread(_by_words, tenant, text, indexes)
-        if not ids:
-            continue
-        values = {"tenant": tenant, "chunk": chunk, "document": document, "created_at": created_at, "ids": ids}
-        cursor = await connection.execute(_UNKNOWING, values | {"most": NEAREST})
-        rows += [(Question(*row), Source(0, chunk, document, "new")) for row in await cursor.fetchall()]
+        values = {"tenant": tenant, "chunk": chunk, "document": document, "created_at": created_at}
+        unknowing: list[Question] = []
+        while ids and len(unknowing) < NEAREST:  # nearly always the best do not know it
+            most = NEAREST - len(unknowing)
+            cursor = await connection.execute(_UNKNOWING, values | {"ids": ids[:NEAREST], "most": most})
+            unknowing += [Question(*row) for row in await cursor.fetchall()]
+            ids = ids[NEAREST:]
+        rows += [(question, Source(0, chunk, document, "new")) for question in unknowing]
     return rows
 
 
