@@ -1,1 +1,1 @@
-"""The query service for language-model clients: the tools `search` and `fetch`, over streamable HTTP and stdio."""
+"""The query service for language-model clients: its tools, over streamable HTTP and stdio."""
