@@ -199,11 +199,12 @@ def migrate(
         typer.echo(line)
 
 
-Worker = Literal["detect", "vectors", "keywords", "analysis", "connectors", "canary"]
+Worker = Literal["detect", "vectors", "keywords", "analysis", "all", "connectors", "canary"]
 WORKER_NEEDS: Mapping[str, tuple[Extra, ...]] = {
     "connectors": ("connectors",),
     "canary": ("worker", "query"),
     "analysis": ("worker", "query"),
+    "all": ("worker", "query"),
 }
 """The extras of the workers that need others than ``worker``."""
 
@@ -213,6 +214,8 @@ def worker(
     name: Annotated[Worker, typer.Argument(help="Kind of worker.")],
 ) -> None:
     """Run one worker until it is stopped. On SIGTERM it completes the work it has begun. Start more to go faster.
+
+    all: detect, vectors, keywords and analysis in one process, which needs less memory and one processor.
 
     Example: penstock worker detect
     """
@@ -235,12 +238,7 @@ def worker(
 
         asyncio.run(canary.run(load()))
         return
-    if name == "analysis":
-        from cli import analysis
-
-        asyncio.run(analysis.run(load()))
-        return
-    from pipeline.stream.worker import run
+    from cli.workers import run
 
     asyncio.run(run(name, load()))
 

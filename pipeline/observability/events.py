@@ -135,6 +135,7 @@ LogEvent = Literal[
     "webhook_record_unreadable",
     "webhooks_delayed",
     "worker_draining",
+    "worker_restarts",
     "worker_started",
     "worker_stop_overdue",
     "worker_stopped",

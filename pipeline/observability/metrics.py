@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Literal, NamedTuple, get_args
+from weakref import WeakMethod
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -340,6 +341,9 @@ class Metrics:
         """Purpose → tokens and money, as ``penstock_embedding_tokens`` and ``penstock_embedding_cost`` show them."""
         self.embedding_price = 0.0
         """The price of a million tokens. It is no metric."""
+        self._fenced: dict[str, bool] = {}
+        """By worker, whether the ledger refused it when it was last checked."""
+        self._pauses: list[WeakMethod[Callable[[], float]]] = []
         self.truncated = Counter(
             "penstock_truncated_chunks", "Chunks whose end was cut at the model's window", registry=r
         )
@@ -616,6 +620,23 @@ class Metrics:
             "Time since the worker that runs a connector last reported; absent for paused and removed connectors",
             SourceLabels,
             registry=r,
+        )
+
+    def fence(self, worker: str) -> Callable[[bool], None]:
+        """Return a function that is called with whether the ledger refuses this worker. ``ledger_fenced`` is 1 while it
+        refuses one of those in the process."""
+
+        def show(refused: bool) -> None:
+            self._fenced[worker] = refused
+            self.ledger_fenced.set(any(self._fenced.values()))
+
+        return show
+
+    def show_pause(self, seconds: Callable[[], float]) -> None:
+        """Show this method's result in ``dead_letter_pause``, the greatest of all that live."""
+        self._pauses.append(WeakMethod(seconds))
+        self.dead_letter_pause.set_function(
+            lambda: max((alive() for method in self._pauses if (alive := method())), default=0.0)
         )
 
     def embedding_request(self, outcome: EmbeddingOutcome, seconds: float) -> None:

@@ -93,9 +93,11 @@ class DeadLetters:
         self._unauthorised: Counter[str] = Counter()
         """By stage: the records that nobody in force has signed, in this minute."""
         self._minute = 0.0
-        metrics.dead_letter_pause.set_function(
-            lambda: max((flood.pause(clock()) for flood in self._floods.values()), default=0.0)
-        )
+        metrics.show_pause(self._pause)
+
+    def _pause(self) -> float:
+        """The seconds for which bad records wait."""
+        return max((flood.pause(self._clock()) for flood in self._floods.values()), default=0.0)
 
     def count_accepted(self, records: Iterable[Incoming], *, stage: str) -> None:
         """Count valid records that a stage has accepted: evidence that not every source's records fail there."""

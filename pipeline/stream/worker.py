@@ -1,14 +1,10 @@
-"""A worker process: its stages, their resources, its health port, and a stop that drains."""
+"""A worker of the streams of documents: its stages, their resources, and a stop that drains."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
-import sys
-import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import Any, Literal
 
@@ -17,9 +13,8 @@ import structlog
 from pipeline.core.errors import Fenced, Retryable
 from pipeline.core.fence import Use
 from pipeline.kafka.client import producer
-from pipeline.observability import lineage, tracing
+from pipeline.observability import lineage
 from pipeline.observability.metrics import Metrics
-from pipeline.runtime.health import health
 from pipeline.runtime.settings import Settings
 from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stores import datasets
@@ -31,68 +26,62 @@ log = structlog.get_logger()
 
 Stream = Literal["detect", "vectors", "keywords"]
 """The workers that consume the streams of documents."""
-STOP_SECONDS = 28.0
-"""The longest time from the signal to the end of the process; Kubernetes kills it after 30. Without this limit a
-library that waits for Kafka would delay the end for minutes. What is not drained by then is left to the next worker, as
-after any kill."""
 
 
-async def run(name: Stream, settings: Settings) -> None:
-    """Run one worker until SIGTERM or SIGINT. Raises Misconfigured when the settings make its work impossible, and
-    RuntimeError when a part of it has failed; the supervisor then starts the process again."""
-    stop = asyncio.Event()
-    deadline = threading.Timer(STOP_SECONDS, _end_anyway, [name])
-    deadline.daemon = True
+class StreamWorker:
+    """Implements ``pipeline.runtime.process.Worker``."""
 
-    def on_stop_signal() -> None:
-        if not stop.is_set():
-            stop.set()
-            deadline.start()
+    def __init__(self, name: Stream, settings: Settings, metrics: Metrics) -> None:
+        self.name = name
+        self._settings = settings
+        self._metrics = metrics
+        self._consuming: list[Consumption] = []
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_stop_signal)
-    metrics = Metrics()
-    async with AsyncExitStack() as stack:
-        stack.enter_context(tracing.running(name))
-        stack.enter_context(lineage.running(metrics.lineage))
-        consuming: list[Consumption] = []
-        await stack.enter_async_context(
-            health(
-                settings,
-                metrics,
-                lambda: bool(consuming) and all(c.ready for c in consuming),
-                lambda: {"stages": [c.report() for c in consuming]},
-            )
-        )
-        use: Use = "intake" if name == "detect" else "stores"
-        pool = await stack.enter_async_context(open_pool(settings.postgres, use, on_fence=metrics.ledger_fenced.set))
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._consuming) and all(c.ready for c in self._consuming)
+
+    def report(self) -> list[dict[str, Any]]:
+        return [c.report() for c in self._consuming]
+
+    async def run(self, stop: asyncio.Event, on_crash: Callable[[], None]) -> None:
+        """Raises Misconfigured when the settings make its work impossible, and RuntimeError when a part of it has
+        failed; it should then be started again."""
+        try:
+            async with AsyncExitStack() as stack:
+                await self._run(stack, stop, on_crash)
+        finally:
+            self._consuming = []
+        log.info("worker_stopped", worker=self.name)
+
+    async def _run(self, stack: AsyncExitStack, stop: asyncio.Event, on_crash: Callable[[], None]) -> None:
+        settings, metrics = self._settings, self._metrics
+        use: Use = "intake" if self.name == "detect" else "stores"
+        fenced = metrics.fence(self.name)
+        pool = await stack.enter_async_context(open_pool(settings.postgres, use, on_fence=fenced))
         if not await _admitted(pool, stop):
-            deadline.cancel()
             return
         parts = Parts(settings, pool, await stack.enter_async_context(producer(settings.kafka)), metrics, stack)
-        kind = _kind(name, parts)
+        kind = _kind(self.name, parts)
         stages = await kind.stages()
-        starting = [
+        consuming = [
             Consumption(stage, kafka=settings.kafka, stream=settings.stream, metrics=metrics, pool=pool)
             for stage in stages
         ]
-        await _all_started(starting, stack)
-        consuming += starting
-        if lineage.is_on() and name != "detect":
-            stack.enter_context(await _reported(name, parts))
+        await _all_started(consuming, stack)
+        self._consuming = consuming
+        if lineage.is_on() and self.name != "detect":
+            stack.enter_context(await _reported(self.name, parts))
         ending = [*(c.crashed() for c in consuming), *kind.background(consuming)]
         gc.freeze()  # excludes the modules from garbage collection, which took 3 % of a first load's processor time
-        log.info("worker_started", worker=name)
+        log.info("worker_started", worker=self.name)
         try:
             await _until_stopped(stop, ending)
         except BaseException:
-            on_stop_signal()  # the time limit holds after a crash too, because stopping may wait for Kafka
+            on_crash()  # the time limit holds after a crash too, because stopping may wait for Kafka
             raise
-        log.info("worker_draining", worker=name)
+        log.info("worker_draining", worker=self.name)
         await asyncio.gather(*(c.drain() for c in consuming))
-    deadline.cancel()
-    log.info("worker_stopped", worker=name)
 
 
 async def _reported(name: str, parts: Parts) -> AbstractContextManager[lineage.Run]:
@@ -125,7 +114,7 @@ async def _admitted(pool: Pool, stop: asyncio.Event) -> bool:
     return False
 
 
-def _kind(name: str, parts: Parts) -> Kind:
+def _kind(name: Stream, parts: Parts) -> Kind:
     """Build the kind of worker with this name. The imports are here because a kind's libraries take up to a second,
     which the other kinds need not spend."""
     match name:
@@ -137,7 +126,7 @@ def _kind(name: str, parts: Parts) -> Kind:
             from pipeline.stream.vectors_worker import VectorsWorker
 
             return VectorsWorker(parts)
-        case _:
+        case "keywords":
             from pipeline.stream.keywords_worker import KeywordsWorker
 
             return KeywordsWorker(parts)
@@ -152,12 +141,6 @@ async def _all_started(consumptions: list[Consumption], stack: AsyncExitStack) -
     for result in started:
         if result is not None:
             raise result
-
-
-def _end_anyway(name: str) -> None:
-    log.error("worker_stop_overdue", worker=name, after_seconds=STOP_SECONDS)
-    sys.stderr.flush()
-    os._exit(1)
 
 
 async def _until_stopped(stop: asyncio.Event, endings: list[Coroutine[Any, Any, BaseException]]) -> None:

@@ -37,19 +37,23 @@ def rss_mb(space: Space) -> dict[str, float]:
     return {name: psutil.Process(p.pid).memory_info().rss / 2**20 for name, p in space.processes.items()}
 
 
-def status(space: Space, name: str) -> list[dict[str, Any]]:
+def status(space: Space, name: str, stage: str) -> dict[str, Any]:
+    """The state of a stage in the worker of this name."""
     with urllib.request.urlopen(f"http://127.0.0.1:{space.ports[name]}/status", timeout=5) as answer:
-        return list(json.loads(answer.read())["stages"])
+        return next(state for state in json.loads(answer.read())["stages"] if state["stage"] == stage)
 
 
-async def test_a_model_outage_keeps_keyword_search_fresh_and_loses_nothing(stack: Stack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [("detect", "keywords", "vectors"), ("all",)], ids=["apart", "together"])
+async def test_a_model_outage_keeps_keyword_search_fresh_and_loses_nothing(
+    stack: Stack, tmp_path: Path, workers: tuple[str, ...]
+) -> None:
     async with serving() as model:
         embedding = {"provider": "openai", "base_url": model.url, "dimensions": 64, "timeout_seconds": 5}
         async with (
             Space.create(stack, tmp_path, embedding=embedding) as space,
             open_search(space.settings, None) as search,
         ):
-            space.start("detect", "vectors", "keywords")
+            space.start(*workers)
             documents = {n: document(f"{n}.md", f"# {n}\n\n" + prose(f"topic-{n}", 8)) for n in range(DOCUMENTS)}
             await space.publish(*documents.values())
             await space.settled(documents.values())
@@ -71,7 +75,7 @@ async def test_a_model_outage_keeps_keyword_search_fresh_and_loses_nothing(stack
                     while not (await search.search(f"marker{edits}x", caller, mode="keyword", top=1)).results:
                         await asyncio.sleep(0.05)
                 fresh.append(time.monotonic() - began)
-                stood_still |= status(space, "vectors")[0]["waiting_for"] == "embedding"
+                stood_still |= status(space, workers[-1], "vectors")["waiting_for"] == "embedding"
             during = rss_mb(space)
             assert stood_still, "the breaker shows what is waited for"
             pending = await space.query("SELECT count(*) FROM index_state WHERE seq < want_seq AND store = 'vectors'")

@@ -32,6 +32,7 @@ PRELOADED = (
     "cli.why",
     "connectors.worker",
     "cli.analysis",
+    "pipeline.analysis.worker",
     "pipeline.embedding.local",
     "pipeline.stream.worker",
     "query.http.app",

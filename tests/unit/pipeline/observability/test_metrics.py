@@ -81,3 +81,26 @@ def test_a_started_process_stays_a_scrape_target_after_it_died(tmp_path: Path) -
         {"targets": ["127.0.0.1:1"], "labels": {"job": "penstock", "worker": "detect"}},
         {"targets": ["127.0.0.1:2"], "labels": {"job": "penstock", "worker": "query"}},
     ]
+
+
+def test_workers_of_one_process_show_the_worst_of_what_has_no_label() -> None:
+    class Letters:
+        def __init__(self, pause: float) -> None:
+            self._pause = pause
+
+        def pause(self) -> float:
+            return self._pause
+
+    metrics = Metrics()
+    detect, vectors = metrics.fence("detect"), metrics.fence("vectors")
+    detect(True)
+    vectors(False)
+    assert metrics.registry.get_sample_value("penstock_ledger_fenced") == 1
+    detect(False)
+    assert metrics.registry.get_sample_value("penstock_ledger_fenced") == 0
+    flooded, calm = Letters(15), Letters(0)
+    metrics.show_pause(flooded.pause)
+    metrics.show_pause(calm.pause)
+    assert metrics.registry.get_sample_value("penstock_dead_letter_pause_seconds") == 15
+    del flooded
+    assert metrics.registry.get_sample_value("penstock_dead_letter_pause_seconds") == 0

@@ -1,0 +1,157 @@
+"""One process runs several workers: each fails alone, all of them stop together, and the end waits for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import Misconfigured
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime import process
+
+
+class Fake:
+    """A worker that starts, and fails when it is made to."""
+
+    def __init__(self, name: str, *, starts: Sequence[Exception | None] = ()) -> None:
+        """starts: what its first starts raise."""
+        self.name = name
+        self.is_ready = False
+        self.started = 0
+        self.drained = False
+        self.fails = asyncio.Event()
+        self._starts = list(starts)
+        self.closes = asyncio.Event()
+        """Closing what it opened waits for this after a crash."""
+        self.closes.set()
+
+    def report(self) -> list[dict[str, Any]]:
+        return [{"stage": self.name, "ready": self.is_ready}]
+
+    async def run(self, stop: asyncio.Event, on_crash: Callable[[], None]) -> None:
+        if self._starts and (error := self._starts.pop(0)) is not None:
+            raise error
+        self.started += 1
+        self.is_ready = True
+        tasks = [asyncio.create_task(event.wait()) for event in (stop, self.fails)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self.fails.is_set():
+                self.fails.clear()
+                on_crash()
+                async with asyncio.timeout(5):
+                    await self.closes.wait()
+                raise RuntimeError("a part of the worker gave up") from ValueError("secret")
+            self.drained = True
+        finally:
+            self.is_ready = False
+            for task in tasks:
+                task.cancel()
+
+
+class Running:
+    """A process in this one: what it shows on its port, and its end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *workers: Fake) -> None:
+        self.is_ready: Callable[[], bool] = bool
+        self.report: Callable[[], Any] = dict
+        self.ended: list[str] = []
+
+        @asynccontextmanager
+        async def health(_settings: Any, _metrics: Metrics, is_ready: Any, report: Any) -> AsyncIterator[None]:
+            self.is_ready, self.report = is_ready, report
+            yield
+
+        monkeypatch.setattr(process, "health", health)
+        monkeypatch.setattr(process, "AGAIN_SECONDS", 0.01)
+        monkeypatch.setattr(process, "_end_anyway", self.ended.append)
+        settings: Any = None
+        self.task = asyncio.create_task(process.run("all", settings, lambda _: workers))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def stopped(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            await self.task
+
+
+async def test_all_of_them_are_ready_reported_and_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    detect, vectors = Fake("detect"), Fake("vectors")
+    running = Running(monkeypatch, detect, vectors)
+    await running.until(lambda: running.is_ready())
+    assert [stage["stage"] for stage in running.report()["stages"]] == ["detect", "vectors"]
+    vectors.is_ready = False
+    assert not running.is_ready(), "one that is not ready makes the process not ready"
+    await running.stopped()
+    assert detect.drained
+    assert vectors.drained
+    assert running.ended == []
+
+
+async def test_one_that_crashes_starts_again_while_the_other_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    detect = Fake("detect")
+    vectors = Fake("vectors", starts=[None, Misconfigured("the key is refused")])
+    running = Running(monkeypatch, detect, vectors)
+    await running.until(lambda: running.is_ready())
+    vectors.fails.set()
+    await running.until(lambda: vectors.started == 2 and running.is_ready())
+    assert detect.started == 1
+    assert not detect.drained
+    await running.stopped()
+    assert vectors.drained
+
+
+async def test_a_first_start_that_fails_ends_the_process_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    detect, vectors = Fake("detect"), Fake("vectors", starts=[Misconfigured("the key is refused")])
+    running = Running(monkeypatch, detect, vectors)
+    with pytest.raises(Misconfigured, match="the key is refused"):
+        async with asyncio.timeout(5):
+            await running.task
+    assert detect.drained
+
+
+async def test_one_that_cannot_be_closed_after_a_crash_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STOP_SECONDS", 0.01)
+    detect, vectors = Fake("detect"), Fake("vectors")
+    running = Running(monkeypatch, detect, vectors)
+    await running.until(lambda: running.is_ready())
+    vectors.closes.clear()
+    vectors.fails.set()
+    await running.until(lambda: running.ended == ["vectors"])
+    vectors.closes.set()
+    monkeypatch.setattr(process, "STOP_SECONDS", 5)
+    await running.stopped()
+
+
+async def test_a_single_one_that_crashes_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    detect = Fake("detect")
+    running = Running(monkeypatch, detect)
+    await running.until(lambda: running.is_ready())
+    detect.fails.set()
+    with pytest.raises(RuntimeError, match="gave up"):
+        async with asyncio.timeout(5):
+            await running.task
+    assert detect.started == 1
+
+
+async def test_the_process_ends_although_a_single_one_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STOP_SECONDS", 0.01)
+    detect = Fake("detect")
+    running = Running(monkeypatch, detect)
+    await running.until(lambda: running.is_ready())
+    detect.closes.clear()
+    detect.fails.set()
+    await running.until(lambda: running.ended == ["all"])
+    detect.closes.set()
+    with pytest.raises(RuntimeError):
+        await running.task
