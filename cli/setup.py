@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from psycopg import AsyncConnection
+from psycopg.rows import TupleRow
 
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.model import Generation
 from pipeline.embedding.choose import chunk_params, embedder, service_of, settings_of
 from pipeline.kafka.admin import TopicRefused, TopicsNotReady, ensure_topics
 from pipeline.kafka.client import refusal, security
@@ -18,11 +20,17 @@ async def prepare(settings: Settings | None = None, *, partitions: int | None = 
     """Migrations, topics, generation, index. partitions: see ``ensure_topics``. Repeats are harmless. Returns one line
     for each thing that was done or that differs from what this version wants."""
     settings = settings or load()
-    lines = [f"migration {name}" for name in await migrate(settings.postgres)]
-    lines += await divide_rows(settings.postgres)
+    generation, lines = await prepare_ledger(settings)
+    lines += await prepare_topics(settings, partitions=partitions)
+    await prepare_indexes(settings, generation)
+    return lines
+
+
+async def prepare_topics(settings: Settings, *, partitions: int | None = None) -> list[str]:
+    """The part of ``prepare`` that needs Kafka."""
     kafka = settings.kafka
     try:
-        lines += await ensure_topics(
+        return await ensure_topics(
             kafka.bootstrap,
             prefix=kafka.topic_prefix,
             replication=kafka.replication,
@@ -33,13 +41,17 @@ async def prepare(settings: Settings | None = None, *, partitions: int | None = 
         raise await refusal(kafka) or Retryable(str(error)) from error
     except TopicRefused as error:
         raise Misconfigured(str(error)) from error
+
+
+async def prepare_ledger(settings: Settings) -> tuple[Generation, list[str]]:
+    """The part of ``prepare`` that needs Postgres. Returns the active generation and the lines."""
+    lines = [f"migration {name}" for name in await migrate(settings.postgres)]
+    lines += await divide_rows(settings.postgres)
     model = embedder(settings.embedding, dist() / "models")
     try:
         params = chunk_params(settings.embedding, model)
         with translated("setup"):
-            async with await AsyncConnection.connect(
-                settings.postgres.dsn.get_secret_value(), autocommit=True
-            ) as connection:
+            async with await _connection(settings) as connection:
                 generation = await generations.ensure_first(
                     connection,
                     model,
@@ -47,7 +59,6 @@ async def prepare(settings: Settings | None = None, *, partitions: int | None = 
                     index_prefix=settings.elasticsearch.index_prefix,
                     service=service_of(settings.embedding),
                 )
-                indexes = {g.keyword_index for g in await generations.writable(connection)}
     finally:
         await model.aclose()
     if settings_of(generation, settings.embedding) is not settings.embedding:
@@ -56,6 +67,14 @@ async def prepare(settings: Settings | None = None, *, partitions: int | None = 
             f" {generation.name} uses {generation.model} ({generation.dimensions}); `penstock generation build`"
             " changes the model"
         )
+    return generation, lines
+
+
+async def prepare_indexes(settings: Settings, generation: Generation) -> None:
+    """The part of ``prepare`` that needs Elasticsearch, after ``prepare_ledger``, which returned the generation."""
+    with translated("setup"):
+        async with await _connection(settings) as connection:
+            indexes = {g.keyword_index for g in await generations.writable(connection)}
     es = connect(settings.elasticsearch)
     try:
         await create_index(
@@ -69,4 +88,7 @@ async def prepare(settings: Settings | None = None, *, partitions: int | None = 
             await extend_index(es, index)
     finally:
         await es.close()
-    return lines
+
+
+async def _connection(settings: Settings) -> AsyncConnection[TupleRow]:
+    return await AsyncConnection.connect(settings.postgres.dsn.get_secret_value(), autocommit=True)

@@ -6,9 +6,10 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,8 +21,10 @@ from pipeline.runtime.home import TRAIL_FILE, made_secret
 
 if TYPE_CHECKING:
     from deploy.local.stack import Stack
+    from deploy.local.starting import Step
+    from pipeline.core.model import Generation
+    from pipeline.runtime.settings import Settings
 
-WORKERS = ("detect", "vectors", "keywords", "analysis")
 QUERY = "query"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -36,7 +39,7 @@ def up(
     """Start the local stack, its workers and the query service. Processes that run already are left as they are."""
     stack = local_stack()
     with errors(), _progress() as progress:
-        started = _up(stack, progress, () if no_workers else (*WORKERS, *_connectors(), *_canary(), QUERY))
+        started = _up(stack, progress, () if no_workers else (*_stages(), *_connectors(), *_canary(), QUERY))
     if json_output:
         _print_json(local_processes(stack))
         return
@@ -91,15 +94,15 @@ def local_processes(stack: Stack | None = None) -> dict[str, Any]:
 
 @contextmanager
 def local_detect_stopped(report: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Stop the local stack's detect workers. Yields a function that starts them again (once), which happens at the end
-    in any case. report: receives one line for each that is stopped."""
+    """Stop the local stack's detect workers, also with others in their process. Yields a function that starts them
+    again (once), which happens at the end in any case. report: receives one line for each that is stopped."""
     stack = local_stack()
-    stopped = [w.name for w in stack.workers() if w.pid is not None and w.name.partition("-")[0] == "detect"]
+    stopped = [w.name for w in stack.workers() if w.pid is not None and w.name.partition("-")[0] in ("detect", "all")]
 
     def start_again() -> None:
         while stopped:
-            _, _, instance = stopped[-1].partition("-")
-            stack.start_worker("detect", instance=int(instance or 0))
+            name, _, instance = stopped[-1].partition("-")
+            stack.start_worker(name, instance=int(instance or 0))
             stopped.pop()
 
     for name in stopped:
@@ -122,49 +125,141 @@ def local_outages() -> dict[str, str]:
 
 
 def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, ...]) -> list[str]:
-    """Services, then what they must hold, then workers. Returns what was started; stops it again on any failure."""
+    """Services, what they must hold, and workers, each as soon as what it needs is there. Returns what was started;
+    stops it again on any failure."""
     if stack.is_new():  # later there may be records without a key, which a key cannot verify
         made_secret(stack.home / TRAIL_FILE)
-    before = stack.endpoints()
-    started = stack.up(progress)
+    following = _Following(stack, progress, workers)
+    services: list[str] = []
     try:
-        if stack.endpoints() != before:  # a port was taken meanwhile: workers that run look in the wrong place
+        services = stack.up(progress, on_step=following.step)
+        following.wait()
+    except BaseException:
+        following.cancel()
+        for name in (*following.started, *reversed(services)):
+            stack.stop(name)
+        raise
+    return [*services, *following.started]
+
+
+class _Following:
+    """The steps after the start of the services, in a thread of its own: most of them do not need all services, and
+    Elasticsearch takes twice as long to start as the others."""
+
+    def __init__(self, stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, ...]) -> None:
+        self.started: list[str] = []
+        """The workers that this has begun to start."""
+        self._stack = stack
+        self._progress = progress
+        self._workers = workers
+        self._endpoints = stack.endpoints()
+        self._is_prepared = stack.is_prepared() and all(service.ready for service in stack.services())
+        self._steps: dict[tuple[str, Step], Future[None]] = {
+            (service, step): Future() for service in stack.names for step in ("known", "ready")
+        }
+        self._is_cancelled = False
+        self._cancel: Callable[[], object] = lambda: None
+        self._threads = ThreadPoolExecutor(len(workers) + 1, thread_name_prefix="following")
+        self._ended = self._threads.submit(lambda: asyncio.run(self._run()))
+
+    def step(self, service: str, step: Step) -> None:
+        """A service has taken a step."""
+        with suppress(InvalidStateError):  # it was cancelled
+            self._steps[service, step].set_result(None)
+
+    def wait(self) -> None:
+        """Until all is done. Raises its error."""
+        self._ended.result()
+
+    def cancel(self) -> None:
+        """Start nothing more. Nothing is waited for: a thread ends when its worker is stopped."""
+        self._is_cancelled = True
+        with suppress(RuntimeError):  # it has ended
+            self._cancel()
+        self._threads.shutdown(wait=False)
+
+    async def _reached(self, step: Step, *services: str) -> Settings:
+        """Wait until these services have taken a step. Returns the settings, with their endpoints."""
+        from pipeline.runtime import settings
+
+        for service in services or self._stack.names:
+            await asyncio.wrap_future(self._steps[service, step])
+        settings.loaded.cache_clear()
+        return settings.load()
+
+    async def _run(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        if self._is_cancelled:
+            return
+        from cli import setup  # takes as long as Postgres
+
+        await self._reached("known")
+        missing = self._missing()
+        if self._is_prepared and not missing:
+            return
+
+        async def ledger() -> Generation:
+            generation, lines = await setup.prepare_ledger(await self._reached("ready", "postgres"))
+            self._report(lines)
+            return generation
+
+        async def topics() -> None:
+            self._report(await setup.prepare_topics(await self._reached("ready", "kafka")))
+
+        async def indexes() -> None:
+            await setup.prepare_indexes(await self._reached("ready", "elasticsearch"), generation)
+            self._progress("tables, topics and indexes", "ready")
+
+        self._progress("tables, topics and indexes", "starting")
+        generation, _ = await asyncio.gather(ledger(), topics())
+        starting = [loop.run_in_executor(self._threads, self._start, name) for name in missing]
+        await asyncio.gather(indexes(), *starting)
+        self._stack.mark_prepared()
+
+    def _missing(self) -> list[str]:
+        """The workers that do not run, after those that must not go on were stopped."""
+        stack = self._stack
+        if stack.endpoints() != self._endpoints:  # a port was taken meanwhile: workers that run look in the wrong place
             for worker in stack.workers():
                 stack.stop(worker.name)
             stack.stop_query()
         running = {worker.name for worker in stack.workers() if worker.ready}
-        running |= {QUERY} if stack.query().ready else set()
-        missing = [name for name in workers if name not in running]
-        if missing or not stack.is_prepared():
-            from cli import setup
-            from pipeline.runtime import settings
-
-            settings.loaded.cache_clear()  # the endpoints may just have changed
-            progress("tables, topics and indexes", "starting")
-            for line in asyncio.run(setup.prepare()):
-                progress("setup", line)
-            stack.mark_prepared()
-            progress("tables, topics and indexes", "ready")
-        started += missing
-
-        def start(name: str) -> None:
-            progress(name, "starting")
-            if name == QUERY:
-                stack.start_query(env=_query_environment())
-            else:
-                stack.start_worker(name)
-            progress(name, "ready")
-
-        pool = ThreadPoolExecutor(len(workers) or 1)
-        try:
-            list(pool.map(start, missing))
-        finally:  # not waited for after Ctrl-C: a thread ends when its worker is stopped below
-            pool.shutdown(wait=False)
-    except BaseException:
-        for name in reversed(started):
+        for name in _otherwise(self._workers) & running:  # together before, and now apart, or the other way round
             stack.stop(name)
-        raise
-    return started
+        running |= {QUERY} if stack.query().ready else set()
+        return [name for name in self._workers if name not in running]
+
+    def _start(self, name: str) -> None:
+        if self._is_cancelled:
+            return
+        self.started.append(name)
+        self._progress(name, "starting")
+        if name == QUERY:
+            self._stack.start_query(env=_query_environment())
+        else:
+            self._stack.start_worker(name)
+        self._progress(name, "ready")
+
+    def _report(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._progress("setup", line)
+
+
+def _otherwise(workers: Collection[str]) -> set[str]:
+    """The names of the workers that would do the same as these."""
+    from cli.workers import ALL
+
+    return set(ALL) if "all" in workers else {"all"} if workers else set()
+
+
+def _stages() -> tuple[str, ...]:
+    """The workers of the stages and of the analysis."""
+    from cli.workers import ALL
+    from deploy.local.stack import local_settings
+
+    return ("all",) if local_settings().workers_together else ALL
 
 
 def _query_environment() -> dict[str, str]:

@@ -47,6 +47,8 @@ class LocalSettings(BaseSettings):
     postgres_shared_buffers_mb: int = Field(1024, ge=16)
     """Taken page by page as it is used. The graph of 100,000 chunks of 1,536 dimensions is 389 MB, and a walk over it
     takes half as long again where it does not fit."""
+    workers_together: bool = False
+    """The workers of the stages and of the analysis in one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +173,15 @@ def own_file(file: Path) -> None:
         os.chown(file, *run_as.nobody())
 
 
-def java_command(place: Place, heap_mb: int) -> list[str]:
+def java_command(place: Place, heap_mb: int, *archives: Path) -> list[str]:
+    """archives: of the program's own classes, on top of Java's; those that are not there are left out."""
+    present = [str(archive) for archive in archives if archive.is_file()]
     return [
         str(dist.java()),
         FIRST_COMPILER,
         f"-Xms{heap_mb}m",
         f"-Xmx{heap_mb}m",
-        f"-XX:SharedArchiveFile={dist.java_archive()}",
+        f"-XX:SharedArchiveFile={':'.join([str(dist.java_archive()), *present])}",
         f"-XX:ErrorFile={place.log.parent}/{place.name}-crash-%p.log",
         "-Xlog:disable",
         "-Xlog:all=error:stderr",

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from deploy.local.ports import Ports
 from deploy.local.postgres import Postgres
 from deploy.local.query import QueryService
 from deploy.local.service import LocalSettings, Place, Server, require_space
-from deploy.local.starting import Progress, Starter, run_together
+from deploy.local.starting import OnStep, Progress, Starter, Step, run_together
 from deploy.local.workers import Worker
 from pipeline.core.errors import Misconfigured
 from pipeline.runtime.settings import ENDPOINTS_FILE
@@ -56,9 +57,16 @@ class Stack:
         self._servers = servers
         self._die_with_parent = die_with_parent
 
-    def up(self, on_progress: Progress | None = None, *, services: Sequence[str] = tuple(SERVERS)) -> list[str]:
+    def up(
+        self,
+        on_progress: Progress | None = None,
+        *,
+        services: Sequence[str] = tuple(SERVERS),
+        on_step: OnStep = lambda name, step: None,
+    ) -> list[str]:
         """Start what does not run, and wait until it answers. Returns the names of what this call started.
 
+        on_step: called for every service, from any thread.
         Raises Misconfigured with one line if one fails; what this call started is then stopped again.
         """
         progress = on_progress or _silent
@@ -66,8 +74,10 @@ class Stack:
         for name in services:
             if name not in down:
                 progress(name, "already running")
+                on_step(name, "known")
+                on_step(name, "ready")
         if down:
-            self._start_all(down, progress)
+            self._start_all(down, progress, on_step)
         return down
 
     def start(self, name: str, on_progress: Progress | None = None) -> None:
@@ -116,6 +126,11 @@ class Stack:
             self._stop_watchdog()
         return [*stopped, *running]
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the services."""
+        return list(self._servers)
+
     def services(self) -> list[Service]:
         """All three, in a fixed order, whether they run or not."""
         with ThreadPoolExecutor(len(self._servers)) as pool:
@@ -147,8 +162,8 @@ class Stack:
         no-op while it runs. Its address is in endpoints.json from then on. Raises Misconfigured with one line."""
         if self._die_with_parent:
             self._start_watchdog()
-        with self._locked(_silent):
-            return query.start(self.home, Ports(self.home, _settings()), env=env or {})
+        with exclusive(self.home / "run" / "query.lock"):  # not the servers' lock: one of them may still be starting
+            return query.start(self.home, Ports(self.home, local_settings()), env=env or {})
 
     def stop_query(self, on_progress: Progress | None = None) -> bool:
         """Stop the query service; False: it did not run."""
@@ -233,27 +248,44 @@ class Stack:
 
     # Starting
 
-    def _start_all(self, names: Sequence[str], progress: Progress) -> None:
+    def _start_all(self, names: Sequence[str], progress: Progress, on_step: OnStep) -> None:
         dist.require()
-        settings = _settings()
+        settings = local_settings()
         self._make_folders()
         with self._locked(progress):
-            names = [name for name in names if not self._service(name).ready]  # another `up` may have been faster
+            missing = [name for name in names if not self._service(name).ready]  # another `up` may have been faster
             if self._die_with_parent:
                 self._start_watchdog()
             require_space(self.home, NEEDED_MB)
-            names = [name for name in names if not self._becomes_ready(name, progress)]
+            missing = [name for name in missing if not self._becomes_ready(name, progress)]
             for name in names:
+                if name not in missing:
+                    on_step(name, "known")
+                    on_step(name, "ready")
+            for name in missing:
                 self._stop_server(name)  # hangs, or was left by an `up` that was killed
-            ports = Ports(self.home, settings).assign(port for name in names for port in self._servers[name].ports())
-            starters = [Starter(self._servers[name], self._place(name), settings, ports, progress) for name in names]
+            ports = Ports(self.home, settings).assign(port for name in missing for port in self._servers[name].ports())
+            before, writing = self.endpoints(), threading.Lock()
+
+            def take_step(name: str, step: Step) -> None:
+                if step == "known":
+                    server = self._servers[name]
+                    with writing:
+                        endpoint = server.endpoint(self._place(name), ports[server.ports()[0]])
+                        self._write_endpoints({**self.endpoints(), name: endpoint})
+                on_step(name, step)
+
+            starters = [
+                Starter(self._servers[name], self._place(name), settings, ports, progress, take_step)
+                for name in missing
+            ]
             try:
                 run_together(starters)
             except BaseException:
-                with ThreadPoolExecutor(len(names) or 1) as pool:
-                    list(pool.map(self._stop_server, names))
+                with ThreadPoolExecutor(len(missing) or 1) as pool:
+                    list(pool.map(self._stop_server, missing))
+                self._write_endpoints(before)
                 raise
-            self._write_endpoints(ports, names)
 
     def _make_folders(self) -> None:
         try:
@@ -264,11 +296,12 @@ class Stack:
                 f"cannot write the state folder {self.home}: {error.strerror} (set PENSTOCK_HOME)"
             ) from error
 
-    def _write_endpoints(self, ports: Mapping[str, int], names: Iterable[str]) -> None:
-        written = self.endpoints()
-        for name in names:
-            written[name] = self._servers[name].endpoint(self._place(name), ports[self._servers[name].ports()[0]])
-        process.write_atomically(self.home / ENDPOINTS_FILE, json.dumps(written, indent=1) + "\n", mode=0o600)
+    def _write_endpoints(self, written: Mapping[str, Mapping[str, str]]) -> None:
+        file = self.home / ENDPOINTS_FILE
+        if written:
+            process.write_atomically(file, json.dumps(written, indent=1) + "\n", mode=0o600)
+        else:
+            file.unlink(missing_ok=True)
 
     def _locked(self, progress: Progress) -> AbstractContextManager[None]:
         return exclusive(self.home / "run" / "lock", waiting=lambda: progress("stack", "waiting for another command"))
@@ -296,7 +329,7 @@ class Stack:
         pid_file.unlink(missing_ok=True)
 
 
-def _settings() -> LocalSettings:
+def local_settings() -> LocalSettings:
     try:
         return LocalSettings()
     except ValidationError as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from deploy.local import process
 from deploy.local.service import LocalSettings, Place, Server, reason
@@ -15,6 +16,10 @@ from pipeline.core.errors import Misconfigured
 
 Progress = Callable[[str, str], None]
 """Called with (service or worker, what happens), from any thread."""
+
+Step = Literal["known", "ready"]
+"""known: the address of a service is in endpoints.json; it need not run yet. ready: it answers."""
+OnStep = Callable[[str, Step], None]
 
 
 @dataclass
@@ -26,6 +31,7 @@ class Starter:
     settings: LocalSettings
     ports: Mapping[str, int]
     progress: Progress
+    on_step: OnStep
 
     def run(self, cancelled: threading.Event) -> None:
         began = time.monotonic()
@@ -35,6 +41,7 @@ class Starter:
         port = self.ports[self.server.ports()[0]]
         try:
             self.server.prepare(self.place, self.ports, self.settings)
+            self.on_step(self.server.name, "known")
             entry = self._launch(port, offset, deadline, cancelled)
             while not cancelled.is_set():
                 if self.server.ready(entry.address, self.place):
@@ -50,6 +57,7 @@ class Starter:
             raise Misconfigured(f"{self.server.name} cannot start: {error.strerror or error}{where}") from error
         if not cancelled.is_set():
             self.progress(self.server.name, f"ready in {time.monotonic() - began:.1f} s")
+            self.on_step(self.server.name, "ready")
 
     def _launch(self, port: int, offset: int, deadline: float, cancelled: threading.Event) -> process.Record:
         command = self.server.launch(self.place, self.settings)
