@@ -69,14 +69,8 @@ class UnsyncedPostgres(Postgres):
         asyncio.run(migrate(PostgresSettings(dsn=SecretStr(template))))
 
 
-class BriefElasticsearch(Elasticsearch):
-    """Lives for minutes beside two more of its kind: processor time matters, pauses do not."""
-
-    collector = SERIAL
-
-
 class BriefKafka(ProxiedKafka):
-    """Lives as briefly as ``BriefElasticsearch``."""
+    """Lives for minutes beside two more of its kind: processor time matters, pauses do not."""
 
     collector = SERIAL
 
@@ -94,7 +88,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             else Stack(Path(home), servers={**SERVERS, ProxiedKafka.name: ProxiedKafka(ports[1])})
         )
         return
-    own = (BriefKafka(), UnsyncedPostgres(), BriefElasticsearch())
+    own = (BriefKafka(), UnsyncedPostgres(), Elasticsearch())
     servers = {**SERVERS, **{server.name: server for server in own}}
     with servers_state(tmp_path_factory.mktemp("stack")) as folder:
         stack = Stack(folder / "home", die_with_parent=True, servers=servers)

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local.elasticsearch import Elasticsearch
-from deploy.local.service import HOST, SERIAL, Place, free_port
+from deploy.local.service import HOST, Place, free_port
 from deploy.local.stack import SERVERS, Stack
 from tests.support.servers_state import servers_state
 
 
 class Node(Elasticsearch):
-    collector = SERIAL
-
     def __init__(self, name: str, transports: Mapping[str, int]) -> None:
         """transports: the port of each node for the others."""
         self._node, self._transports = name, transports
