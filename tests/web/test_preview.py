@@ -23,7 +23,9 @@ TEXT = "Seventy buoys mark the fairway of Ebeltoft. Each of them has a lamp."
 
 @asynccontextmanager
 async def judged(site: Site, name: str, question: str = QUESTION) -> AsyncIterator[str]:
-    """A golden question that a document answers, which Ann may read. Yields the address of its drawer."""
+    """The only question that is asked for Ann, a golden one that a document answers, which she may read. Yields the
+    address of its drawer."""
+    await site.library.execute("DELETE FROM standing_questions WHERE tenant = 'acme' AND principal = 'ann'")
     made = document(name, TEXT, acl_tags=["user:ann"])
     await site.library.put(made)
     golden = Golden("acme", question, (Judged("wiki", name, "Seventy buoys"),))
@@ -77,10 +79,12 @@ async def test_closing_the_drawer_keeps_the_edit_for_its_author_and_for_nobody_e
         await edit(tab, address)
         await tab.page.fill("#edit-text", "A draft of Ann.")
         await tab.page.keyboard.press("Escape")
+        await tab.until("!location.search.includes('doc=')")
         await tab.page.go_back()
         await tab.page.click("#story .preview summary")
         await tab.until("document.querySelector('#edit-text')?.value === 'A draft of Ann.'")
         await tab.page.keyboard.press("Escape")
+        await tab.until("!location.search.includes('doc=')")
         await tab.page.click("#who")
         await tab.page.click("#signin button[type=submit]")
         await tab.until("!document.querySelector('#signin').open")
