@@ -1,4 +1,5 @@
-// For operators: passages that contradict or repeat each other, of which the operator may read both.
+// Passages that contradict or repeat each other, of which the caller may read both: the newest in the Pipeline tab, those
+// of a document in its drawer.
 
 import { get, post } from "./api.js";
 import { ago, announce, el, externalLink } from "./dom.js";
@@ -26,15 +27,20 @@ export async function loadConflicts(signal) {
   return loaded;
 }
 
+/** Return the open conflicts of a document. */
+export async function ofDocument(id, signal) {
+  return (await get(`v1/conflicts?document=${encodeURIComponent(id)}&limit=${MAX_SHOWN}`, signal)).conflicts;
+}
+
 /** Discard what was fetched, because it or the caller has changed. */
 export function forget() {
   loaded = { conflicts: [], away: [], at: -Infinity };
 }
 
-/** The panel of conflicts. reload() is called after a decision. */
-export function panel(conflicts, reload) {
+/** The panel of conflicts below a heading of this level. reload() is called after a decision. */
+export function panel(conflicts, reload, heading = "h2") {
   if (!conflicts.length) return null;
-  return el("section", { class: "panel" }, el("h2", {}, "Contradictions and copies"), el("ul", { class: "reviews" }, conflicts.map((conflict) => entry(conflict, reload))));
+  return el("section", { class: "panel" }, el(heading, {}, "Contradictions and copies"), el("ul", { class: "reviews" }, conflicts.map((conflict) => entry(conflict, reload))));
 }
 
 function entry(conflict, reload) {

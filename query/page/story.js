@@ -1,6 +1,7 @@
-// The drawer of one document: whether it is searchable and why, its history and its text.
+// The drawer of one document: whether it is searchable and why, what contradicts it, its history and its text.
 
 import { get } from "./api.js";
+import * as conflicts from "./conflicts.js";
 import { $, ago, day, el, externalLink, shortLocation, plural, time, webUrl } from "./dom.js";
 import * as preview from "./preview.js";
 import { typeName } from "./results.js";
@@ -29,7 +30,11 @@ export async function show(id, { passage, stems = [], onClosed }) {
   };
   drawer.onclick = (event) => void (event.target === drawer && drawer.close()); // false would disable links
   if (!drawer.open) drawer.showModal();
-  const [document_, story] = await Promise.allSettled([get(`v1/documents/${encodeURIComponent(id)}`, controller.signal), get(`v1/documents/${encodeURIComponent(id)}/why`, controller.signal)]);
+  const [document_, story, conflicting] = await Promise.allSettled([
+    get(`v1/documents/${encodeURIComponent(id)}`, controller.signal),
+    get(`v1/documents/${encodeURIComponent(id)}/why`, controller.signal),
+    conflicts.ofDocument(id, controller.signal),
+  ]);
   if (controller.signal.aborted) return;
   if (document_.status === "rejected") {
     const gone = document_.reason.status === 404;
@@ -42,6 +47,9 @@ export async function show(id, { passage, stems = [], onClosed }) {
     drawerHeader(doc.title || doc.external_id, drawer),
     facts(doc),
     story.status === "fulfilled" ? timeline(story.value) : el("p", { class: "doubt" }, `The history cannot be loaded: ${story.reason.message}`),
+    conflicting.status === "fulfilled"
+      ? conflicts.panel(conflicting.value, () => show(id, { passage, stems, onClosed }), "h3")
+      : el("p", { class: "doubt" }, `Contradictions cannot be loaded: ${conflicting.reason.message}`),
     documentText(doc, passage, stems),
     preview.section(doc, controller.signal),
   ].filter(Boolean));
