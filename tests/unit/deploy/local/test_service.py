@@ -11,7 +11,7 @@ import pytest
 from deploy.local import dist, fetch, postgres
 from deploy.local.kafka import _cluster_id, _escaped
 from deploy.local.ports import Ports
-from deploy.local.service import HOST, PORT_RANGE, LocalSettings, free_port, is_free, reason
+from deploy.local.service import HOST, PORT_RANGE, LocalSettings, Place, free_port, is_free, java_command, reason
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
 
@@ -139,3 +139,13 @@ def test_missing_maven_is_a_one_line_error_with_exit_code_1(
     assert fetch.main() == 1
     assert "error: mvn is not on the PATH: install Maven" in capsys.readouterr().err
     assert [file.name for file in (tmp_path / "dist").iterdir()] == [".fetch.lock"]
+
+
+def test_java_reads_only_the_archives_of_classes_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "java", lambda: tmp_path / "java")
+    monkeypatch.setattr(dist, "java_archive", lambda: tmp_path / "java.jsa")
+    (tmp_path / "kafka.jsa").touch()
+    command = java_command(Place(tmp_path, "kafka"), 512, tmp_path / "kafka.jsa", tmp_path / "missing.jsa")
+    assert f"-XX:SharedArchiveFile={tmp_path / 'java.jsa'}:{tmp_path / 'kafka.jsa'}" in command
