@@ -78,13 +78,21 @@ class WordIndex:
         return [(margin, self.ids[n]) for margin, n in zip(margins[first].tolist(), first.tolist(), strict=True)]
 
 
+class _Read(NamedTuple):
+    """The time from which questions have to be compared with the snapshot, and the snapshot in which an index was
+    read."""
+
+    since: datetime
+    snapshot: str
+
+
 class WordIndexes:
     """The indexes of tenants. Not to be shared between tasks that read the same tenant at the same time, which would
     only read it twice. Law: a question that was committed before a look is considered in it, if it is one of those of
     its tenant that were asked last and have MOST_TENANT_NUMBERS words together."""
 
     def __init__(self) -> None:
-        self._known: TTLCache[str, tuple[datetime, WordIndex]] = TTLCache(
+        self._known: TTLCache[str, tuple[_Read, WordIndex]] = TTLCache(
             MOST_NUMBERS, INDEX_SECONDS, getsizeof=lambda known: known[1].size + 1
         )
 
@@ -92,15 +100,17 @@ class WordIndexes:
         """The tenant's index, and that of the questions that were kept or asked again since: a question in both counts
         in the second. Raises psycopg.Error."""
         if (known := self._known.get(tenant)) is not None:
-            since, index = known
-            recent = await _recent(connection, tenant, since)
+            read, index = known
+            recent = await _recent(connection, tenant, read)
             if len(recent) < MOST_RECENT:
                 return index, await asyncio.to_thread(WordIndex, recent)
         # A transaction may commit a minute after its questions' time.
-        cursor = await connection.execute("SELECT clock_timestamp() - interval '5 minutes'")
-        [since] = await cursor.fetchone() or (None,)
+        cursor = await connection.execute(
+            "SELECT clock_timestamp() - interval '5 minutes', pg_current_snapshot()::text"
+        )
+        [row] = await cursor.fetchall()
         index = await asyncio.to_thread(WordIndex, await _all(connection, tenant))
-        self._known[tenant] = since, index
+        self._known[tenant] = _Read(*row), index
         return index, WordIndex(())
 
 
@@ -130,8 +140,18 @@ async def _all(connection: Connection, tenant: str) -> list[Entry]:
         return entries
 
 
-async def _recent(connection: Connection, tenant: str, since: datetime) -> list[Entry]:
-    """The questions that were asked then or later, at most MOST_RECENT."""
+_NEWEST = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+_COMMITTED_SINCE = f"""
+    AND asked_at >= %s AND NOT pg_visible_in_snapshot((
+        {_NEWEST} - ({_NEWEST} %% 4294967296 - xmin::text::bigint + 4294967296) %% 4294967296
+    )::text::xid8, %s::pg_snapshot)
+"""
+"""xmin has the lower 32 bits of a transaction's number. That of some minutes ago has the same upper ones as the newest,
+or one less."""
+
+
+async def _recent(connection: Connection, tenant: str, read: _Read) -> list[Entry]:
+    """The questions that were kept or asked again since, at most MOST_RECENT."""
     async with connection.cursor(binary=True) as cursor:
-        await cursor.execute(f"{_ENTRIES} AND asked_at >= %s LIMIT {MOST_RECENT}", [tenant, since])
+        await cursor.execute(f"{_ENTRIES} {_COMMITTED_SINCE} LIMIT {MOST_RECENT}", [tenant, read.since, read.snapshot])
         return [Entry(*row) for row in await cursor.fetchall()]

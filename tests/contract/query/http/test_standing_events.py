@@ -13,6 +13,7 @@ import pytest
 from pipeline.analysis import memberships
 from pipeline.analysis.task import Services
 from pipeline.core.identity import document_id
+from pipeline.stores.postgres import Connection
 from query.embedding.embedders import QueryEmbedder
 from query.standing import word_index
 from query.standing.task import StandingTask
@@ -95,6 +96,29 @@ async def test_a_question_counts_that_was_stored_after_the_words_of_others_were_
     second = (await keep(world, tenant, question="turbines, spillway and reservoir"))["standing_id"]
     await keep(world, tenant, question="tea with milk")
     assert sorted(await matching()) == sorted([first, second])
+
+
+async def test_many_questions_of_the_last_minutes_are_read_once(
+    world: World, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(word_index, "MOST_RECENT", 3)
+    reads: list[str] = []
+    read_all = word_index._all
+
+    async def counted(connection: Connection, of: str) -> list[word_index.Entry]:
+        reads.append(of)
+        return await read_all(connection, of)
+
+    monkeypatch.setattr(word_index, "_all", counted)
+    await put(world, tenant, "Boil water for tea.")
+    indexes = WordIndexes()
+    for look in range(3):
+        for n in range(4 if look == 0 else 1):
+            await keep(world, tenant, question=f"turbines of kind {look}{n}")
+        async with world.library.pool.connection() as connection:
+            index, recent = await indexes.of(connection, tenant)
+        assert (len(index.ids), len(recent.ids)) == (4, look)
+    assert reads == [tenant]
 
 
 @pytest.mark.parametrize(("state", "change"), [("revoked", "unreadable"), ("retired", "deleted")])
