@@ -34,7 +34,7 @@ TEXTS = {
 SHOWING = {
     *("/v1/search", "/v1/answers", "/v1/previews", "/v1/documents/{id}", "/v1/documents/{id}/why", "/v1/conflicts"),
     *("/v1/standing/{id}", "/v1/standing/{id}/answer"),
-    *("search", "fetch", "conflicts", "standing_keep", "standing_show", "standing_ask"),
+    *("search", "fetch", "conflicts", "preview", "standing_keep", "standing_show", "standing_ask"),
 }
 """The routes and tools whose responses show a document here."""
 
