@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -378,6 +379,10 @@ async def test_an_agent_sees_which_answers_its_edit_would_change(served: Served)
     id_ = await bollards(served, "ann")
     reads = "SELECT seq FROM documents WHERE id = %s"
     before = await served.library.execute(reads, id_)
+    records = (
+        "SELECT action, decision FROM trail.records WHERE %s = ANY(documents) AND action = 'mcp.preview' AND at > %s"
+    )
+    began = datetime.now(UTC)
     ann = Person(served.address, as_("ann"))
     output = await call(ann, "preview", id=id_, content="Each bollard is painted white.")
     assert (output["state"], output["fails"], output["questions"], output["omitted"]) == ("changed", True, 1, 0)
@@ -397,15 +402,7 @@ async def test_an_agent_sees_which_answers_its_edit_would_change(served: Served)
         schemas = {tool.name: tool.output_schema or {} for tool in (await client.list_tools()).tools}
     jsonschema.validate(output, schemas["preview"])
     async with asyncio.timeout(20):
-        while (
-            len(
-                recorded := await served.library.execute(
-                    "SELECT action, decision FROM trail.records WHERE %s = ANY(documents) AND action = 'mcp.preview'",
-                    UUID(id_),
-                )
-            )
-            < 3
-        ):
+        while len(recorded := await served.library.execute(records, UUID(id_), began)) < 3:
             await asyncio.sleep(0.05)
     assert recorded == [("mcp.preview", "allowed")] * 3
 
