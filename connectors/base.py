@@ -153,6 +153,9 @@ class SmallSource:
         page = [entry for entry in first if isinstance(entry, Listed)]
         if not page:
             return []
+        tags = [tag for listed in page for tag in (*listed.acl_tags, *listed.required_tags)]
+        if odd := next((type(tag).__name__ for tag in tags if not isinstance(tag, str)), None):
+            return [self._problem("no_tag", f"a tag that list shows is {odd}: return text, or leave it out")]
         problems = []
         [entry] = await self.fetch([page[0].external_id])
         if not isinstance(entry, Gone) and (difference := _difference(page[0], entry)):
@@ -175,7 +178,7 @@ class SmallSource:
             )
         holders = "members or members_file" if isinstance(self.options, ReadersOptions) else "groups"
         held = {group.tag async for group in self.groups() if group.members or group.of}
-        for tag in sorted({tag for listed in page for tag in (*listed.acl_tags, *listed.required_tags)} - held):
+        for tag in sorted(set(tags) - held):
             if not tag.startswith(OWN_TAG):
                 problems.append(self._problem("nobody", f"nobody holds the tag {tag!r}: name its holders in {holders}"))
         return problems

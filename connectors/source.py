@@ -15,13 +15,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
 from connectors.protocol import Problem
 from connectors.set_aside import SetAside
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.core.metadata_keys import KeyType
 from topics.messages import Metadata
 
@@ -34,6 +34,55 @@ MetadataKeys = Mapping[str, KeyType]
 """Keys of metadata, with their types."""
 Cursor = Mapping[str, Any]
 """How far a source was read: a small JSON object, which the source alone interprets."""
+
+
+class _Field(NamedTuple):
+    """A field whose type is checked when a source makes an entry: a wrong one would fail far from the source's code."""
+
+    name: str
+    types: frozenset[type]
+    """Types that need no further look: an entry is checked in half a microsecond."""
+    allows: Callable[[Any], bool]
+    """Whether a value of another type will do."""
+    wanted: str
+
+    def of(self, name: str) -> _Field:
+        return self._replace(name=name)
+
+
+def _is_collection(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
+
+
+_TEXT = _Field("", frozenset({str}), lambda value: isinstance(value, str), "text")
+_TEXT_OR_NONE = _Field("", frozenset({str, type(None)}), lambda value: isinstance(value, str), "text, or None")
+_TEXTS = _Field("", frozenset({list, tuple, set, frozenset}), _is_collection, "a list of texts")
+_TIME = _Field(
+    "",
+    frozenset({type(None)}),
+    lambda value: isinstance(value, datetime) and value.tzinfo is not None,
+    "a datetime with a time zone",
+)
+_NUMBER = _Field("", frozenset({int, type(None)}), lambda _: False, "a whole number, or None")
+_METADATA = _Field("", frozenset({dict}), lambda value: isinstance(value, Mapping), "a dictionary")
+
+_NAMED = (_TEXT.of("external_id"), _TIME.of("read_at"))
+_LISTED = (*_NAMED, _TEXTS.of("acl_tags"), _TEXTS.of("required_tags"), _TEXT_OR_NONE.of("revision"))
+_DOCUMENT = (*_LISTED, _NUMBER.of("version"), _METADATA.of("metadata"))
+_UNREADABLE = (*_LISTED, _TEXT.of("code"), _TEXT.of("message"))
+_GROUP = (_TEXT.of("tag"), _TEXTS.of("members"), _TEXTS.of("of"))
+_REACTION = (_TEXTS.of("ids"), _TEXTS.of("groups"))
+
+
+def _check(entry: object, fields: Sequence[_Field]) -> None:
+    """Raise Misconfigured, which names the field and what to return, if a field has another type than it is declared
+    with. What only spoils this one document (a title that is no text, a tag that is none) is published as a problem of
+    the document instead, or admits nobody."""
+    for name, types, allows, wanted in fields:
+        value = getattr(entry, name)
+        if type(value) not in types and not allows(value):
+            kind = "None" if value is None else type(value).__name__
+            raise Misconfigured(f"{name} of {type(entry).__name__} is {kind}: return {wanted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +113,9 @@ class Document:
     read_at: datetime | None = None
     """When the source began to read it, if that was before the request; None: after the request."""
 
+    def __post_init__(self) -> None:
+        _check(self, _DOCUMENT)
+
 
 @dataclass(frozen=True, slots=True)
 class Gone:
@@ -72,6 +124,9 @@ class Gone:
     external_id: str
     read_at: datetime | None = None
     """As in ``Document``."""
+
+    def __post_init__(self) -> None:
+        _check(self, _NAMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +143,9 @@ class Unreadable:
     revision: str | None = None
     read_at: datetime | None = None
     """As in ``Document``."""
+
+    def __post_init__(self) -> None:
+        _check(self, _UNREADABLE)
 
 
 Entry = Document | Gone | Unreadable
@@ -112,6 +170,9 @@ class Listed:
     """Equal to ``Document.revision`` as long as the content, title and metadata are the same."""
     read_at: datetime | None = None
     """As in ``Document``."""
+
+    def __post_init__(self) -> None:
+        _check(self, _LISTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +203,9 @@ class Group:
     """Principals, by their company-wide name: the e-mail address in lower case, if there is one."""
     of: Collection[str] = ()
     """Tags whose holders hold this one, too (groups within groups; the groups that a restriction names)."""
+
+    def __post_init__(self) -> None:
+        _check(self, _GROUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +241,9 @@ class Reaction:
     status: int = 200
     answer: bytes = b""
     media_type: str = "text/plain"
+
+    def __post_init__(self) -> None:
+        _check(self, _REACTION)
 
 
 class Refused(PenstockError):

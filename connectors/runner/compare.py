@@ -258,10 +258,10 @@ def access_of(acl_tags: Collection[str], required_tags: Collection[str]) -> tupl
     An invalid tag of acl_tags admits nobody and is dropped.
     """
     acl = tuple(sorted({tag for tag in acl_tags if is_tag(tag)}))
-    required = tuple(sorted(set(required_tags)))
-    if len(acl) > MAX_TAGS or len(required) > MAX_TAGS or not all(is_tag(tag) for tag in required):
+    if not all(map(is_tag, required_tags)):
         return (), ()
-    return acl, required
+    required = tuple(sorted(set(required_tags)))
+    return (acl, required) if max(len(acl), len(required)) <= MAX_TAGS else ((), ())
 
 
 def is_tag(tag: str) -> bool:

@@ -186,3 +186,22 @@ async def test_a_web_source_sends_its_token(tmp_path: Path) -> None:
             await source.web.json("GET", "/me")
             await source.close()
     assert sent == [None, "Bearer opens-nothing-else"]
+
+
+async def test_a_check_names_a_tag_that_is_no_text(tmp_path: Path) -> None:
+    source = service(tmp_path)
+    numbers: Any = ["staff", 17]
+    source.tags = numbers
+    [problem] = await source.check()
+    assert problem.message == "a tag that list shows is int: return text, or leave it out"
+
+
+async def test_a_check_names_a_revision_that_is_no_text(tmp_path: Path) -> None:
+    class Numbered(Service):
+        async def list(self) -> AsyncIterator[Sequence[Listed]]:
+            number: Any = 17
+            yield [Listed(external_id="a", acl_tags=["staff"], revision=number)]
+
+    context = Context(name="wiki", tenant="acme", memory=TemporaryMemory(), folder=tmp_path)
+    [problem] = await Numbered(ReadersOptions(members={"staff": ["ann"]}), context).check()
+    assert problem.message == "revision of Listed is int: return text, or None"
